@@ -1,0 +1,48 @@
+/* error.h: the codes every floor returns, and the message of the last failure on this thread.
+ *
+ * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message once, with
+ * zr_fail(); callers pass the code up untouched, or add a prefix with zr_fail_more(). The message lives in
+ * thread-local storage: nothing is shared, nothing is allocated, and it can be read after any failure, out of memory too.
+ * zero/zero.h publishes the same numbers as enum zero_err; zero/errors.c asserts at compile time that they agree. */
+#ifndef ZR_KERNELS_ERROR_H
+#define ZR_KERNELS_ERROR_H
+
+#include <stdarg.h>
+#include <stddef.h>
+
+/* X(name, value, text) */
+#define ZR_ERR_MAP(X)                                                                                        \
+    X(ARG, -1, "invalid argument")                                                                           \
+    X(NOMEM, -2, "not enough memory")                                                                        \
+    X(NOTSUP, -3, "not supported here")                                                                      \
+    X(ORDER, -4, "calls out of order")                                                                       \
+    X(MISMATCH, -5, "ranks disagree")                                                                        \
+    X(PEER, -6, "a rank was lost")                                                                           \
+    X(TIMEOUT, -7, "timed out")                                                                              \
+    X(IO, -8, "input or output failed")                                                                      \
+    X(SYSTEM, -9, "the operating system refused")                                                            \
+    X(BUDGET, -10, "memory budget too small")                                                                \
+    X(FAILED, -11, "the context failed earlier")
+
+enum zr_err {
+#define X(name, value, text) ZR_ERR_##name = value,
+    ZR_ERR_MAP(X)
+#undef X
+};
+
+#define ZR_ERROR_BYTES 2048 /* of a message, its terminating zero included; a longer one is cut */
+
+/* Sets this thread's message and returns code. Thread-safe, never allocates. */
+int zr_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int zr_vfail(int code, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
+
+/* Puts "prefix: " before this thread's message and returns code. */
+int zr_fail_more(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* This thread's message, "" if nothing failed yet; valid until the thread's next failure. */
+const char *zr_error_text(void);
+
+/* The short text of a code ("invalid argument"), or "unknown error". */
+const char *zr_err_name(int code);
+
+#endif

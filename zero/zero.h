@@ -1,0 +1,290 @@
+/* zero.h: libzero, a ZeRO/FSDP runtime that a C model drops in.
+ *
+ *     struct zero_config cfg = ZERO_CONFIG_INIT;
+ *     cfg.stage = 3;
+ *     zero_ctx *z;
+ *     if (zero_wrap(&z, tensors, n_tensors, &cfg))
+ *         fprintf(stderr, "%s\n", zero_last_error()), exit(1);
+ *     for each step:
+ *         for each layer l:           zero_begin(z, l, ZERO_FORWARD);  forward(l);  zero_end(z, l, ZERO_FORWARD);
+ *         for each layer l, reversed: zero_begin(z, l, ZERO_BACKWARD); backward(l); zero_end(z, l, ZERO_BACKWARD);
+ *         zero_step(z, lr, NULL);
+ *     zero_unwrap(&z);
+ *
+ * Words. A *unit* is what is gathered together, usually a layer. At stage 1 optimizer state is sharded over the ranks, at
+ * stage 2 gradients too, at stage 3 parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *bracket* is a
+ * zero_begin/zero_end pair around the model's use of a unit.
+ *
+ * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says what, where, and
+ * which rank, unit or tensor. A failed call leaves nothing to clean up and changes nothing, except that a failure among ranks (a
+ * lost peer, a timeout, ranks that differ) ends the context: every later call returns the same cause, and only
+ * zero_unwrap is left.
+ *
+ * "Collective" means: every rank must make the call, in the same order relative to its other collective calls. zero_begin,
+ * zero_end and zero_micro are collective in this sense, though they do not wait for other ranks at stages 0 to 2.
+ *
+ * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and the functions
+ * without a context, are independent. The library has no global state, prints nothing, never exits. */
+#ifndef ZERO_ZERO_H
+#define ZERO_ZERO_H
+
+#include "export.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ZERO_VERSION_MAJOR 0
+#define ZERO_VERSION_MINOR 1
+#define ZERO_VERSION_PATCH 0
+
+/* X(name, value, text) */
+#define ZERO_ERR_MAP(X)                                                                                      \
+    X(ARG, -1, "invalid argument")                                                                           \
+    X(NOMEM, -2, "not enough memory")                                                                        \
+    X(NOTSUP, -3, "not supported here")                                                                      \
+    X(ORDER, -4, "calls out of order")                                                                       \
+    X(MISMATCH, -5, "ranks disagree")                                                                        \
+    X(PEER, -6, "a rank was lost")                                                                           \
+    X(TIMEOUT, -7, "timed out")                                                                              \
+    X(IO, -8, "input or output failed")                                                                      \
+    X(SYSTEM, -9, "the operating system refused")                                                            \
+    X(BUDGET, -10, "memory budget too small")                                                                \
+    X(FAILED, -11, "the context failed earlier")
+
+enum zero_err {
+#define ZERO_ERR_ENUM(name, value, text) ZERO_ERR_##name = value,
+    ZERO_ERR_MAP(ZERO_ERR_ENUM)
+#undef ZERO_ERR_ENUM
+};
+
+enum zero_dtype { ZERO_F32 = 1, ZERO_BF16 = 2, ZERO_F16 = 3 };
+
+enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
+
+enum zero_optimizer {
+    ZERO_ADAMW = 1, /* arXiv:1711.05101, decoupled decay */
+    ZERO_ADAM = 2,  /* arXiv:1412.6980, decay added to the gradient */
+    ZERO_SGD = 3,   /* beta1 is the momentum; 0: no state */
+    ZERO_RMSPROP = 4
+};
+
+enum zero_backend { ZERO_BACKEND_AUTO = 0, ZERO_BACKEND_SELF = 1, ZERO_BACKEND_SHM = 2 };
+
+/* Flags of a tensor. */
+enum {
+    ZERO_STACKED = 1 << 0,        /* shape[0] layers in one buffer, addressed by the model as base + l*stride: slice l
+                                     belongs to unit + l */
+    ZERO_NO_DECAY = 1 << 1,       /* no weight decay (biases, norms) */
+    ZERO_GRAD_OVERWRITE = 1 << 2, /* backward stores this gradient instead of adding to it: it need not be zeroed */
+    ZERO_RESIDENT = 1 << 3        /* keep its unit gathered for the whole step at stage 3 */
+};
+
+/* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points *param and *grad
+ * whenever the tensor's place changes. */
+struct zero_tensor {
+    const char *name;      /* unique; used in errors, traces and checkpoints */
+    void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
+    int64_t shape[8];      /* row-major, ended by 0 (or by all 8) */
+    enum zero_dtype dtype; /* of *param and *grad */
+    int32_t unit;          /* gathered together with it; units are 0..n-1 without gaps */
+    uint32_t flags;
+};
+
+/* One call of the model's step, for cfg.order. */
+struct zero_call {
+    int32_t unit;
+    uint8_t phase;  /* enum zero_phase */
+    uint8_t is_end; /* 0: zero_begin, 1: zero_end */
+};
+
+typedef struct CUstream_st *zero_stream;
+typedef struct zero_ctx zero_ctx;
+
+/* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32 elements. */
+struct zero_update {
+    const char *tensor;   /* its name */
+    int32_t tensor_index; /* in the array given to zero_wrap */
+    int64_t first;        /* element of the tensor, in row-major order, that index 0 here is */
+    int64_t n;            /* elements */
+    float *master;        /* weights: read and write; rounded to the model's dtype by the library afterwards */
+    const float *grad;    /* reduced over ranks and micro-batches, scaled and clipped */
+    float *state[4];      /* cfg.n_states of them, zero at first */
+    float lr;             /* as given to zero_step */
+    int64_t t;            /* 1-based number of this step */
+    zero_stream stream;   /* NULL on the host: compute at once on the calling thread */
+};
+
+/* Configuration. Start from ZERO_CONFIG_INIT; 0 in a field means the documented default. New fields are only ever
+ * appended. Names are also the keys of zero_config_set and, as ZERO_<KEY IN CAPITALS>, environment variables that
+ * override the program (fields marked + only). */
+struct zero_config {
+    size_t size;                 /* set by ZERO_CONFIG_INIT */
+    int32_t stage;               /* + 0..3; default 0: plain data parallel */
+    int32_t backend;             /* + auto, self, shm; auto: self for world 1, else shm */
+    int32_t rank, world;         /* explicit when world > 0; else found in the environment (see README) */
+    const char *rendezvous;      /* "tcp://host:port" of rank 0; default from the environment */
+    int64_t timeout_ms;          /* + for peers, in every operation; default 30000 */
+
+    int32_t optimizer;           /* + enum zero_optimizer; default adamw */
+    float beta1, beta2, eps;     /* + defaults 0.9 (sgd: 0), 0.999 (rmsprop: 0.99), 1e-8. To mean a true 0, give a negative value */
+    float weight_decay;          /* + default 0 */
+    float clip;                  /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
+    double grad_scale;           /* + multiplies the gradients before everything else; default 1 */
+    int32_t grad_accum_steps;    /* + micro-batches per zero_step; default 1 */
+    int32_t grad_sum;            /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
+    int (*update)(void *arg, const struct zero_update *u); /* the model's own optimizer, element-wise; called on a
+                                    thread of the library's (host) and must not call zero_*; non-zero: the step fails */
+    void *update_arg;
+    int32_t n_states;            /* of update, 0..4 fp32 arrays like the weights */
+
+    int32_t prefetch;            /* + units gathered ahead; default 2; negative: none */
+    int64_t param_budget_bytes;  /* + for gathered parameters at stage 3, besides the shards; default: what prefetch needs */
+    int32_t deterministic;       /* + 1 on, negative off; default on where it costs nothing (self, shm): same bits at every
+                                    stage, prefetch and budget, and at every power-of-two world for equal micro-batches */
+    int32_t wire_dtype;          /* + of gradients between ranks: f32, bf16; default: the tensor's own */
+    const struct zero_call *order; /* calls of one micro-batch; default: each unit forward, then each backward, reversed.
+                                    Only a hint that saves the first step's prefetch and sizes the slots */
+    int32_t n_order;
+
+    zero_stream stream;          /* the model's compute stream on a GPU; NULL on the host */
+    void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's thread */
+    void *log_arg;
+    int32_t trace;               /* + 1: keep a timeline for zero_trace_write; default 0 */
+};
+#define ZERO_CONFIG_INIT                                                                                     \
+    {                                                                                                        \
+        sizeof(struct zero_config)                                                                           \
+    }
+
+/* Memory per rank, by category. X(name, text) */
+#define ZERO_MEM_MAP(X)                                                                                      \
+    X(param_shards, "parameter shards")                                                                      \
+    X(param_slots, "parameter slots")                                                                        \
+    X(grad_shards, "gradient shards")                                                                        \
+    X(grad_slots, "gradient slots")                                                                          \
+    X(master, "master weights")                                                                              \
+    X(moments, "optimizer moments")                                                                          \
+    X(staging, "staging")
+
+struct zero_bytes {
+#define ZERO_MEM_FIELD(name, text) int64_t name;
+    ZERO_MEM_MAP(ZERO_MEM_FIELD)
+#undef ZERO_MEM_FIELD
+    int64_t total;
+};
+
+/* Of one step, per rank. */
+struct zero_traffic {
+    int64_t n_all_gather, n_reduce_scatter, n_all_reduce; /* n_all_reduce: units all-reduced (stage 0) */
+    int64_t wire_bytes;                                   /* received by this rank from others */
+};
+
+struct zero_plan_info {
+    int32_t world, stage;
+    int64_t n_params;            /* elements over all tensors */
+    struct zero_bytes bytes;     /* of every rank: all are alike */
+    struct zero_traffic traffic; /* of a steady step of grad_accum_steps micro-batches in cfg.order */
+    int64_t paper_bytes;         /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and
+                                    optimizer state only */
+};
+
+/* What a rank has done since zero_wrap. */
+struct zero_stats {
+    int32_t rank, world, local_rank, stage;
+    const char *backend; /* "self", "shm" */
+    const char *device;  /* "host" */
+    int64_t n_steps, n_skipped;
+    struct zero_bytes allocated, planned; /* allocated: counted where memory was taken; equal to planned to the byte */
+    struct zero_traffic traffic;          /* total since zero_wrap */
+    int64_t n_waits;                      /* begins that had to wait for their unit */
+    int64_t wait_ns;                      /* in those: exposed communication as the model's thread saw it */
+    int64_t n_replans;                    /* times the call order changed and was learned anew */
+};
+
+struct zero_step_info {
+    int64_t t;        /* 1-based number of the step just taken; skipped ones do not count */
+    double grad_norm; /* global, of the scaled gradient, before clipping */
+    int32_t clipped;  /* 1: it was above cfg.clip */
+    int32_t skipped;  /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
+};
+
+/* What zero_read and zero_write move. */
+enum zero_value {
+    ZERO_VALUE_PARAM = 0,  /* the weights in the tensor's dtype */
+    ZERO_VALUE_MASTER = 1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
+    ZERO_VALUE_STATE = 2   /* + i: the i-th fp32 optimizer state; not for frozen tensors */
+};
+
+/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16"). ZERO_ERR_ARG names the nearest key
+ * when there is none of that name. Any thread. */
+ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
+
+/* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating device memory
+ * and without talking to anybody. param and grad pointers are not followed; grad non-NULL still means trainable. */
+ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
+                       struct zero_plan_info *out);
+
+/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad of every tensor
+ * are re-pointed (at stages 2 and 3 they are NULL outside brackets), and the model's own buffers may be freed afterwards. On failure *out
+ * is NULL, no pointer was changed and nothing is left behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes
+ * with the plan's table, before anything was allocated. */
+ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
+                       const struct zero_config *cfg);
+
+/* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless ZERO_GRAD_OVERWRITE) and points the
+ * model at them until the matching zero_end. Brackets of different units may nest and overlap; brackets of one unit nest.
+ * Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the host it returns when the
+ * parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around
+ * every use of a unit or around none. */
+ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
+ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
+
+/* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after each backward
+ * but the last (zero_step ends that one). No effect on units that were bracketed. */
+ZERO_API int zero_micro(zero_ctx *z);
+
+/* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning rate of this step.
+ * info may be NULL; if it is not, the call waits for the global norm (not for the update). Refused with ZERO_ERR_ORDER, and nothing
+ * changed, while a bracket is open or when the micro-batches counted are not cfg.grad_accum_steps. */
+ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
+
+/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element size of the
+ * value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it. Outside brackets. */
+ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
+
+/* Collective, blocking. The reverse; rank 0's src counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the
+ * same value; writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Outside brackets. */
+ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src);
+
+/* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits whatever the order
+ * (the sum is exact). For losses and metrics. */
+ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
+
+/* This rank's numbers; out->size is not needed: the struct is filled whole. Does not wait. */
+ZERO_API int zero_stats(zero_ctx *z, struct zero_stats *out);
+
+/* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs cfg.trace. Blocking. */
+ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
+
+/* Collective when the context is healthy, local when it has failed. Frees everything and sets *z to NULL; pointers the
+ * library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. */
+ZERO_API int zero_unwrap(zero_ctx **z);
+
+/* The short text of a code; never NULL. */
+ZERO_API const char *zero_strerror(int code);
+
+/* The message of this thread's last failure; "" if none. Valid until the thread's next failing call. */
+ZERO_API const char *zero_last_error(void);
+
+/* "0.1.0" of the library in use. */
+ZERO_API const char *zero_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
