@@ -1,0 +1,216 @@
+/* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
+#include "zero/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int check_together(const struct zero_config *c)
+{
+    if (c->world > 0 && c->rank >= c->world)
+        return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->rank, c->world - 1,
+                       c->world);
+    if (c->world == 0 && c->rank != 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
+                       c->rank);
+    if (c->update && c->optimizer != 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "optimizer is %d but update is set as well; allowed: one of the two (optimizer 0)",
+                       c->optimizer);
+    if (!c->update && c->n_states != 0)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
+            c->n_states);
+    if (c->n_order < 0)
+        return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->n_order);
+    if (!c->order != (c->n_order == 0))
+        return zr_fail(ZR_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
+                       c->order ? "set" : "NULL", c->n_order);
+    return 0;
+}
+
+static const char *phase_name(int phase)
+{
+    return phase == ZERO_BACKWARD ? "backward" : "forward";
+}
+
+static int check_call(const struct zero_call *call, int i)
+{
+    if (call->unit < 0)
+        return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0 and more", i, call->unit);
+    if (call->phase != ZERO_FORWARD && call->phase != ZERO_BACKWARD)
+        return zr_fail(ZR_ERR_ARG, "order[%d].phase is %d; allowed: 1 (ZERO_FORWARD), 2 (ZERO_BACKWARD)", i,
+                       call->phase);
+    if (call->is_end > 1)
+        return zr_fail(ZR_ERR_ARG, "order[%d].is_end is %d; allowed: 0 (begin), 1 (end)", i, call->is_end);
+    return 0;
+}
+
+struct place {
+    int32_t unit, at;
+};
+
+static int by_unit(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    return x->unit != y->unit ? (x->unit > y->unit) - (x->unit < y->unit) : (x->at > y->at) - (x->at < y->at);
+}
+
+/* Brackets of different units may overlap in any way; those of one unit nest. So each unit's own calls, taken
+ * by themselves, must be a well-formed sequence of brackets. */
+static int check_brackets(const struct zero_call *order, struct place *places, int n)
+{
+    qsort(places, (size_t)n, sizeof *places, by_unit);
+    int n_open =
+        0; /* the open brackets of the unit at hand are kept in places[0..n_open), which was read already */
+    for (int i = 0; i < n; i++) {
+        struct place p = places[i];
+        const struct zero_call *call = &order[p.at];
+        if (!call->is_end) {
+            places[n_open++] = p;
+        } else if (n_open == 0) {
+            return zr_fail(ZR_ERR_ARG,
+                           "order[%d] ends unit %d (%s), which is not open; allowed: balanced brackets", p.at,
+                           p.unit, phase_name(call->phase));
+        } else if (order[places[n_open - 1].at].phase != call->phase) {
+            return zr_fail(ZR_ERR_ARG,
+                           "order[%d] ends unit %d (%s), whose innermost open bracket, order[%d], is %s",
+                           p.at, p.unit, phase_name(call->phase), places[n_open - 1].at,
+                           phase_name(order[places[n_open - 1].at].phase));
+        } else {
+            n_open--;
+        }
+        if (n_open > 0 && (i + 1 == n || places[i + 1].unit != p.unit)) {
+            int at = places[n_open - 1].at;
+            return zr_fail(ZR_ERR_ARG,
+                           "order[%d] begins unit %d (%s), which is never ended; allowed: balanced brackets",
+                           at, p.unit, phase_name(order[at].phase));
+        }
+    }
+    return 0;
+}
+
+/* Checks the order and hands out a copy in the lower floors' own form. */
+static int resolve_order(const struct zero_call *order, int n, struct zr_call **out)
+{
+    *out = NULL;
+    for (int i = 0; i < n; i++) {
+        int err = check_call(&order[i], i);
+        if (err)
+            return err;
+    }
+    if (n == 0)
+        return 0;
+    struct zr_call *calls = calloc((size_t)n, sizeof *calls);
+    struct place *places = calloc((size_t)n, sizeof *places);
+    int err = 0;
+    if (!calls || !places) {
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
+        goto done;
+    }
+    for (int i = 0; i < n; i++) {
+        calls[i] = (struct zr_call){
+            .unit = order[i].unit, .backward = order[i].phase == ZERO_BACKWARD, .is_end = order[i].is_end};
+        places[i] = (struct place){order[i].unit, i};
+    }
+    err = check_brackets(order, places, n);
+done:
+    free(places);
+    if (err)
+        free(calls);
+    else
+        *out = calls;
+    return err;
+}
+
+/* 0: the default, negative: a true 0. */
+static float or_default(float value, float fallback)
+{
+    return value == 0 ? fallback : value < 0 ? 0 : value;
+}
+
+static struct zr_options resolve_fields(const struct zero_config *c)
+{
+    enum zr_optimizer kind = c->update ? 0 : c->optimizer ? (enum zr_optimizer)c->optimizer : ZR_ADAMW;
+    struct zr_options o = {
+        .stage = c->stage,
+        .optimizer = kind,
+        .beta1 = or_default(c->beta1, kind == ZR_SGD ? 0 : 0.9f),
+        .beta2 = or_default(c->beta2, kind == ZR_RMSPROP ? 0.99f : 0.999f),
+        .eps = or_default(c->eps, 1e-8f),
+        .weight_decay = c->weight_decay,
+        .clip = c->clip,
+        .grad_scale = c->grad_scale != 0 ? c->grad_scale : 1,
+        .grad_accum_steps = c->grad_accum_steps ? c->grad_accum_steps : 1,
+        .grad_sum = c->grad_sum,
+        .prefetch = c->prefetch == 0  ? 2
+                    : c->prefetch < 0 ? 0
+                                      : c->prefetch,
+        .param_budget_bytes = c->param_budget_bytes,
+        .deterministic = c->deterministic >= 0, /* both backends there are reduce in the fixed tree anyway */
+        .wire_dtype = (enum zr_dtype)c->wire_dtype,
+        .timeout_ms = c->timeout_ms ? c->timeout_ms : 30000,
+        .log = c->log,
+        .log_arg = c->log_arg,
+        .trace = c->trace,
+    };
+    switch (kind) {
+    case ZR_ADAMW:
+    case ZR_ADAM:
+        o.n_states = 2;
+        break;
+    case ZR_SGD:
+        o.n_states = o.beta1 != 0;
+        break;
+    case ZR_RMSPROP:
+        o.n_states = 1;
+        break;
+    default:
+        o.n_states = c->n_states;
+    }
+    return o;
+}
+
+int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
+{
+    const struct zero_config plain = ZERO_CONFIG_INIT;
+    struct zr_config c = {0};
+    if (!user)
+        user = &plain;
+    int err = zr_config_check_size(user->size);
+    if (err)
+        return err;
+    /* An older program's struct is shorter: the fields it does not know stay 0, their default. */
+    memcpy(&c.user, user, user->size);
+    c.user.size = sizeof c.user;
+
+    if ((err = zr_config_apply_env(&c.user)) || (err = zr_config_check_fields(&c.user)) ||
+        (err = check_together(&c.user)) || (err = resolve_order(c.user.order, c.user.n_order, &c.order)))
+        return err;
+    c.options = resolve_fields(&c.user);
+    c.options.order = c.order;
+    c.options.n_order = c.user.n_order;
+    *out = c;
+    return 0;
+}
+
+void zr_config_release(struct zr_config *config)
+{
+    if (!config)
+        return;
+    free(config->order);
+    config->order = NULL;
+    config->options.order = NULL;
+    config->options.n_order = 0;
+}
+
+int zr_config_backend(const struct zr_config *config, int world, enum zero_backend *out)
+{
+    enum zero_backend want = (enum zero_backend)config->user.backend;
+    if (want == ZERO_BACKEND_SELF && world > 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "backend is self, which is for world 1, but world is %d; allowed: auto, shm", world);
+    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 ? ZERO_BACKEND_SELF : ZERO_BACKEND_SHM;
+    return 0;
+}

@@ -1,0 +1,429 @@
+/* config_keys.c: the table of configuration fields, and what is done field by field: set from text, set from
+ * the environment, checked. */
+#include "zero/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+/* The struct may only grow at its end, and a program built before the growth says so by its smaller size. A
+ * field that landed in tail padding would break that: the size would stay, and the old program's padding
+ * would be read as the new field. So the layout is pinned. The second assertion lists every field by
+ * position: one more makes it fail to compile (on purpose). Then: see that the new field starts at or after
+ * the old size (put an explicit reserved field in the padding if need be), write the old size as a number in
+ * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
+#define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_V1_BYTES,
+               "struct zero_config changed");
+_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, trace) + 8 == CONFIG_V1_BYTES,
+               "trace and 4 bytes of padding end version 1");
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wmissing-field-initializers"
+_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
+               "29 fields");
+#pragma GCC diagnostic pop
+
+#define CONFIG_FIRST_BYTES (sizeof(void *) == 8 ? CONFIG_V1_BYTES : sizeof(struct zero_config))
+
+enum kind { KIND_INT32, KIND_INT64, KIND_BYTES, KIND_FLOAT, KIND_DOUBLE, KIND_FIXED };
+enum where { TEXT_ONLY, TEXT_AND_ENV }; /* environment: the fields marked + in zero.h */
+
+struct choice {
+    const char *name;
+    int32_t value;
+};
+
+static const struct choice backend_names[] = {
+    {"auto", ZERO_BACKEND_AUTO}, {"self", ZERO_BACKEND_SELF}, {"shm", ZERO_BACKEND_SHM}, {NULL, 0}};
+static const struct choice optimizer_names[] = {
+    {"adamw", ZERO_ADAMW}, {"adam", ZERO_ADAM}, {"sgd", ZERO_SGD}, {"rmsprop", ZERO_RMSPROP}, {NULL, 0}};
+static const struct choice dtype_names[] = {
+    {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
+static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
+static const struct choice tristate_names[] = {{"on", 1}, {"off", -1}, {"auto", 0}, {NULL, 0}};
+static const struct choice prefetch_names[] = {{"none", -1}, {NULL, 0}};
+
+struct field {
+    const char *key;
+    size_t offset, bytes;
+    enum kind kind;
+    enum where where;
+    const struct choice *names;
+    double lo, hi;       /* inclusive */
+    const char *allowed; /* of KIND_FIXED: why it cannot be set by text */
+};
+
+/* Fails to compile when the kind is not the field's type. */
+#define BYTES_OF_KIND_INT32  4
+#define BYTES_OF_KIND_INT64  8
+#define BYTES_OF_KIND_BYTES  8
+#define BYTES_OF_KIND_FLOAT  4
+#define BYTES_OF_KIND_DOUBLE 8
+#define FIELD(name, kind_, where_, names_, lo_, hi_, allowed_)                                               \
+    {                                                                                                        \
+#name, offsetof(struct zero_config, name),                                                           \
+            sizeof(((struct zero_config *)0)->name) /                                                        \
+                (sizeof(((struct zero_config *)0)->name) == BYTES_OF_##kind_),                               \
+            kind_, where_, names_, lo_, hi_, allowed_                                                        \
+    }
+#define FIXED(name, why)                                                                                     \
+    {                                                                                                        \
+#name, offsetof(struct zero_config, name), sizeof(((struct zero_config *)0)->name), KIND_FIXED,      \
+            TEXT_ONLY, NULL, 0, 0, why                                                                       \
+    }
+
+#define BELOW_ONE 0x1.fffffep-1 /* the largest float below 1 */
+#define COUNT_MAX 2147483647.0
+#define POINTER   "a pointer: set the field itself"
+
+/* In the struct's order. */
+static const struct field fields[] = {
+    FIXED(size, "set by ZERO_CONFIG_INIT"),
+    FIELD(stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
+    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, 2, "auto, self, shm"),
+    FIELD(rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
+    FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
+    FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
+    FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 to 2147483647, or 0 for 30000"),
+    FIELD(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 0, 4,
+          "adamw, adam, sgd, rmsprop, or 0 for adamw"),
+    FIELD(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,
+          "less than 1; 0 for the default, negative for a true 0"),
+    FIELD(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,
+          "less than 1; 0 for the default, negative for a true 0"),
+    FIELD(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, FLT_MAX,
+          "a finite number; 0 for the default, negative for a true 0"),
+    FIELD(weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number; 0 for 1"),
+    FIELD(grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for 1"),
+    FIELD(grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIXED(update, POINTER),
+    FIXED(update_arg, POINTER),
+    FIELD(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
+    FIELD(prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, -COUNT_MAX - 1, COUNT_MAX,
+          "1 and more, 0 for 2, negative for none"),
+    FIELD(param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
+          "bytes, with k, M, G, T or Ki, Mi, Gi, Ti; 0 for what prefetch needs"),
+    FIELD(deterministic, KIND_INT32, TEXT_AND_ENV, tristate_names, -COUNT_MAX - 1, 1,
+          "1 for on, negative for off, 0 for the default"),
+    FIELD(wire_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2, "f32, bf16, or 0 for the tensor's own"),
+    FIXED(order, POINTER),
+    FIXED(n_order, "the length of order: set the field itself"),
+    FIXED(stream, POINTER),
+    FIXED(log, POINTER),
+    FIXED(log_arg, POINTER),
+    FIELD(trace, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+};
+#define N_FIELDS (sizeof fields / sizeof *fields)
+
+/* Variables that other parts read; never a misspelt field. */
+static const char *const other_variables[] = {"ZERO_RANK",       "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",
+                                              "ZERO_RENDEZVOUS", "ZERO_JOB",        "ZERO_ISA",
+                                              "ZERO_POISON",     "ZERO_CHECK"};
+
+union value {
+    int64_t i;
+    double f;
+};
+
+static bool is_real(const struct field *f)
+{
+    return f->kind == KIND_FLOAT || f->kind == KIND_DOUBLE;
+}
+
+static bool in_range(const struct field *f, union value v)
+{
+    double x = is_real(f) ? v.f : (double)v.i;
+    return isfinite(x) && x >= f->lo && x <= f->hi;
+}
+
+static union value load(const struct zero_config *cfg, const struct field *f)
+{
+    const char *at = (const char *)cfg + f->offset;
+    union value v = {0};
+    int32_t i32;
+    float f32;
+    switch (f->kind) {
+    case KIND_INT32:
+        memcpy(&i32, at, sizeof i32);
+        v.i = i32;
+        break;
+    case KIND_INT64:
+    case KIND_BYTES:
+        memcpy(&v.i, at, sizeof v.i);
+        break;
+    case KIND_FLOAT:
+        memcpy(&f32, at, sizeof f32);
+        v.f = (double)f32;
+        break;
+    case KIND_DOUBLE:
+        memcpy(&v.f, at, sizeof v.f);
+        break;
+    case KIND_FIXED:
+        break;
+    }
+    return v;
+}
+
+static void store(struct zero_config *cfg, const struct field *f, union value v)
+{
+    char *at = (char *)cfg + f->offset;
+    int32_t i32 = (int32_t)v.i;
+    float f32 = (float)v.f;
+    switch (f->kind) {
+    case KIND_INT32:
+        memcpy(at, &i32, sizeof i32);
+        break;
+    case KIND_INT64:
+    case KIND_BYTES:
+        memcpy(at, &v.i, sizeof v.i);
+        break;
+    case KIND_FLOAT:
+        memcpy(at, &f32, sizeof f32);
+        break;
+    case KIND_DOUBLE:
+        memcpy(at, &v.f, sizeof v.f);
+        break;
+    case KIND_FIXED:
+        break;
+    }
+}
+
+/* Decimal digits with at most one sign, nothing before or after but, for sizes, a unit. */
+static bool parse_integer(const char *text, bool with_unit, int64_t *out)
+{
+    static const struct {
+        const char *name;
+        int64_t factor;
+    } units[] = {{"k", 1000},
+                 {"K", 1000},
+                 {"M", 1000000},
+                 {"G", 1000000000},
+                 {"T", 1000000000000},
+                 {"Ki", INT64_C(1) << 10},
+                 {"Mi", INT64_C(1) << 20},
+                 {"Gi", INT64_C(1) << 30},
+                 {"Ti", INT64_C(1) << 40}};
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (*digits < '0' || *digits > '9')
+        return false;
+    char *end;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    if (errno)
+        return false;
+    int64_t factor = 1;
+    if (*end && with_unit) {
+        size_t n_end = strlen(end);
+        if (n_end > 1 && end[n_end - 1] == 'B') /* "64MiB" is "64Mi" */
+            n_end--;
+        for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+            if (strlen(units[i].name) == n_end && !memcmp(units[i].name, end, n_end))
+                factor = units[i].factor;
+        if (factor == 1)
+            return false;
+    } else if (*end) {
+        return false;
+    }
+    return !__builtin_mul_overflow((int64_t)n, factor, out);
+}
+
+/* A finite number, written with a point whatever the program's locale. */
+static bool parse_real(const char *text, bool is_float, double *out)
+{
+    if (!*text || isspace((unsigned char)*text))
+        return false;
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!c)
+        return false;
+    char *end;
+    double x = strtod_l(text, &end, c);
+    freelocale(c);
+    if (*end || !isfinite(x))
+        return false;
+    /* A number too small for the field would become 0, which means the default. */
+    if (x != 0 && (is_float ? (double)(float)x : x) == 0)
+        return false;
+    *out = is_float && fabs(x) <= (double)FLT_MAX ? (double)(float)x : x;
+    return true;
+}
+
+static bool parse(const struct field *f, const char *text, union value *out)
+{
+    for (const struct choice *c = f->names; c && c->name; c++) {
+        if (!strcasecmp(c->name, text)) {
+            out->i = c->value;
+            return true;
+        }
+    }
+    return is_real(f) ? parse_real(text, f->kind == KIND_FLOAT, &out->f)
+                      : parse_integer(text, f->kind == KIND_BYTES, &out->i);
+}
+
+/* label: what the user wrote it under, a key or a variable. */
+static int set_text(struct zero_config *cfg, const struct field *f, const char *label, const char *text)
+{
+    union value v = {0};
+    if (!parse(f, text, &v) || !in_range(f, v))
+        return zr_fail(ZR_ERR_ARG, "%s is \"%s\"; allowed: %s", label, text, f->allowed);
+    store(cfg, f, v);
+    return 0;
+}
+
+static int check_field(const struct zero_config *cfg, const struct field *f)
+{
+    union value v = load(cfg, f);
+    if (in_range(f, v))
+        return 0;
+    if (is_real(f))
+        return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %s", f->key, v.f, f->allowed);
+    for (const struct choice *c = f->names; c && c->name; c++)
+        if (c->value == v.i)
+            return zr_fail(ZR_ERR_ARG, "%s is %s; allowed: %s", f->key, c->name, f->allowed);
+    return zr_fail(ZR_ERR_ARG, "%s is %" PRId64 "; allowed: %s", f->key, v.i, f->allowed);
+}
+
+int zr_config_check_fields(const struct zero_config *cfg)
+{
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        int err = fields[i].kind == KIND_FIXED ? 0 : check_field(cfg, &fields[i]);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int zr_config_check_size(size_t size)
+{
+    if (size >= CONFIG_FIRST_BYTES && size <= sizeof(struct zero_config))
+        return 0;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "size is %zu: the configuration was not started by ZERO_CONFIG_INIT, or by that of a newer zero.h "
+        "than this library's (%s); allowed: %zu to %zu",
+        size, zero_version(), (size_t)CONFIG_FIRST_BYTES, sizeof(struct zero_config));
+}
+
+/* Insertions, deletions and replacements that make b of a (Levenshtein), case ignored. Only the first 63
+ * characters count. */
+static int distance(const char *a, const char *b)
+{
+    enum { MAX = 63 };
+    size_t n_a = strnlen(a, MAX), n_b = strnlen(b, MAX);
+    int row[MAX + 1];
+    for (size_t j = 0; j <= n_b; j++)
+        row[j] = (int)j;
+    for (size_t i = 1; i <= n_a; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= n_b; j++) {
+            int best = diagonal + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
+            diagonal = row[j];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+        }
+    }
+    return row[n_b];
+}
+
+/* The first of the least distance, among those the environment can set or among all. */
+static const struct field *nearest(const char *key, bool env_only, int *best)
+{
+    const struct field *found = NULL;
+    *best = INT_MAX;
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        if (env_only && fields[i].where != TEXT_AND_ENV)
+            continue;
+        int d = distance(key, fields[i].key);
+        if (d < *best) {
+            *best = d;
+            found = &fields[i];
+        }
+    }
+    return found;
+}
+
+int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
+{
+    if (!cfg || !key || !value)
+        return zr_fail(ZR_ERR_ARG, "zero_config_set: %s is NULL", !cfg ? "cfg" : !key ? "key" : "value");
+    int err = zr_config_check_size(cfg->size);
+    if (err)
+        return err;
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        const struct field *f = &fields[i];
+        if (strcmp(key, f->key) != 0)
+            continue;
+        if (f->kind == KIND_FIXED)
+            return zr_fail(ZR_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
+        if (f->offset + f->bytes > cfg->size) /* an older program's struct ends before it */
+            return zr_fail(ZR_ERR_NOTSUP,
+                           "%s is not in this program's struct zero_config of %zu bytes: rebuild it", key,
+                           cfg->size);
+        return set_text(cfg, f, key, value);
+    }
+    int d;
+    return zr_fail(ZR_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s\"", key,
+                   nearest(key, false, &d)->key);
+}
+
+/* "ZERO_" and the key in capitals. */
+static void variable_name(const struct field *f, char *out, size_t out_bytes)
+{
+    snprintf(out, out_bytes, "ZERO_%s", f->key);
+    for (char *p = out; *p; p++)
+        *p = (char)toupper((unsigned char)*p);
+}
+
+/* A variable that is nobody's but nearly a field's is most likely a misspelling, and would be ignored in
+ * silence. */
+static void mention_misspelt(const struct zero_config *cfg)
+{
+    for (char **e = environ; cfg->log && e && *e; e++) {
+        size_t n = strcspn(*e, "=");
+        char name[64], known[64], line[192];
+        if (strncmp(*e, "ZERO_", 5) != 0 || n <= 5 || n >= sizeof name)
+            continue;
+        memcpy(name, *e, n);
+        name[n] = 0;
+        bool foreign = false;
+        for (size_t i = 0; i < sizeof other_variables / sizeof *other_variables; i++)
+            foreign |= !strcmp(name, other_variables[i]);
+        int d;
+        const struct field *f = nearest(name + 5, true, &d);
+        if (foreign || d > 2)
+            continue;
+        variable_name(f, known, sizeof known);
+        if (!strcmp(name, known))
+            continue;
+        snprintf(line, sizeof line, "%s is not known and was ignored; did you mean %s?", name, known);
+        cfg->log(cfg->log_arg, line);
+    }
+}
+
+int zr_config_apply_env(struct zero_config *cfg)
+{
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        if (fields[i].where != TEXT_AND_ENV)
+            continue;
+        char name[64];
+        variable_name(&fields[i], name, sizeof name);
+        const char *text = getenv(name);
+        int err = text && *text ? set_text(cfg, &fields[i], name, text) : 0;
+        if (err)
+            return err;
+    }
+    mention_misspelt(cfg);
+    return 0;
+}
