@@ -77,15 +77,19 @@ struct zr_exact_sum {
  * alignment down to the element's own. */
 enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
+#define ZR_MAX_SOURCES 64 /* of sum_tree */
+
 struct zr_host_kernels {
     const char *name;
     void (*zero)(void *dst, int64_t bytes);
     void (*copy)(void *dst, const void *src, int64_t bytes); /* may use non-temporal stores for large copies */
-    /* dst[i] = src[i] in dst_dtype, round to nearest even, NaN stays a quiet NaN. dst may be src (in place) when the
-     * destination's elements are not larger than the source's. F32 and BF16. */
+    /* dst[i] = src[i] in dst_dtype. To BF16: round to nearest even; a NaN keeps its sign and upper payload and becomes quiet.
+     * To F32: the same bits, shifted. dst may be src (in place) when the destination's elements are not larger than the
+     * source's. F32 and BF16. */
     void (*cast)(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n);
     /* dst[i] (+)= tree(src[0][i], ..., src[n_src-1][i]) in fp32; the tree over [lo, lo+n) splits at the largest power of
-     * two below n: sum(lo, h) + sum(lo+h, n-h). accumulate: dst[i] = dst[i] + tree. */
+     * two below n: sum(lo, h) + sum(lo+h, n-h). accumulate: dst[i] = dst[i] + tree. n_src in 1..ZR_MAX_SOURCES, F32 and
+     * BF16; dst may be one of the F32 sources. */
     void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n, bool accumulate);
     void (*add)(float *dst, const float *src, int64_t n); /* dst[i] = dst[i] + src[i] */
     /* Adds to acc, for each block of 32 elements (the last one padded with zeros), the block's sum of squares in double:
@@ -93,12 +97,13 @@ struct zr_host_kernels {
      * ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)). x must start on a block boundary of its tensor. */
     void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
     void (*scale)(float *x, int64_t n, float factor); /* x[i] = x[i] * factor; factor 1 touches nothing */
-    void (*update)(const struct zr_update *u);
+    void (*update)(const struct zr_update *u); /* param_dtype F32 and BF16 */
 };
 
 /* The table for isa, or NULL where this CPU or build does not have it. */
 const struct zr_host_kernels *zr_host_kernels(enum zr_isa isa);
-/* The best this CPU has, unless the environment variable ZERO_ISA names another (portable, avx2, avx512). */
+/* The best this CPU has, unless the environment variable ZERO_ISA names another that it has (portable, avx2, avx512). Reads the
+ * environment: ask once and keep the answer. zr_host_device_open refuses a ZERO_ISA that cannot be had. */
 const struct zr_host_kernels *zr_host_kernels_best(void);
 
 struct zr_device;
@@ -138,12 +143,13 @@ struct zr_device_ops {
     int (*call)(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes);
 
     /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too). Semantics as in
-     * struct zr_host_kernels; sums for sum_tree are n_src <= ZR_MAX_SOURCES. */
+     * struct zr_host_kernels. A dtype that is not F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad arguments ZR_ERR_ARG. */
     int (*zero)(struct zr_stream *s, void *dst, int64_t bytes);
     int (*copy)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
     int (*cast)(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st, int64_t n);
     int (*add)(struct zr_stream *s, float *dst, const float *src, int64_t n);
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
+    /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);
 };

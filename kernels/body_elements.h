@@ -1,0 +1,193 @@
+/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once over the words of a vec_*.h.
+ *
+ * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. What is left after the last whole vector goes
+ * to the portable kernels: every table gives the same bits, so they may be mixed. */
+
+static void host_zero(void *dst, int64_t bytes)
+{
+    if (bytes > 0)
+        memset(dst, 0, (size_t)bytes);
+}
+
+static void host_copy(void *dst, const void *src, int64_t bytes)
+{
+    if (bytes > 0)
+        vec_copy(dst, src, bytes);
+}
+
+static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n)
+{
+    unsigned char *to = dst;
+    const unsigned char *from = src;
+    int64_t i = 0;
+    if (n <= 0)
+        return;
+    if (dst_dtype == src_dtype) {
+        if (dst != src)
+            memmove(dst, src, (size_t)(n * zr_dtype_bytes(dst_dtype)));
+        return;
+    }
+    /* In place to the smaller type, element i is read before the bytes of element i are written: forward order is safe. */
+    if (dst_dtype == ZR_BF16)
+        for (; i + VEC_LANES <= n; i += VEC_LANES)
+            vec_store_bf16(to + 2 * i, vec_load_any(from + 4 * i));
+    else
+        for (; i + VEC_LANES <= n; i += VEC_LANES)
+            vec_store_any(to + 4 * i, vec_load_bf16(from + 2 * i));
+#if VEC_LANES > 1
+    if (i < n)
+        zr_host_portable.cast(to + i * zr_dtype_bytes(dst_dtype), dst_dtype, from + i * zr_dtype_bytes(src_dtype),
+                              src_dtype, n - i);
+#endif
+}
+
+static void host_add(float *dst, const float *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES)
+        vec_store(dst + i, vec_add(vec_load(dst + i), vec_load(src + i)));
+#if VEC_LANES > 1
+    if (i < n)
+        zr_host_portable.add(dst + i, src + i, n - i);
+#endif
+}
+
+static void host_scale(float *x, int64_t n, float factor)
+{
+    const vec f = vec_set(factor);
+    int64_t i = 0;
+    if (factor == 1)
+        return;
+    for (; i + VEC_LANES <= n; i += VEC_LANES)
+        vec_store(x + i, vec_mul(vec_load(x + i), f));
+#if VEC_LANES > 1
+    if (i < n)
+        zr_host_portable.scale(x + i, n - i, factor);
+#endif
+}
+
+static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32)
+        zr_exact_add(acc, vec_block_squares(x + i));
+    if (i < n) {
+        float last[32] = {0};
+        memcpy(last, x + i, (size_t)(n - i) * sizeof *x);
+        zr_exact_add(acc, vec_block_squares(last));
+    }
+}
+
+/* --- sum_tree ---
+ * Up to eight sources of a power-of-two number are summed in registers. Any other tree is cut where its definition cuts it, and
+ * its parts meet in blocks that stay in the first-level cache. */
+
+enum { TREE_BLOCK = 512 }; /* elements; a multiple of every VEC_LANES; six levels of 2 KiB lie on the stack */
+
+ALWAYS_INLINE vec tree_load(const void *src, enum zr_dtype dtype, int64_t i)
+{
+    return dtype == ZR_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i) : vec_load((const float *)src + i);
+}
+
+ALWAYS_INLINE vec tree_2(const void *const *src, enum zr_dtype dtype, int64_t i)
+{
+    return vec_add(tree_load(src[0], dtype, i), tree_load(src[1], dtype, i));
+}
+
+ALWAYS_INLINE vec tree_4(const void *const *src, enum zr_dtype dtype, int64_t i)
+{
+    return vec_add(tree_2(src, dtype, i), tree_2(src + 2, dtype, i));
+}
+
+ALWAYS_INLINE vec tree_8(const void *const *src, enum zr_dtype dtype, int64_t i)
+{
+    return vec_add(tree_4(src, dtype, i), tree_4(src + 4, dtype, i));
+}
+
+/* dst[0..n) (+)= tree of elements [at, at + n) of n_src sources; n_src is 1, 2, 4 or 8, n a multiple of VEC_LANES. */
+ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype, int64_t at,
+                             int64_t n, bool accumulate)
+{
+    const void *src[8]; /* the compiler need not fear that dst overwrites these */
+    for (int s = 0; s < n_src; s++)
+        src[s] = sources[s];
+    for (int64_t i = 0; i < n; i += VEC_LANES) {
+        vec sum = n_src == 1   ? tree_load(src[0], dtype, at + i)
+                  : n_src == 2 ? tree_2(src, dtype, at + i)
+                  : n_src == 4 ? tree_4(src, dtype, at + i)
+                               : tree_8(src, dtype, at + i);
+        vec_store(dst + i, accumulate ? vec_add(vec_load(dst + i), sum) : sum);
+    }
+}
+
+static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at, int64_t n,
+                        bool accumulate)
+{
+#define FLAT(count)                                                                                          \
+    case count:                                                                                              \
+        if (dtype == ZR_BF16 && accumulate)                                                                  \
+            tree_flat(dst, src, count, ZR_BF16, at, n, true);                                                \
+        else if (dtype == ZR_BF16)                                                                           \
+            tree_flat(dst, src, count, ZR_BF16, at, n, false);                                               \
+        else if (accumulate)                                                                                 \
+            tree_flat(dst, src, count, ZR_F32, at, n, true);                                                 \
+        else                                                                                                 \
+            tree_flat(dst, src, count, ZR_F32, at, n, false);                                                \
+        break
+    switch (n_src) {
+        FLAT(1);
+        FLAT(2);
+        FLAT(4);
+        FLAT(8);
+    }
+#undef FLAT
+}
+
+static bool tree_is_flat(int n_src)
+{
+    return n_src <= 8 && (n_src & (n_src - 1)) == 0;
+}
+
+/* out[0..n) = the tree, n <= TREE_BLOCK and a multiple of VEC_LANES. */
+static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at, int64_t n)
+{
+    if (tree_is_flat(n_src)) {
+        tree_direct(out, src, n_src, dtype, at, n, false);
+        return;
+    }
+    int half = 1;
+    while (2 * half < n_src)
+        half *= 2;
+    float right[TREE_BLOCK];
+    tree_block(out, src, half, dtype, at, n);
+    tree_block(right, src + half, n_src - half, dtype, at, n);
+    for (int64_t i = 0; i < n; i += VEC_LANES)
+        vec_store(out + i, vec_add(vec_load(out + i), vec_load(right + i)));
+}
+
+static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
+                          bool accumulate)
+{
+    int64_t whole = n - n % VEC_LANES;
+    if (n <= 0)
+        return;
+    if (tree_is_flat(n_src)) {
+        tree_direct(dst, src, n_src, src_dtype, 0, whole, accumulate);
+    } else {
+        for (int64_t at = 0; at < whole; at += TREE_BLOCK) {
+            float sum[TREE_BLOCK]; /* not dst itself: that may be a source still to be read */
+            int64_t count = whole - at < TREE_BLOCK ? whole - at : TREE_BLOCK;
+            const void *done = sum;
+            tree_block(sum, src, n_src, src_dtype, at, count);
+            tree_direct(dst + at, &done, 1, ZR_F32, 0, count, accumulate);
+        }
+    }
+#if VEC_LANES > 1
+    if (whole < n) {
+        const void *tail[ZR_MAX_SOURCES];
+        for (int s = 0; s < n_src; s++)
+            tail[s] = (const char *)src[s] + whole * zr_dtype_bytes(src_dtype);
+        zr_host_portable.sum_tree(dst + whole, tail, n_src, src_dtype, n - whole, accumulate);
+    }
+#endif
+}

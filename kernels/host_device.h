@@ -1,0 +1,115 @@
+/* host_device.h: the inside of the host device, and what tests need of it.
+ *
+ * A queue stream is one thread and a ring of closures of a fixed size; its operations are numbered 1, 2, 3,
+ * ... (tickets), and one atomic counter says how many are done. An event is one atomic word, (stream, ticket)
+ * at the time of its most recent record: recording puts nothing on the ring, and completion costs nothing
+ * beyond the counter. A closed stream's place is used again by the next one and its tickets go on, so a word
+ * is never out of date. */
+#ifndef ZR_KERNELS_HOST_DEVICE_H
+#define ZR_KERNELS_HOST_DEVICE_H
+
+#include "kernels/device.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    ZR_HOST_RING = 256,        /* operations a stream holds before its producer waits; a power of two */
+    ZR_HOST_MAX_STREAMS = 1024 /* queue streams open at once on one device */
+};
+
+struct zr_host_options {
+    /* For tests: asked before each allocation of the device, its own and those of streams and events
+     * included, with the bytes wanted; true makes that allocation fail. NULL: none fails. Called by the
+     * thread that allocates. */
+    bool (*refuse)(void *arg, int64_t bytes);
+    void *refuse_arg;
+};
+
+/* zr_host_device_open with options; NULL stands for none. Two environment variables are read here:
+ * ZERO_POISON=1 fills what alloc returns with 0xFF bytes, and, for tests of programs, ZERO_FAIL_ALLOC=k makes
+ * the k-th allocation of this device (counted from 1, its own included) fail. */
+int zr_host_device_open_with(const struct zr_host_options *options, struct zr_device **out);
+
+/* One closure on a ring. */
+struct zr_host_op {
+    _Alignas(16) unsigned char arg[ZR_CALL_BYTES];
+    void (*fn)(void *arg);
+};
+
+/* A counter that only grows, and those who sleep until it reaches a value. */
+struct zr_host_gate {
+    _Atomic uint64_t value;
+    _Atomic uint64_t wake_at; /* the lowest value a sleeper waits for; UINT64_MAX: nobody sleeps */
+    pthread_mutex_t lock;     /* only sleepers and who wakes them */
+    pthread_cond_t cond;
+};
+
+struct zr_host_device;
+
+struct zr_stream {
+    struct zr_host_device *dev;
+    bool is_queue;            /* else a caller stream, and only dev is used */
+    uint32_t index;           /* in dev->streams */
+    struct zr_host_gate put;  /* operations put on the ring so far; the thread sleeps here */
+    struct zr_host_gate done; /* operations finished so far; waiters sleep here */
+    _Atomic bool stop;
+    pthread_t thread;
+    char name[16]; /* as the system takes thread names */
+    struct zr_stream *next_free;
+    struct zr_host_op ring[ZR_HOST_RING];
+};
+
+/* (index + 1) << 48 | ticket of the most recent record, 0 when there was none or it completed at once. 48
+ * bits of tickets last for years at 10^6 a second. */
+struct zr_event {
+    struct zr_host_device *dev;
+    _Atomic uint64_t record;
+};
+
+struct zr_host_device {
+    struct zr_device base;
+    const struct zr_host_kernels *kernels;
+    struct zr_host_options options;
+    bool poison;
+    int spin_ns;             /* how long a thread looks before it sleeps; 0 where cores are few */
+    _Atomic int64_t fail_in; /* allocations until one fails; 0: none will */
+    pthread_mutex_t lock;    /* of the three fields below */
+    struct zr_stream *free;  /* closed streams, to be used again */
+    uint32_t n_streams;
+    struct zr_stream *streams[ZR_HOST_MAX_STREAMS]; /* filled once each, before any event can name them */
+};
+
+/* Memory of the device's own structures, zeroed: counted and failable like alloc. */
+void *zr_host_take(struct zr_host_device *dev, size_t bytes);
+bool zr_host_refuses(struct zr_host_device *dev, int64_t bytes);
+
+/* host_stream.c: streams and events. */
+int zr_host_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                        struct zr_stream **out);
+void zr_host_stream_close(struct zr_stream *s);
+int zr_host_stream_sync(struct zr_stream *s);
+void zr_host_stream_free(struct zr_stream *s);
+int zr_host_event_open(struct zr_device *dev, struct zr_event **out);
+void zr_host_event_close(struct zr_event *e);
+int zr_host_event_record(struct zr_event *e, struct zr_stream *s);
+int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e);
+int zr_host_event_sync(struct zr_event *e);
+bool zr_host_event_done(struct zr_event *e);
+
+/* Runs fn on a copy of arg in stream order: at once on a caller stream, else on the stream's thread. Waits
+ * while the ring is full. Never fails. bytes <= ZR_CALL_BYTES. */
+void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
+
+/* host_ops.c: the kernels and call as operations. */
+int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
+int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes);
+int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
+int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                 int64_t n);
+int zr_host_add(struct zr_stream *s, float *dst, const float *src, int64_t n);
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
+int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
+int zr_host_update(struct zr_stream *s, const struct zr_update *u);
+
+#endif

@@ -1,0 +1,158 @@
+/* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
+#include "kernels/host_device.h"
+
+#include <stdio.h>
+
+static int check_dtype(const char *op, enum zr_dtype t)
+{
+    if (t == ZR_F32 || t == ZR_BF16)
+        return 0;
+    if (t == ZR_F16)
+        return zr_fail(ZR_ERR_NOTSUP, "%s: the host computes in f32 and bf16, not in f16", op);
+    return zr_fail(ZR_ERR_ARG, "%s: dtype is %d, must be f32 (%d) or bf16 (%d)", op, (int)t, ZR_F32, ZR_BF16);
+}
+
+static int check_count(const char *op, const char *what, int64_t n)
+{
+    return n >= 0 ? 0 : zr_fail(ZR_ERR_ARG, "%s: %s is %lld, must not be negative", op, what, (long long)n);
+}
+
+int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+    if (bytes > ZR_CALL_BYTES)
+        return zr_fail(ZR_ERR_ARG, "call: %zu bytes of arguments, at most %d are allowed", bytes,
+                       ZR_CALL_BYTES);
+    zr_host_put(s, fn, arg, bytes);
+    return 0;
+}
+
+/* The arguments of every kernel but update; each uses what it needs. */
+struct args {
+    const struct zr_host_kernels *k;
+    void *dst;
+    const void *src;
+    int64_t n;
+    enum zr_dtype dst_dtype, src_dtype;
+};
+
+static void zero_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->zero(a->dst, a->n);
+}
+
+int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .n = bytes};
+    int err = check_count("zero", "bytes", bytes);
+    if (!err)
+        zr_host_put(s, zero_op, &a, sizeof a);
+    return err;
+}
+
+static void copy_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->copy(a->dst, a->src, a->n);
+}
+
+int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = bytes};
+    int err = check_count("copy", "bytes", bytes);
+    if (!err)
+        zr_host_put(s, copy_op, &a, sizeof a);
+    return err;
+}
+
+static void cast_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->n);
+}
+
+int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                 int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .dst_dtype = dt, .src_dtype = st};
+    int err = check_dtype("cast", dt);
+    if (!err)
+        err = check_dtype("cast", st);
+    if (!err)
+        err = check_count("cast", "n", n);
+    if (!err)
+        zr_host_put(s, cast_op, &a, sizeof a);
+    return err;
+}
+
+static void add_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->add(a->dst, a->src, a->n);
+}
+
+int zr_host_add(struct zr_stream *s, float *dst, const float *src, int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n};
+    int err = check_count("add", "n", n);
+    if (!err)
+        zr_host_put(s, add_op, &a, sizeof a);
+    return err;
+}
+
+static void sum_squares_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->sum_squares(a->dst, a->src, a->n);
+}
+
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n};
+    int err = check_count("sum_squares", "n", n);
+    if (!err)
+        zr_host_put(s, sum_squares_op, &a, sizeof a);
+    return err;
+}
+
+static void scale_op(void *arg)
+{
+    const struct args *a = arg;
+    const struct zr_step_scalars *scalars = a->src;
+    if (!scalars->skip)
+        a->k->scale(a->dst, a->n, scalars->grad_scale);
+}
+
+int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    struct args a = {.k = s->dev->kernels, .dst = x, .src = scalars, .n = n};
+    int err = check_count("scale", "n", n);
+    if (!err)
+        zr_host_put(s, scale_op, &a, sizeof a);
+    return err;
+}
+
+struct update_args {
+    const struct zr_host_kernels *k;
+    struct zr_update u;
+};
+_Static_assert(sizeof(struct update_args) <= ZR_CALL_BYTES, "an update must fit into a closure");
+
+static void update_op(void *arg)
+{
+    const struct update_args *a = arg;
+    a->k->update(&a->u);
+}
+
+int zr_host_update(struct zr_stream *s, const struct zr_update *u)
+{
+    struct update_args a = {.k = s->dev->kernels, .u = *u};
+    int err = check_count("update", "n", u->n);
+    if (!err && u->param)
+        err = check_dtype("update", u->param_dtype);
+    if (!err && (u->kind < ZR_ADAMW || u->kind > ZR_RMSPROP))
+        err = zr_fail(ZR_ERR_ARG, "update: kind is %d, must be %d to %d", (int)u->kind, ZR_ADAMW, ZR_RMSPROP);
+    if (!err)
+        zr_host_put(s, update_op, &a, sizeof a);
+    return err;
+}

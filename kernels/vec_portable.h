@@ -1,0 +1,106 @@
+/* vec_portable.h: the vector words of the kernel bodies for plain C: a vector of one float.
+ *
+ * The compiler makes what vectors it can of the loops; any other vec_*.h must give the same bits. */
+#ifndef ZR_KERNELS_VEC_PORTABLE_H
+#define ZR_KERNELS_VEC_PORTABLE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_LANES 1
+typedef float vec;
+
+static inline vec vec_load(const float *p)
+{
+    return *p;
+}
+
+static inline void vec_store(float *p, vec v)
+{
+    *p = v;
+}
+
+static inline vec vec_set(float x)
+{
+    return x;
+}
+
+static inline vec vec_add(vec a, vec b)
+{
+    return a + b;
+}
+
+static inline vec vec_sub(vec a, vec b)
+{
+    return a - b;
+}
+
+static inline vec vec_mul(vec a, vec b)
+{
+    return a * b;
+}
+
+static inline vec vec_div(vec a, vec b)
+{
+    return a / b;
+}
+
+static inline vec vec_sqrt(vec a)
+{
+    return sqrtf(a);
+}
+
+/* Through memcpy: in a cast in place the same bytes are floats and bf16s. */
+static inline vec vec_load_any(const void *p)
+{
+    float x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static inline void vec_store_any(void *p, vec v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+static inline vec vec_load_bf16(const void *p)
+{
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline void vec_store_bf16(void *p, vec v)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    /* Half of the last place, less one unless that place is odd, carries exactly when rounding to even goes
+     * up. */
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    uint32_t quiet = bits >> 16 | 0x40; /* a NaN must not round up to an infinity */
+    uint16_t half = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+    memcpy(p, &half, sizeof half);
+}
+
+/* The sum of squares of one block of 32, in the order device.h defines. */
+static inline double vec_block_squares(const float *x)
+{
+    double a[8];
+    for (int j = 0; j < 8; j++) {
+        double p = x[j], q = x[j + 8], r = x[j + 16], s = x[j + 24];
+        a[j] = p * p + q * q + r * r + s * s;
+    }
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+/* Copies bytes > 0. */
+static inline void vec_copy(void *dst, const void *src, int64_t bytes)
+{
+    memcpy(dst, src, (size_t)bytes);
+}
+
+#endif
