@@ -1,0 +1,100 @@
+/* segment.c: names of operations and checks of their arguments, the same for every communicator. */
+#include "comm/segment.h"
+
+const char *zr_op_name(enum zr_op op)
+{
+    switch (op) {
+    case ZR_OP_ALL_GATHER:
+        return "all_gather";
+    case ZR_OP_REDUCE_SCATTER:
+        return "reduce_scatter";
+    case ZR_OP_BROADCAST:
+        return "broadcast";
+    case ZR_OP_EXCHANGE:
+        return "exchange";
+    }
+    return "unknown operation";
+}
+
+int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t bytes, int64_t n)
+{
+    int64_t all;
+    if (off < 0 || bytes < 0 || __builtin_mul_overflow(bytes, n, &all) || all > arena_bytes ||
+        off > arena_bytes - all)
+        return zr_fail(ZR_ERR_ARG, "%s: %lld times %lld bytes at offset %lld: the arena has %lld bytes", who,
+                       (long long)n, (long long)bytes, (long long)off, (long long)arena_bytes);
+    return 0;
+}
+
+/* What both kinds of segment have in common. */
+static int check_cut(const char *who, int i, int world, int64_t shard_bytes, int64_t total_bytes)
+{
+    int64_t most;
+    if (shard_bytes < 0 || shard_bytes % 128 != 0 ||
+        __builtin_mul_overflow(shard_bytes, (int64_t)world, &most))
+        return zr_fail(ZR_ERR_ARG, "%s: segment %d: shard_bytes is %lld: a multiple of 128 is allowed", who,
+                       i, (long long)shard_bytes);
+    if (total_bytes < 0 || total_bytes > most)
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: segment %d: total_bytes is %lld: 0 to %lld are allowed (%d shards of %lld)", who,
+                       i, (long long)total_bytes, (long long)most, world, (long long)shard_bytes);
+    return 0;
+}
+
+static int check_inside(const char *who, int i, const char *field, int64_t off, int64_t bytes,
+                        int64_t arena_bytes)
+{
+    if (off < 0 || bytes > arena_bytes || off > arena_bytes - bytes)
+        return zr_fail(ZR_ERR_ARG, "%s: segment %d: %s is %lld with %lld bytes: the arena has %lld bytes",
+                       who, i, field, (long long)off, (long long)bytes, (long long)arena_bytes);
+    return 0;
+}
+
+int zr_gather_check(const char *who, int world, int64_t arena_bytes, const struct zr_gather_seg *seg,
+                    int n_seg)
+{
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_gather_seg *g = &seg[i];
+        int err = check_cut(who, i, world, g->shard_bytes, g->total_bytes);
+        if (err)
+            return err;
+        if (g->src_stride != 0 && g->src_stride != g->shard_bytes)
+            return zr_fail(ZR_ERR_ARG,
+                           "%s: segment %d: src_stride is %lld: 0 and shard_bytes (%lld) are allowed", who, i,
+                           (long long)g->src_stride, (long long)g->shard_bytes);
+        err = check_inside(who, i, "dst", g->dst, g->total_bytes, arena_bytes);
+        int64_t first = zr_slice_bytes(g->shard_bytes, g->total_bytes, 0);
+        if (!err)
+            err = check_inside(who, i, "src", g->src, g->src_stride ? g->total_bytes : first, arena_bytes);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int zr_reduce_check(const char *who, int world, int64_t arena_bytes, const struct zr_reduce_seg *seg,
+                    int n_seg)
+{
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        int err = check_cut(who, i, world, g->shard_bytes, g->total_bytes);
+        if (err)
+            return err;
+        if (g->dtype != ZR_F32 && g->dtype != ZR_BF16)
+            return zr_fail(ZR_ERR_NOTSUP, "%s: segment %d: dtype is %s: f32 and bf16 are allowed", who, i,
+                           zr_dtype_name(g->dtype));
+        int64_t size = zr_dtype_bytes(g->dtype);
+        if (g->total_bytes % size || g->src % size || g->dst % 4)
+            return zr_fail(
+                ZR_ERR_ARG,
+                "%s: segment %d: total_bytes is %lld, src %lld, dst %lld: whole aligned elements are allowed",
+                who, i, (long long)g->total_bytes, (long long)g->src, (long long)g->dst);
+        err = check_inside(who, i, "src", g->src, g->total_bytes, arena_bytes);
+        int64_t first = zr_slice_bytes(g->shard_bytes, g->total_bytes, 0);
+        if (!err)
+            err = check_inside(who, i, "dst", g->dst, first / size * 4, arena_bytes);
+        if (err)
+            return err;
+    }
+    return 0;
+}

@@ -1,0 +1,205 @@
+/* self.c: the communicator of a world of one. Everything this rank needs it already has: a gather in place
+ * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
+#include "comm/segment.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct self {
+    struct zr_comm base; /* first: callers hold its address */
+    struct zr_device *dev;
+    char *arena;
+    int64_t arena_bytes;
+    _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange;
+    atomic_bool claimed; /* the first abort writes why, later ones change nothing */
+    atomic_int code;     /* published after why is written */
+    char why[ZR_ERROR_BYTES];
+};
+
+static struct self *self_of(struct zr_comm *c)
+{
+    return (struct self *)c;
+}
+
+static int self_arena(struct zr_comm *c, int64_t bytes, void **base)
+{
+    struct self *m = self_of(c);
+    struct zr_stream *s;
+    void *p;
+    if (m->arena)
+        return zr_fail(ZR_ERR_ORDER, "self: the arena is made once");
+    if (bytes <= 0)
+        return zr_fail(ZR_ERR_ARG, "self: the arena is %lld bytes: more than 0 are allowed",
+                       (long long)bytes);
+    int err = m->dev->ops->alloc(m->dev, bytes, &p);
+    if (err)
+        return err;
+    err = m->dev->ops->stream_open(m->dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
+    if (!err) {
+        err = m->dev->ops->zero(s, p, bytes);
+        if (!err)
+            err = m->dev->ops->stream_sync(s);
+        m->dev->ops->stream_close(s);
+    }
+    if (err) {
+        m->dev->ops->free(m->dev, p, bytes);
+        return err;
+    }
+    m->arena = p;
+    m->arena_bytes = bytes;
+    *base = p;
+    return 0;
+}
+
+static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                           const struct zr_tag *tag)
+{
+    struct self *m = self_of(c);
+    (void)tag;
+    int err = zr_gather_check("self all_gather", 1, m->arena_bytes, seg, n_seg);
+    if (err || atomic_load(&m->code))
+        return err;
+    for (int i = 0; i < n_seg && !err; i++)
+        if (seg[i].src != seg[i].dst && seg[i].total_bytes > 0)
+            err = m->dev->ops->copy(s, m->arena + seg[i].dst, m->arena + seg[i].src, seg[i].total_bytes);
+    m->n_all_gather += !err;
+    return err;
+}
+
+/* bf16 added to fp32 has no device kernel of its own; on the host the CPU does it in stream order. */
+struct widening_add {
+    float *dst;
+    const void *src;
+    enum zr_dtype dtype;
+    int64_t n;
+};
+
+static void widening_add(void *arg)
+{
+    const struct widening_add *a = arg;
+    zr_host_kernels_best()->sum_tree(a->dst, &a->src, 1, a->dtype, a->n, true);
+}
+
+static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduce_seg *g)
+{
+    const struct zr_device_ops *ops = m->dev->ops;
+    int64_t n = g->total_bytes / zr_dtype_bytes(g->dtype);
+    float *dst = (float *)(m->arena + g->dst);
+    void *src = m->arena + g->src;
+    if (n == 0)
+        return 0;
+    if (!g->accumulate && g->dtype == ZR_F32)
+        return dst == src ? 0 : ops->copy(s, dst, src, g->total_bytes);
+    if (!g->accumulate)
+        return ops->cast(s, dst, ZR_F32, src, g->dtype, n);
+    if (g->dtype == ZR_F32)
+        return ops->add(s, dst, src, n);
+    if (!ops->compute_on_caller)
+        return zr_fail(ZR_ERR_NOTSUP, "self reduce_scatter: accumulating %s on the %s device",
+                       zr_dtype_name(g->dtype), ops->name);
+    struct widening_add a = {.dst = dst, .src = src, .dtype = g->dtype, .n = n};
+    return ops->call(s, widening_add, &a, sizeof a);
+}
+
+static int self_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                               int n_seg, const struct zr_tag *tag)
+{
+    struct self *m = self_of(c);
+    (void)tag;
+    int err = zr_reduce_check("self reduce_scatter", 1, m->arena_bytes, seg, n_seg);
+    if (err || atomic_load(&m->code))
+        return err;
+    for (int i = 0; i < n_seg && !err; i++)
+        err = reduce_one(m, s, &seg[i]);
+    m->n_reduce_scatter += !err;
+    return err;
+}
+
+static int self_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                          const struct zr_tag *tag)
+{
+    struct self *m = self_of(c);
+    (void)s, (void)tag;
+    if (root != 0)
+        return zr_fail(ZR_ERR_ARG, "self broadcast: root is %d: 0 is allowed (world is 1)", root);
+    int err = zr_range_check("self broadcast", m->arena_bytes, off, bytes, 1);
+    if (!err && !atomic_load(&m->code))
+        m->n_broadcast++;
+    return err;
+}
+
+static int self_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                         const struct zr_tag *tag)
+{
+    struct self *m = self_of(c);
+    (void)s, (void)tag;
+    int err = zr_range_check("self exchange", m->arena_bytes, off, slot_bytes, 1);
+    if (!err && !atomic_load(&m->code))
+        m->n_exchange++;
+    return err;
+}
+
+static void self_abort(struct zr_comm *c, int code, const char *why)
+{
+    struct self *m = self_of(c);
+    if (atomic_exchange(&m->claimed, true))
+        return;
+    snprintf(m->why, sizeof m->why, "%s", why ? why : zr_err_name(code));
+    atomic_store(&m->code, code ? code : ZR_ERR_FAILED);
+}
+
+static int self_status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    struct self *m = self_of(c);
+    int code = atomic_load(&m->code);
+    if (why && why_bytes)
+        snprintf(why, why_bytes, "%s", code ? m->why : "");
+    return code;
+}
+
+/* Operations are counted when they are issued: what they enqueue cannot fail any more. */
+static void self_stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    struct self *m = self_of(c);
+    *out = (struct zr_comm_stats){.n_all_gather = m->n_all_gather,
+                                  .n_reduce_scatter = m->n_reduce_scatter,
+                                  .n_broadcast = m->n_broadcast,
+                                  .n_exchange = m->n_exchange};
+}
+
+static void self_close(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct self *m = self_of(c);
+    if (m->arena)
+        m->dev->ops->free(m->dev, m->arena, m->arena_bytes);
+    free(m);
+}
+
+static const struct zr_comm_ops self_ops = {
+    .name = "self",
+    .deterministic = true,
+    .arena = self_arena,
+    .all_gather = self_all_gather,
+    .reduce_scatter = self_reduce_scatter,
+    .broadcast = self_broadcast,
+    .exchange = self_exchange,
+    .abort = self_abort,
+    .status = self_status,
+    .stats = self_stats,
+    .close = self_close,
+};
+
+int zr_self_open(struct zr_device *dev, struct zr_comm **out)
+{
+    struct self *m = calloc(1, sizeof *m);
+    if (!m)
+        return zr_fail(ZR_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
+    m->base = (struct zr_comm){.ops = &self_ops, .rank = 0, .world = 1};
+    m->dev = dev;
+    *out = &m->base;
+    return 0;
+}
