@@ -1,0 +1,68 @@
+/* random.h: fresh random inputs for the kernel tests.
+ *
+ * The seed comes from the clock, or from the environment variable SEED to repeat a run; tests print it. */
+#ifndef ZR_TEST_KERNELS_RANDOM_H
+#define ZR_TEST_KERNELS_RANDOM_H
+
+#include "kernels/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct random_source {
+    uint64_t state;
+};
+
+/* Splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
+static inline uint64_t random_bits(struct random_source *r)
+{
+    uint64_t z = r->state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static inline struct random_source random_open(void)
+{
+    const char *text = getenv("SEED");
+    struct random_source r = {text ? strtoull(text, NULL, 0) : (uint64_t)zr_now_ns()};
+    printf("seed %llu\n", (unsigned long long)r.state);
+    return r;
+}
+
+/* 0..n-1 */
+static inline int64_t random_below(struct random_source *r, int64_t n)
+{
+    return (int64_t)(random_bits(r) % (uint64_t)n);
+}
+
+/* About normal, mean 0 and variance 1: the sum of twelve uniforms. */
+static inline float random_normal(struct random_source *r)
+{
+    double sum = -6;
+    for (int i = 0; i < 12; i++)
+        sum += (double)(random_bits(r) >> 11) * 0x1p-53;
+    return (float)sum;
+}
+
+static inline float float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bits_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of_bf16(uint16_t half)
+{
+    return float_of_bits((uint32_t)half << 16);
+}
+
+#endif
