@@ -1,0 +1,650 @@
+/* core.c: the schedule core; see core.h. */
+#include "shard/core.h"
+
+#include <string.h>
+
+#define NEVER INT32_MAX
+
+/* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
+struct zr_core {
+    int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
+    int32_t n_sharded; /* units that need slots */
+    bool grad_resident, reduce_each, tree;
+
+    int32_t n_open;   /* brackets */
+    int32_t n_micro;  /* zero_micro calls since the step */
+    bool any_backward; /* a backward bracket ended since the step */
+    uint64_t clock;   /* counts grants and releases of gradient slots: the oldest release is reused first */
+    uint64_t hash;
+    struct zr_core_counts counts;
+
+    /* The order being followed, and the calls of this step. */
+    int32_t n_order, pos, n_rec, cap;
+    bool strayed, rec_full;
+
+    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, total;
+};
+
+struct unit {
+    int64_t param_bytes, grad_bytes;
+    int32_t pslot;   /* slot that holds it, -1 none (or resident) */
+    int32_t gslot;   /* granted gradient slot, -1 none */
+    int32_t n_contrib; /* contributions reduced this step */
+    int32_t n_bwd;     /* backward brackets ended this step */
+    int32_t first_use; /* position in the order of its first begin, NEVER: none */
+    uint8_t depth;     /* sums in use */
+    bool resident, trainable;
+    bool open_fwd, open_bwd;
+    bool used_fwd, used_bwd; /* bracketed since the step */
+    bool pending; /* its resident gradient holds something not yet reduced */
+    bool dirty;   /* its resident gradient was reduced and must be zeroed before it is added to */
+};
+
+struct pslot {
+    int64_t bytes;
+    int32_t unit; /* -1: empty */
+    int32_t pins;
+};
+
+struct gslot {
+    int64_t bytes;
+    int32_t unit; /* -1: free */
+    uint64_t released;
+};
+
+/* Position i of the order begins unit u: next[i] is the next begin of u, or NEVER. */
+
+static struct unit *units(const struct zr_core *c)
+{
+    return (struct unit *)((char *)c + c->units_at);
+}
+
+static struct pslot *pslots(const struct zr_core *c)
+{
+    return (struct pslot *)((char *)c + c->pslots_at);
+}
+
+static struct gslot *gslots(const struct zr_core *c)
+{
+    return (struct gslot *)((char *)c + c->gslots_at);
+}
+
+static struct zr_call *order(const struct zr_core *c)
+{
+    return (struct zr_call *)((char *)c + c->order_at);
+}
+
+static struct zr_call *recorded(const struct zr_core *c)
+{
+    return (struct zr_call *)((char *)c + c->rec_at);
+}
+
+static int32_t *next_begin(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->next_at);
+}
+
+/* Room for the order and the recording: four times the declared step, and never tight for small models. */
+static int32_t capacity(const struct zr_core_spec *s)
+{
+    int64_t n = (int64_t)s->n_order * s->grad_accum_steps * 4 + 256;
+    return n < 1 << 24 ? (int32_t)n : 1 << 24;
+}
+
+static struct zr_core place(const struct zr_core_spec *s)
+{
+    struct zr_core c = {.cap = capacity(s)};
+    uint32_t at = (uint32_t)sizeof c;
+#define PLACE(field, type, n)                                                                                \
+    (c.field = (at + 15) & ~15u, at = c.field + (uint32_t)sizeof(type) * (uint32_t)(n))
+    PLACE(units_at, struct unit, s->n_units);
+    PLACE(pslots_at, struct pslot, s->n_param_slots);
+    PLACE(gslots_at, struct gslot, s->n_grad_slots);
+    PLACE(order_at, struct zr_call, c.cap);
+    PLACE(rec_at, struct zr_call, c.cap);
+    PLACE(next_at, int32_t, c.cap);
+#undef PLACE
+    c.total = (at + 15) & ~15u;
+    return c;
+}
+
+size_t zr_core_bytes(const struct zr_core_spec *s)
+{
+    return place(s).total;
+}
+
+int32_t zr_core_max_actions(const struct zr_core_spec *s)
+{
+    /* A step: per unit at most hide, reduce or no-grad, fold, update, gather, use, use-grad; and the norm. */
+    return 8 * s->n_units + 16;
+}
+
+/* Derives next_begin and first_use from the order. */
+static void index_order(struct zr_core *c)
+{
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].first_use = NEVER;
+    for (int32_t i = c->n_order; i-- > 0;) {
+        const struct zr_call *call = &order(c)[i];
+        if (call->is_end)
+            continue;
+        next_begin(c)[i] = units(c)[call->unit].first_use;
+        units(c)[call->unit].first_use = i;
+    }
+}
+
+struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
+{
+    struct zr_core *c = mem;
+    struct zr_core header = place(s);
+    memset(mem, 0, header.total);
+    *c = header;
+    c->n_units = s->n_units;
+    c->n_pslots = s->n_param_slots;
+    c->n_gslots = s->n_grad_slots;
+    c->stage = s->stage;
+    c->world = s->world;
+    c->prefetch = s->prefetch;
+    c->accum = s->grad_accum_steps;
+    c->n_sums = s->n_sums;
+    c->grad_resident = s->grad_resident;
+    c->reduce_each = s->reduce_each;
+    c->tree = s->tree;
+    for (int32_t u = 0; u < c->n_units; u++) {
+        const struct zr_core_unit_spec *from = &s->units[u];
+        units(c)[u] = (struct unit){.param_bytes = from->param_bytes,
+                                    .grad_bytes = from->grad_bytes,
+                                    .resident = from->resident,
+                                    .trainable = from->trainable,
+                                    .pslot = -1,
+                                    .gslot = -1};
+        c->n_sharded += !from->resident;
+    }
+    for (int32_t i = 0; i < c->n_pslots; i++)
+        pslots(c)[i] = (struct pslot){.bytes = s->param_slot_bytes[i], .unit = -1};
+    for (int32_t i = 0; i < c->n_gslots; i++)
+        gslots(c)[i] = (struct gslot){.bytes = s->grad_slot_bytes[i], .unit = -1};
+    for (int32_t a = 0; a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
+        memcpy(order(c) + c->n_order, s->order, (size_t)s->n_order * sizeof *s->order);
+        c->n_order += s->n_order;
+    }
+    index_order(c);
+    return c;
+}
+
+/* ---- following the order ---- */
+
+static bool same_call(const struct zr_call *a, const struct zr_call *b)
+{
+    return a->unit == b->unit && a->backward == b->backward && a->is_end == b->is_end;
+}
+
+/* Nothing was reduced and nothing is open: a model that begins its pass anew has been evaluating. */
+static void forget_evaluation(struct zr_core *c, const struct zr_call *call)
+{
+    if (c->n_open || c->any_backward || c->n_rec == 0 || !same_call(call, &recorded(c)[0]))
+        return;
+    c->n_rec = 0;
+    c->pos = 0;
+    c->strayed = c->rec_full = false;
+}
+
+static void follow(struct zr_core *c, const struct zr_call *call)
+{
+    c->counts.n_calls++;
+    /* FNV-1a's step over the call: cheap, and any difference stays. */
+    uint64_t word = (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end;
+    c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
+    forget_evaluation(c, call);
+    if (c->n_rec < c->cap)
+        recorded(c)[c->n_rec++] = *call;
+    else
+        c->rec_full = true;
+    if (c->pos < c->n_order && same_call(call, &order(c)[c->pos])) {
+        c->pos++;
+        return;
+    }
+    c->strayed = true;
+    c->counts.n_strays++;
+    /* A call further on means that some were left out; one before, that the model went back. */
+    for (int32_t i = c->pos; i < c->n_order; i++) {
+        if (same_call(call, &order(c)[i])) {
+            c->pos = i + 1;
+            return;
+        }
+    }
+    for (int32_t i = 0; i < c->pos && i < c->n_order; i++) {
+        if (same_call(call, &order(c)[i])) {
+            c->pos = i + 1;
+            return;
+        }
+    }
+}
+
+/* The first begin of u at or after pos. */
+static int32_t next_use(const struct zr_core *c, int32_t u)
+{
+    int32_t i = units(c)[u].first_use;
+    while (i < c->pos)
+        i = next_begin(c)[i];
+    return i;
+}
+
+/* ---- parameter slots ---- */
+
+/* A slot that can hold `bytes`: an empty one, the smallest that does; else the one whose unit is used last, and for a prefetch
+ * (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
+static int32_t pick_param_slot(const struct zr_core *c, int64_t bytes, int32_t wanted)
+{
+    int32_t best = -1, farthest = -1;
+    bool best_empty = false;
+    for (int32_t i = 0; i < c->n_pslots; i++) {
+        const struct pslot *s = &pslots(c)[i];
+        if (s->pins || s->bytes < bytes)
+            continue;
+        if (s->unit < 0) {
+            if (!best_empty || s->bytes < pslots(c)[best].bytes) {
+                best = i;
+                best_empty = true;
+            }
+            continue;
+        }
+        if (best_empty)
+            continue;
+        int32_t use = next_use(c, s->unit);
+        if (wanted != NEVER && use <= wanted)
+            continue;
+        if (best < 0 || use > farthest || (use == farthest && s->bytes < pslots(c)[best].bytes)) {
+            best = i;
+            farthest = use;
+        }
+    }
+    return best;
+}
+
+static void emit_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    if (slot >= 0) {
+        struct pslot *s = &pslots(c)[slot];
+        if (s->unit >= 0)
+            units(c)[s->unit].pslot = -1;
+        s->unit = u;
+        units(c)[u].pslot = slot;
+    }
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_GATHER, .unit = u, .slot = slot};
+}
+
+/* Gathers the next `prefetch` units of the order into slots that are wanted later or not at all. */
+static void prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_sharded == 0 || c->prefetch == 0)
+        return;
+    int32_t last[8], n_ahead = 0;
+    for (int32_t i = c->pos; i < c->n_order && n_ahead < c->prefetch; i++) {
+        const struct zr_call *call = &order(c)[i];
+        struct unit *u = &units(c)[call->unit];
+        if (call->is_end || u->resident || u->open_fwd || u->open_bwd)
+            continue;
+        /* A unit counts once; the last few seen suffice, as uses of one unit lie together. */
+        bool again = false;
+        for (int32_t j = n_ahead > 8 ? n_ahead - 8 : 0; j < n_ahead; j++)
+            again |= last[j % 8] == call->unit;
+        if (again)
+            continue;
+        last[n_ahead++ % 8] = call->unit;
+        if (u->pslot >= 0)
+            continue;
+        int32_t slot = pick_param_slot(c, u->param_bytes, i);
+        if (slot < 0)
+            return;
+        emit_gather(c, call->unit, slot, out, n);
+    }
+}
+
+/* ---- gradient slots ---- */
+
+/* The smallest slots that fit, and among them the one free for longest. */
+static int32_t pick_grad_slot(const struct zr_core *c, int64_t bytes)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        const struct gslot *s = &gslots(c)[i];
+        if (s->unit >= 0 || s->bytes < bytes)
+            continue;
+        if (best < 0 || s->bytes < gslots(c)[best].bytes ||
+            (s->bytes == gslots(c)[best].bytes && s->released < gslots(c)[best].released))
+            best = i;
+    }
+    return best;
+}
+
+/* One more contribution of u, in the shape of a binary counter. */
+static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    struct unit *x = &units(c)[u];
+    struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
+    bool odd = x->n_contrib & 1;
+    if (x->n_contrib == 0 || (c->tree && !odd && x->depth < c->n_sums)) {
+        a.sum = x->depth++;
+    } else {
+        a.accumulate = true;
+        a.sum = (uint8_t)(x->depth - 1);
+        for (int32_t k = x->n_contrib >> 1; c->tree && (k & 1) && x->depth > 1; k >>= 1) {
+            a.n_folds++;
+            x->depth--;
+        }
+    }
+    x->n_contrib++;
+    x->pending = false;
+    out[(*n)++] = a;
+}
+
+/* ---- the calls ---- */
+
+static const char *phase_name(int backward)
+{
+    return backward ? "backward" : "forward";
+}
+
+static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
+{
+    struct unit *u = &units(c)[ev->unit];
+    bool *open = ev->backward ? &u->open_bwd : &u->open_fwd;
+    if (*open)
+        return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
+                       phase_name(ev->backward));
+    bool need_grad = ev->backward && u->trainable;
+    int32_t pslot = u->pslot, gslot = -1;
+    if (!u->resident && pslot < 0) {
+        pslot = pick_param_slot(c, u->param_bytes, NEVER);
+        if (pslot < 0)
+            return zr_fail(ZR_ERR_BUDGET,
+                           "zero_begin: no parameter slot for unit %d (%lld bytes): every slot large enough is held by an open "
+                           "bracket; declare the nesting in cfg.order, or raise prefetch or param_budget_bytes",
+                           ev->unit, (long long)u->param_bytes);
+    }
+    if (need_grad && !c->grad_resident) {
+        gslot = pick_grad_slot(c, u->grad_bytes);
+        if (gslot < 0)
+            return zr_fail(ZR_ERR_BUDGET,
+                           "zero_begin: no gradient slot for unit %d (%lld bytes): all %d are held by open backward brackets; "
+                           "declare the nesting in cfg.order",
+                           ev->unit, (long long)u->grad_bytes, c->n_gslots);
+    }
+
+    follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward});
+    if (!u->resident && u->pslot < 0)
+        emit_gather(c, ev->unit, pslot, out, n);
+    if (!u->resident)
+        pslots(c)[pslot].pins++;
+    *open = true;
+    c->n_open++;
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_USE_PARAM, .unit = ev->unit, .slot = pslot};
+    if (ev->backward)
+        u->used_bwd = true;
+    else
+        u->used_fwd = true;
+    if (need_grad) {
+        bool fill = true;
+        if (c->grad_resident) {
+            fill = u->dirty;
+            u->dirty = false;
+        } else {
+            gslots(c)[gslot].unit = ev->unit;
+            u->gslot = gslot;
+        }
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_USE_GRAD, .unit = ev->unit, .slot = gslot, .fill = fill};
+    }
+    prefetch(c, out, n);
+    return 0;
+}
+
+static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
+{
+    struct unit *u = &units(c)[ev->unit];
+    bool *open = ev->backward ? &u->open_bwd : &u->open_fwd;
+    if (!*open)
+        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev->backward));
+    follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
+    *open = false;
+    c->n_open--;
+    if (!u->resident)
+        pslots(c)[u->pslot].pins--;
+    if (!u->open_fwd && !u->open_bwd)
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_PARAM, .unit = ev->unit, .slot = u->pslot};
+    if (ev->backward)
+        c->any_backward = true;
+    if (ev->backward && u->trainable) {
+        int32_t slot = u->gslot;
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_GRAD, .unit = ev->unit, .slot = slot};
+        u->n_bwd++;
+        u->pending = true;
+        if (c->reduce_each || u->n_bwd % c->accum == 0) {
+            emit_reduce(c, ev->unit, slot, out, n);
+            u->dirty = true;
+        }
+        if (slot >= 0) {
+            gslots(c)[slot].unit = -1;
+            gslots(c)[slot].released = ++c->clock;
+            u->gslot = -1;
+        }
+    }
+    prefetch(c, out, n);
+    return 0;
+}
+
+/* Units whose gradients the model writes without brackets (stages 0 and 1): reduce them all, then give them back zeroed. */
+static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (!u->trainable || u->used_bwd || u->dirty)
+            continue;
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_GRAD, .unit = i, .slot = -1};
+        emit_reduce(c, i, -1, out, n);
+    }
+}
+
+static void return_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (u->trainable && !u->used_bwd && !u->dirty)
+            out[(*n)++] = (struct zr_action){.kind = ZR_ACT_USE_GRAD, .unit = i, .slot = -1, .fill = true};
+    }
+}
+
+static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+    if (c->n_micro + 1 >= c->accum)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends the last micro-batch",
+                       c->accum, c->accum - 1);
+    c->n_micro++;
+    c->hash = (c->hash ^ 0x6d) * 0x100000001b3u;
+    if (!c->reduce_each)
+        return 0;
+    reduce_unbracketed(c, out, n);
+    return_unbracketed(c, out, n);
+    return 0;
+}
+
+/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward brackets (a unit used
+ * twice per pass counts double, one that was left out counts less, so the largest count decides), others by zero_micro. */
+static int check_count(const struct zr_core *c)
+{
+    int32_t most = 0, unit = -1, n_trainable = 0;
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        n_trainable += u->trainable;
+        if (u->n_bwd > most) {
+            most = u->n_bwd;
+            unit = i;
+        }
+    }
+    if (most > 0 && most % c->accum)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_step: unit %d has had %d backward passes since the last step; grad_accum_steps is %d", unit, most,
+                       c->accum);
+    if (most > 0 || n_trainable == 0)
+        return 0;
+    if (!c->grad_resident)
+        return zr_fail(ZR_ERR_ORDER, "zero_step: no backward bracket has ended since the last step");
+    if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call zero_micro after each "
+                       "backward but the last, or bracket backward, or set deterministic to -1",
+                       c->n_micro, c->accum);
+    return 0;
+}
+
+/* The calls of this step become the order of the next. */
+static void learn(struct zr_core *c)
+{
+    bool differs = c->strayed || c->n_rec != c->n_order;
+    if (differs && c->n_rec && !c->rec_full) {
+        memcpy(order(c), recorded(c), (size_t)c->n_rec * sizeof(struct zr_call));
+        c->n_order = c->n_rec;
+        index_order(c);
+        c->counts.n_replans++;
+    }
+    c->n_rec = 0;
+    c->pos = 0;
+    c->strayed = c->rec_full = false;
+}
+
+/* Calls fn for every unit, those of the order first, by their first use. */
+static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    bool gather = c->world > 1 && c->stage > 0;
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t count = pass ? c->n_units : c->n_order;
+        for (int32_t i = 0; i < count; i++) {
+            int32_t id = pass ? i : order(c)[i].unit;
+            struct unit *u = &units(c)[id];
+            if (pass ? u->first_use != NEVER : u->first_use != i)
+                continue;
+            if (!u->trainable)
+                continue;
+            out[(*n)++] = (struct zr_action){.kind = ZR_ACT_UPDATE, .unit = id, .slot = -1};
+            if (u->resident && gather)
+                emit_gather(c, id, -1, out, n);
+        }
+    }
+}
+
+static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+    int err = check_count(c);
+    if (err)
+        return err;
+    c->hash = (c->hash ^ 0x73) * 0x100000001b3u;
+
+    if (c->grad_resident)
+        reduce_unbracketed(c, out, n);
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (!u->trainable)
+            continue;
+        if (u->pending) {
+            emit_reduce(c, i, -1, out, n);
+            u->dirty = true;
+        }
+        if (u->n_contrib == 0) {
+            out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NO_GRAD, .unit = i, .slot = -1};
+        } else if (u->depth > 1) {
+            out[(*n)++] = (struct zr_action){
+                .kind = ZR_ACT_FOLD, .unit = i, .slot = -1, .sum = u->depth - 1, .n_folds = u->depth - 1};
+        }
+    }
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NORM, .unit = -1, .slot = -1};
+    learn(c);
+    update_in_order(c, out, n);
+
+    /* Gathered copies of what was just updated are stale; those of frozen units stay good. */
+    for (int32_t i = 0; i < c->n_pslots; i++) {
+        struct pslot *s = &pslots(c)[i];
+        if (s->unit >= 0 && units(c)[s->unit].trainable) {
+            units(c)[s->unit].pslot = -1;
+            s->unit = -1;
+        }
+    }
+    prefetch(c, out, n);
+
+    /* What has no bracket cannot wait later. */
+    for (int32_t i = 0; c->grad_resident && i < c->n_units; i++) {
+        if (units(c)[i].trainable && !units(c)[i].used_fwd)
+            out[(*n)++] = (struct zr_action){.kind = ZR_ACT_WAIT_PARAM, .unit = i, .slot = -1};
+    }
+    if (c->grad_resident)
+        return_unbracketed(c, out, n);
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        u->n_contrib = u->n_bwd = 0;
+        u->depth = 0;
+        u->used_fwd = u->used_bwd = false;
+    }
+    c->n_micro = 0;
+    c->any_backward = false;
+    return 0;
+}
+
+/* Written from outside: a gathered copy is stale. */
+static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
+{
+    struct unit *u = &units(c)[ev->unit];
+    if (u->pslot >= 0) {
+        pslots(c)[u->pslot].unit = -1;
+        u->pslot = -1;
+    }
+    return 0;
+}
+
+int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
+{
+    *n_out = 0;
+    bool has_unit = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END || ev->kind == ZR_EV_REWRITE;
+    if (has_unit && (ev->unit < 0 || ev->unit >= c->n_units))
+        return zr_fail(ZR_ERR_ARG, "unit is %d; allowed: 0..%d", ev->unit, c->n_units - 1);
+    switch (ev->kind) {
+    case ZR_EV_BEGIN:
+        return begin(c, ev, out, n_out);
+    case ZR_EV_END:
+        return end(c, ev, out, n_out);
+    case ZR_EV_MICRO:
+        return micro(c, out, n_out);
+    case ZR_EV_STEP:
+        return step(c, out, n_out);
+    case ZR_EV_REWRITE:
+        return rewrite(c, ev);
+    }
+    return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
+}
+
+uint64_t zr_core_hash(const struct zr_core *c)
+{
+    return c->hash;
+}
+
+struct zr_core_counts zr_core_counts(const struct zr_core *c)
+{
+    return c->counts;
+}
+
+int32_t zr_core_open_unit(const struct zr_core *c)
+{
+    for (int32_t i = 0; c->n_open && i < c->n_units; i++)
+        if (units(c)[i].open_fwd || units(c)[i].open_bwd)
+            return i;
+    return -1;
+}
+
+bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot)
+{
+    *slot = units(c)[unit].pslot;
+    return units(c)[unit].resident || *slot >= 0;
+}

@@ -1,0 +1,265 @@
+/* engine.c: opens and closes an engine, keeps its first failure, and knows the address of every element it holds. */
+#include "shard/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- addresses ---- */
+
+int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn, void *arg)
+{
+    for (int32_t k = 0; k < f->n_pieces; k++) {
+        const struct zr_piece *p = &l->pieces[f->first_piece + k];
+        int64_t from = zr_max(lo, p->first), to = zr_min(hi, p->first + p->n);
+        if (from >= to)
+            continue;
+        int err = fn(arg, f, p, from, to - from);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first)
+{
+    if (!e->plan->state_full)
+        return zr_flat_owned(f, e->rank, first);
+    *first = 0;
+    return f->total_bytes / zr_dtype_bytes(f->dtype);
+}
+
+char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
+{
+    int64_t size = zr_dtype_bytes(f->dtype);
+    if (e->plan->resident[f->unit])
+        return e->gather_base + zr_plan_param_full(e->plan, f, -1) + first * size;
+    int64_t own;
+    zr_flat_owned(f, e->rank, &own);
+    return e->gather_base + zr_plan_param_own(e->plan, f, e->rank) + (first - own) * size;
+}
+
+float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
+{
+    int64_t at = e->plan->master_at[f - e->layout->flats], kept;
+    if (at < 0)
+        return (float *)zr_engine_param_at(e, f, first);
+    zr_engine_kept(e, f, &kept);
+    return e->master + at + (first - kept);
+}
+
+float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
+{
+    int64_t kept, copies = e->plan->state_full ? e->world : 1;
+    zr_engine_kept(e, f, &kept);
+    return e->state[i] + f->state_at * copies + (first - kept);
+}
+
+/* ---- failure ---- */
+
+int zr_engine_fail(struct zr_engine *e, int code, const char *text)
+{
+    uv_mutex_lock(&e->fail_lock);
+    bool first = !atomic_load(&e->failed);
+    if (first) {
+        strncpy(e->fail_text, text, sizeof e->fail_text - 1);
+        atomic_store(&e->failed, code);
+    }
+    uv_mutex_unlock(&e->fail_lock);
+    if (first) {
+        e->gather->ops->abort(e->gather, code, text);
+        e->reduce->ops->abort(e->reduce, code, text);
+    }
+    return code;
+}
+
+int zr_engine_check(struct zr_engine *e)
+{
+    int code = atomic_load_explicit(&e->failed, memory_order_acquire);
+    char why[ZR_ERROR_BYTES];
+    if (!code) {
+        code = e->gather->ops->status(e->gather, why, sizeof why);
+        if (!code)
+            code = e->reduce->ops->status(e->reduce, why, sizeof why);
+        if (!code)
+            return 0;
+        zr_engine_fail(e, code, why);
+    }
+    uv_mutex_lock(&e->fail_lock);
+    code = atomic_load(&e->failed);
+    zr_fail(code, "rank %d: %s", e->rank, e->fail_text);
+    uv_mutex_unlock(&e->fail_lock);
+    return code;
+}
+
+/* ---- opening ---- */
+
+static int open_events(struct zr_engine *e)
+{
+    const struct zr_plan *p = e->plan;
+    int32_t units = e->layout->n_units, params = p->n_param_slots, places = p->grad_resident ? units : p->n_grad_slots;
+    int32_t n = params + 2 * units + 2 * places + 3;
+    e->events = calloc((size_t)n, sizeof *e->events);
+    e->grad_job = calloc((size_t)places + 1, sizeof *e->grad_job);
+    if (!e->events || !e->grad_job)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d events", n);
+    for (; e->n_events < n; e->n_events++) {
+        int err = e->dev->ops->event_open(e->dev, &e->events[e->n_events]);
+        if (err)
+            return err;
+    }
+    struct zr_event **at = e->events;
+    e->param_free = at;
+    e->ready = at += params;
+    e->updated = at += units;
+    e->grad_done = at += units;
+    e->grad_free = at += places;
+    at += places;
+    e->step_compute = at[0];
+    e->gather_tail = at[1];
+    e->step_norm = at[2];
+    return 0;
+}
+
+static int open_tables(struct zr_engine *e)
+{
+    size_t units = (size_t)e->layout->n_units, tensors = (size_t)e->layout->n_tensors;
+    size_t flats = (size_t)e->layout->n_flats;
+    e->core = malloc(zr_core_bytes(&e->plan->spec));
+    e->actions = malloc((size_t)zr_core_max_actions(&e->plan->spec) * sizeof *e->actions);
+    e->unit_job = calloc(units, sizeof *e->unit_job);
+    e->n_shown_param = calloc(tensors, sizeof *e->n_shown_param);
+    e->n_shown_grad = calloc(tensors, sizeof *e->n_shown_grad);
+    e->param_shown = calloc(units, sizeof *e->param_shown);
+    e->grad_shown = calloc(units, sizeof *e->grad_shown);
+    e->param_slot = calloc(units, sizeof *e->param_slot);
+    e->grad_slot = calloc(units, sizeof *e->grad_slot);
+    e->gather_segs = calloc(flats, sizeof *e->gather_segs);
+    e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
+    if (!e->core || !e->actions || !e->unit_job || !e->n_shown_param || !e->n_shown_grad || !e->param_shown || !e->grad_shown ||
+        !e->param_slot || !e->grad_slot || !e->gather_segs || !e->reduce_segs)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+    zr_core_init(e->core, &e->plan->spec);
+    return 0;
+}
+
+/* Device memory, counted where it is taken. */
+static int open_memory(struct zr_engine *e)
+{
+    const struct zr_plan *p = e->plan;
+    void *base;
+    int err = e->gather->ops->arena(e->gather, p->gather_bytes, &base);
+    if (err)
+        return err;
+    e->gather_base = base;
+    err = e->reduce->ops->arena(e->reduce, p->reduce_bytes, &base);
+    if (err)
+        return err;
+    e->reduce_base = base;
+    if (p->master_elems) {
+        int64_t bytes = p->master_elems * (int64_t)sizeof(float);
+        err = e->dev->ops->alloc(e->dev, bytes, &base);
+        if (err)
+            return err;
+        e->master = base;
+        e->master_bytes = e->allocated[ZR_MEM_MASTER] = bytes;
+    }
+    for (int i = 0; i < p->n_states && p->state_elems; i++) {
+        int64_t bytes = p->state_elems * (int64_t)sizeof(float);
+        err = e->dev->ops->alloc(e->dev, bytes, &base);
+        if (err)
+            return err;
+        e->state[i] = base;
+        e->state_bytes = bytes;
+        e->allocated[ZR_MEM_MOMENTS] += bytes;
+        err = e->dev->ops->zero(e->compute, base, bytes);
+        if (err)
+            return err;
+    }
+    return e->dev->ops->stream_sync(e->compute);
+}
+
+/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of both, is staging. */
+static void count_arenas(struct zr_engine *e)
+{
+    const struct zr_plan *p = e->plan;
+    int64_t slots = 0, slots_at = p->gather_bytes;
+    for (int32_t i = 0; i < p->n_param_slots; i++) {
+        slots += zr_round_up(p->param_slots[i].bytes, ZR_PIECE_ALIGN);
+        slots_at = zr_min(slots_at, p->param_slots[i].at);
+    }
+    int64_t in_place = zr_round_up(e->layout->in_place_param_bytes, ZR_PIECE_ALIGN);
+    int64_t shards = p->n_param_slots ? slots_at : p->in_place_param_at + in_place;
+    int64_t sums = zr_round_up(p->n_sums * e->layout->state_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
+    e->allocated[ZR_MEM_PARAM_SHARDS] = shards;
+    e->allocated[ZR_MEM_PARAM_SLOTS] = slots;
+    e->allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
+    e->allocated[ZR_MEM_GRAD_SHARDS] = sums;
+    e->allocated[ZR_MEM_STAGING] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums;
+}
+
+int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
+{
+    memset(e, 0, sizeof *e);
+    e->dev = parts->dev;
+    e->gather = parts->gather;
+    e->reduce = parts->reduce;
+    e->plan = parts->plan;
+    e->layout = parts->plan->layout;
+    e->opt = *parts->opt;
+    e->loop = parts->loop;
+    e->rank = parts->gather->rank;
+    e->world = parts->gather->world;
+    if (uv_mutex_init(&e->fail_lock))
+        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+    const struct zr_device_ops *d = e->dev->ops;
+    int err = d->stream_open(e->dev, ZR_STREAM_CALLER, "zero-compute", parts->native_stream, &e->compute);
+    if (!err)
+        err = d->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-gather", NULL, &e->gather_stream);
+    if (!err)
+        err = d->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-reduce", NULL, &e->reduce_stream);
+    if (!err)
+        err = open_tables(e);
+    if (!err)
+        err = open_events(e);
+    if (!err && e->opt.trace)
+        err = zr_timeline_open(1 << 14, &e->timeline);
+    if (!err)
+        err = open_memory(e);
+    if (err) {
+        zr_engine_close(e);
+        return err;
+    }
+    count_arenas(e);
+    return 0;
+}
+
+void zr_engine_close(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    d->stream_close(e->gather_stream);
+    d->stream_close(e->reduce_stream);
+    d->stream_close(e->compute);
+    for (int32_t i = 0; i < e->n_events; i++)
+        d->event_close(e->events[i]);
+    if (e->master)
+        d->free(e->dev, e->master, e->master_bytes);
+    for (int i = 0; i < ZR_MAX_STATES; i++)
+        if (e->state[i])
+            d->free(e->dev, e->state[i], e->state_bytes);
+    zr_timeline_close(e->timeline);
+    free(e->events);
+    free(e->grad_job);
+    free(e->core);
+    free(e->actions);
+    free(e->unit_job);
+    free(e->n_shown_param);
+    free(e->n_shown_grad);
+    free(e->param_shown);
+    free(e->grad_shown);
+    free(e->param_slot);
+    free(e->grad_slot);
+    free(e->gather_segs);
+    free(e->reduce_segs);
+    uv_mutex_destroy(&e->fail_lock);
+    memset(e, 0, sizeof *e);
+}

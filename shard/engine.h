@@ -1,0 +1,162 @@
+/* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's actions.
+ *
+ *   model's thread:  call -> core -> actions -> the model's pointers and the compute stream      (engine_model.c)
+ *                                            -> queue -> loop's thread -> gather, reduce streams  (engine_carry.c)
+ *
+ * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and cannot depend on
+ * the loop's timing. The loop only issues, in the order of the queue.
+ *
+ * Every arrow between streams is one event:
+ *   param_free[slot]  compute -> gather   the last bracket that read the slot ended
+ *   ready[unit]       gather  -> compute  the unit's parameters are gathered
+ *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute where nothing is gathered)
+ *   grad_done[place]  compute -> reduce   backward has written the gradient
+ *   grad_free[place]  reduce  -> compute  the gradient was reduced, by every rank: its place may be written again
+ *   step_compute      compute -> reduce   everything before zero_step is done with the parameters
+ *   gather_tail       gather  -> reduce   every gather of the old parameters is done
+ *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known */
+#ifndef ZR_SHARD_ENGINE_H
+#define ZR_SHARD_ENGINE_H
+
+#include "comm/comm.h"
+#include "shard/loop.h"
+#include "shard/plan.h"
+#include "shard/timeline.h"
+
+#include <stdatomic.h>
+
+/* What a step found out; valid after step_norm. */
+struct zr_step_result {
+    double grad_norm;
+    bool clipped, skipped;
+};
+
+struct zr_engine {
+    struct zr_device *dev;
+    struct zr_comm *gather, *reduce;
+    const struct zr_layout *layout;
+    const struct zr_plan *plan;
+    struct zr_options opt;
+    struct zr_loop *loop; /* NULL: jobs are carried out at once, on the calling thread */
+    int rank, world;
+
+    char *gather_base, *reduce_base; /* arenas */
+    float *master, *state[ZR_MAX_STATES];
+    int64_t allocated[ZR_MEM_COUNT], master_bytes, state_bytes;
+
+    struct zr_stream *compute, *gather_stream, *reduce_stream;
+    struct zr_event **events; /* all of them, for closing */
+    int32_t n_events;
+    struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
+    struct zr_event *step_compute, *gather_tail, *step_norm;
+
+    /* The model's thread. */
+    struct zr_core *core;
+    struct zr_action *actions;
+    bool unkicked;             /* pushed, but the loop was not told */
+    uint64_t n_jobs;           /* pushed */
+    uint64_t norm_job;         /* the last step's */
+    uint64_t *unit_job;        /* (n_units) the last job that writes the unit's parameters */
+    uint64_t *grad_job;        /* (places) the last job that reads the gradient place */
+    int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
+    bool *param_shown, *grad_shown;        /* (n_units) */
+    int32_t *param_slot, *grad_slot;       /* (n_units) where it is shown */
+    uint32_t step; /* calls of zero_step */
+    int64_t t;     /* steps that were not skipped */
+    int64_t n_skipped;
+    bool result_due; /* a step's result was not looked at yet */
+    float lr;
+    int64_t n_waits, wait_ns;
+
+    /* The loop's thread. */
+    struct zr_gather_seg *gather_segs;
+    struct zr_reduce_seg *reduce_segs;
+    _Atomic int64_t n_gather, n_reduce;
+    int64_t wire_at_open; /* what opening took from the others: not the model's traffic */
+
+    /* Streams' threads. */
+    struct zr_step_result result;
+
+    /* The first failure, whoever met it. */
+    _Atomic int failed;
+    uv_mutex_t fail_lock;
+    char fail_text[ZR_ERROR_BYTES];
+
+    struct zr_timeline *timeline; /* NULL: not kept */
+};
+
+struct zr_engine_parts {
+    struct zr_device *dev;
+    struct zr_comm *gather, *reduce;
+    const struct zr_plan *plan; /* and its layout */
+    const struct zr_options *opt;
+    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address */
+    void *native_stream;  /* the model's compute stream on a GPU */
+};
+
+/* Everything in parts is borrowed and outlives the engine. Collective and blocking (arenas). The parameters are not loaded: see
+ * zr_engine_adopt. e is the caller's memory (its address is the loop's argument); on failure nothing is left in it. */
+int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
+/* Local. The loop must have been stopped or never started. */
+void zr_engine_close(struct zr_engine *e);
+
+/* The loop's hand: carries out one job. arg is the engine. */
+void zr_engine_carry(void *arg, const struct zr_job *job);
+
+/* The model's hand: one call, through the core. Blocks only as zero_begin and zero_step say. */
+int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
+
+/* The step: result may be NULL; if not, waits for the norm. */
+int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
+
+/* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another rank, are found here. */
+int zr_engine_check(struct zr_engine *e);
+/* Records the first failure and ends both communicators. Any thread. Returns code. */
+int zr_engine_fail(struct zr_engine *e, int code, const char *text);
+/* Waits until everything issued so far is done. Model's thread. */
+int zr_engine_drain(struct zr_engine *e);
+
+/* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
+void zr_engine_point(struct zr_engine *e);
+void zr_engine_unpoint(struct zr_engine *e); /* all at NULL */
+
+/* Values. kind: -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see zero_read and
+ * zero_write. write: rank 0's data counts. */
+enum { ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
+int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
+int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
+/* Collective: takes over the model's parameters from rank 0. */
+int zr_engine_adopt(struct zr_engine *e);
+/* Collective: each of values[0..n) becomes its mean over ranks; n <= 64. */
+int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
+/* Collective: everyone is here and nothing is in flight. */
+int zr_engine_barrier(struct zr_engine *e);
+
+/* Calls fn for every range of elements of `flat` in [lo, hi) that belongs to one piece: first is the flat's element. */
+typedef int (*zr_range_fn)(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n);
+int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn, void *arg);
+
+/* Elements of a flat whose state this rank holds: its shard, or at stage 0 all. */
+int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first);
+/* Addresses of element `first` of a flat (which must be kept by this rank). */
+float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
+char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+
+/* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
+static inline int32_t zr_grad_place(int32_t unit, int32_t slot)
+{
+    return slot >= 0 ? slot : unit;
+}
+
+static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *e)
+{
+    return (struct zr_step_scalars *)(e->reduce_base + e->plan->control_at);
+}
+
+static inline struct zr_step_record *zr_engine_record(const struct zr_engine *e, int rank)
+{
+    return (struct zr_step_record *)(e->reduce_base + e->plan->exchange_at + rank * (int64_t)ZR_EXCHANGE_BYTES);
+}
+
+#endif

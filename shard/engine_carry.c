@@ -1,0 +1,358 @@
+/* engine_carry.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
+#include "shard/engine.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A device or communicator call; the first failure ends the job. */
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        int try_err = (call);                                                                                \
+        if (try_err)                                                                                         \
+            return try_err;                                                                                  \
+    } while (0)
+
+static struct zr_tag tag_of(const struct zr_job *job)
+{
+    return (struct zr_tag){.unit = job->action.unit, .step = job->step, .call_hash = job->call_hash};
+}
+
+static const struct zr_flat *flats_of(const struct zr_engine *e, int32_t unit, int32_t *n)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    *n = u->n_flats;
+    return &e->layout->flats[u->first_flat];
+}
+
+/* ---- gather ---- */
+
+static int gather(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int32_t unit = job->action.unit, slot = job->action.slot, n, n_segs = 0;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    for (int32_t i = 0; i < n; i++) {
+        if (!zr_plan_gathers(e->plan, &f[i]))
+            continue;
+        bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
+        int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
+        e->gather_segs[n_segs++] = (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
+                                                          .src_stride = home ? f[i].shard_bytes : 0,
+                                                          .dst = full,
+                                                          .shard_bytes = f[i].shard_bytes,
+                                                          .total_bytes = f[i].total_bytes};
+    }
+    struct zr_tag tag = tag_of(job);
+    if (slot >= 0)
+        TRY(d->stream_wait(e->gather_stream, e->param_free[slot]));
+    TRY(d->stream_wait(e->gather_stream, e->updated[unit]));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step, false));
+    TRY(e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, n_segs, &tag));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step, true));
+    e->n_gather++;
+    return d->event_record(e->ready[unit], e->gather_stream);
+}
+
+/* ---- reduce ---- */
+
+static float *sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
+{
+    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, k));
+}
+
+/* sums[sum-1] += sums[sum], n times downwards. */
+static int fold(struct zr_engine *e, int32_t unit, int sum, int n_folds)
+{
+    int32_t n;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    for (; n_folds > 0; n_folds--, sum--)
+        for (int32_t i = 0; i < n; i++)
+            if (f[i].trainable)
+                TRY(e->dev->ops->add(e->reduce_stream, sum_at(e, &f[i], sum - 1), sum_at(e, &f[i], sum), f[i].shard_elems));
+    return 0;
+}
+
+static int reduce(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct zr_action *a = &job->action;
+    int32_t n, n_segs = 0, place = zr_grad_place(a->unit, a->slot);
+    const struct zr_flat *f = flats_of(e, a->unit, &n);
+    TRY(d->stream_wait(e->reduce_stream, e->grad_done[place]));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step, false));
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        struct zr_reduce_seg seg = {.src = zr_plan_grad_full(e->plan, &f[i], a->slot),
+                                    .dst = zr_plan_sum(e->plan, &f[i], a->sum),
+                                    .shard_bytes = f[i].shard_bytes,
+                                    .total_bytes = f[i].total_bytes,
+                                    .dtype = f[i].dtype,
+                                    .accumulate = a->accumulate};
+        enum zr_dtype wire = e->opt.wire_dtype;
+        if (wire && e->world > 1 && zr_dtype_bytes(wire) < zr_dtype_bytes(seg.dtype)) {
+            /* In place: the gradient is consumed by this reduce anyway. */
+            void *grad = e->reduce_base + seg.src;
+            int64_t ratio = zr_dtype_bytes(seg.dtype) / zr_dtype_bytes(wire);
+            TRY(d->cast(e->reduce_stream, grad, wire, grad, seg.dtype, seg.total_bytes / zr_dtype_bytes(seg.dtype)));
+            seg.shard_bytes /= ratio;
+            seg.total_bytes /= ratio;
+            seg.dtype = wire;
+        }
+        e->reduce_segs[n_segs++] = seg;
+    }
+    struct zr_tag tag = tag_of(job);
+    TRY(e->reduce->ops->reduce_scatter(e->reduce, e->reduce_stream, e->reduce_segs, n_segs, &tag));
+    TRY(d->event_record(e->grad_free[place], e->reduce_stream));
+    e->n_reduce++;
+    TRY(fold(e, a->unit, a->sum, a->n_folds));
+    return zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step, true);
+}
+
+static int no_grad(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n;
+    const struct zr_flat *f = flats_of(e, job->action.unit, &n);
+    for (int32_t i = 0; i < n; i++)
+        if (f[i].trainable)
+            TRY(e->dev->ops->zero(e->reduce_stream, sum_at(e, &f[i], 0), f[i].shard_elems * (int64_t)sizeof(float)));
+    return 0;
+}
+
+/* ---- norm ---- */
+
+static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct zr_engine *e = arg;
+    (void)p;
+    int64_t own;
+    zr_flat_owned(f, e->rank, &own);
+    return e->dev->ops->sum_squares(e->reduce_stream, &zr_engine_record(e, e->rank)->norm, sum_at(e, f, 0) + (first - own), n);
+}
+
+struct finish {
+    struct zr_engine *e;
+    uint64_t call_hash;
+    uint32_t step;
+};
+
+static void begin_record(void *arg)
+{
+    const struct finish *f = arg;
+    struct zr_step_record *r = zr_engine_record(f->e, f->e->rank);
+    zr_exact_reset(&r->norm);
+    r->call_hash = f->call_hash;
+}
+
+/* On every rank alike: the same records, the same arithmetic. */
+static void finish_record(void *arg)
+{
+    const struct finish *f = arg;
+    struct zr_engine *e = f->e;
+    struct zr_exact_sum all;
+    zr_exact_reset(&all);
+    if (e->reduce->ops->status(e->reduce, NULL, 0)) {
+        /* The records did not arrive: leave the weights alone. */
+        zr_engine_scalars(e)->skip = 1;
+        return;
+    }
+    for (int r = 0; r < e->world; r++) {
+        const struct zr_step_record *rec = zr_engine_record(e, r);
+        zr_exact_merge(&all, &rec->norm);
+        char text[256];
+        if (rec->call_hash != f->call_hash) {
+            snprintf(text, sizeof text,
+                     "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d; every rank must make "
+                     "the same, in the same order",
+                     f->step, r, e->rank);
+            zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+        }
+    }
+    double scale = e->opt.grad_scale;
+    if (!e->opt.grad_sum)
+        scale /= (double)e->world * e->opt.grad_accum_steps;
+    double norm = sqrt(zr_exact_value(&all)) * fabs(scale);
+    bool finite = isfinite(norm);
+    bool clipped = finite && e->opt.clip > 0 && norm > (double)e->opt.clip;
+    *zr_engine_scalars(e) = (struct zr_step_scalars){
+        .grad_scale = (float)(clipped ? scale * ((double)e->opt.clip / norm) : scale),
+        .skip = !finite || atomic_load(&e->failed)};
+    e->result = (struct zr_step_result){.grad_norm = norm, .clipped = clipped, .skipped = !finite};
+}
+
+static int norm(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    TRY(d->stream_wait(e->reduce_stream, e->step_compute));
+    TRY(d->event_record(e->gather_tail, e->gather_stream));
+    TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
+    struct finish f = {e, job->call_hash, job->step};
+    TRY(d->call(e->reduce_stream, begin_record, &f, sizeof f));
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *flat = &e->layout->flats[i];
+        int64_t first, n = zr_flat_owned(flat, e->rank, &first);
+        if (flat->trainable)
+            TRY(zr_flat_ranges(e->layout, flat, first, first + n, norm_range, e));
+    }
+    struct zr_tag tag = tag_of(job);
+    TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
+    TRY(d->call(e->reduce_stream, finish_record, &f, sizeof f));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
+    return d->event_record(e->step_norm, e->reduce_stream);
+}
+
+/* ---- update ---- */
+
+struct updating {
+    struct zr_engine *e;
+    const struct zr_job *job;
+    const float *grad;   /* of the flat's first kept element */
+    int64_t first_kept;  /* element of the flat */
+};
+
+struct user_call {
+    struct zr_engine *e;
+    struct zr_user_update u;
+};
+
+static void call_user(void *arg)
+{
+    struct user_call *c = arg;
+    if (zr_engine_scalars(c->e)->skip)
+        return;
+    int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
+    if (err) {
+        char text[256];
+        snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
+                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first, (long long)(c->u.first + c->u.n - 1));
+        zr_engine_fail(c->e, ZR_ERR_FAILED, text);
+    }
+}
+_Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
+
+static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_piece *p, int64_t first_in_piece)
+{
+    struct zr_engine *e = up->e;
+    const struct zr_device_ops *d = e->dev->ops;
+    struct user_call c = {e,
+                          {.tensor = p->tensor,
+                           .first = p->slice * p->n + first_in_piece,
+                           .n = k->n,
+                           .master = k->master,
+                           .grad = k->grad,
+                           .lr = k->lr,
+                           .t = k->t}};
+    for (int i = 0; i < e->opt.n_states; i++)
+        c.u.state[i] = e->state[i] + (k->state[0] - e->state[0]);
+    TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
+    TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
+    if (k->param != k->master)
+        TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));
+    return 0;
+}
+
+static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct updating *up = arg;
+    struct zr_engine *e = up->e;
+    const struct zr_options *o = &e->opt;
+    struct zr_update k = {.kind = o->optimizer,
+                          .param_dtype = f->dtype,
+                          .lr = up->job->lr,
+                          .beta1 = o->beta1,
+                          .beta2 = o->beta2,
+                          .eps = o->eps,
+                          .decay = e->layout->tensors[p->tensor].no_decay ? 0 : o->weight_decay,
+                          .c1 = 1,
+                          .c2 = 1,
+                          .t = up->job->t,
+                          .n = n,
+                          .master = zr_engine_master_at(e, f, first),
+                          .param = zr_engine_param_at(e, f, first),
+                          .grad = up->grad + (first - up->first_kept),
+                          .scalars = zr_engine_scalars(e)};
+    for (int i = 0; i < o->n_states && i < 2; i++)
+        k.state[i] = zr_engine_state_at(e, f, i, first);
+    if (o->update)
+        return update_by_user(up, &k, p, first - p->first);
+    if (o->optimizer == ZR_ADAMW || o->optimizer == ZR_ADAM) {
+        /* In float, as the loops of C models have it. */
+        k.c1 = 1.0f - powf(o->beta1, (float)k.t);
+        k.c2 = 1.0f - powf(o->beta2, (float)k.t);
+    }
+    return e->dev->ops->update(e->reduce_stream, &k);
+}
+
+/* Stage 0: every rank updates everything, so it needs the whole reduced gradient of the unit: the second half of an all-reduce. */
+static int gather_grad(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n, n_segs = 0;
+    const struct zr_flat *f = flats_of(e, job->action.unit, &n);
+    int64_t at = e->plan->full_grad_at;
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        int64_t shard = f[i].shard_elems * (int64_t)sizeof(float);
+        e->gather_segs[n_segs++] = (struct zr_gather_seg){.src = zr_plan_sum(e->plan, &f[i], 0),
+                                                          .dst = at,
+                                                          .shard_bytes = shard,
+                                                          .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) *
+                                                                         (int64_t)sizeof(float)};
+        at += shard * e->world;
+    }
+    struct zr_tag tag = tag_of(job);
+    return e->reduce->ops->all_gather(e->reduce, e->reduce_stream, e->gather_segs, n_segs, &tag);
+}
+
+static int update(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n, unit = job->action.unit;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    bool gathered = e->plan->state_full && e->world > 1;
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step, false));
+    if (gathered)
+        TRY(gather_grad(e, job));
+    float *full = (float *)(e->reduce_base + e->plan->full_grad_at);
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        struct updating up = {.e = e, .job = job, .grad = gathered ? full : sum_at(e, &f[i], 0)};
+        int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
+        TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
+        full += f[i].shard_elems * e->world;
+    }
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step, true));
+    return e->dev->ops->event_record(e->updated[unit], e->reduce_stream);
+}
+
+static int carry(struct zr_engine *e, const struct zr_job *job)
+{
+    switch ((enum zr_action_kind)job->action.kind) {
+    case ZR_ACT_GATHER:
+        return gather(e, job);
+    case ZR_ACT_REDUCE:
+        return reduce(e, job);
+    case ZR_ACT_FOLD:
+        return fold(e, job->action.unit, job->action.sum, job->action.n_folds);
+    case ZR_ACT_NO_GRAD:
+        return no_grad(e, job);
+    case ZR_ACT_NORM:
+        return norm(e, job);
+    case ZR_ACT_UPDATE:
+        return update(e, job);
+    default:
+        return zr_fail(ZR_ERR_FAILED, "action %d is not the loop's", job->action.kind);
+    }
+}
+
+void zr_engine_carry(void *arg, const struct zr_job *job)
+{
+    struct zr_engine *e = arg;
+    if (atomic_load_explicit(&e->failed, memory_order_relaxed))
+        return; /* what waits for this job's events does not wait: they were never recorded */
+    int err = carry(e, job);
+    if (err)
+        zr_engine_fail(e, err, zr_error_text());
+}

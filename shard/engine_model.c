@@ -1,0 +1,339 @@
+/* engine_model.c: the model's hand: calls -> core -> the model's pointers, the compute stream, and jobs for the loop. */
+#include "shard/engine.h"
+
+#include <string.h>
+
+/* ---- pointers ---- */
+
+static int64_t slice_bytes(const struct zr_tensor *t)
+{
+    return t->n_elems / t->n_slices * zr_dtype_bytes(t->dtype);
+}
+
+/* Where the model's pointer for this piece must stand so that base + slice*stride is the piece. Biased pointers may lie outside
+ * any object, so the arithmetic is on integers. */
+static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const char *at)
+{
+    return (void *)((uintptr_t)at - (uintptr_t)(p->slice * slice_bytes(t)));
+}
+
+static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    const char *at = e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    return biased(&e->layout->tensors[p->tensor], p, at);
+}
+
+static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    return biased(&e->layout->tensors[p->tensor], p, at);
+}
+
+typedef void (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot);
+
+static void for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        for (int32_t k = 0; k < f->n_pieces; k++)
+            fn(e, f, &e->layout->pieces[f->first_piece + k], slot);
+    }
+}
+
+static void show_param(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    e->n_shown_param[p->tensor] += !e->param_shown[f->unit];
+    *e->layout->tensors[p->tensor].param = param_pointer(e, f, p, slot);
+}
+
+static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    if (!f->trainable)
+        return;
+    e->n_shown_grad[p->tensor] += !e->grad_shown[f->unit];
+    *e->layout->tensors[p->tensor].grad = grad_pointer(e, f, p, slot);
+}
+
+/* A stacked tensor's pointer goes back to a slice of it that is still open (brackets nest), else to NULL. */
+static int32_t other_slice(const struct zr_engine *e, int32_t tensor, const bool *shown, int32_t n_shown)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    for (int32_t s = 0; n_shown && s < t->n_slices; s++)
+        if (shown[t->unit + s])
+            return s;
+    return -1;
+}
+
+static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    (void)f;
+    (void)slot;
+    int32_t other = other_slice(e, p->tensor, e->param_shown, --e->n_shown_param[p->tensor]);
+    void *pointer = NULL;
+    if (other >= 0) {
+        int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
+        const struct zr_flat *g = zr_piece_flat(e->layout, id);
+        pointer = param_pointer(e, g, &e->layout->pieces[id], e->param_slot[g->unit]);
+    }
+    *e->layout->tensors[p->tensor].param = pointer;
+}
+
+static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    (void)slot;
+    if (!f->trainable)
+        return;
+    int32_t other = other_slice(e, p->tensor, e->grad_shown, --e->n_shown_grad[p->tensor]);
+    void *pointer = NULL;
+    if (other >= 0) {
+        int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
+        const struct zr_flat *g = zr_piece_flat(e->layout, id);
+        pointer = grad_pointer(e, g, &e->layout->pieces[id], e->grad_slot[g->unit]);
+    }
+    *e->layout->tensors[p->tensor].grad = pointer;
+}
+
+void zr_engine_unpoint(struct zr_engine *e)
+{
+    for (int32_t t = 0; t < e->layout->n_tensors; t++) {
+        *e->layout->tensors[t].param = NULL;
+        if (e->layout->tensors[t].grad)
+            *e->layout->tensors[t].grad = NULL;
+    }
+}
+
+static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    if (p->slice)
+        return; /* slice 0 gives the base of all */
+    *e->layout->tensors[p->tensor].param = param_pointer(e, f, p, slot);
+    if (f->trainable)
+        *e->layout->tensors[p->tensor].grad = grad_pointer(e, f, p, slot);
+}
+
+void zr_engine_point(struct zr_engine *e)
+{
+    zr_engine_unpoint(e);
+    for (int32_t u = 0; e->plan->grad_resident && u < e->layout->n_units; u++)
+        for_pieces(e, u, -1, point_for_good);
+}
+
+/* ---- jobs ---- */
+
+static void push(struct zr_engine *e, const struct zr_action *a)
+{
+    struct zr_job job = {.action = *a, .call_hash = zr_core_hash(e->core), .step = e->step, .lr = e->lr, .t = e->t + 1};
+    e->n_jobs++;
+    if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
+        e->unit_job[a->unit] = e->n_jobs;
+    if (a->kind == ZR_ACT_NORM)
+        e->norm_job = e->n_jobs;
+    if (a->kind == ZR_ACT_REDUCE)
+        e->grad_job[zr_grad_place(a->unit, a->slot)] = e->n_jobs;
+    if (!e->loop) {
+        zr_engine_carry(e, &job);
+        return;
+    }
+    zr_loop_push(e->loop, &job);
+    e->unkicked = true;
+}
+
+static void kick(struct zr_engine *e)
+{
+    if (e->unkicked)
+        zr_loop_kick(e->loop);
+    e->unkicked = false;
+}
+
+/* Until the job was issued its events are not recorded, and waiting for them would not wait. */
+static void await_issue(struct zr_engine *e, uint64_t job)
+{
+    if (!e->loop || !job)
+        return;
+    kick(e);
+    zr_loop_await(e->loop, job);
+}
+
+/* ---- actions of the model's thread ---- */
+
+static int wait_param(struct zr_engine *e, int32_t unit)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    bool gathered = !e->plan->resident[unit] || (e->world > 1 && e->plan->stage > 0 && e->layout->units[unit].trainable);
+    await_issue(e, e->unit_job[unit]);
+    struct zr_event *ev = gathered ? e->ready[unit] : e->updated[unit];
+    if (!d->compute_on_caller)
+        return d->stream_wait(e->compute, ev);
+    if (d->event_done(ev))
+        return 0;
+    int64_t from = zr_now_ns();
+    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->step);
+    int err = d->stream_wait(e->compute, ev);
+    zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit);
+    e->n_waits++;
+    e->wait_ns += zr_now_ns() - from;
+    return err;
+}
+
+static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot)
+{
+    char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
+    int64_t size = zr_dtype_bytes(f->dtype), n_overwrite = 0;
+    for (int32_t k = 0; k < f->n_pieces; k++)
+        n_overwrite += e->layout->tensors[e->layout->pieces[f->first_piece + k].tensor].overwrite;
+    if (n_overwrite == 0)
+        return e->dev->ops->zero(e->compute, at, f->total_bytes);
+    for (int32_t k = 0; n_overwrite < f->n_pieces && k < f->n_pieces; k++) {
+        const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+        if (e->layout->tensors[p->tensor].overwrite)
+            continue;
+        int err = e->dev->ops->zero(e->compute, at + p->first * size, p->n * size);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static int use_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    int32_t place = zr_grad_place(a->unit, a->slot);
+    await_issue(e, e->grad_job[place]);
+    int err = e->dev->ops->stream_wait(e->compute, e->grad_free[place]);
+    const struct zr_unit *u = &e->layout->units[a->unit];
+    for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        if (f->trainable)
+            err = fill_flat(e, f, a->slot);
+    }
+    return err;
+}
+
+static int act(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    bool repoint = !e->plan->grad_resident;
+    int err = 0;
+    switch ((enum zr_action_kind)a->kind) {
+    case ZR_ACT_USE_PARAM:
+        err = wait_param(e, a->unit);
+        if (repoint) {
+            for_pieces(e, a->unit, a->slot, show_param);
+            e->param_shown[a->unit] = true;
+            e->param_slot[a->unit] = a->slot;
+        }
+        return err;
+    case ZR_ACT_WAIT_PARAM:
+        return wait_param(e, a->unit);
+    case ZR_ACT_HIDE_PARAM:
+        if (repoint) {
+            e->param_shown[a->unit] = false;
+            for_pieces(e, a->unit, a->slot, hide_param);
+        }
+        return a->slot >= 0 ? d->event_record(e->param_free[a->slot], e->compute) : 0;
+    case ZR_ACT_USE_GRAD:
+        err = use_grad(e, a);
+        if (repoint) {
+            for_pieces(e, a->unit, a->slot, show_grad);
+            e->grad_shown[a->unit] = true;
+            e->grad_slot[a->unit] = a->slot;
+        }
+        return err;
+    case ZR_ACT_HIDE_GRAD:
+        if (repoint) {
+            e->grad_shown[a->unit] = false;
+            for_pieces(e, a->unit, a->slot, hide_grad);
+        }
+        return d->event_record(e->grad_done[zr_grad_place(a->unit, a->slot)], e->compute);
+    default:
+        push(e, a);
+        return 0;
+    }
+}
+
+static int run_actions(struct zr_engine *e, int32_t n)
+{
+    int err = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int one = act(e, &e->actions[i]);
+        if (one && !err)
+            err = zr_engine_fail(e, one, zr_error_text());
+    }
+    kick(e);
+    return err ? err : zr_engine_check(e);
+}
+
+int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
+{
+    int32_t n, err = zr_engine_check(e);
+    if (err)
+        return err;
+    err = zr_core_step(e->core, ev, e->actions, &n);
+    if (err)
+        return err;
+    enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
+    if (ev->kind == ZR_EV_END)
+        zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
+    err = run_actions(e, n);
+    if (ev->kind == ZR_EV_BEGIN)
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, e->step);
+    return err;
+}
+
+/* Looks at the result of the step before: whether it was skipped decides the number of the next. It is known by then. */
+static int settle(struct zr_engine *e)
+{
+    if (!e->result_due)
+        return 0;
+    await_issue(e, e->norm_job);
+    int err = e->dev->ops->event_sync(e->step_norm);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = zr_engine_check(e);
+    if (err)
+        return err;
+    e->result_due = false;
+    e->t += !e->result.skipped;
+    e->n_skipped += e->result.skipped;
+    return 0;
+}
+
+int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+{
+    int32_t n, err = zr_engine_check(e);
+    if (err)
+        return err;
+    err = settle(e);
+    if (err)
+        return err;
+    struct zr_core_event ev = {.kind = ZR_EV_STEP};
+    err = zr_core_step(e->core, &ev, e->actions, &n);
+    if (err)
+        return err;
+    e->step++;
+    e->lr = lr;
+    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
+    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = run_actions(e, n);
+    e->result_due = true;
+    if (!err && result) {
+        err = settle(e);
+        *result = e->result;
+    }
+    zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
+    return err;
+}
+
+int zr_engine_drain(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    await_issue(e, e->n_jobs);
+    int err = d->stream_sync(e->gather_stream);
+    if (!err)
+        err = d->stream_sync(e->reduce_stream);
+    if (!err)
+        err = d->stream_sync(e->compute);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_check(e);
+}

@@ -1,0 +1,271 @@
+/* layout.c: builds the layout; see layout.h. */
+#include "shard/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+void zr_tensors_free(struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; t && i < n; i++)
+        free(t[i].name);
+    free(t);
+}
+
+void zr_layout_free(struct zr_layout *l)
+{
+    if (!l)
+        return;
+    zr_tensors_free(l->tensors, l->n_tensors);
+    free(l->units);
+    free(l->flats);
+    free(l->pieces);
+    free(l->piece_of);
+    free(l->slice_base);
+    free(l);
+}
+
+int64_t zr_flat_owned(const struct zr_flat *f, int rank, int64_t *first)
+{
+    int64_t lo = zr_min(rank * f->shard_bytes, f->total_bytes);
+    int64_t hi = zr_min(lo + f->shard_bytes, f->total_bytes);
+    int64_t size = zr_dtype_bytes(f->dtype);
+    *first = lo / size;
+    return (hi - lo) / size;
+}
+
+static int64_t slice_elems(const struct zr_tensor *t)
+{
+    return t->n_elems / t->n_slices;
+}
+
+/* Units are 0..n-1, each with at least one tensor. */
+static int count_units(const struct zr_layout *l, int32_t *n_units)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < l->n_tensors; i++)
+        n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
+    /* Every unit needs a slice, so more units than slices cannot be without gaps; checked first, as n sizes the array. */
+    int64_t n_slices = l->slice_base[l->n_tensors];
+    unsigned char *seen = n <= n_slices ? calloc((size_t)zr_max(n, 1), 1) : NULL;
+    if (n <= n_slices && !seen)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %lld units", (long long)n);
+    int64_t gap = 0;
+    if (seen) {
+        for (int32_t i = 0; i < l->n_tensors; i++)
+            memset(seen + l->tensors[i].unit, 1, (size_t)l->tensors[i].n_slices);
+        while (gap < n && seen[gap])
+            gap++;
+        free(seen);
+        if (gap == n) {
+            *n_units = (int32_t)n;
+            return 0;
+        }
+        return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps", (long long)gap,
+                       (long long)n - 1);
+    }
+    return zr_fail(ZR_ERR_ARG, "the highest unit is %lld but there are only %lld tensor slices; units must be 0..n-1 without gaps",
+                   (long long)n - 1, (long long)n_slices);
+}
+
+static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
+{
+    return a->dtype == b->dtype && !a->grad == !b->grad;
+}
+
+static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
+{
+    return l->in_place && t->stacked;
+}
+
+/* Appends the piece of tensor t, slice s to the flat being built. */
+static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t s)
+{
+    int64_t n = slice_elems(&l->tensors[t]);
+    int64_t size = zr_dtype_bytes(f->dtype);
+    int64_t at = zr_round_up(f->total_bytes, ZR_PIECE_ALIGN);
+    l->piece_of[l->slice_base[t] + s] = l->n_pieces;
+    l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .slice = s, .first = at / size, .n = n};
+    f->n_pieces++;
+    f->total_bytes = at + n * size;
+}
+
+static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct zr_tensor *t)
+{
+    struct zr_flat *f = &l->flats[l->n_flats++];
+    *f = (struct zr_flat){.unit = unit,
+                          .dtype = t->dtype,
+                          .trainable = t->grad != NULL,
+                          .in_place = goes_in_place(l, t),
+                          .first_piece = l->n_pieces};
+    return f;
+}
+
+/* The tensors with a slice in one unit, as a list of (tensor, slice): first-come order of the model's table. */
+struct member {
+    int32_t tensor, slice, next;
+};
+
+static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head, unsigned char *done)
+{
+    struct zr_unit *unit = &l->units[u];
+    unit->first_flat = l->n_flats;
+    for (int32_t i = head; i >= 0; i = m[i].next) {
+        const struct zr_tensor *t = &l->tensors[m[i].tensor];
+        unit->resident |= t->resident;
+        unit->trainable |= t->grad != NULL;
+        if (done[i])
+            continue;
+        struct zr_flat *f = open_flat(l, u, t);
+        for (int32_t j = i; j >= 0; j = m[j].next) {
+            const struct zr_tensor *o = &l->tensors[m[j].tensor];
+            bool joins = f->in_place ? j == i : !done[j] && !goes_in_place(l, o) && same_key(t, o);
+            if (!joins)
+                continue;
+            add_piece(l, f, m[j].tensor, m[j].slice);
+            done[j] = 1;
+        }
+        int64_t per_rank = (f->total_bytes + l->world - 1) / l->world;
+        f->shard_bytes = zr_round_up(per_rank, ZR_SHARD_ALIGN);
+        f->shard_elems = f->shard_bytes / zr_dtype_bytes(f->dtype);
+        if (!f->in_place) {
+            f->total_bytes = f->shard_bytes * l->world;
+            f->param_at = unit->param_bytes;
+            unit->param_bytes = zr_round_up(f->param_at + f->total_bytes, ZR_PIECE_ALIGN);
+            f->shard_at = unit->shard_bytes;
+            unit->shard_bytes = zr_round_up(f->shard_at + f->shard_bytes, ZR_PIECE_ALIGN);
+            if (f->trainable) {
+                f->grad_at = unit->grad_bytes;
+                unit->grad_bytes = zr_round_up(f->grad_at + f->total_bytes, ZR_PIECE_ALIGN);
+            }
+        }
+        if (f->trainable) {
+            f->state_at = l->state_elems;
+            l->state_elems += f->shard_elems;
+            unit->elems += f->shard_elems * l->world;
+        }
+    }
+    unit->n_flats = l->n_flats - unit->first_flat;
+}
+
+/* Stacked tensors that must be contiguous get a region each, slices at their own stride. */
+static void place_in_place(struct zr_layout *l)
+{
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        const struct zr_tensor *x = &l->tensors[t];
+        if (!goes_in_place(l, x))
+            continue;
+        int64_t bytes = x->n_elems * zr_dtype_bytes(x->dtype);
+        for (int32_t s = 0; s < x->n_slices; s++) {
+            struct zr_flat *f = (struct zr_flat *)zr_piece_flat(l, l->piece_of[l->slice_base[t] + s]);
+            f->param_at = l->in_place_param_bytes + s * (bytes / x->n_slices);
+            f->grad_at = l->in_place_grad_bytes + s * (bytes / x->n_slices);
+        }
+        l->in_place_param_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN);
+        if (x->grad)
+            l->in_place_grad_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN);
+    }
+}
+
+const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
+{
+    int32_t lo = 0, hi = l->n_flats - 1; /* flats own consecutive pieces: the last one that starts at or before it */
+    while (lo < hi) {
+        int32_t mid = (lo + hi + 1) / 2;
+        if (l->flats[mid].first_piece <= piece)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return &l->flats[lo];
+}
+
+static uint64_t hash_layout(const struct zr_layout *l)
+{
+    XXH64_state_t h;
+    XXH64_reset(&h, 0);
+    int64_t head[] = {l->world, l->in_place, l->n_tensors, l->n_units};
+    XXH64_update(&h, head, sizeof head);
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        int64_t v[] = {t->dtype, t->n_elems, t->n_slices, t->unit, t->grad != NULL,
+                       t->stacked, t->no_decay, t->overwrite, t->resident};
+        XXH64_update(&h, t->name, strlen(t->name) + 1);
+        XXH64_update(&h, v, sizeof v);
+    }
+    return XXH64_digest(&h);
+}
+
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, struct zr_layout **out)
+{
+    struct member *members = NULL;
+    int32_t *head = NULL, *tail = NULL;
+    unsigned char *done = NULL;
+    int err = ZR_ERR_NOMEM;
+    struct zr_layout *l = calloc(1, sizeof *l);
+    if (!l) {
+        zr_tensors_free(tensors, n_tensors);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the layout");
+    }
+    l->world = world;
+    l->in_place = in_place;
+    l->tensors = tensors;
+    l->n_tensors = n_tensors;
+    l->slice_base = calloc((size_t)n_tensors + 1, sizeof *l->slice_base);
+    if (!l->slice_base)
+        goto no_memory;
+    for (int32_t i = 0; i < n_tensors; i++) {
+        l->slice_base[i + 1] = l->slice_base[i] + (int32_t)tensors[i].n_slices;
+        l->n_params += tensors[i].n_elems;
+    }
+    err = count_units(l, &l->n_units);
+    if (err)
+        goto fail;
+    err = ZR_ERR_NOMEM;
+    int32_t n = l->slice_base[n_tensors];
+    l->units = calloc((size_t)l->n_units, sizeof *l->units);
+    l->flats = calloc((size_t)n, sizeof *l->flats);
+    l->pieces = calloc((size_t)n, sizeof *l->pieces);
+    l->piece_of = calloc((size_t)n, sizeof *l->piece_of);
+    members = calloc((size_t)n, sizeof *members);
+    done = calloc((size_t)n, 1);
+    head = malloc((size_t)l->n_units * sizeof *head);
+    tail = malloc((size_t)l->n_units * sizeof *tail);
+    if (!l->units || !l->flats || !l->pieces || !l->piece_of || !members || !done || !head || !tail)
+        goto no_memory;
+    memset(head, 0xff, (size_t)l->n_units * sizeof *head);
+    int32_t k = 0;
+    for (int32_t t = 0; t < n_tensors; t++) {
+        for (int32_t s = 0; s < tensors[t].n_slices; s++, k++) {
+            int32_t u = tensors[t].unit + s;
+            members[k] = (struct member){.tensor = t, .slice = s, .next = -1};
+            if (head[u] < 0)
+                head[u] = k;
+            else
+                members[tail[u]].next = k;
+            tail[u] = k;
+        }
+    }
+    for (int32_t u = 0; u < l->n_units; u++)
+        build_unit(l, u, members, head[u], done);
+    place_in_place(l);
+    l->hash = hash_layout(l);
+    free(members);
+    free(done);
+    free(head);
+    free(tail);
+    *out = l;
+    return 0;
+
+no_memory:
+    zr_fail(err, "no memory for the layout of %d tensors", n_tensors);
+fail:
+    free(members);
+    free(done);
+    free(head);
+    free(tail);
+    zr_layout_free(l);
+    return err;
+}

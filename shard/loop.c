@@ -1,0 +1,196 @@
+/* loop.c: see loop.h. */
+#include "shard/loop.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+struct zr_loop {
+    uv_loop_t uv;
+    uv_async_t wake;
+    uv_thread_t thread;
+    bool started;
+    int64_t spin_ns;
+
+    void (*carry)(void *arg, const struct zr_job *job);
+    void *arg;
+
+    uint64_t mask;
+    struct zr_job *ring; /* (mask + 1) */
+    _Atomic uint64_t n_pushed, n_carried;
+    _Atomic bool asleep; /* the loop will not look at the queue again by itself */
+    _Atomic bool stop;
+
+    /* Only for the model's thread when it has to wait for the loop. */
+    uv_mutex_t lock;
+    uv_cond_t carried;
+    _Atomic bool waited_for;
+
+    void (*on_stop)(void *arg);
+    void *stop_arg;
+};
+
+uv_loop_t *zr_loop_uv(struct zr_loop *l)
+{
+    return &l->uv;
+}
+
+static bool carry_all(struct zr_loop *l)
+{
+    uint64_t done = atomic_load_explicit(&l->n_carried, memory_order_relaxed);
+    uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
+    if (done == pushed)
+        return false;
+    for (; done < pushed; done++) {
+        l->carry(l->arg, &l->ring[done & l->mask]);
+        /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter. */
+        atomic_store(&l->n_carried, done + 1);
+        if (atomic_load(&l->waited_for)) {
+            uv_mutex_lock(&l->lock);
+            uv_cond_broadcast(&l->carried);
+            uv_mutex_unlock(&l->lock);
+        }
+    }
+    return true;
+}
+
+static void on_wake(uv_async_t *a)
+{
+    struct zr_loop *l = a->data;
+    atomic_store(&l->asleep, false);
+    int64_t until = 0;
+    for (;;) {
+        if (carry_all(l)) {
+            until = l->spin_ns ? zr_now_ns() + l->spin_ns : 0;
+            continue;
+        }
+        if (until && zr_now_ns() < until && !atomic_load_explicit(&l->stop, memory_order_relaxed))
+            continue;
+        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us. */
+        atomic_store(&l->asleep, true);
+        atomic_thread_fence(memory_order_seq_cst);
+        if (atomic_load(&l->n_pushed) == atomic_load(&l->n_carried))
+            break;
+        atomic_store(&l->asleep, false);
+    }
+    if (atomic_load(&l->stop) && !uv_is_closing((uv_handle_t *)a)) {
+        if (l->on_stop)
+            l->on_stop(l->stop_arg);
+        uv_close((uv_handle_t *)a, NULL);
+    }
+}
+
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
+{
+    struct zr_loop *l = calloc(1, sizeof *l);
+    if (!l)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the loop");
+    l->carry = carry;
+    l->arg = arg;
+    l->mask = 1;
+    while (l->mask + 1 < (uint64_t)n_jobs)
+        l->mask = l->mask << 1 | 1;
+    l->ring = calloc(l->mask + 1, sizeof *l->ring);
+    if (!l->ring) {
+        free(l);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
+    }
+    atomic_store(&l->asleep, true);
+    int err = uv_loop_init(&l->uv);
+    if (err) {
+        free(l->ring);
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM, "uv_loop_init: %s", uv_strerror(err));
+    }
+    err = uv_async_init(&l->uv, &l->wake, on_wake);
+    if (err) {
+        uv_loop_close(&l->uv);
+        free(l->ring);
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM, "uv_async_init: %s", uv_strerror(err));
+    }
+    l->wake.data = l;
+    uv_mutex_init(&l->lock);
+    uv_cond_init(&l->carried);
+    /* The handle must not keep a blocking use of the loop (the rendezvous before start) alive on its own. */
+    uv_unref((uv_handle_t *)&l->wake);
+    *out = l;
+    return 0;
+}
+
+static void run(void *arg)
+{
+    struct zr_loop *l = arg;
+    pthread_setname_np(pthread_self(), "zero-loop");
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+}
+
+int zr_loop_start(struct zr_loop *l, int64_t spin_ns)
+{
+    l->spin_ns = spin_ns;
+    uv_ref((uv_handle_t *)&l->wake);
+    int err = uv_thread_create(&l->thread, run, l);
+    if (err) {
+        uv_unref((uv_handle_t *)&l->wake);
+        return zr_fail(ZR_ERR_SYSTEM, "the loop's thread could not be started: %s", uv_strerror(err));
+    }
+    l->started = true;
+    return 0;
+}
+
+uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
+{
+    uint64_t n = atomic_load_explicit(&l->n_pushed, memory_order_relaxed);
+    if (n - atomic_load_explicit(&l->n_carried, memory_order_acquire) > l->mask) {
+        zr_loop_kick(l);
+        zr_loop_await(l, n - l->mask);
+    }
+    l->ring[n & l->mask] = *job;
+    atomic_store_explicit(&l->n_pushed, n + 1, memory_order_release);
+    return n + 1;
+}
+
+void zr_loop_kick(struct zr_loop *l)
+{
+    /* The publication of n_pushed before the reading of asleep (and before uv_async_send's own relaxed read). */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load(&l->asleep))
+        uv_async_send(&l->wake);
+}
+
+void zr_loop_await(struct zr_loop *l, uint64_t number)
+{
+    /* Usually the job was carried out long ago, or is being carried out now. */
+    for (int i = 0; i < 100; i++) {
+        if (atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number)
+            return;
+    }
+    uv_mutex_lock(&l->lock);
+    atomic_store(&l->waited_for, true);
+    while (atomic_load(&l->n_carried) < number)
+        uv_cond_wait(&l->carried, &l->lock);
+    atomic_store(&l->waited_for, false);
+    uv_mutex_unlock(&l->lock);
+}
+
+void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
+{
+    if (!l)
+        return;
+    l->on_stop = on_stop;
+    l->stop_arg = arg;
+    atomic_store(&l->stop, true);
+    if (!l->started)
+        uv_ref((uv_handle_t *)&l->wake);
+    uv_async_send(&l->wake);
+    if (l->started)
+        uv_thread_join(&l->thread);
+    else
+        uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&l->uv);
+    uv_mutex_destroy(&l->lock);
+    uv_cond_destroy(&l->carried);
+    free(l->ring);
+    free(l);
+}

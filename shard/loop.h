@@ -1,0 +1,41 @@
+/* loop.h: the libuv loop on its own thread, and the queue by which the model's thread gives it work.
+ *
+ * One producer (the model's thread), one consumer (the loop's thread). Jobs are carried out in order. The model's thread never waits for
+ * the loop except when the queue is full, or when it asks until when a job has been carried out (zr_loop_await).
+ *
+ * Waking a loop costs a system call, so the producer makes it only when the loop has said that it is about to sleep. */
+#ifndef ZR_SHARD_LOOP_H
+#define ZR_SHARD_LOOP_H
+
+#include "shard/core.h"
+
+#include <uv.h>
+
+/* An action and what the model's thread knew when it gave it. */
+struct zr_job {
+    struct zr_action action;
+    uint64_t call_hash;
+    uint32_t step;
+    float lr;
+    int64_t t;
+};
+
+struct zr_loop;
+
+/* carry is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg, struct zr_loop **out);
+/* For handles of others (sockets), before zr_loop_start or on the loop's thread. */
+uv_loop_t *zr_loop_uv(struct zr_loop *l);
+/* spin_ns: how long the loop looks for more work before it sleeps. */
+int zr_loop_start(struct zr_loop *l, int64_t spin_ns);
+/* Queues a job and returns its number, 1-based. */
+uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
+/* Makes sure that the loop sees what was pushed: after the last of a group. */
+void zr_loop_kick(struct zr_loop *l);
+/* Blocks until job `number` has been carried out. */
+void zr_loop_await(struct zr_loop *l, uint64_t number);
+/* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed), joins, frees. Also
+ * for a loop that was never started: then everything runs on the calling thread. NULL is allowed. */
+void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *arg), void *arg);
+
+#endif

@@ -1,0 +1,329 @@
+/* plan.c: places everything; see plan.h. The slots are chosen in plan_slots.c. */
+#include "shard/plan.h"
+#include "shard/plan_slots.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+const char *zr_mem_name(enum zr_mem m)
+{
+    static const char *const name[ZR_MEM_COUNT] = {
+        [ZR_MEM_PARAM_SHARDS] = "parameter shards", [ZR_MEM_PARAM_SLOTS] = "parameter slots",
+        [ZR_MEM_GRAD_SHARDS] = "gradient shards",   [ZR_MEM_GRAD_SLOTS] = "gradient slots",
+        [ZR_MEM_MASTER] = "master weights",         [ZR_MEM_MOMENTS] = "optimizer moments",
+        [ZR_MEM_STAGING] = "staging"};
+    return name[m];
+}
+
+void zr_plan_free(struct zr_plan *p)
+{
+    if (!p)
+        return;
+    free(p->param_at);
+    free(p->resident);
+    free(p->param_slots);
+    free(p->grad_at);
+    free(p->grad_slots);
+    free(p->master_at);
+    free((void *)p->spec.units);
+    free((void *)p->spec.param_slot_bytes);
+    free((void *)p->spec.grad_slot_bytes);
+    free((void *)p->spec.order);
+    free(p);
+}
+
+/* ---- where things are ---- */
+
+int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot)
+{
+    if (slot >= 0)
+        return p->param_slots[slot].at + f->param_at;
+    return (f->in_place ? p->in_place_param_at : p->param_at[f->unit]) + f->param_at;
+}
+
+int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, int rank)
+{
+    if (p->resident[f->unit])
+        return zr_plan_param_full(p, f, -1) + rank * f->shard_bytes;
+    return p->param_at[f->unit] + f->shard_at;
+}
+
+int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot)
+{
+    if (slot >= 0)
+        return p->grad_slots[slot].at + f->grad_at;
+    return (f->in_place ? p->in_place_grad_at : p->grad_at[f->unit]) + f->grad_at;
+}
+
+int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k)
+{
+    return p->sums_at + (k * p->layout->state_elems + f->state_at) * (int64_t)sizeof(float);
+}
+
+bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
+{
+    return f->trainable || !p->resident[f->unit];
+}
+
+/* ---- what moves ---- */
+
+static int64_t owned_bytes(const struct zr_flat *f, int rank)
+{
+    int64_t first;
+    return zr_flat_owned(f, rank, &first) * zr_dtype_bytes(f->dtype);
+}
+
+int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank)
+{
+    const struct zr_unit *u = &p->layout->units[unit];
+    int64_t n = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
+        if (zr_plan_gathers(p, f))
+            n += f->total_bytes - owned_bytes(f, rank);
+    }
+    return n;
+}
+
+int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire)
+{
+    const struct zr_unit *u = &p->layout->units[unit];
+    int64_t n = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
+        if (!f->trainable)
+            continue;
+        int64_t bytes = owned_bytes(f, rank);
+        /* Peers' arenas are read as they are, so a wider wire than the tensor's own changes nothing. */
+        if (wire && zr_dtype_bytes(wire) < zr_dtype_bytes(f->dtype))
+            bytes = bytes / zr_dtype_bytes(f->dtype) * zr_dtype_bytes(wire);
+        n += bytes * (p->world - 1);
+    }
+    return n;
+}
+
+int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank)
+{
+    const struct zr_unit *u = &p->layout->units[unit];
+    int64_t n = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
+        if (f->trainable)
+            n += (f->total_bytes - owned_bytes(f, rank)) / zr_dtype_bytes(f->dtype) * (int64_t)sizeof(float);
+    }
+    return n;
+}
+
+/* Runs the core over two steps of the declared order and counts what the second does. */
+static int measure(struct zr_plan *p, const struct zr_options *opt)
+{
+    int64_t *gathers = calloc((size_t)p->layout->n_units * 2, sizeof *gathers);
+    if (!gathers)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to measure the plan");
+    int64_t *reduces = gathers + p->layout->n_units;
+    int err = zr_core_rehearse(&p->spec, gathers, reduces);
+    for (int32_t u = 0; !err && u < p->layout->n_units; u++) {
+        p->traffic.n_gather += gathers[u];
+        p->traffic.n_reduce += reduces[u];
+        p->traffic.wire_bytes += gathers[u] * zr_plan_gather_wire(p, u, 0);
+        p->traffic.wire_bytes += reduces[u] * zr_plan_reduce_wire(p, u, 0, opt->wire_dtype);
+        if (p->stage == 0 && p->world > 1 && p->layout->units[u].trainable)
+            p->traffic.wire_bytes += zr_plan_grad_gather_wire(p, u, 0);
+    }
+    p->traffic.wire_bytes += (p->world - 1) * ZR_EXCHANGE_BYTES;
+    free(gathers);
+    return err;
+}
+
+/* ---- placing ---- */
+
+/* Buffers of a binary counter that takes n contributions: the stack is deepest just after an even-numbered one. */
+static int32_t counter_depth(int32_t n)
+{
+    int32_t most = 1;
+    for (int32_t i = 2; i < n; i += 2)
+        most = (int32_t)zr_max(most, __builtin_popcount((unsigned)i) + 1);
+    return most;
+}
+
+static int64_t take(int64_t *end, int64_t bytes)
+{
+    int64_t at = *end;
+    *end = zr_round_up(at + bytes, ZR_PIECE_ALIGN);
+    return at;
+}
+
+static void place_params(struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t end = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        p->param_at[u] = take(&end, p->resident[u] ? l->units[u].param_bytes : l->units[u].shard_bytes);
+    p->in_place_param_at = take(&end, l->in_place_param_bytes);
+    p->bytes[ZR_MEM_PARAM_SHARDS] = end;
+    for (int32_t i = 0; i < p->n_param_slots; i++)
+        p->param_slots[i].at = take(&end, p->param_slots[i].bytes);
+    p->bytes[ZR_MEM_PARAM_SLOTS] = end - p->bytes[ZR_MEM_PARAM_SHARDS];
+    p->gather_bytes = zr_round_up(zr_max(end, 1), 4096);
+    p->bytes[ZR_MEM_STAGING] += p->gather_bytes - end;
+}
+
+static void place_grads(struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t end = 0;
+    for (int32_t u = 0; p->grad_resident && u < l->n_units; u++)
+        p->grad_at[u] = take(&end, l->units[u].grad_bytes);
+    p->in_place_grad_at = take(&end, p->grad_resident ? l->in_place_grad_bytes : 0);
+    for (int32_t i = 0; i < p->n_grad_slots; i++)
+        p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
+    p->bytes[ZR_MEM_GRAD_SLOTS] = end;
+    p->sums_at = take(&end, p->n_sums * l->state_elems * (int64_t)sizeof(float));
+    p->bytes[ZR_MEM_GRAD_SHARDS] = end - p->sums_at;
+    int64_t staging = end;
+    p->exchange_at = take(&end, (int64_t)p->world * ZR_EXCHANGE_BYTES);
+    p->control_at = take(&end, ZR_CONTROL_BYTES);
+    int64_t largest = 0, widest = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        widest = zr_max(widest, l->units[u].elems);
+    for (int32_t t = 0; t < l->n_tensors; t++)
+        largest = zr_max(largest, l->tensors[t].n_elems * (int64_t)sizeof(float));
+    p->full_grad_at = take(&end, p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0);
+    p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
+    p->values_at = take(&end, p->values_bytes);
+    p->reduce_bytes = zr_round_up(end, 4096);
+    p->bytes[ZR_MEM_STAGING] += p->reduce_bytes - staging;
+}
+
+static void place_state(struct zr_plan *p, const struct zr_options *opt)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t copies = p->state_full ? p->world : 1;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        p->master_at[i] = -1;
+        if (f->trainable && f->dtype != ZR_F32) {
+            p->master_at[i] = p->master_elems;
+            p->master_elems += f->shard_elems * copies;
+        }
+    }
+    p->n_states = opt->n_states;
+    p->state_elems = l->state_elems * copies;
+    p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
+    p->bytes[ZR_MEM_MOMENTS] = p->n_states * p->state_elems * (int64_t)sizeof(float);
+}
+
+static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
+{
+    const struct zr_layout *l = p->layout;
+    struct zr_core_spec *s = &p->spec;
+    struct zr_core_unit_spec *units = calloc((size_t)l->n_units, sizeof *units);
+    int32_t n_order = opt->n_order ? opt->n_order : l->n_units * 4;
+    struct zr_call *order = malloc((size_t)n_order * sizeof *order);
+    s->units = units;
+    s->order = order;
+    if (!units || !order)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
+    for (int32_t u = 0; u < l->n_units; u++) {
+        units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
+                                              .grad_bytes = l->units[u].grad_bytes,
+                                              .resident = p->stage <= 2 || p->world == 1 || l->units[u].resident,
+                                              .trainable = l->units[u].trainable};
+    }
+    if (opt->n_order)
+        memcpy(order, opt->order, (size_t)n_order * sizeof *order);
+    for (int32_t i = 0; i < n_order; i++) {
+        if (!opt->n_order) {
+            bool backward = i >= l->n_units * 2;
+            int32_t u = (backward ? n_order - 1 - i : i) / 2;
+            order[i] = (struct zr_call){.unit = u, .backward = backward, .is_end = i & 1};
+        } else if (order[i].unit >= l->n_units) {
+            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, order[i].unit, l->n_units - 1);
+        }
+    }
+    s->n_units = l->n_units;
+    s->n_order = n_order;
+    s->stage = p->stage;
+    s->world = p->world;
+    s->prefetch = opt->prefetch;
+    s->grad_accum_steps = opt->grad_accum_steps;
+    s->grad_resident = p->grad_resident;
+    s->reduce_each = p->stage >= 2 || opt->deterministic || opt->grad_accum_steps == 1;
+    s->tree = opt->deterministic && opt->grad_accum_steps > 1;
+    s->n_sums = p->n_sums = s->tree ? counter_depth(opt->grad_accum_steps) : 1;
+    return 0;
+}
+
+static uint64_t hash_plan(const struct zr_plan *p)
+{
+    XXH64_state_t h;
+    XXH64_reset(&h, p->layout->hash);
+    int64_t head[] = {p->stage, p->world, p->n_states, p->n_sums, p->spec.prefetch, p->spec.grad_accum_steps};
+    XXH64_update(&h, head, sizeof head);
+    XXH64_update(&h, p->bytes, sizeof p->bytes);
+    for (int32_t i = 0; i < p->spec.n_order; i++) {
+        const struct zr_call *c = &p->spec.order[i];
+        uint64_t word = (uint64_t)(uint32_t)c->unit << 2 | (uint64_t)c->backward << 1 | c->is_end;
+        XXH64_update(&h, &word, sizeof word);
+    }
+    return XXH64_digest(&h);
+}
+
+int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct zr_plan **out)
+{
+    struct zr_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan");
+    int err = ZR_ERR_NOMEM;
+    p->layout = l;
+    p->world = l->world;
+    p->stage = opt->stage;
+    p->grad_resident = opt->stage <= 1;
+    p->state_full = opt->stage == 0;
+    p->param_at = calloc((size_t)l->n_units, sizeof *p->param_at);
+    p->grad_at = calloc((size_t)l->n_units, sizeof *p->grad_at);
+    p->resident = calloc((size_t)l->n_units, sizeof *p->resident);
+    p->master_at = calloc((size_t)l->n_flats, sizeof *p->master_at);
+    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at) {
+        zr_fail(err, "no memory for a plan of %d units", l->n_units);
+        goto fail;
+    }
+    err = fill_spec(p, opt);
+    if (err)
+        goto fail;
+    err = zr_plan_choose_slots(p, opt);
+    if (err)
+        goto fail;
+    for (int32_t u = 0; u < l->n_units; u++)
+        p->resident[u] = p->spec.units[u].resident;
+    place_params(p);
+    place_grads(p);
+    place_state(p, opt);
+    for (int i = 0; i < ZR_MEM_COUNT; i++)
+        p->total_bytes += p->bytes[i];
+    err = measure(p, opt);
+    if (err)
+        goto fail;
+    p->hash = hash_plan(p);
+    *out = p;
+    return 0;
+
+fail:
+    zr_plan_free(p);
+    return err;
+}
+
+void zr_plan_table(const struct zr_plan *p, char *text, size_t n)
+{
+    size_t at = 0;
+    for (int i = 0; i < ZR_MEM_COUNT && at < n; i++) {
+        int k = snprintf(text + at, n - at, "  %-18s %16lld bytes\n", zr_mem_name(i), (long long)p->bytes[i]);
+        at += k > 0 ? (size_t)k : 0;
+    }
+    if (at < n)
+        snprintf(text + at, n - at, "  %-18s %16lld bytes", "total per rank", (long long)p->total_bytes);
+}

@@ -1,0 +1,285 @@
+/* plan_slots.c: chooses the slots; see plan_slots.h.
+ *
+ * At any moment some units are live: those whose brackets are open and those being gathered ahead (for gradients: being
+ * reduced). Slot j must hold the j-th largest live unit at every moment of the order; that is the least memory in which the
+ * prefetch depth can be kept. A budget below that takes depth away; a budget above it buys slots in which units stay from
+ * forward to backward, where each saves the most; a budget for all makes all units resident. */
+#include "shard/plan_slots.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
+{
+    void *mem = malloc(zr_core_bytes(spec));
+    struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
+    int err = 0;
+    if (!mem || !actions) {
+        err = zr_fail(ZR_ERR_NOMEM, "no memory to rehearse a plan");
+        goto out;
+    }
+    struct zr_core *core = zr_core_init(mem, spec);
+    memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
+    memset(reduces, 0, (size_t)spec->n_units * sizeof *reduces);
+    int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
+    for (int s = 0; s < 2; s++) {
+        for (int64_t i = 0; i <= n_calls; i++) {
+            struct zr_core_event ev = {.kind = ZR_EV_STEP};
+            if (i < n_calls) {
+                const struct zr_call *c = &spec->order[i % spec->n_order];
+                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward};
+            }
+            int32_t n;
+            err = zr_core_step(core, &ev, actions, &n);
+            if (err)
+                goto out;
+            /* The first gathers of a step are issued by the step before it. */
+            for (int32_t a = 0; a < n; a++) {
+                gathers[actions[a].unit < 0 ? 0 : actions[a].unit] +=
+                    actions[a].kind == ZR_ACT_GATHER && (s == 1 ? i < n_calls : i == n_calls);
+                reduces[actions[a].unit < 0 ? 0 : actions[a].unit] += actions[a].kind == ZR_ACT_REDUCE && s == 1;
+            }
+        }
+    }
+out:
+    free(mem);
+    free(actions);
+    return err;
+}
+
+/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments. */
+struct window {
+    int64_t *live, *need;
+    int32_t n_live, n_need;
+};
+
+static void add_live(struct window *w, int64_t bytes)
+{
+    int32_t i = w->n_live++;
+    for (; i > 0 && w->live[i - 1] < bytes; i--)
+        w->live[i] = w->live[i - 1];
+    w->live[i] = bytes;
+}
+
+static void note_live(struct window *w)
+{
+    for (int32_t i = 0; i < w->n_live; i++)
+        w->need[i] = i < w->n_need ? zr_max(w->need[i], w->live[i]) : w->live[i];
+    w->n_need = (int32_t)zr_max(w->n_need, w->n_live);
+}
+
+static int64_t sum(const int64_t *x, int32_t n)
+{
+    int64_t s = 0;
+    for (int32_t i = 0; i < n; i++)
+        s += x[i];
+    return s;
+}
+
+/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the pass. */
+static void param_need(const struct zr_core_spec *s, int32_t ahead, struct window *w, int32_t *open, int32_t *seen)
+{
+    w->n_need = 0;
+    memset(open, 0, (size_t)s->n_units * sizeof *open);
+    memset(seen, 0xff, (size_t)s->n_units * sizeof *seen);
+    for (int32_t i = 0; i < s->n_order; i++) {
+        const struct zr_call *c = &s->order[i];
+        open[c->unit] += c->is_end ? -1 : 1;
+        if (c->is_end || s->units[c->unit].resident)
+            continue;
+        w->n_live = 0;
+        for (int32_t u = 0; u < s->n_units; u++) {
+            if (open[u] && !s->units[u].resident) {
+                add_live(w, s->units[u].param_bytes);
+                seen[u] = i;
+            }
+        }
+        int32_t n = 0;
+        for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
+            const struct zr_call *next = &s->order[(i + j) % s->n_order];
+            if (next->is_end || s->units[next->unit].resident || seen[next->unit] == i)
+                continue;
+            seen[next->unit] = i;
+            add_live(w, s->units[next->unit].param_bytes);
+            n++;
+        }
+        note_live(w);
+    }
+}
+
+/* Gradients: at each backward begin, all units open in backward and, if `behind`, the one that ended last. */
+static void grad_need(const struct zr_core_spec *s, bool behind, struct window *w, int32_t *open)
+{
+    int32_t last = -1;
+    w->n_need = 0;
+    memset(open, 0, (size_t)s->n_units * sizeof *open);
+    for (int32_t i = 0; i < s->n_order; i++) {
+        const struct zr_call *c = &s->order[i];
+        if (!c->backward || !s->units[c->unit].trainable)
+            continue;
+        open[c->unit] = !c->is_end;
+        if (c->is_end) {
+            last = c->unit;
+            continue;
+        }
+        w->n_live = 0;
+        for (int32_t u = 0; u < s->n_units; u++)
+            if (open[u] || (behind && u == last))
+                add_live(w, s->units[u].grad_bytes);
+        note_live(w);
+    }
+    /* An order that shows no backward at all still has to be survived. */
+    for (int32_t u = 0; u < s->n_units; u++) {
+        if (!s->units[u].trainable)
+            continue;
+        if (w->n_need == 0)
+            w->need[w->n_need++] = 0;
+        w->need[0] = zr_max(w->need[0], s->units[u].grad_bytes);
+    }
+}
+
+/* One more slot of the largest unit that is gathered more than once a step and fits what is left of the budget. */
+static int add_keepers(struct zr_plan *p, int64_t left, struct window *w)
+{
+    struct zr_core_spec *s = &p->spec;
+    int64_t *gathers = calloc((size_t)s->n_units * 2, sizeof *gathers);
+    if (!gathers)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to choose slots");
+    int err = 0;
+    while (w->n_need < s->n_units) {
+        s->n_param_slots = w->n_need;
+        s->param_slot_bytes = w->need;
+        err = zr_core_rehearse(s, gathers, gathers + s->n_units);
+        int64_t best = 0;
+        for (int32_t u = 0; !err && u < s->n_units; u++)
+            if (gathers[u] > 1 && s->units[u].param_bytes <= left)
+                best = zr_max(best, s->units[u].param_bytes);
+        if (err || best == 0)
+            break;
+        w->need[w->n_need++] = best;
+        left -= best;
+    }
+    s->param_slot_bytes = NULL;
+    s->n_param_slots = 0;
+    free(gathers);
+    return err;
+}
+
+static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w, int32_t *a, int32_t *b)
+{
+    struct zr_core_spec *s = &p->spec;
+    int64_t budget = opt->param_budget_bytes, all = 0, largest = 0;
+    int32_t largest_unit = -1;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        if (s->units[u].resident)
+            continue;
+        all += s->units[u].param_bytes;
+        if (s->units[u].param_bytes > largest) {
+            largest = s->units[u].param_bytes;
+            largest_unit = u;
+        }
+    }
+    w->n_need = 0;
+    if (largest_unit < 0)
+        return 0;
+    if (budget && budget < largest)
+        return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld", (long long)budget,
+                       largest_unit, (long long)largest);
+    if (budget && budget >= all) {
+        for (int32_t u = 0; u < s->n_units; u++)
+            ((struct zr_core_unit_spec *)s->units)[u].resident = true;
+        return 0;
+    }
+    int32_t ahead = s->prefetch;
+    do {
+        param_need(s, ahead, w, a, b);
+        /* A unit outside the order may be asked for too. */
+        w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
+        w->n_need = (int32_t)zr_max(w->n_need, 1);
+    } while (budget && sum(w->need, w->n_need) > budget && ahead-- > 0);
+    int64_t used = sum(w->need, w->n_need);
+    if (budget && used > budget)
+        return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
+                       (long long)budget, (long long)used);
+    return budget ? add_keepers(p, budget - used, w) : 0;
+}
+
+/* The windows say what is needed, not that the core's way of filling slots finds it at once: if a bracket would find no slot, the
+ * largest one missing is added. Few models need this (brackets of odd sizes nested in each other). */
+static int mend(struct zr_core_spec *s, int64_t *params, int64_t *grads, int64_t *scratch)
+{
+    for (int32_t tries = 0;; tries++) {
+        int err = zr_core_rehearse(s, scratch, scratch + s->n_units);
+        if (err != ZR_ERR_BUDGET || tries == s->n_units)
+            return err;
+        if (s->n_param_slots && s->n_param_slots < s->n_units) {
+            params[s->n_param_slots] = params[0];
+            s->n_param_slots++;
+        }
+        if (s->n_grad_slots && s->n_grad_slots < s->n_units) {
+            grads[s->n_grad_slots] = grads[0];
+            s->n_grad_slots++;
+        }
+    }
+}
+
+static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)
+{
+    struct zr_slot_place *places = calloc((size_t)n + 1, sizeof *places);
+    for (int32_t i = 0; places && i < n; i++)
+        places[i].bytes = bytes[i];
+    return places;
+}
+
+int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
+{
+    struct zr_core_spec *s = &p->spec;
+    size_t n = (size_t)s->n_units + 1;
+    int64_t *params = calloc(n, sizeof *params), *grads = calloc(n, sizeof *grads);
+    int64_t *live = calloc(n, sizeof *live), *scratch = calloc(2 * n, sizeof *scratch);
+    int32_t *a = calloc(n, sizeof *a), *b = calloc(n, sizeof *b);
+    struct window w = {.live = live, .need = grads};
+    int err = ZR_ERR_NOMEM;
+    if (!params || !grads || !live || !scratch || !a || !b) {
+        zr_fail(err, "no memory to choose slots for %d units", s->n_units);
+        goto out;
+    }
+    /* Gradients first: choosing for parameters rehearses whole steps. */
+    if (!p->grad_resident) {
+        grad_need(s, opt->prefetch > 0, &w, a);
+        s->n_grad_slots = w.n_need;
+    }
+    s->grad_slot_bytes = grads;
+    w.need = params;
+    err = choose_param_slots(p, opt, &w, a, b);
+    if (err)
+        goto out;
+    s->n_param_slots = w.n_need;
+    s->param_slot_bytes = params;
+    err = mend(s, params, grads, scratch);
+    if (err)
+        goto out;
+    int64_t bytes = sum(params, s->n_param_slots);
+    if (opt->param_budget_bytes && bytes > opt->param_budget_bytes) {
+        err = zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; the order needs %lld", (long long)opt->param_budget_bytes,
+                      (long long)bytes);
+        goto out;
+    }
+    p->n_param_slots = s->n_param_slots;
+    p->n_grad_slots = s->n_grad_slots;
+    p->param_slots = to_places(params, s->n_param_slots);
+    p->grad_slots = to_places(grads, s->n_grad_slots);
+    if (!p->param_slots || !p->grad_slots)
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d slots", s->n_param_slots + s->n_grad_slots);
+out:
+    if (err) {
+        free(params);
+        free(grads);
+        s->param_slot_bytes = s->grad_slot_bytes = NULL;
+    }
+    free(live);
+    free(scratch);
+    free(a);
+    free(b);
+    return err;
+}

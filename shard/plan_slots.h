@@ -1,0 +1,14 @@
+/* plan_slots.h: how many slots, how large: for gathered parameters and for gradients handed out. */
+#ifndef ZR_SHARD_PLAN_SLOTS_H
+#define ZR_SHARD_PLAN_SLOTS_H
+
+#include "shard/plan.h"
+
+/* Fills p->param_slots, p->grad_slots (sizes, not places) and their part of p->spec, and makes units resident where the
+ * budget allows. p->spec must hold units and order. */
+int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt);
+
+/* Runs a core of spec over two steps of its order; gathers[u] and reduces[u] get what the second step does. */
+int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces);
+
+#endif
