@@ -1,4 +1,5 @@
-/* errors.c: the public face of the last failure, and the proof that public and internal numbers are the same. */
+/* errors.c: the public face of the last failure, and the proof that public and internal numbers are the same.
+ */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "zero/zero.h"

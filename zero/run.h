@@ -1,0 +1,89 @@
+/* run.h: the parts of zero-run, the launcher of ranks on one host. It depends on libuv alone.
+ *
+ *     run.c        the command line, what it says about errors in it, and the environment of each rank
+ *     run_exec.c   the last steps inside a rank's process before the program starts
+ *     run_ranks.c  starts the ranks, forwards signals, ends all when one fails
+ *     run_lines.c  a rank's output, whole line by whole line
+ *
+ * Everything runs on the main thread's loop; only the writing of output is done by libuv's worker threads, so
+ * that a slow reader never keeps a signal waiting. */
+#ifndef ZR_ZERO_RUN_H
+#define ZR_ZERO_RUN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <uv.h>
+
+struct zr_run_options {
+    int n_ranks;
+    bool raw;         /* ranks write to our own descriptors */
+    int port;         /* MASTER_PORT; 0: a free one */
+    const char *path; /* of the program, found */
+    char **argv;      /* the program's, NULL-terminated */
+};
+
+/* run_exec.c */
+
+#define ZR_RUN_EXEC "--exec-rank" /* zero-run --exec-rank PARENT PATH ARGV0 ARGS...: not for users */
+
+/* Looks path up as execvp would: returns 0 and allocates *out, or the exit code a shell would give, 126 or
+ * 127, and says why on standard error. */
+int zr_run_find(const char *name, char **out);
+
+/* Inside the rank's process: makes sure it dies with zero-run, and becomes the program. Returns an exit code
+ * when it cannot. */
+int zr_run_exec(int argc, char **argv);
+
+/* run.c */
+
+/* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory. */
+char **zr_run_environment(const struct zr_run_options *o, int rank, int port, const char *job);
+
+/* run_ranks.c */
+
+/* Runs all ranks to their end. Returns the exit code of zero-run. */
+int zr_run_ranks(const struct zr_run_options *o);
+
+/* run_lines.c */
+
+/* One of our output descriptors. Text is queued, and written by a worker thread a buffer at a time. */
+struct zr_sink {
+    uv_loop_t *loop;
+    int fd;
+    struct zr_sink_buffer {
+        char *data;
+        size_t n, cap;
+    } filling, writing;
+    bool busy;  /* the worker has the buffer being written */
+    int result; /* the worker's: 0 or an errno */
+    int error;  /* the first failure, an errno; text is dropped from then on */
+    uv_work_t work;
+    void (*on_written)(struct zr_sink *sink); /* a buffer went out, or failed */
+    void *arg;                                /* of whoever owns the sink */
+};
+
+void zr_sink_init(struct zr_sink *s, uv_loop_t *loop, int fd, void (*on_written)(struct zr_sink *),
+                  void *arg);
+void zr_sink_put(struct zr_sink *s, const char *text, size_t n);
+bool zr_sink_full(const struct zr_sink *s); /* its readers had better stop */
+bool zr_sink_idle(const struct zr_sink *s); /* nothing waits, or the descriptor is lost */
+
+/* One output stream of one rank: splits what comes into lines and puts each, prefixed, into the sink. */
+struct zr_lines {
+    uv_pipe_t pipe;
+    struct zr_sink *sink;
+    char prefix[24];
+    char *partial; /* the line that has no end yet */
+    size_t n_partial, cap_partial;
+    bool open, reading;
+    void (*on_end)(struct zr_lines *l); /* the rank closed it; everything was put */
+    void *arg;
+};
+
+/* Takes fd, the read end of a pipe, non-blocking; it is closed at the end. Returns 0 or a libuv error. */
+int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
+                  void (*on_end)(struct zr_lines *), void *arg);
+/* Reads while its sink has room; to be called when that changed. */
+void zr_lines_update(struct zr_lines *l);
+
+#endif
