@@ -1,0 +1,577 @@
+/* test_config.c: configuration: every field's default, text, environment and limits, and what the messages
+ * say. */
+#include "zero/config.h"
+
+#include <float.h>
+#include <locale.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void assert_message(const char *part)
+{
+    if (!strstr(zero_last_error(), part))
+        fail_msg("\"%s\" is not in \"%s\"", part, zero_last_error());
+}
+
+static void refuse(const struct zero_config *cfg, const char *message)
+{
+    struct zr_config c;
+    memset(&c, 0x5a, sizeof c);
+    assert_int_equal(zr_config_resolve(cfg, &c), ZERO_ERR_ARG);
+    assert_message(message);
+    for (size_t i = 0; i < sizeof c; i++) /* a failed call leaves nothing */
+        assert_int_equal(((unsigned char *)&c)[i], 0x5a);
+}
+
+static struct zr_config accept(const struct zero_config *cfg)
+{
+    struct zr_config c;
+    int err = zr_config_resolve(cfg, &c);
+    if (err)
+        fail_msg("refused: %s", zero_last_error());
+    return c;
+}
+
+static int clear_environment(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ZERO_STAGE",
+                                        "ZERO_BACKEND",
+                                        "ZERO_TIMEOUT_MS",
+                                        "ZERO_OPTIMIZER",
+                                        "ZERO_BETA1",
+                                        "ZERO_BETA2",
+                                        "ZERO_EPS",
+                                        "ZERO_WEIGHT_DECAY",
+                                        "ZERO_CLIP",
+                                        "ZERO_GRAD_SCALE",
+                                        "ZERO_GRAD_SUM",
+                                        "ZERO_PREFETCH",
+                                        "ZERO_DETERMINISTIC",
+                                        "ZERO_WIRE_DTYPE",
+                                        "ZERO_TRACE",
+                                        "ZERO_GRAD_ACCUM_STEPS",
+                                        "ZERO_PARAM_BUDGET_BYTES",
+                                        "ZERO_RANK",
+                                        "ZERO_WORLD_SIZE",
+                                        "ZERO_STGE",
+                                        "ZERO_N_STATES",
+                                        "ZERO_WORLD"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        unsetenv(names[i]);
+    return 0;
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    struct zr_config both[2] = {accept(&cfg), accept(NULL)};
+    for (int i = 0; i < 2; i++) {
+        const struct zr_options *o = &both[i].options;
+        assert_int_equal(o->stage, 0);
+        assert_int_equal(o->optimizer, ZR_ADAMW);
+        assert_true(o->beta1 == 0.9f && o->beta2 == 0.999f && o->eps == 1e-8f);
+        assert_true(o->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
+        assert_int_equal(o->grad_accum_steps, 1);
+        assert_false(o->grad_sum);
+        assert_null(o->update);
+        assert_int_equal(o->n_states, 2);
+        assert_int_equal(o->prefetch, 2);
+        assert_int_equal(o->param_budget_bytes, 0);
+        assert_true(o->deterministic);
+        assert_int_equal(o->wire_dtype, 0);
+        assert_null(o->order);
+        assert_int_equal(o->n_order, 0);
+        assert_int_equal(o->timeout_ms, 30000);
+        assert_null(o->log);
+        assert_false(o->trace);
+        assert_int_equal(both[i].user.world, 0);
+        zr_config_release(&both[i]);
+    }
+    zr_config_release(NULL);
+}
+
+static int an_update(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    (void)u;
+    return 0;
+}
+
+static void test_defaults_by_optimizer(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.optimizer = ZERO_SGD;
+    struct zr_options o = accept(&cfg).options;
+    assert_true(o.beta1 == 0 && o.n_states == 0);
+    cfg.beta1 = 0.5f;
+    o = accept(&cfg).options;
+    assert_true(o.beta1 == 0.5f && o.n_states == 1);
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    cfg.optimizer = ZERO_RMSPROP;
+    o = accept(&cfg).options;
+    assert_true(o.beta2 == 0.99f && o.n_states == 1);
+    cfg.optimizer = ZERO_ADAM;
+    o = accept(&cfg).options;
+    assert_true(o.optimizer == ZR_ADAM && o.beta2 == 0.999f && o.n_states == 2);
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    cfg.update = an_update;
+    cfg.n_states = 3;
+    struct zr_config c = accept(&cfg);
+    assert_true(c.options.optimizer == 0 && c.options.n_states == 3);
+    assert_ptr_equal(c.user.update, an_update);
+    assert_null(c.options.update); /* an adapter goes there */
+}
+
+static void test_negative_means_true_zero(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.beta1 = cfg.beta2 = cfg.eps = -1;
+    cfg.prefetch = -5;
+    cfg.deterministic = -1;
+    struct zr_options o = accept(&cfg).options;
+    assert_true(o.beta1 == 0 && o.beta2 == 0 && o.eps == 0);
+    assert_false(signbit(o.beta1));
+    assert_int_equal(o.prefetch, 0);
+    assert_false(o.deterministic);
+}
+
+/* text, the raw field it makes, and refused text; "" ends nothing here: an empty value is refused by
+ * zero_config_set. */
+struct text_case {
+    const char *key;
+    size_t offset;
+    char type; /* i int32, l int64, f float, d double */
+    bool env;
+    const char *good;
+    double raw;
+    const char *bad, *allowed;
+};
+#define AT(name) #name, offsetof(struct zero_config, name)
+
+static const struct text_case text_cases[] = {
+    {AT(stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "0", 0, "-1", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "+2", 2, "2x", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "1", 1, "", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "1", 1, " 1", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "1", 1, "0x1", "allowed: 0, 1, 2, 3"},
+    {AT(stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
+    {AT(stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
+    {AT(backend), 'i', true, "shm", 2, "mpi", "allowed: auto, self, shm"},
+    {AT(backend), 'i', true, "SELF", 1, "3", "allowed: auto, self, shm"},
+    {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
+    {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
+    {AT(world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
+    {AT(timeout_ms), 'l', true, "1500", 1500, "-1", "allowed: 1 to 2147483647, or 0 for 30000"},
+    {AT(timeout_ms), 'l', true, "2147483647", 2147483647, "2147483648", "allowed: 1 to 2147483647"},
+    {AT(optimizer), 'i', true, "adamw", 1, "lion", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optimizer), 'i', true, "adam", 2, "5", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optimizer), 'i', true, "sgd", 3, "-1", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(beta1), 'f', true, "0.75", 0.75, "1", "allowed: less than 1"},
+    {AT(beta1), 'f', true, "-1", -1, "nan", "allowed: less than 1"},
+    {AT(beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: less than 1"},
+    {AT(eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
+    {AT(eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0, the default */
+    {AT(weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
+    {AT(weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
+    {AT(clip), 'f', true, "1", 1, "-1", "allowed: a finite number, 0 or more"},
+    {AT(clip), 'f', true, "1.5", 1.5, "1,5", "allowed: a finite number, 0 or more"},
+    {AT(grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number; 0 for 1"},
+    {AT(grad_scale), 'd', true, "1e300", 1e300, "one", "allowed: a finite number; 0 for 1"},
+    {AT(grad_accum_steps), 'i', true, "16", 16, "-2", "allowed: 1 and more, or 0 for 1"},
+    {AT(grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
+    {AT(n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
+    {AT(prefetch), 'i', true, "7", 7, "two", "negative for none"},
+    {AT(prefetch), 'i', true, "none", -1, "2147483648", "negative for none"},
+    {AT(param_budget_bytes), 'l', true, "4096", 4096, "-1", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "64Mi", 64 << 20, "64m", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3k", 3000, "3 k", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3M", 3e6, "k", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k", "0 for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi", "0 for what prefetch needs"},
+    {AT(deterministic), 'i', true, "off", -1, "2", "1 for on, negative for off"},
+    {AT(deterministic), 'i', true, "on", 1, "yes", "1 for on, negative for off"},
+    {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
+    {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
+    {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
+};
+#define N_TEXT (sizeof text_cases / sizeof *text_cases)
+
+static double raw(const struct zero_config *cfg, const struct text_case *t)
+{
+    const char *at = (const char *)cfg + t->offset;
+    int32_t i;
+    int64_t l;
+    float f;
+    double d;
+    switch (t->type) {
+    case 'i':
+        memcpy(&i, at, sizeof i);
+        return i;
+    case 'l':
+        memcpy(&l, at, sizeof l);
+        return (double)l;
+    case 'f':
+        memcpy(&f, at, sizeof f);
+        return (double)f;
+    default:
+        memcpy(&d, at, sizeof d);
+        return d;
+    }
+}
+
+static void test_set(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_TEXT; i++) {
+        const struct text_case *t = &text_cases[i];
+        struct zero_config cfg = ZERO_CONFIG_INIT, other = ZERO_CONFIG_INIT;
+        if (zero_config_set(&cfg, t->key, t->good))
+            fail_msg("%s = %s: %s", t->key, t->good, zero_last_error());
+        if (raw(&cfg, t) != t->raw)
+            fail_msg("%s = %s gave %g", t->key, t->good, raw(&cfg, t));
+        /* No other field was touched. */
+        size_t bytes = t->type == 'i' || t->type == 'f' ? 4 : 8;
+        memcpy((char *)&other + t->offset, (char *)&cfg + t->offset, bytes);
+        assert_memory_equal(&cfg, &other, sizeof cfg);
+
+        if (zero_config_set(&cfg, t->key, t->bad) != ZERO_ERR_ARG)
+            fail_msg("%s = \"%s\" was taken", t->key, t->bad);
+        char start[128];
+        snprintf(start, sizeof start, "%s is \"%s\"; allowed: ", t->key, t->bad);
+        assert_message(start);
+        assert_message(t->allowed);
+        assert_memory_equal(&cfg, &other, sizeof cfg); /* nothing changed */
+    }
+}
+
+static void test_environment(void **state)
+{
+    for (size_t i = 0; i < N_TEXT; i++) {
+        const struct text_case *t = &text_cases[i];
+        char name[64] = "ZERO_";
+        for (size_t k = 0; k <= strlen(t->key); k++)
+            name[5 + k] = (char)(t->key[k] >= 'a' ? t->key[k] - 'a' + 'A' : t->key[k]);
+        const struct zero_config cfg = ZERO_CONFIG_INIT;
+        setenv(name, t->good, 1);
+        struct zr_config c = accept(&cfg);
+        if (raw(&c.user, t) != (t->env ? t->raw : 0))
+            fail_msg("%s=%s gave %g", name, t->good, raw(&c.user, t));
+        setenv(name, t->bad, 1);
+        if (t->env && *t->bad) {
+            char start[128];
+            snprintf(start, sizeof start, "%s is \"%s\"; allowed: ", name, t->bad);
+            refuse(&cfg, start);
+            assert_message(t->allowed);
+        } else {
+            accept(&cfg); /* not a variable, or empty: as if unset */
+        }
+        unsetenv(name);
+    }
+    /* The environment is stronger than the program, and resolved like it. */
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = 1;
+    setenv("ZERO_STAGE", "3", 1);
+    setenv("ZERO_OPTIMIZER", "sgd", 1);
+    setenv("ZERO_PREFETCH", "none", 1);
+    setenv("ZERO_RANK", "not ours to read", 1);
+    setenv("ZERO_WORLD_SIZE", "nor this", 1);
+    struct zr_options o = accept(&cfg).options;
+    assert_true(o.stage == 3 && o.optimizer == ZR_SGD && o.n_states == 0 && o.prefetch == 0);
+    clear_environment(state);
+}
+
+static char logged[512];
+
+static void keep_line(void *arg, const char *line)
+{
+    assert_ptr_equal(arg, logged);
+    assert_null(strchr(line, '\n'));
+    strncat(logged, line, sizeof logged - strlen(logged) - 1);
+}
+
+static void test_misspelt_variable(void **state)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.log = keep_line;
+    cfg.log_arg = logged;
+    setenv("ZERO_STAGE", "2", 1);
+    setenv("ZERO_RANK", "1", 1);
+    setenv("ZERO_ISA", "avx2", 1);
+    setenv("ZERO_SOMETHING_ELSE", "1", 1);
+    *logged = 0;
+    assert_int_equal(accept(&cfg).options.stage, 2);
+    assert_string_equal(logged, "");
+    setenv("ZERO_STGE", "3", 1);
+    assert_int_equal(accept(&cfg).options.stage, 2);
+    assert_string_equal(logged, "ZERO_STGE is not known and was ignored; did you mean ZERO_STAGE?");
+    unsetenv("ZERO_ISA");
+    unsetenv("ZERO_SOMETHING_ELSE");
+    clear_environment(state);
+}
+
+static void test_bad_fields(void **state)
+{
+    (void)state;
+#define BAD(field, value, message)                                                                           \
+    do {                                                                                                     \
+        struct zero_config cfg = ZERO_CONFIG_INIT;                                                           \
+        cfg.field = value;                                                                                   \
+        refuse(&cfg, message);                                                                               \
+    } while (0)
+    BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
+    BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
+    BAD(backend, 3, "backend is 3; allowed: auto, self, shm");
+    BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
+    BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
+    BAD(world, -1, "world is -1; allowed: 1 and more");
+    BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
+    BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
+    BAD(optimizer, 5, "optimizer is 5; allowed: adamw, adam, sgd, rmsprop");
+    BAD(beta1, 1.0f, "beta1 is 1; allowed: less than 1");
+    BAD(beta1, NAN, "beta1 is nan; allowed: ");
+    BAD(beta2, 2.5f, "beta2 is 2.5; allowed: less than 1");
+    BAD(beta2, -INFINITY, "beta2 is -inf; allowed: ");
+    BAD(eps, INFINITY, "eps is inf; allowed: a finite number");
+    BAD(weight_decay, -0.5f, "weight_decay is -0.5; allowed: a finite number, 0 or more");
+    BAD(clip, -1.0f, "clip is -1; allowed: a finite number, 0 or more");
+    BAD(clip, NAN, "clip is nan; allowed: ");
+    BAD(grad_scale, (double)NAN, "grad_scale is nan; allowed: a finite number; 0 for 1");
+    BAD(grad_accum_steps, -4, "grad_accum_steps is -4; allowed: 1 and more, or 0 for 1");
+    BAD(grad_sum, 2, "grad_sum is 2; allowed: 0, 1");
+    BAD(n_states, 5, "n_states is 5; allowed: 0, 1, 2, 3, 4");
+    BAD(n_states, 1, "n_states is 1 but update is NULL; allowed: 0");
+    BAD(param_budget_bytes, -1, "param_budget_bytes is -1; allowed: bytes");
+    BAD(deterministic, 2, "deterministic is 2; allowed: 1 for on");
+    BAD(wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
+    BAD(wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
+    BAD(n_order, -1, "n_order is -1; allowed: 0 and more");
+    BAD(n_order, 3, "order is NULL but n_order is 3; allowed: both");
+    BAD(trace, 7, "trace is 7; allowed: 0, 1");
+#undef BAD
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.world = cfg.rank = 3;
+    refuse(&cfg, "rank is 3; allowed: 0 to 2 (world is 3)");
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    cfg.update = an_update;
+    cfg.optimizer = ZERO_ADAM;
+    refuse(&cfg, "optimizer is 2 but update is set");
+    struct zero_call call = {0, ZERO_FORWARD, 0};
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    cfg.order = &call;
+    refuse(&cfg, "order is set but n_order is 0");
+}
+
+static void test_size(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = 2;
+    const size_t bad[] = {0, 1, 8, 167, sizeof cfg + 1, sizeof cfg + 8, (size_t)-1};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[64];
+        cfg.size = bad[i];
+        snprintf(text, sizeof text, "size is %zu: ", bad[i]);
+        refuse(&cfg, text);
+        assert_message("not started by ZERO_CONFIG_INIT");
+        assert_int_equal(zero_config_set(&cfg, "stage", "1"), ZERO_ERR_ARG);
+        assert_message("not started by ZERO_CONFIG_INIT");
+        assert_int_equal(cfg.stage, 2);
+    }
+    cfg.size = sizeof cfg;
+    assert_int_equal(accept(&cfg).options.stage, 2);
+    /* The first version's programs, forever: 168 bytes, the last field at 160. */
+    if (sizeof(void *) == 8) {
+        cfg.size = 168;
+        cfg.trace = 1;
+        struct zr_config c = accept(&cfg);
+        assert_true(c.options.stage == 2 && c.options.trace);
+        assert_int_equal(c.user.size, sizeof cfg);
+        assert_int_equal(offsetof(struct zero_config, trace), 160);
+    }
+}
+
+static void test_unknown_key(void **state)
+{
+    (void)state;
+    static const char *const keys[][2] = {{"stge", "stage"},
+                                          {"Stage", "stage"},
+                                          {"weight-decay", "weight_decay"},
+                                          {"accum", "grad_accum_steps"},
+                                          {"grad_accum", "grad_accum_steps"},
+                                          {"grad_accum_step", "grad_accum_steps"},
+                                          {"timeout", "timeout_ms"},
+                                          {"wire", "wire_dtype"},
+                                          {"prefetch_depth", "prefetch"},
+                                          {"param_budget", "param_budget_bytes"},
+                                          {"beta3", "beta1"},
+                                          {"", "eps"}};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char text[128];
+        assert_int_equal(zero_config_set(&cfg, keys[i][0], "1"), ZERO_ERR_ARG);
+        snprintf(text, sizeof text, "there is no configuration key \"%s\"; the nearest is \"", keys[i][0]);
+        assert_message(text);
+        snprintf(text, sizeof text, "the nearest is \"%s\"", keys[i][1]);
+        assert_message(text);
+    }
+    char longest[5000];
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    assert_int_equal(zero_config_set(&cfg, longest, "1"), ZERO_ERR_ARG);
+    assert_int_equal(zero_config_set(&cfg, "stage", longest), ZERO_ERR_ARG);
+    const struct zero_config untouched = ZERO_CONFIG_INIT;
+    assert_memory_equal(&cfg, &untouched, sizeof cfg);
+}
+
+static void test_not_settable(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"size",    "rendezvous", "update", "update_arg", "order",
+                                       "n_order", "stream",     "log",    "log_arg"};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char text[64];
+        assert_int_equal(zero_config_set(&cfg, keys[i], "1"), ZERO_ERR_ARG);
+        snprintf(text, sizeof text, "%s cannot be set from text: it is ", keys[i]);
+        assert_message(text);
+    }
+    assert_int_equal(zero_config_set(NULL, "stage", "1"), ZERO_ERR_ARG);
+    assert_message("cfg is NULL");
+    assert_int_equal(zero_config_set(&cfg, NULL, "1"), ZERO_ERR_ARG);
+    assert_message("key is NULL");
+    assert_int_equal(zero_config_set(&cfg, "stage", NULL), ZERO_ERR_ARG);
+    assert_message("value is NULL");
+}
+
+static void test_locale(void **state)
+{
+    (void)state;
+    /* Where 1.5 is written 1,5; only if this machine has such a locale. */
+    if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "fr_FR.UTF-8"))
+        skip();
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    int err = zero_config_set(&cfg, "clip", "1.5");
+    setlocale(LC_NUMERIC, "C");
+    assert_int_equal(err, 0);
+    assert_true(cfg.clip == 1.5f);
+}
+
+#define F ZERO_FORWARD
+#define B ZERO_BACKWARD
+
+static void refuse_order(const struct zero_call *order, int n, const char *message)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.order = order;
+    cfg.n_order = n;
+    refuse(&cfg, message);
+}
+
+static void test_order(void **state)
+{
+    (void)state;
+    /* An embedding held open around a layer, overlap, nesting of one unit, and recompute inside backward. */
+    const struct zero_call good[] = {{0, F, 0}, {1, F, 0}, {0, F, 1}, {1, F, 1}, {5, F, 0},
+                                     {5, F, 0}, {5, F, 1}, {5, F, 1}, {1, B, 0}, {1, F, 0},
+                                     {1, F, 1}, {0, B, 0}, {1, B, 1}, {0, B, 1}};
+    const int n = sizeof good / sizeof *good;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.order = good;
+    cfg.n_order = n;
+    struct zr_config c = accept(&cfg);
+    assert_int_equal(c.options.n_order, n);
+    assert_ptr_equal(c.options.order, c.order);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(c.order[i].unit, good[i].unit);
+        assert_int_equal(c.order[i].backward, good[i].phase == B);
+        assert_int_equal(c.order[i].is_end, good[i].is_end);
+    }
+    zr_config_release(&c);
+    assert_null(c.options.order);
+    zr_config_release(&c); /* twice is harmless */
+
+    for (int cut = 1; cut < n; cut++) { /* a prefix is good exactly when nothing is open after it */
+        int open = 0;
+        for (int i = 0; i < cut; i++)
+            open += good[i].is_end ? -1 : 1;
+        cfg.n_order = cut;
+        struct zr_config part;
+        int err = zr_config_resolve(&cfg, &part);
+        assert_int_equal(err, open ? ZERO_ERR_ARG : 0);
+        if (!err)
+            zr_config_release(&part);
+        else
+            assert_message("which is never ended");
+    }
+
+    refuse_order((struct zero_call[]){{-1, F, 0}, {-1, F, 1}}, 2, "order[0].unit is -1; allowed: 0 and more");
+    refuse_order((struct zero_call[]){{0, F, 0}, {0, 3, 1}}, 2,
+                 "order[1].phase is 3; allowed: 1 (ZERO_FORWARD), 2");
+    refuse_order((struct zero_call[]){{0, 0, 0}, {0, F, 1}}, 2,
+                 "order[0].phase is 0; allowed: 1 (ZERO_FORWARD), 2");
+    refuse_order((struct zero_call[]){{0, F, 0}, {0, F, 2}}, 2,
+                 "order[1].is_end is 2; allowed: 0 (begin), 1 (end)");
+    refuse_order((struct zero_call[]){{0, F, 0}, {1, F, 1}}, 2,
+                 "order[0] begins unit 0 (forward), which is never ended");
+    refuse_order((struct zero_call[]){{0, F, 0}, {0, F, 1}, {0, B, 1}}, 3,
+                 "order[2] ends unit 0 (backward), which is not open");
+    refuse_order((struct zero_call[]){{7, B, 1}}, 1, "order[0] ends unit 7 (backward), which is not open");
+    refuse_order((struct zero_call[]){{2, B, 0}, {2, F, 0}, {2, B, 1}, {2, F, 1}}, 4,
+                 "order[2] ends unit 2 (backward), whose innermost open bracket, order[1], is forward");
+    refuse_order((struct zero_call[]){{2, B, 0}, {2, F, 0}, {2, F, 1}}, 3,
+                 "order[0] begins unit 2 (backward), which is never ended");
+}
+
+static void test_backend(void **state)
+{
+    (void)state;
+    static const struct {
+        int backend, world, err, out;
+    } cases[] = {{0, 1, 0, ZERO_BACKEND_SELF}, {0, 2, 0, ZERO_BACKEND_SHM}, {1, 1, 0, ZERO_BACKEND_SELF},
+                 {1, 2, ZERO_ERR_ARG, 0},      {2, 1, 0, ZERO_BACKEND_SHM}, {2, 4, 0, ZERO_BACKEND_SHM}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        cfg.backend = cases[i].backend;
+        struct zr_config c = accept(&cfg);
+        enum zero_backend got = 0;
+        assert_int_equal(zr_config_backend(&c, cases[i].world, &got), cases[i].err);
+        assert_int_equal(got, cases[i].out);
+    }
+    assert_message("backend is self, which is for world 1, but world is 2; allowed: auto, shm");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_defaults_by_optimizer),
+        cmocka_unit_test(test_negative_means_true_zero),
+        cmocka_unit_test(test_set),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_misspelt_variable),
+        cmocka_unit_test(test_bad_fields),
+        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_unknown_key),
+        cmocka_unit_test(test_not_settable),
+        cmocka_unit_test(test_locale),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_backend),
+    };
+    return cmocka_run_group_tests_name("config", tests, clear_environment, NULL);
+}
