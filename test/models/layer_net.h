@@ -1,0 +1,76 @@
+/* layer_net.h: a small image classifier in the manner of darknet: an array of layer structs, each with its
+ * own calloc'd weights and its own functions, passed to them by value.
+ *
+ * weight_updates and bias_updates hold the NEGATIVE gradient, SUMMED over the batch: the cost layer's delta
+ * is truth minus prediction, and an update adds learning_rate/batch times it to the weights. */
+#ifndef TEST_LAYER_NET_H
+#define TEST_LAYER_NET_H
+
+#include <stdint.h>
+
+enum layer_kind { LAYER_CONVOLUTIONAL, LAYER_MAXPOOL, LAYER_CONNECTED, LAYER_SOFTMAX };
+
+struct layer;
+
+/* What runs through the net. */
+struct pass {
+    const float *input; /* of this layer, (batch, inputs) */
+    float *delta;       /* of the layer below, (batch, inputs), or NULL */
+    const float *truth; /* (batch, classes), or NULL */
+};
+
+struct update_args {
+    int batch; /* images that the updates are summed over */
+    float learning_rate, momentum, decay;
+};
+
+struct layer {
+    enum layer_kind kind;
+    int batch;
+    int h, w, c;             /* of the input image */
+    int out_h, out_w, out_c; /* of the output */
+    int inputs, outputs;     /* per image */
+    int size, pad;           /* of a filter or pool */
+    int n_weights, n_biases;
+    int linear; /* 1: no leaky activation */
+    int frozen; /* 1: not trained */
+
+    float *weights;        /* (out_c, c, size, size) or (outputs, inputs) */
+    float *biases;         /* (out_c) or (outputs) */
+    float *weight_updates; /* as weights */
+    float *bias_updates;
+
+    float *output; /* (batch, outputs) */
+    float *delta;  /* (batch, outputs) */
+    int *indexes;  /* of a maxpool: where each output came from */
+    float *cost;   /* of a softmax: (1), summed over the batch */
+
+    void (*forward)(struct layer, struct pass);
+    void (*backward)(struct layer, struct pass);
+};
+
+struct net {
+    int n, batch;
+    struct layer *layers;
+    float learning_rate, momentum, decay;
+};
+
+/* An 8x8 image, one channel: conv 3x3 to 5, maxpool 2, connected 18, connected n_classes, softmax. */
+#define NET_SIDE    8
+#define NET_CLASSES 4
+struct net *net_new(int batch, uint64_t seed); /* NULL without memory */
+void net_free(struct net *net);
+
+/* input (batch, 64), truth (batch, classes). Return the mean cost. */
+float net_forward(struct net *net, const float *input, const float *truth);
+void net_backward(struct net *net, const float *input);
+/* The input of layer i in a pass, for whoever runs the layers one by one. */
+struct pass net_pass(const struct net *net, int i, const float *input, const float *truth);
+float net_cost(const struct net *net);
+
+/* Momentum SGD in place: the updates are kept, times momentum, for the next batch to add to. */
+void net_update(struct net *net, struct update_args a);
+/* The same for any n weights whose updates are x; decay 0 for biases. */
+void update_weights(int n, float *weights, float *updates, struct update_args a);
+
+#endif

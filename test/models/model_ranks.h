@@ -1,0 +1,97 @@
+/* model_ranks.h: runs a model on W ranks, each a thread of this process, and compares what the runs computed.
+ *
+ * Each model of this folder is trained twice: as its author wrote it ("plain"), and wrapped by libzero at
+ * every stage and several worlds ("wrapped"). A run leaves a log: losses, gradient norms, final weights. At
+ * one world every stage must give the same bits; world 1 the plain run's bits where the arithmetic is the
+ * same; other worlds the plain run's numbers up to the order of the sums. */
+#ifndef TEST_MODEL_RANKS_H
+#define TEST_MODEL_RANKS_H
+
+#include "zero/zero.h"
+
+#include <stdbool.h>
+
+#define RUN_MAX_STEPS 32
+#define RUN_MAX_WORLD 4
+
+struct run_log {
+    int err; /* of the first call that failed, with its text */
+    char error[2048];
+    int n_steps;
+    double loss[RUN_MAX_STEPS]; /* of each step, mean over the global batch */
+    double norm[RUN_MAX_STEPS]; /* of the gradient, before clipping */
+    double eval[RUN_MAX_STEPS]; /* of the evaluation after each step, 0: none */
+    int64_t n_weights, n_states;
+    float *weights; /* (n_weights) at the end, in the model's own order */
+    float *states;  /* (n_states) of the optimizer; wrapped runs only */
+};
+
+/* How a wrapped run is laid out over ranks. */
+struct run_setup {
+    int stage, world;
+    int accum;      /* micro-batches per step; 0: 1 */
+    int prefetch;   /* as cfg.prefetch */
+    int64_t budget; /* as cfg.param_budget_bytes */
+    bool brackets;  /* false: not a line inside forward and backward (stages 0 and 1) */
+    bool order;     /* give cfg.order, the calls of a micro-batch, beforehand */
+};
+
+/* One rank of a wrapped run, on its own thread. Fills the log, err included. */
+typedef void run_rank_fn(const void *options, const struct run_setup *setup, int rank, const char *url,
+                         struct run_log *log);
+/* The plain run. */
+typedef void run_plain_fn(const void *options, struct run_log *log);
+
+struct run_model {
+    run_plain_fn *plain;
+    run_rank_fn *rank;
+    double tolerance; /* relative, of losses and norms between different orders of summation */
+};
+
+/* A configuration with the setup's fields filled in. url: NULL at world 1. */
+struct zero_config run_config(const struct run_setup *setup, int rank, const char *url);
+
+/* Notes the failure of a zero_ call in the log. Returns err. */
+int run_failed(struct run_log *log, int err, const char *call);
+#define RUN_TRY(log, call)                                                                                   \
+    do {                                                                                                     \
+        int run_err_ = (call);                                                                               \
+        if (run_err_ != 0) {                                                                                 \
+            run_failed(log, run_err_, #call);                                                                \
+            goto out;                                                                                        \
+        }                                                                                                    \
+    } while (0)
+
+/* zero_unwrap(), its failure noted like the others'. */
+void run_unwrap(struct run_log *log, zero_ctx **z);
+
+/* Number of a rank's a-th micro-batch of a step among all ranks'. */
+int run_micro(const struct run_setup *setup, int rank, int a);
+
+/* Starts setup->world ranks and waits for all; logs[world]. Does not look at their errors. */
+void run_ranks_raw(run_rank_fn *fn, const void *options, const struct run_setup *setup, struct run_log *logs);
+
+/* The same; fails the test with every rank's message if one failed, or if ranks ended with different numbers.
+ */
+struct run_log run_ranks(const struct run_model *model, const void *options, const struct run_setup *setup);
+struct run_log run_plain(const struct run_model *model, const void *options);
+void run_log_free(struct run_log *log);
+
+/* Fail the test, saying which, unless the runs agree to the last bit, or within the tolerance. what:
+ * printf-like description of the second run. */
+void run_assert_same(const struct run_log *a, const struct run_log *b, const char *what);
+void run_assert_near(const struct run_model *model, const struct run_log *a, const struct run_log *b,
+                     const char *what);
+/* The loss fell to less than this part of the first. */
+void run_assert_learned(const struct run_log *log, double part);
+
+/* The text of a setup, in a static buffer of the calling thread. */
+const char *run_setup_text(const struct run_setup *setup);
+
+/* The whole comparison: the plain run, then worlds 1..max_world at stages first..3, with base's other fields.
+ * exact: world 1 gives the plain run's bits (else its numbers within the tolerance). The setups in which
+ * unbracketed code cannot run (stages 2 and 3) are left out when base->brackets is false. */
+void run_compare(const struct run_model *model, const void *options, const struct run_setup *base,
+                 int max_world, bool exact);
+
+#endif

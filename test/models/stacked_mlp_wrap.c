@@ -1,0 +1,364 @@
+/* stacked_mlp_wrap.c: what wrapping a stacked model takes: a table of its tensors, a pair of lines around
+ * each layer, and zero_step in the optimizer's place. */
+#include "test/models/stacked_mlp_wrap.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct mlp_config mlp_test_config = {.vocab = 24, .context = 3, .channels = 10, .layers = 4};
+
+#define LR     0.02f
+#define BETA1  0.9f
+#define BETA2  0.95f
+#define EPS    1e-8f
+#define DECAY  0.1f
+#define SEED   41
+#define EDITED 5 /* the row of wte that options.edit sets */
+
+static uint64_t hash(uint64_t a, uint64_t b)
+{
+    uint64_t z = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Each token follows from the one before it, but for one in eight. */
+void mlp_data(uint64_t seed, int step, int first, int n, int *tokens, int *targets)
+{
+    const int T = mlp_test_config.context, V = mlp_test_config.vocab;
+    for (int b = 0; b < n; b++) {
+        uint64_t bits = hash(hash(seed, (uint64_t)step), (uint64_t)(first + b));
+        int token = (int)(bits % (uint64_t)V);
+        for (int t = 0; t < T; t++) {
+            tokens[b * T + t] = token;
+            bits = hash(bits, (uint64_t)t);
+            token = bits % 8 == 0 ? (int)(bits / 8 % (uint64_t)V) : (5 * token + 3) % V;
+        }
+        targets[b] = token;
+    }
+}
+
+/* The layers that run in this step. */
+static void set_path(struct mlp *m, const struct mlp_options *o, int step)
+{
+    int L = m->config.layers;
+    m->n_path = 0;
+    for (int i = 0; i < L; i++) {
+        int l = o->reorder && step >= 3 ? L - 1 - i : i;
+        if (!(o->drop && l == step % L))
+            m->path[m->n_path++] = l;
+    }
+}
+
+static void edited_row(float *row, int C)
+{
+    for (int c = 0; c < C; c++)
+        row[c] = 0.25f * (float)(c % 3 - 1);
+}
+
+/* --- plain ------------------------------------------------------------------------------------------------
+ */
+
+static void train_plain(const void *options, struct run_log *log)
+{
+    const struct mlp_options *o = options;
+    const int T = mlp_test_config.context, C = mlp_test_config.channels;
+    int tokens[MLP_ROWS * 8], targets[MLP_ROWS];
+    struct mlp *m = mlp_new(mlp_test_config, MLP_ROWS, SEED);
+    if (m == NULL || T > 8) {
+        log->err = -1;
+        return;
+    }
+    if (o->frozen_wpe)
+        m->grads.wpe = NULL;
+    m->store_headb = o->overwrite;
+    for (int step = 0; step < o->steps; step++) {
+        set_path(m, o, step);
+        mlp_data(SEED, step, 0, MLP_ROWS, tokens, targets);
+        mlp_zero_grad(m);
+        mlp_forward(m, tokens, targets);
+        mlp_backward(m);
+        log->loss[step] = m->mean_loss;
+        log->norm[step] = mlp_clip(m, o->clip);
+        mlp_update(m, LR, BETA1, BETA2, EPS, DECAY, step + 1);
+        if (o->edit && step == 2)
+            edited_row(m->params.wte + EDITED * C, C);
+        if (o->evaluate && step % 2 == 0) {
+            mlp_data(SEED + 1, step, 0, MLP_ROWS, tokens, targets);
+            mlp_forward(m, tokens, targets);
+            log->eval[step] = m->mean_loss;
+        }
+    }
+    log->n_steps = o->steps;
+    log->n_weights = (int64_t)m->n_params;
+    log->weights = malloc(m->n_params * sizeof(float));
+    if (log->weights != NULL)
+        memcpy(log->weights, m->params_memory, m->n_params * sizeof(float));
+    mlp_free(m);
+}
+
+/* --- wrapped ----------------------------------------------------------------------------------------------
+ */
+
+int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_tensor *t)
+{
+    struct mlp_tensors *p = &m->params, *g = &m->grads;
+    int64_t V = m->config.vocab, T = m->config.context, C = m->config.channels, L = m->config.layers;
+    int32_t head = (int32_t)L + 1;
+    uint32_t keep = o->resident ? ZERO_RESIDENT : 0, norm = ZERO_STACKED | ZERO_NO_DECAY;
+    uint32_t headb = ZERO_NO_DECAY | (o->overwrite ? ZERO_GRAD_OVERWRITE : 0);
+#define TENSOR(field, unit, flags, ...)                                                                      \
+    {                                                                                                        \
+#field, (void **)&p->field, (void **)&g->field, {__VA_ARGS__ }, ZERO_F32, unit, flags                \
+    }
+    const struct zero_tensor table[MLP_N_TENSORS] = {
+        TENSOR(wte, 0, keep, V, C),
+        TENSOR(wpe, 0, keep, T, C),
+        TENSOR(ln1w, 1, norm, L, C),
+        TENSOR(ln1b, 1, norm, L, C),
+        TENSOR(fcw, 1, ZERO_STACKED, L, 4 * C, C),
+        TENSOR(fcb, 1, norm, L, 4 * C),
+        TENSOR(projw, 1, ZERO_STACKED, L, C, 4 * C),
+        TENSOR(projb, 1, norm, L, C),
+        TENSOR(lnfw, head, ZERO_NO_DECAY, C),
+        TENSOR(lnfb, head, ZERO_NO_DECAY, C),
+        TENSOR(headb, head, headb, V),
+    };
+#undef TENSOR
+    memcpy(t, table, sizeof table);
+    m->store_headb = o->overwrite;
+    if (o->frozen_wpe) {
+        t[1].grad = NULL;
+        m->grads.wpe = NULL;
+    }
+    return MLP_N_TENSORS;
+}
+
+#define DO(call)                                                                                             \
+    do {                                                                                                     \
+        int do_err_ = (call);                                                                                \
+        if (do_err_ != 0)                                                                                    \
+            return do_err_;                                                                                  \
+    } while (0)
+
+/* mlp_forward with its brackets. */
+static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, const int *tokens,
+                   const int *targets)
+{
+    const int head = m->config.layers + 1;
+    const size_t BC = (size_t)(m->batch * m->config.channels) * sizeof(float);
+    int prev = -1;
+    DO(zero_begin(z, 0, ZERO_FORWARD));
+    mlp_encode(m, tokens);
+    if (o->tie == MLP_TIE_SEPARATE)
+        DO(zero_end(z, 0, ZERO_FORWARD));
+    for (int i = 0; i < m->n_path; i++) {
+        int l = m->path[i];
+        DO(zero_begin(z, 1 + l, ZERO_FORWARD));
+        mlp_block_forward(m, l, prev);
+        DO(zero_end(z, 1 + l, ZERO_FORWARD));
+        prev = l;
+        if (o->recompute) { /* another layer has the memory of these by now */
+            memset((char *)m->acts.ln1 + (size_t)l * BC, 0xff, BC);
+            memset((char *)m->acts.fch + (size_t)l * 4 * BC, 0xff, 4 * BC);
+            memset((char *)m->acts.gelu + (size_t)l * 4 * BC, 0xff, 4 * BC);
+        }
+    }
+    if (o->tie == MLP_TIE_SEPARATE)
+        DO(zero_begin(z, 0, ZERO_FORWARD));
+    DO(zero_begin(z, head, ZERO_FORWARD));
+    mlp_head_forward(m, prev, targets);
+    DO(zero_end(z, head, ZERO_FORWARD));
+    return zero_end(z, 0, ZERO_FORWARD);
+}
+
+/* mlp_backward with its brackets. */
+static int backward(zero_ctx *z, struct mlp *m, const struct mlp_options *o)
+{
+    const int head = m->config.layers + 1;
+    mlp_zero_grads_acts(m);
+    DO(zero_begin(z, 0, ZERO_BACKWARD));
+    DO(zero_begin(z, head, ZERO_BACKWARD));
+    mlp_head_backward(m, m->n_path > 0 ? m->path[m->n_path - 1] : -1);
+    DO(zero_end(z, head, ZERO_BACKWARD));
+    if (o->tie == MLP_TIE_SEPARATE)
+        DO(zero_end(z, 0, ZERO_BACKWARD));
+    for (int i = m->n_path; i-- > 0;) {
+        int l = m->path[i], prev = i > 0 ? m->path[i - 1] : -1;
+        DO(zero_begin(z, 1 + l, ZERO_BACKWARD));
+        if (o->recompute) {
+            DO(zero_begin(z, 1 + l, ZERO_FORWARD));
+            mlp_block_forward(m, l, prev);
+            DO(zero_end(z, 1 + l, ZERO_FORWARD));
+        }
+        mlp_block_backward(m, l, prev);
+        DO(zero_end(z, 1 + l, ZERO_BACKWARD));
+    }
+    if (o->tie == MLP_TIE_SEPARATE)
+        DO(zero_begin(z, 0, ZERO_BACKWARD));
+    mlp_encode_backward(m);
+    return zero_end(z, 0, ZERO_BACKWARD);
+}
+
+int mlp_zero_micro_batch(zero_ctx *z, struct mlp *m, const struct mlp_options *o, const int *tokens,
+                         const int *targets)
+{
+    DO(forward(z, m, o, tokens, targets));
+    return backward(z, m, o);
+}
+
+/* The calls of one micro-batch with the embedding nested, for cfg.order. Returns how many. */
+static int nested_order(int L, struct zero_call *c)
+{
+    int n = 0;
+    for (uint8_t phase = ZERO_FORWARD; phase <= ZERO_BACKWARD; phase++) {
+        c[n++] = (struct zero_call){0, phase, 0};
+        for (int i = 0; i <= L; i++) {
+            int unit = phase == ZERO_FORWARD ? 1 + i : 1 + L - i;
+            c[n++] = (struct zero_call){unit, phase, 0};
+            c[n++] = (struct zero_call){unit, phase, 1};
+        }
+        c[n++] = (struct zero_call){0, phase, 1};
+    }
+    return n;
+}
+
+static int read_all(zero_ctx *z, const struct mlp *m, int32_t value, bool frozen_wpe, float *dst)
+{
+    for (int32_t i = 0; i < MLP_N_TENSORS; i++) {
+        if (!(frozen_wpe && i == 1 && value != ZERO_VALUE_PARAM))
+            DO(zero_read(z, i, value, 0, (int64_t)m->sizes[i], dst));
+        if (dst != NULL)
+            dst += m->sizes[i];
+    }
+    return 0;
+}
+
+int mlp_zero_read_all(zero_ctx *z, const struct mlp *m, int32_t value, float *dst)
+{
+    return read_all(z, m, value, false, dst);
+}
+
+int mlp_zero_write_all(zero_ctx *z, const struct mlp *m, const float *src)
+{
+    for (int32_t i = 0; i < MLP_N_TENSORS; i++) {
+        DO(zero_write(z, i, ZERO_VALUE_PARAM, 0, (int64_t)m->sizes[i], src));
+        if (src != NULL)
+            src += m->sizes[i];
+    }
+    return 0;
+}
+
+/* Outside brackets nothing of the model is readable at stages 2 and 3, so that a forgotten bracket is a crash
+ * at once and not a wrong number later. */
+static bool pointers_are_as_promised(const struct mlp *m, int stage)
+{
+    const float *p[2 * MLP_N_TENSORS];
+    memcpy(p, &m->params, sizeof m->params);
+    memcpy(p + MLP_N_TENSORS, &m->grads, sizeof m->grads);
+    for (int i = 0; i < 2 * MLP_N_TENSORS; i++) {
+        bool frozen = i == MLP_N_TENSORS + 1 && m->grads.wpe == NULL;
+        if (!frozen && (p[i] == NULL) != (stage >= 2))
+            return false;
+    }
+    return true;
+}
+
+static void train_rank(const void *options, const struct run_setup *setup, int rank, const char *url,
+                       struct run_log *log)
+{
+    const struct mlp_options *o = options;
+    const int A = setup->accum > 0 ? setup->accum : 1, B = MLP_ROWS / (setup->world * A);
+    const int C = mlp_test_config.channels, L = mlp_test_config.layers;
+    int tokens[MLP_ROWS * 8], targets[MLP_ROWS];
+    zero_ctx *z = NULL;
+    /* Only rank 0's weights count, the others' are to be replaced. */
+    struct mlp *m = mlp_new(mlp_test_config, B, SEED + (uint64_t)rank * 1000);
+    if (m == NULL) {
+        log->err = ZERO_ERR_NOMEM;
+        return;
+    }
+
+    struct zero_config cfg = run_config(setup, rank, url);
+    cfg.beta1 = BETA1;
+    cfg.beta2 = BETA2;
+    cfg.eps = EPS;
+    cfg.weight_decay = DECAY;
+    cfg.clip = o->clip;
+    struct zero_call order[64];
+    if (setup->order) {
+        cfg.order = order;
+        cfg.n_order = nested_order(L, order);
+    }
+    struct zero_tensor table[MLP_N_TENSORS];
+    RUN_TRY(log, zero_wrap(&z, table, mlp_zero_tensors(m, o, table), &cfg));
+    free(m->params_memory);
+    free(m->grads_memory);
+    m->params_memory = m->grads_memory = NULL;
+
+    for (int step = 0; step < o->steps; step++) {
+        set_path(m, o, step);
+        double loss = 0.0, eval = 0.0;
+        for (int a = 0; a < A; a++) {
+            mlp_data(SEED, step, run_micro(setup, rank, a) * B, B, tokens, targets);
+            if (setup->brackets) {
+                RUN_TRY(log, mlp_zero_micro_batch(z, m, o, tokens, targets));
+            } else {
+                mlp_forward(m, tokens, targets);
+                mlp_backward(m);
+                if (a < A - 1)
+                    RUN_TRY(log, zero_micro(z));
+            }
+            loss += (double)m->mean_loss / A;
+        }
+        struct zero_step_info info;
+        RUN_TRY(log, zero_step(z, LR, &info));
+        RUN_TRY(log, zero_mean(z, &loss, 1));
+        log->loss[step] = loss;
+        log->norm[step] = info.grad_norm;
+        if (info.t != step + 1 || info.skipped ||
+            (info.clipped != 0) != (o->clip > 0 && info.grad_norm > o->clip) ||
+            (setup->brackets && !pointers_are_as_promised(m, setup->stage))) {
+            run_failed(log, ZERO_ERR_FAILED, "zero_step told something else than what happened");
+            goto out;
+        }
+
+        if (o->edit && step == 2) {
+            float row[16];
+            edited_row(row, C);
+            RUN_TRY(log, zero_write(z, 0, ZERO_VALUE_PARAM, EDITED * C, C, rank == 0 ? row : NULL));
+        }
+        if (o->evaluate && step % 2 == 0) {
+            for (int a = 0; a < A; a++) {
+                mlp_data(SEED + 1, step, run_micro(setup, rank, a) * B, B, tokens, targets);
+                if (setup->brackets)
+                    RUN_TRY(log, forward(z, m, o, tokens, targets));
+                else
+                    mlp_forward(m, tokens, targets);
+                eval += (double)m->mean_loss / A;
+            }
+            RUN_TRY(log, zero_mean(z, &eval, 1));
+            log->eval[step] = eval;
+        }
+    }
+
+    log->n_steps = o->steps;
+    log->n_weights = (int64_t)m->n_params;
+    log->n_states = 2 * log->n_weights;
+    log->weights = malloc(m->n_params * sizeof(float));
+    log->states = calloc(2 * m->n_params, sizeof(float));
+    if (log->weights == NULL || log->states == NULL) {
+        log->err = ZERO_ERR_NOMEM;
+        goto out;
+    }
+    RUN_TRY(log, mlp_zero_read_all(z, m, ZERO_VALUE_PARAM, log->weights));
+    RUN_TRY(log, read_all(z, m, ZERO_VALUE_STATE + 0, o->frozen_wpe, log->states));
+    RUN_TRY(log, read_all(z, m, ZERO_VALUE_STATE + 1, o->frozen_wpe, log->states + m->n_params));
+out:
+    run_unwrap(log, &z);
+    mlp_free(m);
+}
+
+const struct run_model mlp_run_model = {.plain = train_plain, .rank = train_rank, .tolerance = 5e-6};

@@ -1,0 +1,48 @@
+/* stacked_mlp_wrap.h: stacked_mlp.h trained plain, and wrapped by libzero. */
+#ifndef TEST_STACKED_MLP_WRAP_H
+#define TEST_STACKED_MLP_WRAP_H
+
+#include "test/models/model_ranks.h"
+#include "test/models/stacked_mlp.h"
+
+/* How the wrapped model brackets its embedding, which is used at both ends (tied weights). */
+enum mlp_tie {
+    MLP_TIE_NESTED,  /* held open around the layers: one contribution of gradient */
+    MLP_TIE_SEPARATE /* a bracket at each use: two contributions */
+};
+
+/* What a run does beside training; the plain run does the same. */
+struct mlp_options {
+    int steps;
+    float clip;       /* 0: none */
+    enum mlp_tie tie; /* of the wrapped run */
+    bool frozen_wpe;
+    bool recompute; /* wrapped: forward of a layer again inside its backward */
+    bool evaluate;  /* a forward on other rows after every other step */
+    bool drop;      /* each step leaves out one layer */
+    bool reorder;   /* from step 3 on the layers run in reverse */
+    bool overwrite; /* tell libzero that headb's gradient is stored, not added to */
+    bool edit;      /* after step 2, a row of wte is set anew by zero_write */
+    bool resident;  /* embeddings stay gathered at stage 3 */
+};
+
+#define MLP_ROWS 72 /* per step; divides by every world times accum used */
+extern const struct mlp_config mlp_test_config;
+extern const struct run_model mlp_run_model;
+
+/* Token rows of a step: the global rows [first, first + n), tokens (n, T), targets (n). */
+void mlp_data(uint64_t seed, int step, int first, int n, int *tokens, int *targets);
+
+/* The table a wrapped model gives to zero_wrap; returns MLP_N_TENSORS. */
+int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_tensor *t);
+
+/* Collective. The model's parameters as one buffer in the model's own order; dst (n_params), NULL where not
+ * wanted. */
+int mlp_zero_read_all(zero_ctx *z, const struct mlp *m, int32_t value, float *dst);
+int mlp_zero_write_all(zero_ctx *z, const struct mlp *m, const float *src);
+
+/* One forward and backward with every bracket; returns the first error. */
+int mlp_zero_micro_batch(zero_ctx *z, struct mlp *m, const struct mlp_options *o, const int *tokens,
+                         const int *targets);
+
+#endif
