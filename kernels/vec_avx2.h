@@ -1,0 +1,103 @@
+/* vec_avx2.h: the vector words of the kernel bodies for AVX2: eight floats. No fused multiply-add: see
+ * device.h. */
+#ifndef ZR_KERNELS_VEC_AVX2_H
+#define ZR_KERNELS_VEC_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_LANES 8
+typedef __m256 vec;
+
+static inline vec vec_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+static inline void vec_store(float *p, vec v)
+{
+    _mm256_storeu_ps(p, v);
+}
+
+static inline vec vec_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+static inline vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+static inline vec vec_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+static inline vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+static inline vec vec_div(vec a, vec b)
+{
+    return _mm256_div_ps(a, b);
+}
+
+static inline vec vec_sqrt(vec a)
+{
+    return _mm256_sqrt_ps(a);
+}
+
+static inline vec vec_load_any(const void *p)
+{
+    return _mm256_castsi256_ps(_mm256_loadu_si256(p));
+}
+
+static inline void vec_store_any(void *p, vec v)
+{
+    _mm256_storeu_si256(p, _mm256_castps_si256(v));
+}
+
+static inline vec vec_load_bf16(const void *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+
+static inline void vec_store_bf16(void *p, vec v)
+{
+    __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    __m256i half = _mm256_blendv_epi8(rounded, quiet, is_nan);
+    _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+static inline __m256d vec_squares_of_4(const float *x)
+{
+    __m256d d = _mm256_cvtps_pd(_mm_loadu_ps(x));
+    return _mm256_mul_pd(d, d);
+}
+
+static inline double vec_block_squares(const float *x)
+{
+    __m256d low = vec_squares_of_4(x), high = vec_squares_of_4(x + 4); /* a0..a3, a4..a7 */
+    for (int row = 8; row < 32; row += 8) {
+        low = _mm256_add_pd(low, vec_squares_of_4(x + row));
+        high = _mm256_add_pd(high, vec_squares_of_4(x + row + 4));
+    }
+    __m256d four = _mm256_add_pd(low, high);
+    __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+static inline void vec_copy(void *dst, const void *src, int64_t bytes)
+{
+    memcpy(dst, src, (size_t)bytes);
+}
+
+#endif
