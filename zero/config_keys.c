@@ -346,9 +346,9 @@ static const struct field *nearest(const char *key, bool env_only, int *best)
         if (env_only && fields[i].where != TEXT_AND_ENV)
             continue;
         int d = distance(key, fields[i].key);
-        if (d > 2 && strlen(key) > 3 &&
+        if (d > 1 && strlen(key) > 3 &&
             strcasestr(fields[i].key, key)) /* "accum" is short for grad_accum_steps */
-            d = 2;
+            d = 1;
         if (d < *best) {
             *best = d;
             found = &fields[i];
