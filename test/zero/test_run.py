@@ -1,0 +1,411 @@
+"""test_run.py ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
+does not end within a minute has failed."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ZERO_RUN = os.path.abspath(sys.argv.pop(1))
+PYTHON = sys.executable
+LIMIT = 60
+
+# A rank that tells its process id and waits for whatever comes.
+WAITING = """
+import os, signal, sys, time
+def got(n, frame):
+    print('got', signal.Signals(n).name, flush=True)
+    if n in ENDING: sys.exit(0)
+for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2): signal.signal(n, got)
+print('pid', os.getpid(), flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def run(*args, env=None, stdin=None, **more):
+    return subprocess.run([ZERO_RUN, *map(str, args)], capture_output=True, text=True, timeout=LIMIT, env=env,
+                          input=stdin, **more)
+
+
+def ranks(text):
+    """Lines of each rank, in their order."""
+    out = {}
+    for line in text.splitlines():
+        rank, rest = re.fullmatch(r'\[(\d+)\] (.*)', line).groups()
+        out.setdefault(int(rank), []).append(rest)
+    return out
+
+
+def alive(pid):
+    """Zombies, whose parent may never ask, count as gone."""
+    try:
+        with open(f'/proc/{pid}/stat') as f:
+            return f.read().rsplit(')', 1)[1].split()[0] not in 'ZX'
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition):
+    end = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError('waited in vain')
+        time.sleep(0.01)
+
+
+class Started:
+    """A zero-run in the background, its output kept in a file."""
+
+    def __init__(self, *args):
+        self.out = tempfile.TemporaryFile('w+')
+        self.process = subprocess.Popen([ZERO_RUN, *map(str, args)], stdout=self.out, stderr=subprocess.STDOUT,
+                                        stdin=subprocess.DEVNULL)
+
+    def text(self):
+        at = os.pread(self.out.fileno(), 1 << 20, 0)
+        return at.decode()
+
+    def pids(self, n):
+        wait_for(lambda: len(re.findall(r'pid (\d+)\n', self.text())) == n)
+        return [int(p) for p in re.findall(r'pid (\d+)\n', self.text())]
+
+    def end(self):
+        return self.process.wait(LIMIT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.out.close()
+
+
+def waiting(ending=''):
+    names = ', '.join(f'signal.{n}' for n in ending.split())
+    return [PYTHON, '-c', f'import signal\nENDING = [{names}]' + WAITING]
+
+
+class Environment(unittest.TestCase):
+    def see(self, n, variables, env=None, *options):
+        code = f'import os; [print(v, os.environ.get(v)) for v in {variables!r}]'
+        r = run(*options, '-n', n, PYTHON, '-c', code, env=env)
+        self.assertEqual((r.returncode, r.stderr), (0, ''))
+        return {k: dict(line.split(' ', 1) for line in v) for k, v in ranks(r.stdout).items()}
+
+    def test_rank_variables(self):
+        names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB']
+        seen = self.see(3, names)
+        self.assertEqual(sorted(seen), [0, 1, 2])
+        for r in range(3):
+            self.assertEqual((seen[r]['RANK'], seen[r]['LOCAL_RANK'], seen[r]['WORLD_SIZE']), (str(r), str(r), '3'))
+            self.assertEqual(seen[r]['MASTER_ADDR'], '127.0.0.1')
+            self.assertTrue(0 < int(seen[r]['MASTER_PORT']) < 65536)
+        for name in ('MASTER_PORT', 'ZERO_JOB'):
+            self.assertEqual(len({seen[r][name] for r in range(3)}), 1)
+        again = self.see(1, names)
+        self.assertNotEqual(again[0]['ZERO_JOB'], seen[0]['ZERO_JOB'])
+
+    def test_given_port(self):
+        self.assertEqual(self.see(1, ['MASTER_PORT'], None, '--port', 23456)[0]['MASTER_PORT'], '23456')
+
+    def test_other_launchers_are_forgotten(self):
+        others = ['TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK',
+                  'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID',
+                  'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'ZERO_RANK', 'ZERO_WORLD_SIZE',
+                  'ZERO_LOCAL_RANK', 'ZERO_RENDEZVOUS']
+        kept = ['ZERO_STAGE', 'ZERO_RANKS', 'RANKING', 'SOMETHING', 'PMI_RANK_X']
+        env = dict(os.environ, **{v: 'x' for v in others + kept}, RANK='77', WORLD_SIZE='99', MASTER_ADDR='far.away')
+        seen = self.see(2, others + kept + ['RANK', 'WORLD_SIZE', 'MASTER_ADDR'], env)[1]
+        self.assertEqual({v: seen[v] for v in others}, {v: 'None' for v in others})
+        self.assertEqual({v: seen[v] for v in kept}, {v: 'x' for v in kept})
+        self.assertEqual((seen['RANK'], seen['WORLD_SIZE'], seen['MASTER_ADDR']), ('1', '2', '127.0.0.1'))
+
+    def test_threads(self):
+        env = {k: v for k, v in os.environ.items() if k != 'OMP_NUM_THREADS'}
+        cores = len(os.sched_getaffinity(0))
+        for n in (1, 2, 5):
+            want = str(max(1, cores // n))
+            self.assertEqual(self.see(n, ['OMP_NUM_THREADS'], env)[0]['OMP_NUM_THREADS'], want)
+        env['OMP_NUM_THREADS'] = '7'
+        self.assertEqual(self.see(2, ['OMP_NUM_THREADS'], env)[1]['OMP_NUM_THREADS'], '7')
+
+    def test_rank_0_can_listen_on_the_port(self):
+        code = """
+import os, socket, time
+at = ('127.0.0.1', int(os.environ['MASTER_PORT']))
+if os.environ['RANK'] == '0':
+    s = socket.create_server(at)   # with SO_REUSEADDR, as libuv does
+    print(s.accept()[0].recv(10).decode())
+else:
+    while True:
+        try: s = socket.create_connection(at); break
+        except ConnectionRefusedError: time.sleep(0.01)
+    s.send(b'hello')
+"""
+        r = run('-n', 2, PYTHON, '-c', code)
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '[0] hello\n', ''))
+
+
+class Output(unittest.TestCase):
+    def test_prefix_and_streams(self):
+        r = run('-n', 2, 'sh', '-c', 'echo out $RANK; echo err $RANK >&2; printf "no newline"')
+        self.assertEqual(r.returncode, 0)
+        self.assertEqual(ranks(r.stdout), {0: ['out 0', 'no newline'], 1: ['out 1', 'no newline']})
+        self.assertEqual(ranks(r.stderr), {0: ['err 0'], 1: ['err 1']})
+
+    def test_empty_lines_and_bytes(self):
+        r = subprocess.run([ZERO_RUN, '-n', '1', 'sh', '-c', r'printf "\n\na\000b\377\r\n"'], capture_output=True,
+                           timeout=LIMIT)
+        self.assertEqual(r.stdout, b'[0] \n[0] \n[0] a\0b\xff\r\n')
+
+    def test_raw(self):
+        r = run('--raw', '-n', 2, 'sh', '-c', 'echo line; echo err >&2; printf end')
+        self.assertEqual(sorted(r.stdout.replace('end', 'end\n').split()), ['end', 'end', 'line', 'line'])
+        self.assertEqual(r.stderr, 'err\nerr\n')
+        self.assertNotIn('[', r.stdout)
+
+    def test_raw_inherits_the_very_descriptor(self):
+        with tempfile.TemporaryFile() as f:
+            mine = os.fstat(f.fileno()).st_ino
+            subprocess.run([ZERO_RUN, '--raw', '-n', '1', 'stat', '-L', '-c', '%i', '/dev/stdout'], stdout=f,
+                           timeout=LIMIT)
+            self.assertEqual(int(os.pread(f.fileno(), 100, 0)), mine)
+
+    def test_stdout_can_be_opened_by_name(self):
+        r = run('-n', 1, 'sh', '-c', 'echo a > /dev/stdout; echo b > /dev/stderr')
+        self.assertEqual((r.stdout, r.stderr), ('[0] a\n', '[0] b\n'))
+
+    def test_no_interleaving(self):
+        # Both streams of all ranks to one file, in writes that cut lines anywhere.
+        code = """
+import os, random
+rank = os.environ['RANK']; random.seed(rank)
+for fd, name in ((1, 'o'), (2, 'e')):
+    text = ''.join('%s%s %d %s\\n' % (name, rank, i, 'x' * random.randrange(300)) for i in range(4000)).encode()
+    at = 0
+    while at < len(text): at += os.write(fd, text[at:at + random.randrange(1, 3000)])
+"""
+        with tempfile.TemporaryFile('w+') as f:
+            rc = subprocess.run([ZERO_RUN, '-n', '4', PYTHON, '-c', code], stdout=f, stderr=f, timeout=LIMIT).returncode
+            f.seek(0)
+            lines = f.read().splitlines()
+        self.assertEqual((rc, len(lines)), (0, 4 * 2 * 4000))
+        nexts = {}
+        for line in lines:
+            rank, name, number = re.fullmatch(r'\[(\d)\] ([oe]\d) (\d+) x*', line).groups()
+            self.assertEqual(name[1], rank)
+            self.assertEqual(int(number), nexts.get(name, 0))  # in order
+            nexts[name] = int(number) + 1
+
+    def test_large_output_to_a_slow_reader(self):
+        n = 6 << 20
+        code = f"import os, sys; sys.stdout.write(('%s' % os.environ['RANK'] * 99 + chr(10)) * ({n} // 100))"
+        with subprocess.Popen([ZERO_RUN, '-n', '2', PYTHON, '-c', code], stdout=subprocess.PIPE) as p:
+            # All ranks must end up waiting, and zero-run with them: its memory stays small though nobody reads.
+            last = -1
+            while True:
+                time.sleep(0.2)
+                with open(f'/proc/{p.pid}/status') as f:
+                    now = int(re.search(r'VmRSS:\s+(\d+)', f.read()).group(1))
+                if now == last:
+                    break
+                last = now
+            self.assertLess(now, 8 << 10)  # KiB; the ranks have 12 MiB to say
+            self.assertIsNone(p.poll())
+            text = p.stdout.read().decode()
+        self.assertEqual(p.returncode, 0)
+        lines = ranks(text)
+        for r in (0, 1):
+            self.assertEqual(lines[r], [str(r) * 99] * (n // 100))
+
+    def test_long_line(self):
+        # Below the limit whole; above it in pieces that lose nothing.
+        code = "import sys; sys.stdout.write('a' * 1000000 + chr(10) + 'b' * 3000000)"
+        r = run('-n', 1, PYTHON, '-c', code)
+        lines = ranks(r.stdout)[0]
+        self.assertEqual(lines[0], 'a' * 1000000)
+        self.assertEqual(''.join(lines[1:]), 'b' * 3000000)
+
+    def test_reader_that_leaves(self):
+        code = "import sys\nwhile True: sys.stdout.write('x' * 1000 + chr(10))"
+        with subprocess.Popen([ZERO_RUN, '-n', '2', PYTHON, '-c', code], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as p:
+            p.stdout.readline()
+            p.stdout.close()
+            self.assertEqual(p.wait(LIMIT), 128 + signal.SIGPIPE)
+            self.assertIn('zero-run: standard output: Broken pipe; ending 2 other ranks\n', p.stderr.read())
+
+    def test_stdin_goes_to_rank_0(self):
+        r = run('-n', 3, 'cat', stdin='a\nb\n')
+        self.assertEqual((r.returncode, r.stdout), (0, '[0] a\n[0] b\n'))
+        r = run('-n', 2, 'sh', '-c', 'readlink /proc/self/fd/0', stdin='')
+        self.assertEqual(ranks(r.stdout)[1], ['/dev/null'])
+
+    def test_background_child_that_holds_the_pipe(self):
+        with Started('-n', 1, 'sh', '-c', 'sleep 1000 & echo pid $!') as p:
+            child = p.pids(1)[0]
+            self.assertEqual(p.end(), 0)
+            wait_for(lambda: not alive(child))
+
+
+class Ending(unittest.TestCase):
+    def test_success(self):
+        r = run('-n', 4, 'true')
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '', ''))
+
+    def test_exit_code(self):
+        for raw in ([], ['--raw']):
+            r = run(*raw, '-n', 4, 'sh', '-c', 'test $RANK != 1 || exit 3; exec sleep 1000')
+            self.assertEqual((r.returncode, r.stdout), (3, ''))
+            self.assertEqual(r.stderr, 'zero-run: rank 1 exited with code 3; ending 3 other ranks\n')
+
+    def test_killed(self):
+        r = run('-n', 2, 'sh', '-c', 'test $RANK = 0 || kill -9 $$; exec sleep 1000')
+        self.assertEqual(r.returncode, 128 + 9)
+        self.assertEqual(r.stderr, 'zero-run: rank 1 was killed by signal 9 (Killed); ending 1 other rank\n')
+
+    def test_segmentation_fault_alone(self):
+        r = run('-n', 1, 'sh', '-c', 'kill -SEGV $$')
+        self.assertEqual(r.returncode, 128 + 11)
+        self.assertEqual(r.stderr, 'zero-run: rank 0 was killed by signal 11 (Segmentation fault)\n')
+
+    def test_others_that_ignore_sigterm(self):
+        code = 'test $RANK != 0 || { sleep 0.3; exit 5; }; trap "" TERM; echo pid $$; while :; do sleep 0.1; done'
+        for raw in ([], ['--raw']):
+            with Started(*raw, '-n', 3, 'sh', '-c', code) as p:
+                pids = p.pids(2)
+                self.assertEqual(p.end(), 5)
+                self.assertFalse(any(alive(pid) for pid in pids))
+                self.assertIn('rank 0 exited with code 5; ending 2 other ranks', p.text())
+
+    def test_others_get_time_to_end(self):
+        code = 'test $RANK != 0 || { sleep 0.3; exit 5; }; trap "sleep 0.5; echo saved; exit 0" TERM; while :; do sleep 0.05; done'
+        r = run('-n', 2, 'sh', '-c', code)
+        self.assertEqual((r.returncode, r.stdout), (5, '[1] saved\n'))
+
+    def test_children_of_ranks_end_too(self):
+        for raw in ([], ['--raw']):
+            with Started(*raw, '-n', 2, 'sh', '-c',
+                         'test $RANK != 1 || { sleep 0.3; exit 4; }; sleep 1000 & echo pid $!; wait') as p:
+                child = p.pids(1)[0]
+                self.assertEqual(p.end(), 4)
+                wait_for(lambda: not alive(child))
+
+    def test_output_before_the_failure_is_kept(self):
+        r = run('-n', 1, 'sh', '-c', 'seq 1 20000; exit 9')
+        self.assertEqual(r.returncode, 9)
+        self.assertEqual(ranks(r.stdout)[0], [str(i) for i in range(1, 20001)])
+
+    def test_one_report_only(self):
+        r = run('-n', 8, 'sh', '-c', 'exit 6')
+        self.assertEqual(r.returncode, 6)
+        self.assertEqual(len(re.findall('exited with code 6', r.stderr)), 1)
+
+
+class Signals(unittest.TestCase):
+    def test_forwarded_to_all(self):
+        for name in ('SIGUSR1', 'SIGUSR2', 'SIGHUP', 'SIGINT', 'SIGTERM'):
+            with Started('-n', 3, *waiting()) as p:
+                p.pids(3)
+                p.process.send_signal(getattr(signal, name))
+                wait_for(lambda: p.text().count('got ' + name) == 3)
+                self.assertIsNone(p.process.poll())
+
+    def test_graceful_end(self):
+        with Started('-n', 3, *waiting('SIGTERM')) as p:
+            p.pids(3)
+            p.process.terminate()
+            self.assertEqual(p.end(), 0)
+            self.assertEqual(p.text().count('got SIGTERM'), 3)
+
+    def test_ranks_that_die_of_it(self):
+        with Started('-n', 2, 'sh', '-c', 'echo pid $$; exec sleep 1000') as p:
+            pids = p.pids(2)
+            p.process.send_signal(signal.SIGINT)
+            self.assertEqual(p.end(), 128 + 2)
+            self.assertRegex(p.text(), r'zero-run: rank \d was killed by signal 2 \(Interrupt\)')
+            self.assertFalse(any(alive(pid) for pid in pids))
+
+    def test_second_and_third(self):
+        for n_signals in (2, 3):
+            with Started('-n', 2, *waiting()) as p:
+                pids = p.pids(2)
+                for i in range(n_signals):
+                    p.process.send_signal(signal.SIGINT)
+                    wait_for(lambda: i > 0 or p.text().count('got SIGINT') == 2)
+                    wait_for(lambda: i != 1 or 'second signal 2 (Interrupt); ending 2 ranks' in p.text())
+                self.assertEqual(p.end(), 128 + 2)
+                self.assertFalse(any(alive(pid) for pid in pids))
+
+    def test_ranks_die_with_zero_run(self):
+        for raw in ([], ['--raw']):
+            with Started(*raw, '-n', 3, *waiting()) as p:
+                pids = p.pids(3)
+                self.assertTrue(all(alive(pid) for pid in pids))
+                p.process.kill()
+                p.process.wait()
+                wait_for(lambda: not any(alive(pid) for pid in pids))
+
+    def test_each_rank_leads_a_session(self):
+        with Started('-n', 2, *waiting()) as p:
+            for pid in p.pids(2):
+                self.assertEqual(os.getsid(pid), pid)
+                self.assertEqual(os.getpgid(pid), pid)
+
+
+class BadInput(unittest.TestCase):
+    def refused(self, code, message, *args, env=None):
+        r = run(*args, env=env)
+        self.assertEqual((r.returncode, r.stdout), (code, ''))
+        self.assertEqual(len(r.stderr.splitlines()), 1, r.stderr)
+        self.assertTrue(r.stderr.startswith('zero-run: '), r.stderr)
+        self.assertIn(message, r.stderr)
+
+    def test_usage(self):
+        self.refused(2, 'unrecognized option \'--no-such\'', '--no-such', '-n', 2, 'true')
+        self.refused(2, 'requires an argument', '-n')
+        self.refused(2, '-n N is missing')
+        self.refused(2, '-n N is missing', 'true')
+        self.refused(2, 'no program to run', '-n', 2)
+        self.refused(2, 'no program to run', '-n', 2, '--')
+        for n in ('0', '-1', 'two', '', '2x', '4097', '99999999999999999999'):
+            self.refused(2, f'-n is "{n}"; allowed: 1 to 4096', '-n', n, 'true')
+        for port in ('0', '65536', 'http', '-5'):
+            self.refused(2, f'--port is "{port}"; allowed: 1 to 65535', '-n', 2, '--port', port, 'true')
+
+    def test_no_program(self):
+        self.refused(127, 'no-such-program: no such program in PATH', '-n', 3, 'no-such-program')
+        self.refused(127, './no/such: No such file', '-n', 3, './no/such')
+        self.refused(126, '/: Is a directory', '-n', 3, '/')
+        self.refused(127, 'no such program', '-n', 3, 'true', env={'PATH': '/nowhere'})
+        with tempfile.TemporaryDirectory() as d:
+            plain = os.path.join(d, 'plain')
+            with open(plain, 'w') as f:
+                f.write('exit 0\n')
+            self.refused(126, 'plain: Permission denied', '-n', 2, plain)
+            self.refused(126, 'plain: Permission denied', '-n', 2, 'plain', env={'PATH': d})
+            os.chmod(plain, 0o755)
+            self.assertEqual(run('-n', 2, plain).returncode, 0)  # a script without #!, as execvp does
+            self.assertEqual(run('-n', 2, 'plain', env={'PATH': f'/nowhere:{d}'}).returncode, 0)
+            self.assertEqual(run('-n', 2, 'plain', env={'PATH': '/nowhere:'}, cwd=d).returncode, 0)
+
+    def test_arguments_are_the_programs(self):
+        r = run('-n', 1, 'printf', '%s,', '-n', '--raw', '', 'a b', '--help')
+        self.assertEqual((r.returncode, r.stdout), (0, '[0] -n,--raw,,a b,--help,\n'))
+
+    def test_help_and_version(self):
+        r = run('--help')
+        self.assertEqual((r.returncode, r.stderr), (0, ''))
+        for word in ('--ranks=N', '--raw', '--port=P', 'MASTER_PORT', 'OMP_NUM_THREADS', '141'):
+            self.assertIn(word, r.stdout)
+        self.assertRegex(run('--version').stdout, r'^zero-run \d+\.\d+\.\d+\n$')
+
+
+if __name__ == '__main__':
+    unittest.main(verbosity=1)
