@@ -223,14 +223,17 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
         err = open_events(e);
     if (!err && e->opt.trace)
         err = zr_timeline_open(1 << 14, &e->timeline);
-    if (!err)
-        err = open_memory(e);
-    if (err) {
+    if (err)
         zr_engine_close(e);
-        return err;
-    }
-    count_arenas(e);
-    return 0;
+    return err;
+}
+
+int zr_engine_allocate(struct zr_engine *e)
+{
+    int err = open_memory(e);
+    if (!err)
+        count_arenas(e);
+    return err;
 }
 
 void zr_engine_close(struct zr_engine *e)

@@ -94,9 +94,12 @@ struct zr_engine_parts {
     void *native_stream;  /* the model's compute stream on a GPU */
 };
 
-/* Everything in parts is borrowed and outlives the engine. Collective and blocking (arenas). The parameters are not loaded: see
- * zr_engine_adopt. e is the caller's memory (its address is the loop's argument); on failure nothing is left in it. */
+/* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. e is the caller's memory (its address is
+ * the loop's argument); on failure nothing is left in it. */
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
+/* Collective, blocking: the arenas and the optimizer's memory. The parameters are not loaded: see zr_engine_adopt. On failure
+ * what was allocated is freed by zr_engine_close (and the arenas with their communicators). */
+int zr_engine_allocate(struct zr_engine *e);
 /* Local. The loop must have been stopped or never started. */
 void zr_engine_close(struct zr_engine *e);
 

@@ -182,20 +182,20 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
     return &l->flats[lo];
 }
 
+uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
+{
+    int64_t v[] = {t->dtype, t->n_elems, t->n_slices, t->unit,      t->grad != NULL,
+                   t->stacked, t->no_decay, t->overwrite, t->resident};
+    return XXH64(t->name, strlen(t->name), XXH64(v, sizeof v, seed));
+}
+
 static uint64_t hash_layout(const struct zr_layout *l)
 {
-    XXH64_state_t h;
-    XXH64_reset(&h, 0);
     int64_t head[] = {l->world, l->in_place, l->n_tensors, l->n_units};
-    XXH64_update(&h, head, sizeof head);
-    for (int32_t i = 0; i < l->n_tensors; i++) {
-        const struct zr_tensor *t = &l->tensors[i];
-        int64_t v[] = {t->dtype, t->n_elems, t->n_slices, t->unit, t->grad != NULL,
-                       t->stacked, t->no_decay, t->overwrite, t->resident};
-        XXH64_update(&h, t->name, strlen(t->name) + 1);
-        XXH64_update(&h, v, sizeof v);
-    }
-    return XXH64_digest(&h);
+    uint64_t h = XXH64(head, sizeof head, 0);
+    for (int32_t i = 0; i < l->n_tensors; i++)
+        h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    return h;
 }
 
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, struct zr_layout **out)

@@ -82,6 +82,8 @@ struct zr_layout {
  * units that leave a gap; ZR_ERR_NOMEM. */
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, struct zr_layout **out);
 void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
+/* Of all that must agree between ranks; not of the pointers. */
+uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed);
 void zr_tensors_free(struct zr_tensor *t, int32_t n);
 
 /* Elements [*first, *first + result) of the flat that rank owns; 0 when it owns none. */

@@ -260,17 +260,15 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 
 static uint64_t hash_plan(const struct zr_plan *p)
 {
-    XXH64_state_t h;
-    XXH64_reset(&h, p->layout->hash);
     int64_t head[] = {p->stage, p->world, p->n_states, p->n_sums, p->spec.prefetch, p->spec.grad_accum_steps};
-    XXH64_update(&h, head, sizeof head);
-    XXH64_update(&h, p->bytes, sizeof p->bytes);
+    uint64_t h = XXH64(head, sizeof head, p->layout->hash);
+    h = XXH64(p->bytes, sizeof p->bytes, h);
     for (int32_t i = 0; i < p->spec.n_order; i++) {
         const struct zr_call *c = &p->spec.order[i];
         uint64_t word = (uint64_t)(uint32_t)c->unit << 2 | (uint64_t)c->backward << 1 | c->is_end;
-        XXH64_update(&h, &word, sizeof word);
+        h = XXH64(&word, sizeof word, h);
     }
-    return XXH64_digest(&h);
+    return h;
 }
 
 int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct zr_plan **out)

@@ -160,7 +160,14 @@ struct zero_config {
         sizeof(struct zero_config)                                                                           \
     }
 
-/* Memory per rank, by category. X(name, text) */
+/* Memory per rank, by category. X(name, text)
+ *   param_shards  parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
+ *   param_slots   places for gathered copies (stage 3)
+ *   grad_shards   reduced gradients, fp32, 1/N
+ *   grad_slots    where backward writes: whole at stages 0 and 1, a few units at 2 and 3
+ *   master        fp32 copies of weights that are not fp32 themselves
+ *   moments       optimizer states
+ *   staging       small areas of the library's own, and what rounding to pages costs */
 #define ZERO_MEM_MAP(X)                                                                                      \
     X(param_shards, "parameter shards")                                                                      \
     X(param_slots, "parameter slots")                                                                        \
@@ -236,8 +243,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
                        const struct zero_config *cfg);
 
 /* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless ZERO_GRAD_OVERWRITE) and points the
- * model at them until the matching zero_end. Brackets of different units may nest and overlap; brackets of one unit nest.
- * Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the host it returns when the
+ * model at them until the matching zero_end. Brackets of different units may nest and overlap, and
+ * a unit may be open in forward and in backward at once (recompute), but not twice in one phase. Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the host it returns when the
  * parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around
  * every use of a unit or around none. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);

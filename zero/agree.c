@@ -1,0 +1,160 @@
+/* agree.c: before the first collective, all ranks lay their cards open: what differs is named, and a fault found by one rank is an
+ * error on all. */
+#include "zero/context.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct card {
+    int64_t err;
+    char text[ZR_ERROR_BYTES];
+    double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
+    double grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order, n_tensors;
+    uint64_t layout_hash, plan_hash;
+};
+
+/* What must be equal, in the order in which a difference is reported: causes before consequences. */
+#define CARD_FIELDS(X)                                                                                       \
+    X(version)                                                                                               \
+    X(stage)                                                                                                 \
+    X(n_tensors)                                                                                             \
+    X(optimizer)                                                                                             \
+    X(n_states)                                                                                              \
+    X(beta1)                                                                                                 \
+    X(beta2)                                                                                                 \
+    X(eps)                                                                                                   \
+    X(weight_decay)                                                                                          \
+    X(clip)                                                                                                  \
+    X(grad_scale)                                                                                            \
+    X(grad_sum)                                                                                              \
+    X(grad_accum_steps)                                                                                      \
+    X(prefetch)                                                                                              \
+    X(param_budget_bytes)                                                                                    \
+    X(deterministic)                                                                                         \
+    X(wire_dtype)                                                                                            \
+    X(n_order)
+
+static void fill_card(const struct zero_ctx *z, int err, struct card *c)
+{
+    memset(c, 0, sizeof *c);
+    c->err = err;
+    if (err) {
+        snprintf(c->text, sizeof c->text, "%s", zr_error_text());
+        return;
+    }
+    const struct zr_options *o = &z->config.options;
+    c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
+    c->stage = o->stage;
+    c->optimizer = o->optimizer;
+    c->n_states = o->n_states;
+    c->beta1 = (double)o->beta1;
+    c->beta2 = (double)o->beta2;
+    c->eps = (double)o->eps;
+    c->weight_decay = (double)o->weight_decay;
+    c->clip = (double)o->clip;
+    c->grad_scale = o->grad_scale;
+    c->grad_sum = o->grad_sum;
+    c->grad_accum_steps = o->grad_accum_steps;
+    c->prefetch = o->prefetch;
+    c->param_budget_bytes = (double)o->param_budget_bytes;
+    c->deterministic = o->deterministic;
+    c->wire_dtype = o->wire_dtype;
+    c->n_order = o->n_order;
+    c->n_tensors = z->layout->n_tensors;
+    c->layout_hash = z->layout->hash;
+    c->plan_hash = z->plan->hash;
+}
+
+/* The first tensor that differs between any rank and rank 0. All ranks get the same hashes and come to the same answer. */
+static int name_tensor(struct zero_ctx *z)
+{
+    int32_t n = z->layout->n_tensors, world = z->world.world;
+    uint64_t *mine = malloc((size_t)n * sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
+    int err = ZR_ERR_NOMEM;
+    if (!mine || !all) {
+        zr_fail(err, "ranks disagree on tensors, and there is no memory to tell which");
+        goto out;
+    }
+    for (int32_t i = 0; i < n; i++)
+        mine[i] = zr_tensor_hash(&z->layout->tensors[i], 0);
+    err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
+    for (int32_t i = 0; !err && i < n; i++)
+        for (int32_t r = 1; !err && r < world; r++)
+            if (all[(size_t)r * (size_t)n + (size_t)i] != all[i])
+                err = zr_fail(ZR_ERR_MISMATCH,
+                              "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, dtype, unit, flags or "
+                              "whether it has a gradient",
+                              i, z->layout->tensors[i].name, r);
+    if (!err)
+        err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");
+out:
+    free(mine);
+    free(all);
+    return err;
+}
+
+static int compare(struct zero_ctx *z, const struct card *cards)
+{
+    int world = z->world.world;
+    for (int r = 0; r < world; r++)
+        if (cards[r].err)
+            return zr_fail((int)cards[r].err, "rank %d: %s", r, cards[r].text);
+    for (int r = 1; r < world; r++) {
+#define COMPARE(field)                                                                                       \
+    if (cards[r].field != cards[0].field)                                                                    \
+        return zr_fail(ZR_ERR_MISMATCH, "%s is %.9g on rank %d and %.9g on rank 0; all ranks must have the same", #field, \
+                       cards[r].field, r, cards[0].field);
+        CARD_FIELDS(COMPARE)
+#undef COMPARE
+    }
+    for (int r = 1; r < world; r++)
+        if (cards[r].layout_hash != cards[0].layout_hash)
+            return name_tensor(z);
+    for (int r = 1; r < world; r++)
+        if (cards[r].plan_hash != cards[0].plan_hash)
+            return zr_fail(ZR_ERR_MISMATCH, "order on rank %d differs from rank 0's; all ranks must make the same calls", r);
+    return 0;
+}
+
+int zr_agree_on_plan(struct zero_ctx *z, int local_err)
+{
+    if (!z->rendezvous)
+        return local_err;
+    struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
+    if (!all)
+        return local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+    fill_card(z, local_err, &mine);
+    int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
+    if (!err)
+        err = compare(z, all);
+    else if (local_err)
+        err = zr_fail(local_err, "%s", mine.text);
+    free(all);
+    return err;
+}
+
+struct outcome {
+    int64_t err;
+    char text[ZR_ERROR_BYTES];
+};
+
+int zr_agree_on_success(struct zero_ctx *z, int local_err)
+{
+    if (!z->rendezvous)
+        return local_err;
+    struct outcome mine = {.err = local_err}, *all = malloc((size_t)z->world.world * sizeof *all);
+    if (!all)
+        return local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+    if (local_err)
+        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        if (all[r].err)
+            err = zr_fail((int)all[r].err, "rank %d: %s", r, all[r].text);
+    if (local_err)
+        err = zr_fail(local_err, "%s", mine.text);
+    free(all);
+    return err;
+}

@@ -1,0 +1,108 @@
+/* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named, the rest is the
+ * engine's. */
+#include "zero/context.h"
+
+#include <math.h>
+
+static int need_context(const struct zero_ctx *z, const char *call)
+{
+    return z ? 0 : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+}
+
+static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
+{
+    const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
+    int err = need_context(z, call);
+    if (err)
+        return err;
+    if (phase != ZERO_FORWARD && phase != ZERO_BACKWARD)
+        return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
+    if (unit < 0 || unit >= z->layout->n_units)
+        return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
+    return zr_engine_call(&z->engine, &ev);
+}
+
+int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
+{
+    return bracket(z, ZR_EV_BEGIN, unit, phase);
+}
+
+int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
+{
+    return bracket(z, ZR_EV_END, unit, phase);
+}
+
+int zero_micro(zero_ctx *z)
+{
+    int err = need_context(z, "zero_micro");
+    struct zr_core_event ev = {.kind = ZR_EV_MICRO};
+    return err ? err : zr_engine_call(&z->engine, &ev);
+}
+
+int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
+{
+    int err = need_context(z, "zero_step");
+    if (err)
+        return err;
+    if (!isfinite(lr))
+        return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
+    struct zr_step_result r;
+    err = zr_engine_step(&z->engine, lr, info ? &r : NULL);
+    if (!err && info)
+        *info = (struct zero_step_info){
+            .t = z->engine.t, .grad_norm = r.grad_norm, .clipped = r.clipped, .skipped = r.skipped};
+    return err;
+}
+
+/* Checks a range and turns the public value into the engine's. */
+static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int32_t value, int64_t first, int64_t n, int *kind)
+{
+    int err = need_context(z, call);
+    if (err)
+        return err;
+    if (tensor < 0 || tensor >= z->layout->n_tensors)
+        return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor, z->layout->n_tensors - 1);
+    const struct zr_tensor *t = &z->layout->tensors[tensor];
+    if (value < ZERO_VALUE_PARAM || value >= ZERO_VALUE_STATE + z->plan->n_states)
+        return zr_fail(ZR_ERR_ARG, "%s: value is %d; allowed: 0..%d (with %d optimizer states)", call, value,
+                       ZERO_VALUE_STATE + z->plan->n_states - 1, z->plan->n_states);
+    if (value != ZERO_VALUE_PARAM && !t->grad)
+        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call, t->name);
+    if (first < 0 || n < 0 || first > t->n_elems - n)
+        return zr_fail(ZR_ERR_ARG, "%s: elements %lld..%lld of tensor %s; allowed: within 0..%lld", call, (long long)first,
+                       (long long)(first + n - 1), t->name, (long long)t->n_elems - 1);
+    int32_t open = zr_core_open_unit(z->engine.core);
+    if (open >= 0)
+        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+    *kind = value == ZERO_VALUE_PARAM ? ZR_VALUE_PARAM : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER : value - ZERO_VALUE_STATE;
+    return zr_engine_check(&z->engine);
+}
+
+int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
+    return err ? err : zr_engine_read(&z->engine, tensor, kind, first, n, dst);
+}
+
+int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
+{
+    int kind = 0, err = check_range(z, "zero_write", tensor, value, first, n, &kind);
+    if (err)
+        return err;
+    if (!src && z->engine.rank == 0 && n)
+        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
+    return zr_engine_write(&z->engine, tensor, kind, first, n, src);
+}
+
+int zero_mean(zero_ctx *z, double *values, int32_t n)
+{
+    int err = need_context(z, "zero_mean");
+    if (err)
+        return err;
+    if (!values || n < 0 || n > 64)
+        return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL", n,
+                       values ? "set" : "NULL");
+    err = zr_engine_check(&z->engine);
+    return err ? err : zr_engine_mean(&z->engine, values, n);
+}

@@ -1,0 +1,39 @@
+/* context.h: what a zero_ctx holds, from the device up. */
+#ifndef ZR_ZERO_CONTEXT_H
+#define ZR_ZERO_CONTEXT_H
+
+#include "comm/rendezvous.h"
+#include "shard/engine.h"
+#include "zero/config.h"
+
+struct zero_ctx {
+    struct zr_config config;
+    struct zr_world world;
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+    struct zr_loop *loop;
+    struct zr_rendezvous *rendezvous; /* NULL for world 1 */
+    struct zr_device *device;
+    struct zr_comm *gather, *reduce;
+    struct zr_engine engine;
+    bool engine_open;
+};
+
+/* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out belongs to the
+ * caller (zr_tensors_free). */
+int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out);
+
+/* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go to the others;
+ * returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout
+ * and z->plan may be NULL when local_err is not 0. */
+int zr_agree_on_plan(struct zero_ctx *z, int local_err);
+/* The same for a later phase of zero_wrap: all succeed or all fail. */
+int zr_agree_on_success(struct zero_ctx *z, int local_err);
+
+/* memory.c: refuses a plan that does not fit what the host has free for n_local ranks. */
+int zr_memory_check(const struct zr_plan *plan, int n_local);
+
+/* stats.c */
+void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);
+
+#endif

@@ -1,0 +1,109 @@
+/* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
+#include "zero/context.h"
+
+#include <string.h>
+
+void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
+{
+    *out = (struct zero_bytes){.param_shards = bytes[ZR_MEM_PARAM_SHARDS],
+                               .param_slots = bytes[ZR_MEM_PARAM_SLOTS],
+                               .grad_shards = bytes[ZR_MEM_GRAD_SHARDS],
+                               .grad_slots = bytes[ZR_MEM_GRAD_SLOTS],
+                               .master = bytes[ZR_MEM_MASTER],
+                               .moments = bytes[ZR_MEM_MOMENTS],
+                               .staging = bytes[ZR_MEM_STAGING]};
+    for (int i = 0; i < ZR_MEM_COUNT; i++)
+        out->total += bytes[i];
+}
+
+static void to_traffic(int stage, int64_t n_gather, int64_t n_reduce, int64_t wire_bytes, struct zero_traffic *out)
+{
+    *out = (struct zero_traffic){.n_all_gather = n_gather,
+                                 .n_reduce_scatter = stage ? n_reduce : 0,
+                                 .n_all_reduce = stage ? 0 : n_reduce,
+                                 .wire_bytes = wire_bytes};
+}
+
+/* The ZeRO paper counts parameters and gradients in the model's dtype and the optimizer's state at K bytes per parameter
+ * (arXiv:1910.02054, section 3.1 and figure 1: K = 12 for mixed-precision Adam). */
+static int64_t paper_bytes(const struct zr_plan *p)
+{
+    double params = 0, grads = 0, state = 0, n = p->world;
+    for (int32_t i = 0; i < p->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &p->layout->tensors[i];
+        double elems = (double)t->n_elems, size = (double)zr_dtype_bytes(t->dtype);
+        params += elems * size;
+        if (!t->grad)
+            continue;
+        grads += elems * size;
+        state += elems * (4.0 * p->n_states + (t->dtype == ZR_F32 ? 0 : 4));
+    }
+    return (int64_t)(params / (p->stage >= 3 ? n : 1) + grads / (p->stage >= 2 ? n : 1) + state / (p->stage >= 1 ? n : 1) + 0.5);
+}
+
+int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg, struct zero_plan_info *out)
+{
+    if (!out)
+        return zr_fail(ZR_ERR_ARG, "zero_plan: out is NULL");
+    struct zr_config config;
+    int err = zr_config_resolve(cfg, &config);
+    if (err)
+        return zr_fail_more(err, "zero_plan");
+    struct zr_tensor *t;
+    struct zr_layout *layout = NULL;
+    struct zr_plan *plan = NULL;
+    int world = config.user.world > 0 ? config.user.world : 1;
+    err = zr_tensors_check(tensors, n_tensors, true, &t);
+    if (!err)
+        err = zr_layout_make(t, n_tensors, world, zr_plan_in_place(config.options.stage), &layout);
+    if (!err)
+        err = zr_plan_make(layout, &config.options, &plan);
+    if (!err) {
+        *out = (struct zero_plan_info){
+            .world = world, .stage = plan->stage, .n_params = layout->n_params, .paper_bytes = paper_bytes(plan)};
+        zr_plan_to_bytes(plan->bytes, &out->bytes);
+        to_traffic(plan->stage, plan->traffic.n_gather, plan->traffic.n_reduce, plan->traffic.wire_bytes, &out->traffic);
+    } else {
+        zr_fail_more(err, "zero_plan");
+    }
+    zr_plan_free(plan);
+    zr_layout_free(layout);
+    zr_config_release(&config);
+    return err;
+}
+
+int zero_stats(zero_ctx *z, struct zero_stats *out)
+{
+    if (!z || !out)
+        return zr_fail(ZR_ERR_ARG, "zero_stats: %s is NULL", z ? "out" : "z");
+    struct zr_engine *e = &z->engine;
+    struct zr_comm_stats gather, reduce;
+    e->gather->ops->stats(e->gather, &gather);
+    e->reduce->ops->stats(e->reduce, &reduce);
+    memset(out, 0, sizeof *out);
+    out->rank = e->rank;
+    out->world = e->world;
+    out->local_rank = z->world.local_rank;
+    out->stage = z->plan->stage;
+    out->backend = e->gather->ops->name;
+    out->device = e->dev->ops->name;
+    out->n_steps = e->step;
+    out->n_skipped = e->n_skipped;
+    zr_plan_to_bytes(e->allocated, &out->allocated);
+    zr_plan_to_bytes(z->plan->bytes, &out->planned);
+    to_traffic(z->plan->stage, e->n_gather, e->n_reduce, gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &out->traffic);
+    out->n_waits = e->n_waits;
+    out->wait_ns = e->wait_ns;
+    out->n_replans = zr_core_counts(e->core).n_replans;
+    return 0;
+}
+
+int zero_trace_write(zero_ctx *z, const char *path)
+{
+    if (!z || !path)
+        return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
+    if (!z->engine.timeline)
+        return zr_fail(ZR_ERR_ARG, "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
+    int err = zr_engine_drain(&z->engine);
+    return err ? err : zr_timeline_write(z->engine.timeline, z->engine.rank, path);
+}

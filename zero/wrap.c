@@ -1,0 +1,236 @@
+/* wrap.c: opens and closes a context.
+ *
+ * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a fault on one is an error
+ * on all; then memory is taken, and compared again; the model's own pointers are touched last, when nothing can fail any more. */
+#include "zero/context.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define QUEUE_JOBS 4096
+
+static void say(const struct zero_ctx *z, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void say(const struct zero_ctx *z, const char *fmt, ...)
+{
+    if (!z->config.options.log)
+        return;
+    char line[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    z->config.options.log(z->config.options.log_arg, line);
+}
+
+/* cfg.update speaks of zero.h's types. */
+static int user_update(void *arg, const struct zr_user_update *u)
+{
+    struct zero_ctx *z = arg;
+    struct zero_update out = {.tensor = z->layout->tensors[u->tensor].name,
+                              .tensor_index = u->tensor,
+                              .first = u->first,
+                              .n = u->n,
+                              .master = u->master,
+                              .grad = u->grad,
+                              .lr = u->lr,
+                              .t = u->t,
+                              .stream = u->native_stream};
+    _Static_assert(sizeof out.state == sizeof u->state, "as many states");
+    memcpy(out.state, u->state, sizeof out.state);
+    return z->config.user.update(z->config.user.update_arg, &out);
+}
+
+static int find_world(const struct zero_config *cfg, struct zr_world *w)
+{
+    int err = zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, w);
+    return err;
+}
+
+/* Everything that needs no other rank. */
+static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors, enum zero_backend *backend)
+{
+    struct zr_tensor *t;
+    int err = zr_config_backend(&z->config, z->world.world, backend);
+    if (err)
+        return err;
+    if (z->config.user.update) {
+        z->config.options.update = user_update;
+        z->config.options.update_arg = z;
+    }
+    err = zr_tensors_check(tensors, n_tensors, false, &t);
+    if (err)
+        return err;
+    err = zr_layout_make(t, n_tensors, z->world.world, zr_plan_in_place(z->config.options.stage), &z->layout);
+    if (err)
+        return err;
+    err = zr_plan_make(z->layout, &z->config.options, &z->plan);
+    if (err)
+        return err;
+    /* Ranks of one host share its memory; more than one host is not there yet, so that is all of them. */
+    err = zr_memory_check(z->plan, z->world.world);
+    if (err)
+        return err;
+    return zr_host_device_open(&z->device);
+}
+
+static int connect_ranks(struct zero_ctx *z)
+{
+    return zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
+}
+
+static int open_comms(struct zero_ctx *z, enum zero_backend backend)
+{
+    int64_t timeout_ms = z->config.options.timeout_ms;
+    int err;
+    if (backend == ZERO_BACKEND_SELF) {
+        err = zr_self_open(z->device, &z->gather);
+        return err ? err : zr_self_open(z->device, &z->reduce);
+    }
+    err = zr_shm_open(z->rendezvous, z->device, "gather", timeout_ms, &z->gather);
+    return err ? err : zr_shm_open(z->rendezvous, z->device, "reduce", timeout_ms, &z->reduce);
+}
+
+static void on_lost(void *arg, int rank, const char *why)
+{
+    struct zero_ctx *z = arg;
+    char text[512];
+    snprintf(text, sizeof text, "rank %d was lost: %s", rank, why);
+    zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
+}
+
+/* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's compute. */
+static int64_t loop_spin_ns(int n_local)
+{
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    return cores >= 4 * n_local ? 20000 : 0;
+}
+
+static void on_stop(void *arg)
+{
+    struct zero_ctx *z = arg;
+    if (z->rendezvous)
+        zr_rendezvous_close(z->rendezvous);
+}
+
+/* Of whatever there is, from any phase. */
+static void tear_down(struct zero_ctx *z)
+{
+    zr_loop_close(z->loop, on_stop, z);
+    if (z->engine_open)
+        zr_engine_close(&z->engine);
+    if (z->gather)
+        z->gather->ops->close(z->gather);
+    if (z->reduce)
+        z->reduce->ops->close(z->reduce);
+    zr_rendezvous_free(z->rendezvous);
+    if (z->device)
+        z->device->ops->close(z->device);
+    zr_plan_free(z->plan);
+    zr_layout_free(z->layout);
+    zr_config_release(&z->config);
+    free(z);
+}
+
+static int open_engine(struct zero_ctx *z)
+{
+    struct zr_engine_parts parts = {.dev = z->device,
+                                    .gather = z->gather,
+                                    .reduce = z->reduce,
+                                    .plan = z->plan,
+                                    .opt = &z->config.options,
+                                    .loop = z->loop,
+                                    .native_stream = z->config.user.stream};
+    int err = zr_engine_open(&z->engine, &parts);
+    z->engine_open = !err;
+    err = zr_agree_on_success(z, err);
+    if (err)
+        return err;
+    return zr_agree_on_success(z, zr_engine_allocate(&z->engine));
+}
+
+static int start(struct zero_ctx *z)
+{
+    if (z->rendezvous)
+        zr_rendezvous_detach(z->rendezvous, on_lost, z);
+    int err = zr_loop_start(z->loop, loop_spin_ns(z->world.world));
+    if (err) /* too late to tell the others in words: their next collective fails with this text */
+        return zr_engine_fail(&z->engine, err, zr_error_text());
+    return zr_engine_adopt(&z->engine);
+}
+
+static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg)
+{
+    enum zero_backend backend = ZERO_BACKEND_AUTO;
+    int err = zr_config_resolve(cfg, &z->config);
+    if (err) {
+        /* The others are told, if they can be found with what is legible of the configuration. */
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        bool legible = !cfg || cfg->size == sizeof *cfg;
+        z->config.options.timeout_ms = 30000;
+        if (!legible || find_world(cfg ? cfg : &(struct zero_config)ZERO_CONFIG_INIT, &z->world))
+            z->world.world = 1;
+        zr_fail(err, "%s", text);
+    } else {
+        err = find_world(&z->config.user, &z->world);
+        if (err)
+            return err;
+        say(z, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
+        err = prepare(z, tensors, n_tensors, &backend);
+    }
+    if (err && z->world.world == 1)
+        return err;
+    char text[ZR_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    int loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
+    if (!loop_err && z->world.world > 1)
+        loop_err = connect_ranks(z);
+    if (loop_err)
+        return err ? zr_fail(err, "%s", text) : loop_err;
+    if (err)
+        zr_fail(err, "%s", text);
+    err = zr_agree_on_plan(z, err);
+    if (!err)
+        err = open_comms(z, backend);
+    if (!err)
+        err = open_engine(z);
+    return err ? err : start(z);
+}
+
+int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg)
+{
+    if (!out)
+        return zr_fail(ZR_ERR_ARG, "zero_wrap: out is NULL");
+    *out = NULL;
+    struct zero_ctx *z = calloc(1, sizeof *z);
+    if (!z)
+        return zr_fail(ZR_ERR_NOMEM, "zero_wrap: no memory for a context");
+    int err = open_context(z, tensors, n_tensors, cfg);
+    if (err) {
+        zr_fail_more(err, "zero_wrap");
+        tear_down(z);
+        return err;
+    }
+    zr_engine_point(&z->engine);
+    say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage, z->gather->ops->name,
+        (long long)z->plan->total_bytes, (long long)z->layout->n_params);
+    *out = z;
+    return 0;
+}
+
+int zero_unwrap(zero_ctx **z)
+{
+    if (!z || !*z)
+        return 0;
+    struct zero_ctx *ctx = *z;
+    int err = zr_engine_check(&ctx->engine);
+    if (!err)
+        err = zr_engine_barrier(&ctx->engine);
+    zr_engine_unpoint(&ctx->engine);
+    tear_down(ctx);
+    *z = NULL;
+    return err;
+}
