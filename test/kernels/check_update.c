@@ -1,0 +1,252 @@
+/* check_update.c: checks and times the optimizers' update.
+ *
+ * Two references: the definition of device.h in plain float, to the bit; and the same formulas in fp64,
+ * within rounding. */
+#include "check.h"
+
+#include <float.h>
+
+static struct random_source rng;
+
+struct variant {
+    const char *name;
+    enum zr_optimizer kind;
+    float beta1;
+    int64_t t;
+    int n_states;
+};
+
+static const struct variant variants[] = {
+    {"adamw", ZR_ADAMW, 0.9f, 3, 2},        {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
+    {"adam", ZR_ADAM, 0.9f, 3, 2},          {"sgd", ZR_SGD, 0.9f, 3, 1},
+    {"sgd first step", ZR_SGD, 0.9f, 1, 1}, {"sgd plain", ZR_SGD, 0, 3, 0},
+    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
+};
+
+enum { OUT_NONE, OUT_MASTER, OUT_F32, OUT_BF16, OUT_COUNT };
+
+/* One element by the definition. real is float for the bits, double for the error. */
+#define DEFINE_REFERENCE(name, real, root)                                                                   \
+    static void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)             \
+    {                                                                                                        \
+        real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_b1 = 1.0f - u->beta1, one_b2 = 1.0f - u->beta2;   \
+        real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
+        g = g * scale;                                                                                       \
+        switch (u->kind) {                                                                                   \
+        case ZR_ADAMW:                                                                                       \
+            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
+            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps) + decay * *w);                               \
+            break;                                                                                           \
+        case ZR_ADAM:                                                                                        \
+            g = g + decay * *w;                                                                              \
+            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
+            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps));                                            \
+            break;                                                                                           \
+        case ZR_SGD:                                                                                         \
+            g = g + decay * *w;                                                                              \
+            if (b1 != 0)                                                                                     \
+                g = *s0 = u->t == 1 ? g : b1 * *s0 + g;                                                      \
+            *w = *w - lr * g;                                                                                \
+            break;                                                                                           \
+        case ZR_RMSPROP:                                                                                     \
+            g = g + decay * *w;                                                                              \
+            *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * (g / (root(*s0) + eps));                                                          \
+            break;                                                                                           \
+        }                                                                                                    \
+    }
+DEFINE_REFERENCE(element_f32, float, sqrtf)
+DEFINE_REFERENCE(element_f64, double, sqrt)
+
+static struct zr_update make_update(const struct variant *v)
+{
+    struct zr_update u = {.kind = v->kind,
+                          .lr = 1e-3f,
+                          .beta1 = v->beta1,
+                          .beta2 = 0.99f,
+                          .eps = 1e-8f,
+                          .decay = 0.1f,
+                          .c1 = 1,
+                          .c2 = 1,
+                          .t = v->t};
+    if (v->kind == ZR_ADAMW || v->kind == ZR_ADAM) {
+        u.c1 = (float)(1 - pow(u.beta1, (double)v->t));
+        u.c2 = (float)(1 - pow(u.beta2, (double)v->t));
+    }
+    return u;
+}
+
+static void check_one(const struct zr_host_kernels *k, const struct variant *v, int out, int64_t n,
+                      int64_t shift, bool skip, bool tame)
+{
+    struct zr_step_scalars scalars = {.grad_scale = 0.37f, .skip = skip};
+    struct zr_update u = make_update(v);
+    int64_t param_bytes = out == OUT_BF16 ? 2 : 4;
+    struct guarded master = guarded_open(4 * n, 4 * shift), grad = guarded_open(4 * n, 4 * (shift + 1)),
+                   s0 = guarded_open(4 * n, 4 * (shift + 2)), s1 = guarded_open(4 * n, 4 * shift),
+                   param = guarded_open(param_bytes * n, param_bytes * (shift + 1));
+    float *w = master.p, *g = grad.p, *a = s0.p, *b = s1.p;
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = tame ? random_normal(&rng) : check_value(&rng);
+        g[i] = tame ? random_normal(&rng) : check_value(&rng);
+        a[i] = tame ? random_normal(&rng) : check_value(&rng);
+        b[i] = fabsf(tame ? random_normal(&rng) : check_value(&rng));
+        if (v->kind == ZR_RMSPROP)
+            a[i] = fabsf(a[i]);
+        if (!tame && random_below(&rng, 50) == 0)
+            g[i] = random_below(&rng, 2) ? NAN : INFINITY;
+    }
+    size_t bytes = (size_t)(4 * n);
+    float *w0 = malloc(bytes + 1), *g0 = malloc(bytes + 1), *a0 = malloc(bytes + 1), *b0 = malloc(bytes + 1);
+    memcpy(w0, w, bytes), memcpy(g0, g, bytes), memcpy(a0, a, bytes), memcpy(b0, b, bytes);
+    void *p0 = malloc((size_t)(param_bytes * n) + 1);
+    memcpy(p0, param.p, (size_t)(param_bytes * n));
+
+    u.n = n;
+    u.master = w;
+    u.grad = g;
+    u.state[0] = v->n_states > 0 ? a : NULL;
+    u.state[1] = v->n_states > 1 ? b : NULL;
+    u.scalars = &scalars;
+    u.param_dtype = out == OUT_BF16 ? ZR_BF16 : ZR_F32;
+    u.param = out == OUT_NONE ? NULL : out == OUT_MASTER ? (void *)w : param.p;
+    k->update(&u);
+
+    assert_memory_equal(g, g0, bytes);
+    if (skip) {
+        assert_memory_equal(w, w0, bytes);
+        assert_memory_equal(a, a0, bytes);
+        assert_memory_equal(b, b0, bytes);
+        assert_memory_equal(param.p, p0, (size_t)(param_bytes * n));
+    }
+    for (int64_t i = 0; i < n && !skip; i++) {
+        float wf = w0[i], af = a0[i], bf = b0[i];
+        double wd = wf, ad = af, bd = bf;
+        element_f32(&u, scalars.grad_scale, g0[i], &wf, &af, &bf);
+        element_f64(&u, scalars.grad_scale, g0[i], &wd, &ad, &bd);
+        if (!same_float(w[i], wf) || !same_float(a[i], af) || !same_float(b[i], bf))
+            fail_msg("%s %s: [%lld] of %lld is %a, not %a (states %a %a, not %a %a)", k->name, v->name,
+                     (long long)i, (long long)n, (double)w[i], (double)wf, (double)a[i], (double)b[i],
+                     (double)af, (double)bf);
+        /* The move is at most a few hundred lr here, and some ten roundings long. */
+        if (tame) {
+            double bound =
+                fabs(wd) * 0x1p-24 + fabs(wd - w0[i]) * 20 * 0x1p-24 + 1e-3 * (double)FLT_EPSILON * 20;
+            assert_true(fabs(w[i] - wd) <= bound);
+            assert_true(fabs(a[i] - ad) <=
+                        8 * 0x1p-24 * (fabs(ad) + fabs(a0[i]) + fabs(g0[i]) + fabs(w0[i]) + 1));
+            assert_true(fabs(b[i] - bd) <= 8 * 0x1p-24 * (fabs(bd) + fabs(b0[i])));
+        }
+        if (out == OUT_F32)
+            assert_true(same_float(((float *)param.p)[i], w[i]));
+        if (out == OUT_BF16) {
+            uint16_t got, want;
+            zr_host_kernels(ZR_ISA_PORTABLE)
+                ->cast(&want, ZR_BF16, &w[i], ZR_F32, 1); /* checked in check_elements.c */
+            memcpy(&got, (char *)param.p + 2 * i, 2);
+            assert_int_equal(got, want);
+        }
+    }
+    if (out == OUT_NONE || out == OUT_MASTER)
+        assert_memory_equal(param.p, p0, (size_t)(param_bytes * n));
+    guarded_close(&master), guarded_close(&grad), guarded_close(&s0), guarded_close(&s1),
+        guarded_close(&param);
+    free(w0), free(g0), free(a0), free(b0), free(p0);
+}
+
+static void check_update(void **state)
+{
+    FOR_EACH(struct variant, v, variants)
+    for (int out = 0; out < OUT_COUNT; out++)
+        FOR_EACH(int64_t, n, check_sizes)
+    FOR_EACH(int64_t, shift, check_shifts)
+    check_one(*state, v, out, *n, *shift, false, *n % 2 == 0);
+}
+
+static void check_skip(void **state)
+{
+    FOR_EACH(struct variant, v, variants)
+    for (int out = 0; out < OUT_COUNT; out++)
+        check_one(*state, v, out, 100, 1, true, true);
+}
+
+/* A range updated in pieces gives the bits of the whole: shards may cut anywhere. */
+static void check_pieces(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    enum { N = 1000 };
+    FOR_EACH(struct variant, v, variants)
+    {
+        float whole[4][N], cut[4][N];
+        struct zr_step_scalars scalars = {.grad_scale = 2};
+        struct zr_update u = make_update(v);
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < 4; j++)
+                whole[j][i] = cut[j][i] = fabsf(random_normal(&rng));
+        u.scalars = &scalars;
+        u.param_dtype = ZR_F32;
+        u.master = whole[0], u.grad = whole[1], u.state[0] = whole[2], u.state[1] = whole[3], u.n = N;
+        k->update(&u);
+        for (int at = 0, step; at < N; at += step) {
+            step = 1 + (int)random_below(&rng, 70);
+            step = step < N - at ? step : N - at;
+            u.master = cut[0] + at, u.grad = cut[1] + at, u.state[0] = cut[2] + at, u.state[1] = cut[3] + at;
+            u.n = step;
+            k->update(&u);
+        }
+        assert_memory_equal(whole, cut, sizeof whole);
+    }
+}
+
+static void run_update(void *arg)
+{
+    const struct {
+        const struct zr_host_kernels *k;
+        struct zr_update u;
+    } *a = arg;
+    a->k->update(&a->u);
+}
+
+static void time_update(const struct zr_host_kernels *k)
+{
+    FOR_EACH(struct bench_size, s, bench_sizes)
+    {
+        float *x[5];
+        for (int j = 0; j < 5; j++) {
+            x[j] = aligned_alloc(4096, (size_t)s->n * 4);
+            for (int64_t i = 0; i < s->n; i++)
+                x[j][i] = 1e-3f * (float)(i % 1000 + 1);
+        }
+        FOR_EACH(struct variant, v, variants)
+        for (int out = OUT_NONE; out < OUT_COUNT; out++) {
+            if (v->t == 1 || out == OUT_MASTER || out == OUT_F32)
+                continue;
+            struct zr_step_scalars scalars = {.grad_scale = 1};
+            struct {
+                const struct zr_host_kernels *k;
+                struct zr_update u;
+            } a = {k, make_update(v)};
+            char name[64];
+            a.u.n = s->n;
+            a.u.master = x[0], a.u.grad = x[1], a.u.state[0] = x[2], a.u.state[1] = x[3];
+            a.u.scalars = &scalars;
+            a.u.param_dtype = out == OUT_BF16 ? ZR_BF16 : ZR_F32;
+            a.u.param = out == OUT_NONE ? NULL : (void *)x[4];
+            snprintf(name, sizeof name, "%s%s", v->name, out == OUT_BF16 ? " -> bf16" : "");
+            bench(name, k->name, s->where, s->n * (12 + 8 * v->n_states + (out == OUT_BF16 ? 2 : 0)),
+                  run_update, &a);
+        }
+        for (int j = 0; j < 5; j++)
+            free(x[j]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(check_update), cmocka_unit_test(check_skip),
+                                       cmocka_unit_test(check_pieces)};
+    rng = random_open();
+    return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_update);
+}
