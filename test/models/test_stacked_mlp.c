@@ -16,8 +16,8 @@
 static const struct run_setup bracketed = {.brackets = true};
 static const struct run_setup unbracketed = {.brackets = false};
 
-/* The comparison means something: this model learns its data. */ /
-    static void plain_model_learns(void **state)
+/* The comparison means something: this model learns its data. */
+static void plain_model_learns(void **state)
 {
     (void)state;
     struct mlp_options o = {.steps = 24};
