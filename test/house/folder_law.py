@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""The law of the house: a floor includes only floors below it, and a file name means one file.
+
+    folder_law.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is
+    folder_law.py --self-test  checks the checker on trees that break each rule
+"""
+import os
+import re
+import sys
+import tempfile
+
+FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
+
+# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes.
+ALLOWED = {
+    "kernels": {"kernels/"},
+    "comm": {"comm/", "kernels/device.h"},
+    "shard": {"kernels/", "comm/", "shard/"},
+    "zero": {"kernels/", "comm/", "shard/", "zero/"},
+    "bench": {"bench/", "zero/zero.h", "kernels/gemm.h", "kernels/device.h"},
+    "test": {"kernels/", "comm/", "shard/", "zero/", "bench/", "test/"},
+}
+REPEATED_NAMES = {"meson.build", "README.md"}
+SOURCE = (".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh")
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
+# Headers that are installed side by side include each other by bare name; and public headers include nothing else of
+# ours, nor of libraries below.
+PUBLIC = {"zero/zero.h", "zero/export.h"}
+PUBLIC_INCLUDES = {"export.h", "stddef.h", "stdint.h"}
+# Third-party headers belong to the floor that wraps them.
+FOREIGN = {
+    re.compile(r"(oneapi/dnnl/|dnnl).*"): {"kernels", "test"},
+    re.compile(r"cuda.*|cublas.*"): {"kernels", "test"},
+    re.compile(r"nccl.*|mpi\.h"): {"comm", "test"},
+    re.compile(r"uv\.h|uv/.*"): {"comm", "shard", "zero", "bench", "test"},
+}
+
+
+def is_build_folder(path):
+    return os.path.isdir(os.path.join(path, "meson-info")) or os.path.isdir(os.path.join(path, "meson-private"))
+
+
+def files_of(root):
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(d for d in subfolders
+                               if d != ".git" and not is_build_folder(os.path.join(folder, d)))
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def includes(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            match = INCLUDE.match(line)
+            if match:
+                yield number, match[1] == '"', match[2]
+
+
+def closure(root, path):
+    """path and everything of ours that it includes."""
+    seen, todo = set(), [path]
+    while todo:
+        at = todo.pop()
+        if at in seen or not os.path.exists(os.path.join(root, at)):
+            continue
+        seen.add(at)
+        todo += [target for _, ours, target in includes(root, at) if ours]
+    return seen
+
+
+def allowed(target, rules):
+    return any(target == rule or rule.endswith("/") and target.startswith(rule) for rule in rules)
+
+
+def check_includes(root, path):
+    floor = path.split("/")[0]
+    rules = set(ALLOWED[floor])
+    if floor == "comm":
+        rules |= closure(root, "kernels/device.h")
+    for number, ours, target in includes(root, path):
+        at = f"{path}:{number}"
+        if path in PUBLIC:
+            if target not in PUBLIC_INCLUDES:
+                yield f"{at}: a public header includes {target}; allowed: {', '.join(sorted(PUBLIC_INCLUDES))}"
+            continue
+        if ours:
+            if not os.path.exists(os.path.join(root, target)):
+                yield f'{at}: "{target}" is not a path from the root of the tree'
+            elif not allowed(target, rules):
+                yield f"{at}: {floor}/ may not include {target}; allowed: {', '.join(sorted(ALLOWED[floor]))}"
+            continue
+        if target in ("zero/zero.h", "zero/export.h") and floor not in ("bench", "test"):
+            yield f'{at}: <{target}> is for programs; write "{target}"'
+        for pattern, floors in FOREIGN.items():
+            if pattern.fullmatch(target) and floor not in floors:
+                yield f"{at}: <{target}> belongs in {' or '.join(sorted(floors))}/"
+
+
+def check(root):
+    names = {}
+    for path in files_of(root):
+        parts = path.split("/")
+        name = parts[-1]
+        for part in parts:
+            if re.fullmatch(r"(utils?|common)(\.\w+)?", part):
+                yield f"{path}:1: nothing is called {part} here"
+        if parts[0] not in FLOORS:
+            continue
+        if name not in REPEATED_NAMES:
+            if name in names:
+                yield f"{path}:1: the name is taken by {names[name]}"
+            names.setdefault(name, path)
+        if name.endswith(SOURCE):
+            yield from check_includes(root, path)
+
+
+def self_test():
+    good = {
+        "kernels/device.h": '#include "kernels/error.h"\n#include <stdint.h>\n',
+        "kernels/error.h": "",
+        "kernels/gemm.h": '#include "kernels/device.h"\n',
+        "comm/comm.h": '#include "kernels/device.h"\n#include "kernels/error.h"\n',
+        "shard/core.c": '#include "comm/comm.h"\n',
+        "zero/zero.h": '#include "export.h"\n',
+        "zero/export.h": "",
+        "zero/wrap.c": '#include "shard/core.h"\n#include "zero/zero.h"\n',
+        "shard/core.h": "",
+        "bench/train.c": '#include "zero/zero.h"\n#include "kernels/gemm.h"\n',
+        "bench/README.md": "", "shard/README.md": "",
+        "build/meson-info/x": "", "build/common.c": "",
+    }
+    bad = [
+        ("comm reaches past device.h", {"comm/a.c": '\n#include "kernels/gemm.h"\n'}, "comm/a.c:2:"),
+        ("kernels looks up", {"kernels/a.c": '#include "comm/comm.h"\n'}, "kernels/a.c:1:"),
+        ("shard looks up", {"shard/a.c": '#include "zero/zero.h"\n'}, "shard/a.c:1:"),
+        ("zero looks up", {"zero/a.c": '#include "bench/train.h"\n', "bench/train.h": ""}, "zero/a.c:1:"),
+        ("bench reaches inside", {"bench/a.c": '  #  include "shard/core.h"\n'}, "bench/a.c:1:"),
+        ("not from the root", {"shard/a.c": '#include "core.h"\n'}, "shard/a.c:1:"),
+        ("public header drags in libuv", {"zero/zero.h": "#include <uv.h>\n"}, "zero/zero.h:1:"),
+        ("oneDNN outside kernels", {"shard/a.c": "#include <dnnl.h>\n"}, "shard/a.c:1:"),
+        ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
+        ("two files of one name", {"test/unit/core.c": ""}, "test/unit/core.c:1:"),
+        ("a common file", {"zero/common.h": ""}, "zero/common.h:1:"),
+        ("a folder of utils", {"bench/utils/a.c": ""}, "bench/utils/a.c:1:"),
+    ]
+
+    def tree(files):
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in files.items():
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as f:
+                    f.write(text)
+            return list(check(root))
+
+    failures = []
+    if tree(good):
+        failures.append(f"a lawful tree is refused: {tree(good)}")
+    for what, files, where in bad:
+        found = tree({**good, **files})
+        if len(found) != 1 or not found[0].startswith(where):
+            failures.append(f"{what}: found {found}, expected one fault at {where}")
+    return failures
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    faults = self_test() if sys.argv[1] == "--self-test" else list(check(sys.argv[1]))
+    print("\n".join(faults) or "no fault")
+    sys.exit(1 if faults else 0)

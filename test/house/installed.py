@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Installs into an empty folder, and builds and runs a program against what is there, as a user would.
+
+    installed.py BUILD MESON...
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+HEADERS = {"zero/zero.h", "zero/export.h"}
+PROGRAMS = ("zero-run", "zero-bench")
+PROGRAM = r"""
+#include <zero/zero.h>
+#include <stdio.h>
+#include <string.h>
+
+int main(void)
+{
+    float w[4] = {1, 2, 3, 4}, g[4], *param = w, *grad = g, back[4];
+    struct zero_tensor tensor = {"w", (void **)&param, (void **)&grad, {4}, ZERO_F32, 0, 0};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    char header[32];
+    zero_ctx *z;
+    cfg.world = 1;
+    cfg.stage = 1;
+    cfg.optimizer = ZERO_SGD;
+    if (zero_wrap(&z, &tensor, 1, &cfg))
+        return fprintf(stderr, "%s\n", zero_last_error()), 1;
+    for (int i = 0; i < 4; i++)
+        grad[i] = 0.5f;
+    if (zero_step(z, 2.0f, NULL) || zero_read(z, 0, ZERO_VALUE_PARAM, 0, 4, back) || zero_unwrap(&z))
+        return fprintf(stderr, "%s\n", zero_last_error()), 1;
+    snprintf(header, sizeof header, "%d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR, ZERO_VERSION_PATCH);
+    if (strcmp(header, zero_version()) != 0)
+        return fprintf(stderr, "header %s, library %s\n", header, zero_version()), 1;
+    printf("%g %g %g %g\n", back[0], back[1], back[2], back[3]);
+    return 0;
+}
+"""
+
+
+def run(*command, env=None):
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode != 0:
+        print(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(1)
+    return done.stdout
+
+
+def main(build, meson):
+    failures = []
+    with tempfile.TemporaryDirectory() as root:
+        run(*meson, "install", "--no-rebuild", "-C", build, "--destdir", root)
+        found = {}
+        for folder, _, names in os.walk(root):
+            for name in names:
+                found[os.path.relpath(os.path.join(folder, name), root)] = os.path.join(folder, name)
+
+        headers = {path.split("include/", 1)[1] for path in found if "/include/" in path}
+        if headers != HEADERS:
+            failures.append(f"headers installed: {sorted(headers)}, expected {sorted(HEADERS)}")
+        programs = {}
+        for name in PROGRAMS:
+            paths = [at for path, at in found.items() if path.endswith("/bin/" + name)]
+            if len(paths) != 1 or not os.access(paths[0], os.X_OK):
+                failures.append(f"program {name} is not installed")
+            else:
+                programs[name] = paths[0]
+        extra = [path for path in found if path.endswith(".a") or "/bin/" in path and path.split("/")[-1] not in PROGRAMS]
+        if extra:
+            failures.append(f"installed besides: {extra}")
+        pc = [at for path, at in found.items() if path.endswith("pkgconfig/libzero.pc")]
+        library = [at for path, at in found.items() if path.endswith("/libzero.so.0")]
+        if len(pc) != 1 or len(library) != 1:
+            print(f"libzero.pc: {pc}, libzero.so.0: {library}")
+            return 1
+
+        env = {**os.environ, "PKG_CONFIG_PATH": os.path.dirname(pc[0]), "PKG_CONFIG_SYSROOT_DIR": root,
+               "LD_LIBRARY_PATH": os.path.dirname(library[0])}
+        for name in [name for name in env if name.startswith("ZERO_")]:
+            del env[name]
+        flags = run("pkg-config", "--cflags", "--libs", "libzero", env=env).split()
+        program = os.path.join(root, "program")
+        with open(program + ".c", "w", encoding="utf-8") as f:
+            f.write(PROGRAM)
+        run(os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-o", program, program + ".c", *flags, env=env)
+        told = run(program, env=env).strip()
+        if told != "0 1 2 3":
+            failures.append(f"the program printed {told!r}, expected '0 1 2 3'")
+        # A program that links libzero needs no library of ours but that.
+        for name, at in programs.items():
+            run(at, "--help", env=env)
+    print("\n".join(failures) or "installed, built and ran")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

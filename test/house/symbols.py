@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""What the built libraries show: the shared one exactly the calls of zero/zero.h under soname libzero.so.0, the floors
+inside it only names of their own.
+
+    symbols.py ROOT LIBZERO.SO [FLOOR.A ...]
+"""
+import re
+import subprocess
+import sys
+
+SONAME = "libzero.so.0"
+# Put there by the linker or the compiler, not by us.
+FOREIGN = re.compile(r"_init|_fini|__bss_start|_edata|_end|__(asan|odr_asan|tsan|ubsan|gcov|llvm)\w*.*")
+
+
+def read(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def defined(library, *flags):
+    """External names defined in it."""
+    names = set()
+    for line in read("nm", "--defined-only", "--extern-only", *flags, library).splitlines():
+        fields = line.split()
+        if len(fields) == 3:
+            names.add(fields[2].split("@")[0])
+    return {name for name in names if not FOREIGN.fullmatch(name)}
+
+
+def declared(root):
+    """The calls of the public header."""
+    with open(f"{root}/zero/zero.h", encoding="utf-8") as f:
+        return set(re.findall(r"^ZERO_API\b[^;(]*?(\w+)\(", f.read(), re.MULTILINE))
+
+
+def main(root, library, floors):
+    failures = []
+    calls, shown = declared(root), defined(library, "-D")
+    if len(calls) < 10:
+        failures.append(f"zero/zero.h: found only {len(calls)} calls marked ZERO_API")
+    failures += [f"{library}: shows {name}, which is no call of zero/zero.h" for name in sorted(shown - calls)]
+    failures += [f"{library}: {name} of zero/zero.h is missing" for name in sorted(calls - shown)]
+
+    soname = re.findall(r"\(SONAME\)[^\[]*\[([^\]]*)\]", read("readelf", "-d", library))
+    if soname != [SONAME]:
+        failures.append(f"{library}: soname {soname}, expected {SONAME}")
+    for floor in floors:
+        failures += [f"{floor}: {name} is neither zr_ nor zero_" for name in sorted(defined(floor))
+                     if not name.startswith(("zr_", "zero_"))]
+    print("\n".join(failures) or f"{len(shown)} calls, soname {SONAME}, {len(floors)} floors")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,114 @@
+#!/bin/sh
+# Builds and runs all tests, from a clean clone on a bare Debian 12 too. The last line is "N passed, N failed"; the exit
+# code is 0 if all passed.
+#
+#     sh test/run.sh                        everything
+#     sh test/run.sh --sanitize address     with AddressSanitizer and UndefinedBehaviorSanitizer
+#     sh test/run.sh --sanitize thread      the tests that use threads, with ThreadSanitizer
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root"
+
+usage() {
+    echo "usage: sh test/run.sh [--sanitize address|thread]" >&2
+    exit 2
+}
+
+sanitize=none
+while [ $# -gt 0 ]; do
+    case $1 in
+    --sanitize)
+        [ $# -ge 2 ] || usage
+        sanitize=$2
+        shift 2
+        ;;
+    --sanitize=*)
+        sanitize=${1#*=}
+        shift
+        ;;
+    *) usage ;;
+    esac
+done
+
+# What each build is made of, and which tests run in it. Laws of the tree are checked once, in the plain build.
+case $sanitize in
+none)
+    build=build-test
+    set -- -Dbuildtype=release
+    tests=
+    slower=3
+    ;;
+address)
+    build=build-asan
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false \
+        -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
+    tests='--no-suite house'
+    slower=8
+    export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+    export UBSAN_OPTIONS="print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
+    ;;
+thread)
+    build=build-tsan
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args=-fno-omit-frame-pointer
+    tests='--suite threads'
+    slower=15
+    export TSAN_OPTIONS="second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+    ;;
+*) usage ;;
+esac
+
+give_up() {
+    echo "test/run.sh: $1"
+    echo "0 passed, 1 failed"
+    exit 1
+}
+
+sh .ci/install.sh </dev/null || give_up "what the build needs could not be installed"
+
+# The tests set these themselves; those of a job that this runs in would mislead them.
+for name in $(env | sed -n 's/^\(ZERO_[A-Z0-9_]*\)=.*/\1/p') RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT \
+    OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS; do
+    unset "$name"
+done
+
+# The sanitizers of Debian 12 place their shadow where a kernel with more address randomisation may put the program.
+together=
+if [ "$sanitize" != none ] && setarch "$(uname -m)" -R true 2>/dev/null; then
+    together="setarch $(uname -m) -R"
+fi
+
+if [ -f "$build/build.ninja" ]; then
+    meson setup --reconfigure "$build" -Dwerror=true "$@" </dev/null || give_up "meson could not configure $build"
+else
+    rm -rf "$build"
+    meson setup "$build" -Dwerror=true "$@" </dev/null || give_up "meson could not configure $build"
+fi
+meson compile -C "$build" </dev/null || give_up "the build failed"
+
+log=$build/meson-logs/testlog.json
+rm -f "$log"
+cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+[ "$cores" -le 8 ] || cores=8
+# A test that fails, and one that times out, is counted from the log below.
+# shellcheck disable=SC2086 # $together and $tests are lists of words
+$together meson test -C "$build" --no-rebuild --print-errorlogs --num-processes "$cores" --timeout-multiplier "$slower" \
+    $tests </dev/null || :
+
+[ -f "$log" ] || give_up "no test ran"
+exec python3 - "$log" <<'END'
+import json
+import sys
+
+with open(sys.argv[1], encoding="utf-8") as log:
+    tests = [json.loads(line) for line in log if line.strip()]
+passed = [t for t in tests if t["result"] in ("OK", "EXPECTEDFAIL")]
+failed = [t for t in tests if t["result"] not in ("OK", "EXPECTEDFAIL", "SKIP")]
+for t in tests:
+    if t["result"] == "SKIP":
+        print("skipped:", t["name"])
+for t in failed:
+    print(f"failed: {t['name']} ({t['result'].lower()})")
+print(f"{len(passed)} passed, {len(failed)} failed")
+sys.exit(1 if failed or not passed else 0)
+END
