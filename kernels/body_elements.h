@@ -68,43 +68,51 @@ static void host_scale(float *x, int64_t n, float factor)
 
 static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
 {
+    struct zr_exact_run run = {.to = acc};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
-        zr_exact_add(acc, vec_block_squares(x + i));
+        zr_exact_run_add(&run, vec_block_squares(x + i));
     if (i < n) {
         float last[32] = {0};
         memcpy(last, x + i, (size_t)(n - i) * sizeof *x);
-        zr_exact_add(acc, vec_block_squares(last));
+        zr_exact_run_add(&run, vec_block_squares(last));
     }
+    zr_exact_run_end(&run);
 }
 
 /* --- sum_tree ---
- * Up to eight sources of a power-of-two number are summed in registers. Any other tree is cut where its definition cuts it, and
- * its parts meet in blocks that stay in the first-level cache. */
+ * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it, and its parts meet in blocks
+ * that stay in the first-level cache. */
 
-enum { TREE_BLOCK = 512 }; /* elements; a multiple of every VEC_LANES; six levels of 2 KiB lie on the stack */
+enum {
+    TREE_DIRECT = 8, /* sources */
+    TREE_BLOCK = 512 /* elements; a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
+};
 
 ALWAYS_INLINE vec tree_load(const void *src, enum zr_dtype dtype, int64_t i)
 {
     return dtype == ZR_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i) : vec_load((const float *)src + i);
 }
 
-ALWAYS_INLINE vec tree_2(const void *const *src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_2(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
 {
-    return vec_add(tree_load(src[0], dtype, i), tree_load(src[1], dtype, i));
+    vec first = tree_load(src[0], dtype, i);
+    return n_src == 1 ? first : vec_add(first, tree_load(src[1], dtype, i));
 }
 
-ALWAYS_INLINE vec tree_4(const void *const *src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_4(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
 {
-    return vec_add(tree_2(src, dtype, i), tree_2(src + 2, dtype, i));
+    return n_src <= 2 ? tree_2(src, n_src, dtype, i)
+                      : vec_add(tree_2(src, 2, dtype, i), tree_2(src + 2, n_src - 2, dtype, i));
 }
 
-ALWAYS_INLINE vec tree_8(const void *const *src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
 {
-    return vec_add(tree_4(src, dtype, i), tree_4(src + 4, dtype, i));
+    return n_src <= 4 ? tree_4(src, n_src, dtype, i)
+                      : vec_add(tree_4(src, 4, dtype, i), tree_4(src + 4, n_src - 4, dtype, i));
 }
 
-/* dst[0..n) (+)= tree of elements [at, at + n) of n_src sources; n_src is 1, 2, 4 or 8, n a multiple of VEC_LANES. */
+/* dst[0..n) (+)= tree of elements [at, at + n) of n_src sources, at most 8; n is a multiple of VEC_LANES. */
 ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype, int64_t at,
                              int64_t n, bool accumulate)
 {
@@ -112,10 +120,7 @@ ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, 
     for (int s = 0; s < n_src; s++)
         src[s] = sources[s];
     for (int64_t i = 0; i < n; i += VEC_LANES) {
-        vec sum = n_src == 1   ? tree_load(src[0], dtype, at + i)
-                  : n_src == 2 ? tree_2(src, dtype, at + i)
-                  : n_src == 4 ? tree_4(src, dtype, at + i)
-                               : tree_8(src, dtype, at + i);
+        vec sum = tree_8(src, n_src, dtype, at + i);
         vec_store(dst + i, accumulate ? vec_add(vec_load(dst + i), sum) : sum);
     }
 }
@@ -137,21 +142,20 @@ static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_d
     switch (n_src) {
         FLAT(1);
         FLAT(2);
+        FLAT(3);
         FLAT(4);
+        FLAT(5);
+        FLAT(6);
+        FLAT(7);
         FLAT(8);
     }
 #undef FLAT
 }
 
-static bool tree_is_flat(int n_src)
-{
-    return n_src <= 8 && (n_src & (n_src - 1)) == 0;
-}
-
 /* out[0..n) = the tree, n <= TREE_BLOCK and a multiple of VEC_LANES. */
 static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at, int64_t n)
 {
-    if (tree_is_flat(n_src)) {
+    if (n_src <= TREE_DIRECT) {
         tree_direct(out, src, n_src, dtype, at, n, false);
         return;
     }
@@ -171,7 +175,7 @@ static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zr
     int64_t whole = n - n % VEC_LANES;
     if (n <= 0)
         return;
-    if (tree_is_flat(n_src)) {
+    if (n_src <= TREE_DIRECT) {
         tree_direct(dst, src, n_src, src_dtype, 0, whole, accumulate);
     } else {
         for (int64_t at = 0; at < whole; at += TREE_BLOCK) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define VEC_LANES 8
+enum { VEC_COPY_STREAM_BYTES = 4 << 20 };
 typedef __m256 vec;
 
 static inline vec vec_load(const float *p)
@@ -95,9 +96,30 @@ static inline double vec_block_squares(const float *x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
+/* Past the caches for large copies, which saves reading what is overwritten. Small ones stay for who reads
+ * them next. */
 static inline void vec_copy(void *dst, const void *src, int64_t bytes)
 {
-    memcpy(dst, src, (size_t)bytes);
+    char *to = dst;
+    const char *from = src;
+    if (bytes >= VEC_COPY_STREAM_BYTES) {
+        int64_t head = (int64_t)(-(uintptr_t)to & 63), i = 0;
+        memcpy(to, from, (size_t)head);
+        to += head, from += head, bytes -= head;
+        for (; i + 128 <= bytes; i += 128) {
+            __m256i a = _mm256_loadu_si256((const __m256i *)(from + i + 0)),
+                    b = _mm256_loadu_si256((const __m256i *)(from + i + 32));
+            __m256i c = _mm256_loadu_si256((const __m256i *)(from + i + 64)),
+                    d = _mm256_loadu_si256((const __m256i *)(from + i + 96));
+            _mm256_stream_si256((__m256i *)(to + i + 0), a);
+            _mm256_stream_si256((__m256i *)(to + i + 32), b);
+            _mm256_stream_si256((__m256i *)(to + i + 64), c);
+            _mm256_stream_si256((__m256i *)(to + i + 96), d);
+        }
+        _mm_sfence(); /* streamed stores are seen before what follows */
+        to += i, from += i, bytes -= i;
+    }
+    memcpy(to, from, (size_t)bytes);
 }
 
 #endif

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define VEC_LANES 16
+enum { VEC_COPY_STREAM_BYTES = 4 << 20 };
 typedef __m512 vec;
 
 static inline vec vec_load(const float *p)
@@ -93,9 +94,28 @@ static inline double vec_block_squares(const float *x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
+/* Past the caches for large copies, which saves reading what is overwritten. Small ones stay for who reads
+ * them next. */
 static inline void vec_copy(void *dst, const void *src, int64_t bytes)
 {
-    memcpy(dst, src, (size_t)bytes);
+    char *to = dst;
+    const char *from = src;
+    if (bytes >= VEC_COPY_STREAM_BYTES) {
+        int64_t head = (int64_t)(-(uintptr_t)to & 63), i = 0;
+        memcpy(to, from, (size_t)head);
+        to += head, from += head, bytes -= head;
+        for (; i + 256 <= bytes; i += 256) {
+            __m512i a = _mm512_loadu_si512(from + i + 0), b = _mm512_loadu_si512(from + i + 64);
+            __m512i c = _mm512_loadu_si512(from + i + 128), d = _mm512_loadu_si512(from + i + 192);
+            _mm512_stream_si512((__m512i *)(to + i + 0), a);
+            _mm512_stream_si512((__m512i *)(to + i + 64), b);
+            _mm512_stream_si512((__m512i *)(to + i + 128), c);
+            _mm512_stream_si512((__m512i *)(to + i + 192), d);
+        }
+        _mm_sfence(); /* streamed stores are seen before what follows */
+        to += i, from += i, bytes -= i;
+    }
+    memcpy(to, from, (size_t)bytes);
 }
 
 #endif

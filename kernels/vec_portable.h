@@ -64,11 +64,12 @@ static inline void vec_store_any(void *p, vec v)
     memcpy(p, &v, sizeof v);
 }
 
+/* Not through memcpy: of two bytes that keeps the compiler from making vectors. */
+typedef uint16_t __attribute__((may_alias)) vec_half;
+
 static inline vec vec_load_bf16(const void *p)
 {
-    uint16_t half;
-    memcpy(&half, p, sizeof half);
-    uint32_t bits = (uint32_t)half << 16;
+    uint32_t bits = (uint32_t) * (const vec_half *)p << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
@@ -82,8 +83,7 @@ static inline void vec_store_bf16(void *p, vec v)
      * up. */
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     uint32_t quiet = bits >> 16 | 0x40; /* a NaN must not round up to an infinity */
-    uint16_t half = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-    memcpy(p, &half, sizeof half);
+    *(vec_half *)p = (uint16_t)(v != v ? quiet : rounded);
 }
 
 /* The sum of squares of one block of 32, in the order device.h defines. */

@@ -214,11 +214,8 @@ static void time_update(const struct zr_host_kernels *k)
     FOR_EACH(struct bench_size, s, bench_sizes)
     {
         float *x[5];
-        for (int j = 0; j < 5; j++) {
+        for (int j = 0; j < 5; j++)
             x[j] = aligned_alloc(4096, (size_t)s->n * 4);
-            for (int64_t i = 0; i < s->n; i++)
-                x[j][i] = 1e-3f * (float)(i % 1000 + 1);
-        }
         FOR_EACH(struct variant, v, variants)
         for (int out = OUT_NONE; out < OUT_COUNT; out++) {
             if (v->t == 1 || out == OUT_MASTER || out == OUT_F32)
