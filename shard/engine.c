@@ -212,11 +212,14 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (uv_mutex_init(&e->fail_lock))
         return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
     const struct zr_device_ops *d = e->dev->ops;
+    /* A rank alone on the host has nobody to wait for: a thread more would only cost a wake-up per unit. */
+    bool alone = !e->loop && d->compute_on_caller;
+    enum zr_stream_kind kind = alone ? ZR_STREAM_CALLER : ZR_STREAM_QUEUE;
     int err = d->stream_open(e->dev, ZR_STREAM_CALLER, "zero-compute", parts->native_stream, &e->compute);
     if (!err)
-        err = d->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-gather", NULL, &e->gather_stream);
+        err = d->stream_open(e->dev, kind, "zero-gather", NULL, &e->gather_stream);
     if (!err)
-        err = d->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-reduce", NULL, &e->reduce_stream);
+        err = d->stream_open(e->dev, kind, "zero-reduce", NULL, &e->reduce_stream);
     if (!err)
         err = open_tables(e);
     if (!err)

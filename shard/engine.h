@@ -90,7 +90,8 @@ struct zr_engine_parts {
     struct zr_comm *gather, *reduce;
     const struct zr_plan *plan; /* and its layout */
     const struct zr_options *opt;
-    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address */
+    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs are carried out by the
+                             model's thread; where that thread computes too (host), it then does all the work itself */
     void *native_stream;  /* the model's compute stream on a GPU */
 };
 

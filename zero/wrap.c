@@ -44,8 +44,7 @@ static int user_update(void *arg, const struct zr_user_update *u)
 
 static int find_world(const struct zero_config *cfg, struct zr_world *w)
 {
-    int err = zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, w);
-    return err;
+    return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, w);
 }
 
 /* Everything that needs no other rank. */
@@ -155,7 +154,7 @@ static int start(struct zero_ctx *z)
 {
     if (z->rendezvous)
         zr_rendezvous_detach(z->rendezvous, on_lost, z);
-    int err = zr_loop_start(z->loop, loop_spin_ns(z->world.world));
+    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world)) : 0;
     if (err) /* too late to tell the others in words: their next collective fails with this text */
         return zr_engine_fail(&z->engine, err, zr_error_text());
     return zr_engine_adopt(&z->engine);
@@ -185,8 +184,10 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         return err;
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
-    int loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
-    if (!loop_err && z->world.world > 1)
+    int loop_err = 0;
+    if (z->world.world > 1 || backend == ZERO_BACKEND_SHM)
+        loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
+    if (z->loop)
         loop_err = connect_ranks(z);
     if (loop_err)
         return err ? zr_fail(err, "%s", text) : loop_err;
