@@ -33,85 +33,75 @@ void zr_exact_merge(struct zr_exact_sum *a, const struct zr_exact_sum *b);
  * the exact sum is beyond the doubles; a sum of zero is +0. */
 double zr_exact_value(const struct zr_exact_sum *a);
 
-/* A finite double as three limbs from limb "at" on. */
-struct zr_exact_parts {
-    uint32_t at;
-    int64_t low, middle, high;
-};
-
-static inline bool zr_exact_split(double x, struct zr_exact_parts *p)
+/* A finite double as m * 2^(place - 1088), place in 14..2059; m is below 2^53 and has the sign. */
+static inline bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
-    uint32_t exponent = (bits >> 52) & 0x7ff;
+    uint64_t exponent = (bits >> 52) & 0x7ff, fraction = bits & ((UINT64_C(1) << 52) - 1);
     if (__builtin_expect(exponent == 0x7ff, 0))
         return false;
     /* |x| = m * 2^(exponent - 1075), and a subnormal has exponent 1 without the hidden bit. */
     uint64_t normal = exponent != 0;
-    uint64_t m = (bits & ((UINT64_C(1) << 52) - 1)) | normal << 52;
-    uint32_t place = exponent + (uint32_t)!normal + (1088 - 1075), shift = place % 32;
     int64_t sign = -(int64_t)(bits >> 63); /* 0 or -1: (v ^ sign) - sign is v or -v */
-    p->at = place / 32;
-    p->low = ((int64_t)((m << shift) & UINT32_MAX) ^ sign) - sign;
-    p->middle = ((int64_t)((m >> (32 - shift)) & UINT32_MAX) ^ sign) - sign;
-    p->high = ((int64_t)((m >> 32) >> (32 - shift)) ^ sign) - sign;
+    *m = ((int64_t)(fraction | normal << 52) ^ sign) - sign;
+    *place = (uint32_t)(exponent + !normal) + (1088 - 1075);
     return true;
+}
+
+/* Adds a number of less than 128 bits to four limbs: a change of less than 2^32 to each. */
+static inline void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int128 sum)
+{
+    a->limb[limb] += (int64_t)(uint32_t)sum;
+    a->limb[limb + 1] += (int64_t)(uint32_t)(sum >> 32);
+    a->limb[limb + 2] += (int64_t)(uint32_t)(sum >> 64);
+    a->limb[limb + 3] += (int64_t)(sum >> 96);
+    if (__builtin_expect(++a->n_added >= ZR_EXACT_MAX_ADDED, 0))
+        zr_exact_carry(a);
 }
 
 /* Adds x, of any sign. */
 static inline void zr_exact_add(struct zr_exact_sum *a, double x)
 {
-    struct zr_exact_parts p;
-    if (!zr_exact_split(x, &p)) {
+    int64_t m;
+    uint32_t place;
+    if (zr_exact_split(x, &m, &place))
+        zr_exact_add_wide(a, place / 32, (__int128)((unsigned __int128)(__int128)m << place % 32));
+    else
         a->nonfinite = 1;
-        return;
-    }
-    a->limb[p.at] += p.low;
-    a->limb[p.at + 1] += p.middle;
-    a->limb[p.at + 2] += p.high;
-    if (__builtin_expect(++a->n_added >= ZR_EXACT_MAX_ADDED, 0))
-        zr_exact_carry(a);
 }
 
-/* Many additions in a row: numbers of like size meet the same three limbs, which are kept in registers until
- * that changes.
+/* Many additions in a row, at most 2^40. Numbers of like size meet the same limbs: they are summed in two
+ * registers, 84 bits at most each, until that changes.
  *
  *     struct zr_exact_run run = {.to = acc};
  *     for (...) zr_exact_run_add(&run, x);
  *     zr_exact_run_end(&run); */
 struct zr_exact_run {
     struct zr_exact_sum *to;
-    struct zr_exact_parts sum;
-    uint32_t n; /* additions in sum */
+    __int128 sum; /* counts from the first bit of limb */
+    uint32_t limb;
 };
 
 static inline void zr_exact_run_end(struct zr_exact_run *r)
 {
-    if (r->to->n_added + r->n >= ZR_EXACT_MAX_ADDED)
-        zr_exact_carry(r->to);
-    r->to->limb[r->sum.at] += r->sum.low;
-    r->to->limb[r->sum.at + 1] += r->sum.middle;
-    r->to->limb[r->sum.at + 2] += r->sum.high;
-    r->to->n_added += r->n;
-    r->n = 0;
+    zr_exact_add_wide(r->to, r->limb, r->sum);
+    r->sum = 0;
 }
 
 static inline void zr_exact_run_add(struct zr_exact_run *r, double x)
 {
-    struct zr_exact_parts p;
-    if (!zr_exact_split(x, &p)) {
+    int64_t m;
+    uint32_t place;
+    if (!zr_exact_split(x, &m, &place)) {
         r->to->nonfinite = 1;
         return;
     }
-    if (p.at != r->sum.at || r->n == ZR_EXACT_MAX_ADDED / 2) {
+    if (__builtin_expect(place / 32 != r->limb, 0)) {
         zr_exact_run_end(r);
-        r->sum = p;
-    } else {
-        r->sum.low += p.low;
-        r->sum.middle += p.middle;
-        r->sum.high += p.high;
+        r->limb = place / 32;
     }
-    r->n++;
+    r->sum += (__int128)((unsigned __int128)(__int128)m << place % 32);
 }
 
 #endif
