@@ -427,7 +427,7 @@ void mlp_update(struct mlp *m, float lr, float beta1, float beta2, float eps, fl
     const float *grads[MLP_N_TENSORS];
     memcpy(grads, &m->grads, sizeof grads);
     static const int is_matrix[MLP_N_TENSORS] = {1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0};
-    float c1 = (float)(1.0 - pow(beta1, t)), c2 = (float)(1.0 - pow(beta2, t));
+    float c1 = 1.0f - powf(beta1, (float)t), c2 = 1.0f - powf(beta2, (float)t);
     size_t i = 0;
     for (int k = 0; k < MLP_N_TENSORS; k++) {
         float wd = is_matrix[k] ? decay : 0.0f;
