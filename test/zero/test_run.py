@@ -12,7 +12,7 @@ import unittest
 
 ZERO_RUN = os.path.abspath(sys.argv.pop(1))
 PYTHON = sys.executable
-LIMIT = 60
+LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 
 # A rank that tells its process id and waits for whatever comes.
 WAITING = """
