@@ -130,6 +130,8 @@ static void check_squares(void **state)
         }
         k->sum_squares(&got, x, *n);
         assert_true(zr_exact_value(&got) == zr_exact_value(&want));
+        zr_exact_carry(&got); /* one value has many forms before its carries, one after */
+        zr_exact_carry(&want);
         assert_memory_equal(got.limb, want.limb, sizeof got.limb);
         assert_true(fabsl(zr_exact_value(&got) - plain) <= 1e-14L * plain);
         guarded_close(&g);
