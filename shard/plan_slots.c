@@ -76,6 +76,30 @@ static int64_t sum(const int64_t *x, int32_t n)
     return s;
 }
 
+/* An order that was not declared may turn out to hold any two units open at once (an embedding around the layers): the two largest
+ * must fit. */
+static void need_pair(struct window *w, int64_t first, int64_t second)
+{
+    while (w->n_need < 2)
+        w->need[w->n_need++] = 0;
+    w->need[0] = zr_max(w->need[0], first);
+    w->need[1] = zr_max(w->need[1], second);
+}
+
+/* The two largest of the units that need a slot. */
+static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first, int64_t *second)
+{
+    *first = *second = 0;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        const struct zr_core_unit_spec *x = &s->units[u];
+        if (grads ? !x->trainable : x->resident)
+            continue;
+        int64_t bytes = grads ? x->grad_bytes : x->param_bytes;
+        *second = zr_max(*second, zr_min(*first, bytes));
+        *first = zr_max(*first, bytes);
+    }
+}
+
 /* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the pass. */
 static void param_need(const struct zr_core_spec *s, int32_t ahead, struct window *w, int32_t *open, int32_t *seen)
 {
@@ -128,14 +152,6 @@ static void grad_need(const struct zr_core_spec *s, bool behind, struct window *
                 add_live(w, s->units[u].grad_bytes);
         note_live(w);
     }
-    /* An order that shows no backward at all still has to be survived. */
-    for (int32_t u = 0; u < s->n_units; u++) {
-        if (!s->units[u].trainable)
-            continue;
-        if (w->n_need == 0)
-            w->need[w->n_need++] = 0;
-        w->need[0] = zr_max(w->need[0], s->units[u].grad_bytes);
-    }
 }
 
 /* One more slot of the largest unit that is gathered more than once a step and fits what is left of the budget. */
@@ -168,16 +184,15 @@ static int add_keepers(struct zr_plan *p, int64_t left, struct window *w)
 static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w, int32_t *a, int32_t *b)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, all = 0, largest = 0;
+    int64_t budget = opt->param_budget_bytes, all = 0, largest, second;
     int32_t largest_unit = -1;
+    largest_two(s, false, &largest, &second);
     for (int32_t u = 0; u < s->n_units; u++) {
         if (s->units[u].resident)
             continue;
         all += s->units[u].param_bytes;
-        if (s->units[u].param_bytes > largest) {
-            largest = s->units[u].param_bytes;
+        if (s->units[u].param_bytes == largest)
             largest_unit = u;
-        }
     }
     w->n_need = 0;
     if (largest_unit < 0)
@@ -196,6 +211,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
         /* A unit outside the order may be asked for too. */
         w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
         w->n_need = (int32_t)zr_max(w->n_need, 1);
+        if (!opt->n_order && ahead > 0 && second)
+            need_pair(w, largest, second);
     } while (budget && sum(w->need, w->n_need) > budget && ahead-- > 0);
     int64_t used = sum(w->need, w->n_need);
     if (budget && used > budget)
@@ -247,6 +264,14 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     /* Gradients first: choosing for parameters rehearses whole steps. */
     if (!p->grad_resident) {
         grad_need(s, opt->prefetch > 0, &w, a);
+        /* An order that shows no backward at all still has to be survived. */
+        int64_t largest, second;
+        largest_two(s, true, &largest, &second);
+        if (w.n_need == 0 && largest)
+            w.need[w.n_need++] = largest;
+        w.need[0] = zr_max(w.need[0], largest);
+        if (!opt->n_order && opt->prefetch > 0 && second)
+            need_pair(&w, largest, second);
         s->n_grad_slots = w.n_need;
     }
     s->grad_slot_bytes = grads;

@@ -155,10 +155,11 @@ struct zero_config {
     void *log_arg;
     int32_t trace;               /* + 1: keep a timeline for zero_trace_write; default 0 */
 };
-#define ZERO_CONFIG_INIT                                                                                     \
-    {                                                                                                        \
-        sizeof(struct zero_config)                                                                           \
-    }
+#ifdef __cplusplus
+#define ZERO_CONFIG_INIT {sizeof(struct zero_config)}
+#else
+#define ZERO_CONFIG_INIT {.size = sizeof(struct zero_config)}
+#endif
 
 /* Memory per rank, by category. X(name, text)
  *   param_shards  parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident

@@ -1,0 +1,597 @@
+/* test_parity.c: random models, trained every way there is, must come out the same.
+ *
+ * A model is drawn from a seed: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked tensors, gradients added or
+ * overwritten; and a way of calling: nested, recomputing, a unit used twice, left out, an order that changes, evaluation in
+ * between. Its gradient depends on the weights it is shown and on the global micro-batch, so a stale or missing gather, a
+ * double or missing reduce, or a wrong pointer changes the result. It is run at stages 0 to 3, several worlds (ranks are
+ * threads), prefetch depths and budgets. Compared: weights, masters and moments bit by bit, norms, and an fp64 AdamW that knows nothing of
+ * sharding. */
+#include "zero/zero.h"
+
+#include <arpa/inet.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MAX_TENSORS 32
+#define MAX_UNITS 12
+#define STEPS 4
+
+/* ---- the model, a function of a seed ---- */
+
+struct model {
+    uint64_t seed;
+    int n_tensors, n_units;
+    struct {
+        char name[16];
+        int64_t n, slices; /* elements of all slices */
+        int unit;
+        bool bf16, frozen, overwrite, no_decay, stacked;
+    } t[MAX_TENSORS];
+    int accum;   /* micro-batches per step over all ranks */
+    float clip;
+    bool nest, recompute, twice, skip, reorder, evaluate;
+    bool bf16_wire;
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static uint64_t next(uint64_t *s)
+{
+    return mix(*s += 0x9e3779b97f4a7c15u);
+}
+
+static int below(uint64_t *s, int n)
+{
+    return (int)(next(s) % (uint64_t)n);
+}
+
+/* In [-1, 1), a multiple of 2^-20. */
+static float noise(uint64_t seed, uint64_t a, uint64_t b)
+{
+    return (float)((int64_t)(mix(seed ^ mix(a * 0x9e3779b97f4a7c15u + b)) >> 43) - (1 << 20)) / (float)(1 << 20);
+}
+
+static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
+{
+    static const int64_t sizes[] = {1, 2, 15, 32, 33, 64, 257, 1000, 1024, 2049, 8100};
+    uint64_t s = seed;
+    memset(m, 0, sizeof *m);
+    m->seed = mix(seed);
+    m->n_units = 1 + below(&s, 8);
+    bool any_trainable = false;
+    if (m->n_units > 2 && below(&s, 3)) { /* stacked tensors over units 1..n-1 */
+        int n = 1 + below(&s, 3);
+        for (int i = 0; i < n; i++) {
+            int k = m->n_tensors++;
+            m->t[k].stacked = true;
+            m->t[k].unit = 1;
+            m->t[k].slices = m->n_units - 1;
+            m->t[k].n = m->t[k].slices * sizes[below(&s, 10)];
+        }
+    }
+    for (int u = 0; u < m->n_units; u++) {
+        int n = 1 + below(&s, 3);
+        for (int i = 0; i < n && m->n_tensors < MAX_TENSORS; i++) {
+            int k = m->n_tensors++;
+            m->t[k].unit = u;
+            m->t[k].slices = 1;
+            m->t[k].n = sizes[below(&s, 11)];
+        }
+    }
+    int dtypes = below(&s, 3); /* all f32, all bf16, mixed */
+    for (int k = 0; k < m->n_tensors; k++) {
+        snprintf(m->t[k].name, sizeof m->t[k].name, "tensor%d", k);
+        m->t[k].bf16 = dtypes == 1 || (dtypes == 2 && below(&s, 2));
+        m->t[k].frozen = below(&s, 5) == 0;
+        m->t[k].overwrite = below(&s, 4) == 0;
+        m->t[k].no_decay = below(&s, 2);
+        any_trainable |= !m->t[k].frozen;
+    }
+    if (!any_trainable)
+        m->t[0].frozen = false;
+    m->accum = 1 << below(&s, 3);
+    m->clip = below(&s, 2) ? 0.05f : 0;
+    if (plain_calls)
+        return;
+    m->nest = below(&s, 3) == 0;
+    m->recompute = below(&s, 3) == 0;
+    m->twice = below(&s, 3) == 0;
+    m->skip = below(&s, 3) == 0;
+    m->reorder = below(&s, 3) == 0;
+    m->evaluate = below(&s, 3) == 0;
+    m->bf16_wire = below(&s, 4) == 0;
+}
+
+static float bf16_to_f32(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint16_t f32_to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float initial(const struct model *m, int t, int64_t i)
+{
+    float x = noise(m->seed, (uint64_t)t + 1000, (uint64_t)i);
+    return m->t[t].bf16 ? bf16_to_f32(f32_to_bf16(x)) : x;
+}
+
+/* The gradient of element i of tensor t, whose weight reads w, in global micro-batch g of a step. */
+static float gradient(const struct model *m, int t, int64_t i, float w, int step, int g)
+{
+    return 0.25f * w + 0.125f * noise(m->seed + (uint64_t)step, (uint64_t)(t * 64 + g), (uint64_t)i);
+}
+
+/* ---- one rank ---- */
+
+struct run {
+    const struct model *m;
+    int stage, rank, world, prefetch, port;
+    int64_t budget;
+    bool brackets;
+    /* Results, of rank 0. */
+    int err;
+    char text[512];
+    double norm[STEPS];
+    float *values[MAX_TENSORS][4]; /* parameter (widened), master, two moments */
+    struct zero_stats stats;
+};
+
+struct place {
+    void *param, *grad;
+};
+
+static float load(const struct model *m, int t, const void *p, int64_t i)
+{
+    return m->t[t].bf16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+/* Shows the unit's share of the model to fn: tensor, first element, how many, and where the slice lies. */
+static void backward_unit(const struct model *m, struct place *p, int unit, int step, int g, float weight)
+{
+    for (int t = 0; t < m->n_tensors; t++) {
+        int64_t n = m->t[t].n / m->t[t].slices, slice = unit - m->t[t].unit;
+        if (slice < 0 || slice >= m->t[t].slices || m->t[t].frozen)
+            continue;
+        for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
+            float x = weight * gradient(m, t, i, load(m, t, p[t].param, i), step, g);
+            float old = m->t[t].overwrite ? 0 : load(m, t, p[t].grad, i);
+            if (m->t[t].bf16)
+                ((uint16_t *)p[t].grad)[i] = f32_to_bf16(old + x);
+            else
+                ((float *)p[t].grad)[i] = old + x;
+        }
+    }
+}
+
+/* A forward that would notice a wrong weight of a frozen tensor too. */
+static double forward_unit(const struct model *m, struct place *p, int unit)
+{
+    double sum = 0;
+    for (int t = 0; t < m->n_tensors; t++) {
+        int64_t n = m->t[t].n / m->t[t].slices, slice = unit - m->t[t].unit;
+        if (slice < 0 || slice >= m->t[t].slices)
+            continue;
+        for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
+            float w = load(m, t, p[t].param, i);
+            if (m->t[t].frozen && w != initial(m, t, i))
+                return NAN;
+            sum += w;
+        }
+    }
+    return sum;
+}
+
+#define CHECK(call)                                                                                          \
+    do {                                                                                                     \
+        if ((r->err = (call))) {                                                                             \
+            snprintf(r->text, sizeof r->text, "%s: %s", #call, zero_last_error());                           \
+            goto out;                                                                                        \
+        }                                                                                                    \
+    } while (0)
+
+static int begin(struct run *r, zero_ctx *z, int unit, enum zero_phase phase)
+{
+    return r->brackets ? zero_begin(z, unit, phase) : 0;
+}
+
+static int end(struct run *r, zero_ctx *z, int unit, enum zero_phase phase)
+{
+    return r->brackets ? zero_end(z, unit, phase) : 0;
+}
+
+static int left_out(const struct model *m, int step)
+{
+    return m->skip && m->n_units > 2 && step == 1 ? m->n_units - 1 : -1;
+}
+
+/* Position k of the order in which a step visits the units. */
+static int visit(const struct model *m, int step, int k)
+{
+    return m->reorder && step >= 2 ? m->n_units - 1 - k : k;
+}
+
+static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, int g, double *seen)
+{
+    const struct model *m = r->m;
+    int err = 0, held = m->nest ? visit(m, step, 0) : -1, out = left_out(m, step);
+    if (held >= 0)
+        err = begin(r, z, held, ZERO_FORWARD);
+    for (int k = 0; !err && k < m->n_units; k++) {
+        int u = visit(m, step, k);
+        if (u == out)
+            continue;
+        if (u != held)
+            err = begin(r, z, u, ZERO_FORWARD);
+        *seen += forward_unit(m, p, u);
+        if (!err && u != held)
+            err = end(r, z, u, ZERO_FORWARD);
+    }
+    if (!err && held >= 0)
+        err = end(r, z, held, ZERO_FORWARD);
+    if (!err && held >= 0)
+        err = begin(r, z, held, ZERO_BACKWARD);
+    for (int k = m->n_units; !err && k-- > 0;) {
+        int u = visit(m, step, k);
+        if (u == out)
+            continue;
+        if (m->recompute) {
+            err = begin(r, z, u, ZERO_FORWARD);
+            *seen += forward_unit(m, p, u);
+        }
+        bool twice = m->twice && u == visit(m, step, m->n_units / 2) && u != held;
+        if (!err && u != held)
+            err = begin(r, z, u, ZERO_BACKWARD);
+        if (!err)
+            backward_unit(m, p, u, step, g, twice ? 0.5f : 1);
+        if (!err && twice && r->brackets) {
+            err = zero_end(z, u, ZERO_BACKWARD);
+            if (!err)
+                err = zero_begin(z, u, ZERO_BACKWARD);
+        }
+        if (!err && twice)
+            backward_unit(m, p, u, step, g, 0.5f);
+        if (!err && u != held)
+            err = end(r, z, u, ZERO_BACKWARD);
+        if (!err && m->recompute)
+            err = end(r, z, u, ZERO_FORWARD);
+    }
+    return !err && held >= 0 ? end(r, z, held, ZERO_BACKWARD) : err;
+}
+
+static int evaluate(struct run *r, zero_ctx *z, struct place *p, double *seen)
+{
+    int err = 0;
+    for (int u = 0; !err && u < r->m->n_units; u++) {
+        err = begin(r, z, u, ZERO_FORWARD);
+        *seen += forward_unit(r->m, p, u);
+        if (!err)
+            err = end(r, z, u, ZERO_FORWARD);
+    }
+    return err;
+}
+
+static int read_all(struct run *r, zero_ctx *z)
+{
+    for (int t = 0; t < r->m->n_tensors; t++) {
+        int64_t n = r->m->t[t].n;
+        for (int k = 0; k < (r->m->t[t].frozen ? 1 : 4); k++) {
+            float *out = r->values[t][k] = malloc((size_t)n * sizeof *out);
+            memset(out, 0xff, (size_t)n * sizeof *out);
+            int err = zero_read(z, t, k, 0, n, out);
+            if (err)
+                return err;
+            if (k == 0 && r->m->t[t].bf16)
+                for (int64_t i = n; i-- > 0;)
+                    out[i] = bf16_to_f32(((uint16_t *)out)[i]);
+        }
+    }
+    return 0;
+}
+
+static void *run_rank(void *arg)
+{
+    struct run *r = arg;
+    const struct model *m = r->m;
+    struct place p[MAX_TENSORS] = {{0}};
+    struct zero_tensor t[MAX_TENSORS] = {{0}};
+    zero_ctx *z = NULL;
+    char url[64];
+    double seen = 0;
+    for (int k = 0; k < m->n_tensors; k++) {
+        p[k].param = malloc((size_t)m->t[k].n * 4);
+        for (int64_t i = 0; i < m->t[k].n; i++) {
+            /* Only rank 0's weights count. */
+            float w = r->rank == 0 ? initial(m, k, i) : NAN;
+            if (m->t[k].bf16)
+                ((uint16_t *)p[k].param)[i] = f32_to_bf16(w);
+            else
+                ((float *)p[k].param)[i] = w;
+        }
+        t[k] = (struct zero_tensor){.name = m->t[k].name,
+                                    .param = &p[k].param,
+                                    .grad = m->t[k].frozen ? NULL : &p[k].grad,
+                                    .shape = {m->t[k].slices, m->t[k].n / m->t[k].slices},
+                                    .dtype = m->t[k].bf16 ? ZERO_BF16 : ZERO_F32,
+                                    .unit = m->t[k].unit,
+                                    .flags = (m->t[k].stacked ? ZERO_STACKED : 0) | (m->t[k].no_decay ? ZERO_NO_DECAY : 0) |
+                                             (m->t[k].overwrite ? ZERO_GRAD_OVERWRITE : 0)};
+    }
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = r->stage;
+    cfg.rank = r->rank;
+    cfg.world = r->world;
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", r->port);
+    cfg.rendezvous = r->world > 1 ? url : NULL;
+    cfg.prefetch = r->prefetch;
+    cfg.param_budget_bytes = r->budget;
+    cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
+    cfg.clip = m->clip;
+    cfg.weight_decay = 0.1f;
+    cfg.timeout_ms = 20000;
+    if (m->bf16_wire)
+        cfg.wire_dtype = ZERO_BF16;
+    void *old[MAX_TENSORS];
+    for (int k = 0; k < m->n_tensors; k++)
+        old[k] = p[k].param;
+    CHECK(zero_wrap(&z, t, m->n_tensors, &cfg));
+    for (int k = 0; k < m->n_tensors; k++)
+        free(old[k]);
+    for (int s = 0; s < STEPS; s++) {
+        for (int a = 0; a < cfg.grad_accum_steps; a++) {
+            CHECK(micro_batch(r, z, p, s, a * r->world + r->rank, &seen));
+            if (!r->brackets && a + 1 < cfg.grad_accum_steps)
+                CHECK(zero_micro(z));
+        }
+        struct zero_step_info info;
+        CHECK(zero_step(z, 1e-2f, &info));
+        r->norm[s] = info.grad_norm;
+        if (info.skipped || info.t != s + 1) {
+            r->err = -1;
+            snprintf(r->text, sizeof r->text, "step %d: skipped %d, t %d", s, info.skipped, (int)info.t);
+            goto out;
+        }
+        if (m->evaluate && s == 2)
+            CHECK(evaluate(r, z, p, &seen));
+    }
+    if (isnan(seen)) {
+        r->err = -1;
+        snprintf(r->text, sizeof r->text, "a forward saw a NaN or a changed frozen weight");
+        goto out;
+    }
+    CHECK(read_all(r, z));
+    CHECK(zero_stats(z, &r->stats));
+    CHECK(zero_unwrap(&z));
+out:
+    zero_unwrap(&z);
+    return NULL;
+}
+
+/* ---- many ranks ---- */
+
+static int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(s, (struct sockaddr *)&a, n) || getsockname(s, (struct sockaddr *)&a, &n))
+        fail_msg("no free port");
+    close(s);
+    return ntohs(a.sin_port);
+}
+
+static void free_values(struct run *r)
+{
+    for (int t = 0; t < MAX_TENSORS; t++)
+        for (int k = 0; k < 4; k++)
+            free(r->values[t][k]);
+}
+
+static void run_world(const struct model *m, const struct run *like, struct run *rank0)
+{
+    struct run r[8];
+    pthread_t thread[8];
+    int port = like->world > 1 ? free_port() : 0;
+    for (int i = 0; i < like->world; i++) {
+        r[i] = *like;
+        r[i].m = m;
+        r[i].rank = i;
+        r[i].port = port;
+        pthread_create(&thread[i], NULL, run_rank, &r[i]);
+    }
+    for (int i = 0; i < like->world; i++)
+        pthread_join(thread[i], NULL);
+    for (int i = 0; i < like->world; i++) {
+        if (r[i].err)
+            fail_msg("seed 0x%llx stage %d world %d prefetch %d budget %lld: rank %d: %s", (unsigned long long)m->seed,
+                     like->stage, like->world, like->prefetch, (long long)like->budget, i, r[i].text);
+#define SAME_BYTES(name, text) assert_int_equal(r[i].stats.allocated.name, r[i].stats.planned.name);
+        ZERO_MEM_MAP(SAME_BYTES)
+        assert_int_equal(r[i].stats.allocated.total, r[i].stats.planned.total);
+    }
+    for (int i = 1; i < like->world; i++) {
+        for (int s = 0; s < STEPS; s++)
+            assert_true(r[i].norm[s] == r[0].norm[s]);
+        for (int t = 0; t < m->n_tensors; t++)
+            for (int k = 0; k < 4 && r[i].values[t][k]; k++)
+                assert_memory_equal(r[i].values[t][k], r[0].values[t][k], (size_t)m->t[t].n * 4);
+        free_values(&r[i]);
+    }
+    *rank0 = r[0];
+}
+
+static void assert_same(const struct model *m, const struct run *a, const struct run *b)
+{
+    for (int t = 0; t < m->n_tensors; t++)
+        for (int k = 0; k < 4 && a->values[t][k]; k++)
+            for (int64_t i = 0; i < m->t[t].n; i++)
+                if (memcmp(&a->values[t][k][i], &b->values[t][k][i], 4))
+                    fail_msg("seed 0x%llx: tensor %d element %lld value %d: %.9g at stage %d world %d prefetch %d budget %lld brackets "
+                             "%d, %.9g at stage %d world %d prefetch %d budget %lld brackets %d",
+                             (unsigned long long)m->seed, t, (long long)i, k, (double)a->values[t][k][i], a->stage, a->world,
+                             a->prefetch, (long long)a->budget, a->brackets, (double)b->values[t][k][i], b->stage, b->world,
+                             b->prefetch, (long long)b->budget, b->brackets);
+    for (int s = 0; s < STEPS; s++)
+        assert_true(a->norm[s] == b->norm[s]);
+}
+
+/* AdamW in fp64 over the whole model at once, as an unsharded program has it. Weights are rounded where the model's are. */
+static void assert_near_reference(const struct model *m, const struct run *a)
+{
+    double *w[MAX_TENSORS], *mo[MAX_TENSORS], *ve[MAX_TENSORS], *g[MAX_TENSORS];
+    for (int t = 0; t < m->n_tensors; t++) {
+        size_t n = (size_t)m->t[t].n;
+        w[t] = calloc(n, 8);
+        mo[t] = calloc(n, 8);
+        ve[t] = calloc(n, 8);
+        g[t] = calloc(n, 8);
+        for (int64_t i = 0; i < m->t[t].n; i++)
+            w[t][i] = (double)initial(m, t, i);
+    }
+    for (int s = 0; s < STEPS; s++) {
+        double sum = 0;
+        for (int t = 0; t < m->n_tensors; t++) {
+            int64_t per_slice = m->t[t].n / m->t[t].slices;
+            for (int64_t i = 0; i < m->t[t].n; i++) {
+                g[t][i] = 0;
+                if (m->t[t].frozen || m->t[t].unit + i / per_slice == left_out(m, s))
+                    continue;
+                float shown = (float)w[t][i];
+                if (m->t[t].bf16)
+                    shown = bf16_to_f32(f32_to_bf16(shown));
+                for (int k = 0; k < m->accum; k++)
+                    g[t][i] += (double)gradient(m, t, i, shown, s, k) / m->accum;
+                sum += g[t][i] * g[t][i];
+            }
+        }
+        double norm = sqrt(sum), scale = m->clip > 0 && norm > (double)m->clip ? (double)m->clip / norm : 1;
+        assert_true(fabs(a->norm[s] - norm) <= 2e-2 * norm);
+        for (int t = 0; t < m->n_tensors; t++) {
+            for (int64_t i = 0; i < m->t[t].n && !m->t[t].frozen; i++) {
+                double x = g[t][i] * scale;
+                mo[t][i] = 0.9 * mo[t][i] + 0.1 * x;
+                ve[t][i] = 0.999 * ve[t][i] + 0.001 * x * x;
+                double decay = m->t[t].no_decay ? 0 : (double)0.1f;
+                w[t][i] -= (double)1e-2f * (mo[t][i] / (1 - pow(0.9, s + 1)) / (sqrt(ve[t][i] / (1 - pow(0.999, s + 1))) + 1e-8) +
+                                            decay * w[t][i]);
+            }
+        }
+    }
+    for (int t = 0; t < m->n_tensors; t++) {
+        /* A gradient rounded to bf16 is off by 2^-9, and near zero AdamW turns that into a part of the learning rate. */
+        bool rounded = m->t[t].bf16 || m->bf16_wire;
+        double tolerance = rounded ? 1.2e-2 : 5e-5, off = 0;
+        for (int64_t i = 0; i < m->t[t].n; i++) {
+            double got = (double)a->values[t][m->t[t].frozen ? 0 : 1][i];
+            assert_true(fabs(got - w[t][i]) <= (m->t[t].frozen ? 0 : STEPS * 1e-2 + 1e-3));
+            off += fabs(got - w[t][i]);
+        }
+        /* In the mean far less: few gradients are near zero. */
+        if (off / (double)m->t[t].n > tolerance)
+            fail_msg("seed 0x%llx: tensor %d is off by %g in the mean", (unsigned long long)m->seed, t, off / (double)m->t[t].n);
+        free(w[t]);
+        free(mo[t]);
+        free(ve[t]);
+        free(g[t]);
+    }
+}
+
+static uint64_t first_seed;
+static int n_models = 12, max_world = 5;
+
+/* One world: every stage, prefetch and budget gives the same bits. */
+static void stages_agree(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_models; i++) {
+        struct model m;
+        draw_model(&m, first_seed + (uint64_t)i, false);
+        int world = 1 + (int)(mix(m.seed) % (uint64_t)max_world);
+        m.accum = world * (1 + (int)(mix(m.seed + 1) % 4));
+        struct run first;
+        run_world(&m, &(struct run){.stage = 3, .world = world, .brackets = true}, &first);
+        assert_near_reference(&m, &first);
+        static const struct {
+            int stage, prefetch;
+            int64_t budget;
+        } ways[] = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 1, 0}, {3, 6, 0}, {3, 2, 1 << 17}, {3, 3, 1 << 20}, {3, -1, 0}};
+        for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+            /* A nesting that was not declared needs a second slot, which no prefetch, or a small budget, does not give. */
+            if (m.nest && (ways[k].prefetch < 0 || ways[k].budget))
+                continue;
+            struct run other;
+            run_world(&m, &(struct run){.stage = ways[k].stage, .world = world, .prefetch = ways[k].prefetch,
+                                        .budget = ways[k].budget, .brackets = true},
+                      &other);
+            assert_same(&m, &first, &other);
+            free_values(&other);
+        }
+        free_values(&first);
+    }
+}
+
+/* The same micro-batches on 1, 2 and 4 ranks, with brackets and without, give the same bits. */
+static void worlds_agree(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_models; i++) {
+        struct model m;
+        draw_model(&m, first_seed + 1000 + (uint64_t)i, true);
+        m.accum = 4;
+        struct run first;
+        run_world(&m, &(struct run){.stage = 0, .world = 1, .brackets = false}, &first);
+        assert_near_reference(&m, &first);
+        for (int world = 1; world <= max_world; world *= 2)
+            for (int stage = (int)(mix(m.seed + (uint64_t)world) % 2); stage <= 3; stage += 2)
+                for (int brackets = stage > 1; brackets < 2; brackets++) {
+                    struct run other;
+                    run_world(&m, &(struct run){.stage = stage, .world = world, .brackets = brackets}, &other);
+                    assert_same(&m, &first, &other);
+                    free_values(&other);
+                }
+        free_values(&first);
+    }
+}
+
+int main(void)
+{
+    const char *seed = getenv("SEED"), *n = getenv("N_MODELS");
+    first_seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) * 1000;
+    if (n)
+        n_models = atoi(n);
+    if (getenv("MAX_WORLD"))
+        max_world = atoi(getenv("MAX_WORLD"));
+    printf("SEED=%llu\n", (unsigned long long)first_seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_agree),
+        cmocka_unit_test(worlds_agree),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
