@@ -1,0 +1,80 @@
+/* star.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
+ *
+ * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star.c holds what happens on
+ * the loop: who comes, who is refused, who is lost. The first failure is kept; before the detach it is what
+ * the blocking calls return. */
+#ifndef ZR_COMM_STAR_H
+#define ZR_COMM_STAR_H
+
+#include "comm/link.h"
+#include "comm/rendezvous.h"
+
+/* A rank that goes is a failure at once only where all ranks wait for each other; between exchanges it may be
+ * that it had nothing left to do here. */
+enum zr_phase { ZR_PHASE_MEET, ZR_PHASE_IDLE, ZR_PHASE_EXCHANGE };
+
+enum zr_seat_state { ZR_SEAT_EMPTY, ZR_SEAT_HERE, ZR_SEAT_LEFT, ZR_SEAT_LOST };
+
+/* What is known of one rank. Rank 0 has a link in every seat but its own, the others in seat 0 only. */
+struct zr_seat {
+    enum zr_seat_state state;
+    struct zr_link *link;
+    bool gave; /* its blob of the exchange under way has come */
+    char *given;
+    size_t n_given;
+    char *untold; /* lost before the detach: how, until on_lost can be told */
+};
+
+struct zr_rendezvous {
+    uv_loop_t *loop;
+    struct zr_world w;
+    uint64_t job; /* hash of w.job */
+    int64_t timeout_ms;
+    enum zr_phase phase;
+    struct zr_seat *seats; /* (world) */
+    struct zr_link *links; /* all that are not closed yet, strangers too */
+    int n_strangers;
+    int n_here; /* seats taken, rank 0's own included */
+
+    uv_tcp_t listener; /* rank 0 */
+    uv_timer_t deadline, retry;
+    uv_getaddrinfo_t resolve;
+    struct sockaddr_in address; /* of rank 0 */
+    int n_handles;              /* of those above, not closed yet */
+    bool listening, resolving;
+    int64_t started_ms;
+    char trouble[640]; /* the latest thing that went wrong while waiting, for the message of a timeout */
+
+    bool late;     /* the deadline has passed */
+    bool ready;    /* every rank is here */
+    bool accepted; /* others: rank 0 knows us */
+    char *all;     /* others: the result of the exchange under way */
+    size_t n_all;
+
+    int code; /* the first failure */
+    char text[1024];
+    bool detached, closing;
+    void (*on_lost)(void *arg, int rank, const char *why);
+    void *on_lost_arg;
+};
+
+/* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
+int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
+void zr_star_start(struct zr_rendezvous *r);
+/* Rank 0: everyone is here: no more strangers. */
+void zr_star_seal(struct zr_rendezvous *r);
+/* Sends to rank (0 when we are not). */
+int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                 const void *payload, size_t n);
+/* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
+int zr_star_check(struct zr_rendezvous *r);
+/* Tells on_lost, and on rank 0 the others, of ranks lost before the detach. */
+void zr_star_tell_lost(struct zr_rendezvous *r);
+/* Says goodbye and closes every handle. */
+void zr_star_close(struct zr_rendezvous *r);
+/* Nothing of it is left on the loop. */
+bool zr_star_closed(const struct zr_rendezvous *r);
+
+#endif

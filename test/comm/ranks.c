@@ -1,0 +1,161 @@
+/* ranks.c: see ranks.h. */
+#include "ranks.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+void rank_says(struct rank *r, const char *file, int line, const char *cond, const char *fmt, ...)
+{
+    char text[900];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    const char *name = strrchr(file, '/');
+    snprintf(r->wrong, sizeof r->wrong, "%s:%d: %s: %s", name ? name + 1 : file, line, cond, text);
+}
+
+int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    close(fd);
+    return ntohs(a.sin_port);
+}
+
+bool wait_stage(struct rank *r, int stage)
+{
+    for (int i = 0; i < 30000; i++) {
+        if (atomic_load(&r->stage) >= stage)
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return false;
+}
+
+struct task {
+    void (*fn)(struct rank *r);
+    struct rank *r;
+};
+
+static void *thread_main(void *arg)
+{
+    struct task *t = arg;
+    t->fn(t->r);
+    return NULL;
+}
+
+static void run_threads(struct rank *r, int n, void (*fn)(struct rank *r))
+{
+    pthread_t id[MOST_RANKS];
+    struct task task[MOST_RANKS];
+    for (int i = 0; i < n; i++) {
+        task[i] = (struct task){fn, &r[i]};
+        assert_int_equal(pthread_create(&id[i], NULL, thread_main, &task[i]), 0);
+    }
+    for (int i = 0; i < n; i++)
+        pthread_join(id[i], NULL);
+}
+
+static void run_processes(struct rank *r, int n, void (*fn)(struct rank *r))
+{
+    pid_t id[MOST_RANKS];
+    fflush(NULL);
+    for (int i = 0; i < n; i++) {
+        id[i] = fork();
+        assert_true(id[i] >= 0);
+        if (id[i] == 0) {
+            /* cmocka catches these and would go on with the next test, in this process too. */
+            static const int fatal[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGSYS, SIGABRT};
+            for (size_t k = 0; k < sizeof fatal / sizeof *fatal; k++)
+                signal(fatal[k], SIG_DFL);
+            alarm(120);
+            fn(&r[i]);
+            fflush(NULL);
+            exit(0); /* not _exit: what leaks is told there */
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        int status = 0;
+        while (waitpid(id[i], &status, 0) < 0 && errno == EINTR)
+            ;
+        if (!r[i].wrong[0] && r[i].dies != !!WIFSIGNALED(status))
+            snprintf(r[i].wrong, sizeof r[i].wrong, "ended with status 0x%x", (unsigned)status);
+        if (!r[i].wrong[0] && WIFEXITED(status) && WEXITSTATUS(status) != 0)
+            snprintf(r[i].wrong, sizeof r[i].wrong, "exit code %d", WEXITSTATUS(status));
+    }
+}
+
+struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg,
+                       void (*before)(struct rank *r))
+{
+    static struct rank *shared;
+    if (!shared) {
+        shared = mmap(NULL, MOST_RANKS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                      -1, 0);
+        assert_true(shared != MAP_FAILED);
+    }
+    memset(shared, 0, MOST_RANKS * sizeof *shared);
+    int port = free_port();
+    for (int i = 0; i < n; i++) {
+        struct rank *r = &shared[i];
+        r->w = (struct zr_world){.rank = i, .world = n, .local_rank = i, .host = "127.0.0.1", .port = port};
+        snprintf(r->w.job, sizeof r->w.job, "test %d", (int)getpid());
+        r->forked = forked;
+        r->arg = arg;
+        r->all = shared;
+        if (before)
+            before(r);
+    }
+    if (forked)
+        run_processes(shared, n, fn);
+    else
+        run_threads(shared, n, fn);
+    int wrong = 0;
+    for (int i = 0; i < n; i++)
+        if (shared[i].wrong[0])
+            print_error("%s: rank %d of %d: %s\n", forked ? "processes" : "threads", i, n, shared[i].wrong),
+                wrong++;
+    assert_int_equal(wrong, 0);
+    return shared;
+}
+
+uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
+int64_t random_in(uint64_t *state, int64_t lo, int64_t hi)
+{
+    return lo + (int64_t)(next_random(state) % (uint64_t)(hi - lo + 1));
+}
+
+uint64_t fresh_seed(const char *what)
+{
+    const char *text = getenv("ZERO_TEST_SEED");
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    uint64_t seed = text ? strtoull(text, NULL, 0) : (uint64_t)t.tv_nsec ^ ((uint64_t)t.tv_sec << 20);
+    print_message("%s: ZERO_TEST_SEED=%llu\n", what, (unsigned long long)seed);
+    return seed;
+}

@@ -1,0 +1,58 @@
+/* ranks.h: runs one function as N ranks, as threads of this process or as forked ones, and collects what each
+ * has to say.
+ *
+ * cmocka's asserts jump, which works on the test's own thread only. So a rank says what is wrong with
+ * RANK_CHECK, which returns from it, and the test asserts afterwards that no rank said anything. */
+#ifndef ZR_TEST_COMM_RANKS_H
+#define ZR_TEST_COMM_RANKS_H
+
+#include "comm/rendezvous.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { MOST_RANKS = 16 };
+
+struct rank {
+    struct zr_world w;
+    bool forked;
+    void *arg;
+    char wrong[1024]; /* "" when all is well */
+    char note[1024];  /* for the test to read */
+    int code;         /* likewise */
+    atomic_int stage; /* how far it is; shared with the test and the other ranks */
+    bool dies;        /* it ends by a signal, on purpose */
+    struct rank *all; /* (world) */
+};
+
+#define RANK_CHECK(r, cond, ...)                                                                             \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            rank_says(r, __FILE__, __LINE__, #cond, __VA_ARGS__);                                            \
+            return;                                                                                          \
+        }                                                                                                    \
+    } while (0)
+
+void rank_says(struct rank *r, const char *file, int line, const char *cond, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* Runs fn as n ranks and fails the test if a rank said something or ended otherwise than it should. before
+ * (or NULL) may change each rank first. Processes: fork() with no thread of ours running. The array returned
+ * is valid until the next call. */
+struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg,
+                       void (*before)(struct rank *r));
+
+/* A TCP port of loopback that was free a moment ago. */
+int free_port(void);
+
+/* Waits (bounded) until stage of r is at least stage. */
+bool wait_stage(struct rank *r, int stage);
+
+/* A small random generator, seeded by the test: splitmix64. */
+uint64_t next_random(uint64_t *state);
+/* In [lo, hi]. */
+int64_t random_in(uint64_t *state, int64_t lo, int64_t hi);
+/* From ZERO_TEST_SEED or the clock; printed, so that a failure can be repeated. */
+uint64_t fresh_seed(const char *what);
+
+#endif

@@ -1,0 +1,666 @@
+/* test_rendezvous.c: ranks meet, exchange and part; strangers, wrong ranks and deaths at every stage. */
+#include "comm/link.h"
+#include "ranks.h"
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cmocka.h>
+
+enum { LONG_MS = 30000, SHORT_MS = 400 };
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* Closes r (may be NULL) and the loop; everything must be gone. */
+static bool shut_down(uv_loop_t *loop, struct zr_rendezvous *r)
+{
+    if (r)
+        zr_rendezvous_close(r);
+    uv_run(loop, UV_RUN_DEFAULT); /* returns once nothing is open */
+    zr_rendezvous_free(r);
+    return uv_loop_close(loop) == 0;
+}
+
+/* --- everyone comes --- */
+
+static void meet_and_exchange(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    uv_loop_init(&loop);
+    if (me->w.rank % 3 == 0)
+        sleep_ms(40); /* rank 0 is not the first */
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_rank(r) == me->w.rank && zr_rendezvous_world(r) == me->w.world,
+               "other numbers");
+    /* From one byte to more than the sockets hold. */
+    const size_t sizes[] = {1, 7, 4096, me->w.world == 5 ? 2000000 : 50000, 64};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k];
+        unsigned char *mine = malloc(n), *all = malloc(n * (size_t)me->w.world);
+        for (size_t i = 0; i < n; i++)
+            mine[i] = (unsigned char)(i * 7 + (size_t)me->w.rank * 31 + k);
+        memset(all, 0xff, n * (size_t)me->w.world);
+        int err = zr_rendezvous_exchange(r, mine, n, all);
+        size_t bad = 0;
+        for (int p = 0; p < me->w.world; p++)
+            for (size_t i = 0; i < n; i++)
+                bad += all[(size_t)p * n + i] != (unsigned char)(i * 7 + (size_t)p * 31 + k);
+        free(mine);
+        free(all);
+        RANK_CHECK(me, err == 0, "%s", zr_error_text());
+        RANK_CHECK(me, bad == 0, "%zu bytes of %zu differ", bad, n);
+        if (me->w.rank == 0 && k == 3)
+            sleep_ms(50); /* its loop does not run now; the others must have their results all the same */
+    }
+    char c = 0, all[MOST_RANKS];
+    RANK_CHECK(me, zr_rendezvous_exchange(r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_meet(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 5, 8};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        run_ranks(false, worlds[i], meet_and_exchange, NULL, NULL);
+        run_ranks(true, worlds[i], meet_and_exchange, NULL, NULL);
+    }
+}
+
+static void by_name(struct rank *r)
+{
+    strcpy(r->w.host, "localhost");
+}
+
+static void test_meet_by_name(void **state)
+{
+    (void)state;
+    run_ranks(false, 3, meet_and_exchange, NULL, by_name);
+}
+
+static void test_world_one_needs_no_socket(void **state)
+{
+    (void)state;
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    struct zr_world w = {.world = 1};
+    int mine = 5, all = 0;
+    uv_loop_init(&loop);
+    assert_int_equal(zr_rendezvous_open(&loop, &w, 1, &r), 0);
+    assert_int_equal(uv_loop_alive(&loop), 0);
+    assert_int_equal(zr_rendezvous_exchange(r, &mine, sizeof mine, &all), 0);
+    assert_int_equal(all, 5);
+    zr_rendezvous_detach(r, NULL, NULL);
+    assert_int_equal(zr_rendezvous_exchange(r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
+    assert_true(shut_down(&loop, r));
+    zr_rendezvous_free(NULL);
+}
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    uv_loop_init(&loop);
+    struct zr_world w = {.rank = 3, .world = 3, .host = "127.0.0.1", .port = 1};
+    assert_int_equal(zr_rendezvous_open(&loop, &w, 1000, &r), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "rank is 3"));
+    w.rank = 1;
+    w.port = 0;
+    assert_int_equal(zr_rendezvous_open(&loop, &w, 1000, &r), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "port 0"));
+    w.port = 1;
+    assert_int_equal(zr_rendezvous_open(&loop, &w, 0, &r), ZR_ERR_ARG);
+    assert_null(r);
+    assert_int_equal(uv_loop_close(&loop), 0);
+}
+
+static void test_port_taken(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0, .world = 2, .host = "127.0.0.1", .port = free_port()};
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port = htons((uint16_t)w.port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    uv_loop_init(&loop);
+    assert_int_equal(zr_rendezvous_open(&loop, &w, SHORT_MS, &r), ZR_ERR_SYSTEM);
+    char port[16];
+    snprintf(port, sizeof port, ":%d:", w.port);
+    assert_non_null(strstr(zr_error_text(), port));
+    assert_int_equal(uv_loop_close(&loop), 0);
+    close(fd);
+}
+
+/* --- not everyone comes --- */
+
+static void open_and_note(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r = NULL;
+    int64_t timeout_ms = me->arg ? *(int64_t *)me->arg : LONG_MS;
+    uv_loop_init(&loop);
+    me->code = zr_rendezvous_open(&loop, &me->w, timeout_ms, &r);
+    snprintf(me->note, sizeof me->note, "%.1000s", me->code ? zr_error_text() : "");
+    RANK_CHECK(me, !me->code == !!r, "code %d with %p", me->code, (void *)r);
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void all_but_last(struct rank *me)
+{
+    if (me->w.rank < me->w.world - 1)
+        open_and_note(me);
+}
+
+static void expect(const struct rank *r, int code, const char *text)
+{
+    if (r->code != code || !strstr(r->note, text))
+        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
+}
+
+static void test_missing_rank(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(true, 4, all_but_last, &timeout_ms, NULL);
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], ZR_ERR_TIMEOUT, "rank 3");
+}
+
+static void all_but_first(struct rank *me)
+{
+    if (me->w.rank > 0)
+        open_and_note(me);
+}
+
+static void test_missing_rank_0(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, NULL);
+    for (int i = 1; i < 3; i++)
+        expect(&r[i], ZR_ERR_TIMEOUT, "connection refused");
+}
+
+static void no_such_name(struct rank *r)
+{
+    strcpy(r->w.host, "no-such-host.invalid");
+}
+
+static void test_no_such_name(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(false, 2, all_but_first, &timeout_ms, no_such_name);
+    expect(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
+}
+
+static void twin(struct rank *r)
+{
+    if (r->w.rank == 2)
+        r->w.rank = 1;
+}
+
+static void test_duplicate_rank(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+}
+
+static void other_world(struct rank *r)
+{
+    if (r->w.rank == 1)
+        r->w.world = 4;
+}
+
+static void test_other_world(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(false, 2, open_and_note, NULL, other_world);
+    for (int i = 0; i < 2; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
+}
+
+static void other_job(struct rank *r)
+{
+    if (r->w.rank == 2) {
+        strcpy(r->w.job, "yesterday's");
+        r->w.rank = 1;
+    }
+    r->w.world = 2;
+}
+
+static void open_after_refusal(struct rank *me)
+{
+    /* The right rank 1 comes when the wrong one has gone. */
+    if (me == &me->all[1])
+        RANK_CHECK(me, wait_stage(&me->all[2], 1), "the wrong rank never ended");
+    open_and_note(me);
+    atomic_store(&me->stage, 1);
+}
+
+/* A rank of another job is refused, and the job goes on without it. */
+static void test_other_job(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
+    expect(&r[0], 0, "");
+    expect(&r[1], 0, "");
+    expect(&r[2], ZR_ERR_MISMATCH, "belongs to job \"yesterday's\"");
+}
+
+/* --- strangers --- */
+
+static int dial(int port)
+{
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+    for (int i = 0; i < 5000; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+            return fd;
+        close(fd);
+        sleep_ms(2);
+    }
+    return -1;
+}
+
+/* Rank 1 of 2, after all kinds of others came to its place. */
+static void after_strangers(struct rank *me)
+{
+    if (me->w.rank == 0) {
+        meet_and_exchange(me);
+        return;
+    }
+    int fds[200], n = 0;
+    /* Says nothing, and more of that kind than rank 0 keeps. */
+    for (int i = 0; i < 150; i++)
+        fds[n++] = dial(me->w.port);
+    /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another job, version,
+     * type. */
+    struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
+                             .version = ZR_FRAME_VERSION,
+                             .type = ZR_FRAME_HELLO,
+                             .rank = 1,
+                             .world = 2,
+                             .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+    struct zr_frame bad[6];
+    for (int i = 0; i < 6; i++)
+        bad[i] = hello;
+    bad[0].n_bytes = 1 << 30;
+    bad[1].job++;
+    bad[2].version = 77;
+    bad[3].type = ZR_FRAME_GIVE;
+    bad[4].type = ZR_FRAME_GOODBYE;
+    bad[5].magic ^= 1;
+    const char web[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
+    bool sent = true;
+    fds[n++] = dial(me->w.port);
+    sent &= send(fds[n - 1], web, sizeof web, MSG_NOSIGNAL) > 0;
+    fds[n++] = dial(me->w.port);
+    sent &= send(fds[n - 1], &hello, 11, MSG_NOSIGNAL) == 11;
+    for (int i = 0; i < 6; i++) {
+        fds[n++] = dial(me->w.port);
+        sent &= send(fds[n - 1], &bad[i], sizeof bad[i], MSG_NOSIGNAL) > 0;
+    }
+    close(fds[0]);
+    /* The one of another version and job are told why. */
+    struct zr_frame answer[2] = {{0}};
+    char text[2][512] = {{0}};
+    for (int k = 0; k < 2; k++) {
+        int fd = fds[n - 5 + k];
+        if (recv(fd, &answer[k], sizeof answer[k], MSG_WAITALL) == (ssize_t)sizeof answer[k] &&
+            answer[k].n_bytes < 512)
+            recv(fd, text[k], answer[k].n_bytes, MSG_WAITALL);
+    }
+    RANK_CHECK(me, sent, "a stranger could not speak");
+    RANK_CHECK(me, answer[0].type == ZR_FRAME_REFUSE && strstr(text[0], "job"), "type %d \"%s\"",
+               answer[0].type, text[0]);
+    RANK_CHECK(me, answer[1].type == ZR_FRAME_REFUSE && strstr(text[1], "version 77"), "type %d \"%s\"",
+               answer[1].type, text[1]);
+    meet_and_exchange(me);
+    for (int i = 1; i < n; i++)
+        close(fds[i]);
+}
+
+static void test_strangers(void **state)
+{
+    (void)state;
+    run_ranks(true, 2, after_strangers, NULL, NULL);
+    run_ranks(false, 2, after_strangers, NULL, NULL);
+}
+
+/* What listens at rank 0's place speaks something else. */
+static void *impostor(void *arg)
+{
+    int fd = *(int *)arg;
+    for (;;) {
+        int c = accept(fd, NULL, NULL);
+        if (c < 0)
+            return NULL;
+        const char hi[] = "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n";
+        (void)!send(c, hi, sizeof hi, MSG_NOSIGNAL);
+        close(c);
+    }
+}
+
+static void test_impostor(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 1, .world = 2, .host = "127.0.0.1", .port = free_port()};
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port = htons((uint16_t)w.port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
+    pthread_t id;
+    pthread_create(&id, NULL, impostor, &fd);
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    uv_loop_init(&loop);
+    assert_int_equal(zr_rendezvous_open(&loop, &w, SHORT_MS, &r), ZR_ERR_TIMEOUT);
+    assert_non_null(strstr(zr_error_text(), "does not speak this protocol"));
+    assert_int_equal(uv_loop_close(&loop), 0);
+    shutdown(fd, SHUT_RDWR);
+    pthread_join(id, NULL);
+    close(fd);
+}
+
+/* --- ranks that go --- */
+
+/* The last rank dies while the others meet: it says hello by hand, rank 1 never comes. */
+static void die_while_meeting(struct rank *me)
+{
+    if (me->w.rank == 0) {
+        open_and_note(me);
+    } else if (me->w.rank == 2) {
+        struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
+                                 .version = ZR_FRAME_VERSION,
+                                 .type = ZR_FRAME_HELLO,
+                                 .rank = 2,
+                                 .world = 4,
+                                 .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+        int fd = dial(me->w.port);
+        (void)!send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
+        (void)!recv(fd, &hello, sizeof hello, MSG_WAITALL);
+        kill(getpid(), SIGKILL);
+    }
+}
+
+static void rank_2_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 2;
+}
+
+static void test_death_while_meeting(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 4, die_while_meeting, NULL, rank_2_dies);
+    expect(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
+}
+
+static void die_in_exchange(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    int mine = me->w.rank, all[MOST_RANKS];
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    if (me->dies) {
+        sleep_ms(50);
+        kill(getpid(), SIGKILL);
+    }
+    me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == me->code,
+               "another code the second time");
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void rank_0_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 0;
+}
+
+static void test_death_in_exchange(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 4, die_in_exchange, NULL, rank_2_dies);
+    for (int i = 0; i < 4; i++)
+        if (i != 2)
+            expect(&r[i], ZR_ERR_PEER, "rank 2 was lost");
+    r = run_ranks(true, 4, die_in_exchange, NULL, rank_0_dies);
+    for (int i = 1; i < 4; i++)
+        expect(&r[i], ZR_ERR_PEER, "rank 0 was lost");
+}
+
+/* One rank gives up and leaves in good order while the others exchange. */
+static void leave_early(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    int mine = me->w.rank, all[MOST_RANKS];
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    if (me->w.rank != *(int *)me->arg) {
+        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
+        snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    }
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_leaving_early(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++) {
+        char text[32];
+        snprintf(text, sizeof text, "rank %d left", who);
+        struct rank *r = run_ranks(false, 3, leave_early, &who, NULL);
+        for (int i = 0; i < 3; i++)
+            if (i != who)
+                expect(&r[i], ZR_ERR_PEER, text);
+    }
+}
+
+static void differ_in_size(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    char mine[32] = {0}, all[32 * MOST_RANKS];
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    me->code = zr_rendezvous_exchange(r, mine, me->w.rank == 1 ? 12 : 16, all);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_sizes_differ(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, differ_in_size, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
+}
+
+static void skip_exchange(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    int mine = 1, all[MOST_RANKS];
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, SHORT_MS, &r) == 0, "%s", zr_error_text());
+    if (me->w.rank != *(int *)me->arg) {
+        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
+        snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+        atomic_store(&me->stage, 1);
+    } else {
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, i == me->w.rank || wait_stage(&me->all[i], 1), "rank %d waits for ever", i);
+    }
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_exchange_timeout(void **state)
+{
+    (void)state;
+    int who = 2;
+    struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    expect(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
+    expect(&r[1], ZR_ERR_TIMEOUT, "rank 2");
+    who = 0;
+    r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    expect(&r[1], ZR_ERR_TIMEOUT, "for rank 0");
+}
+
+/* --- after the detach --- */
+
+struct watch {
+    struct rank *me;
+    struct zr_rendezvous *r;
+    uv_timer_t stop;
+    int n_lost;
+};
+
+static void stop_closed(uv_handle_t *h)
+{
+    (void)h;
+}
+
+static void stop(struct watch *w)
+{
+    uv_close((uv_handle_t *)&w->stop, stop_closed);
+    zr_rendezvous_close(w->r);
+}
+
+static void note_lost(void *arg, int rank, const char *why)
+{
+    struct watch *w = arg;
+    w->n_lost++;
+    w->me->code = rank;
+    snprintf(w->me->note, sizeof w->me->note, "%s", why);
+    if (!uv_is_closing((uv_handle_t *)&w->stop))
+        stop(w); /* closing inside the callback must be fine */
+}
+
+static void time_over(uv_timer_t *t)
+{
+    stop(t->data);
+}
+
+/* Watches until a loss or for run_ms; rank *arg leaves at once: by a signal if it dies, else with a goodbye.
+ */
+static void watch(struct rank *me)
+{
+    uv_loop_t loop;
+    struct watch w = {.me = me};
+    int mine = 0, all[MOST_RANKS];
+    bool goes = me->w.rank == *(int *)me->arg;
+    bool someone_dies = false;
+    for (int i = 0; i < me->w.world; i++)
+        someone_dies |= me->all[i].dies;
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &w.r) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_exchange(w.r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    me->code = -1;
+    if (goes && me->dies)
+        kill(getpid(), SIGKILL);
+    sleep_ms(me->w.rank * 10); /* deaths are seen before or after the detach */
+    uv_timer_init(&loop, &w.stop);
+    w.stop.data = &w;
+    uv_timer_start(&w.stop, time_over, someone_dies ? LONG_MS : goes ? 0 : 200, 0);
+    zr_rendezvous_detach(w.r, note_lost, &w);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    zr_rendezvous_free(w.r);
+    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+    RANK_CHECK(me, w.n_lost == (someone_dies ? 1 : 0), "%d losses were told, the last: rank %d, %s", w.n_lost,
+               me->code, me->note);
+}
+
+static void test_death_after_detach(void **state)
+{
+    (void)state;
+    int who = 2;
+    struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
+    for (int i = 0; i < 4; i++)
+        if (i != 2)
+            expect(&r[i], 2, "connection");
+    who = 0;
+    r = run_ranks(true, 3, watch, &who, rank_0_dies);
+    for (int i = 1; i < 3; i++)
+        expect(&r[i], 0, "connection");
+}
+
+static void test_goodbye_is_no_death(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++)
+        run_ranks(false, 3, watch, &who, NULL);
+}
+
+/* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
+static void close_at_once(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    zr_rendezvous_free(r); /* closes by itself */
+    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+}
+
+static void test_close_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        run_ranks(false, 5, close_at_once, NULL, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_meet),
+        cmocka_unit_test(test_world_one_needs_no_socket),
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_port_taken),
+        cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_missing_rank_0),
+        cmocka_unit_test(test_duplicate_rank),
+        cmocka_unit_test(test_other_world),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_impostor),
+        cmocka_unit_test(test_death_while_meeting),
+        cmocka_unit_test(test_death_in_exchange),
+        cmocka_unit_test(test_leaving_early),
+        cmocka_unit_test(test_sizes_differ),
+        cmocka_unit_test(test_exchange_timeout),
+        cmocka_unit_test(test_death_after_detach),
+        cmocka_unit_test(test_goodbye_is_no_death),
+        cmocka_unit_test(test_close_at_once),
+        /* libuv's threads look names up: nothing is forked after these */
+        cmocka_unit_test(test_meet_by_name),
+        cmocka_unit_test(test_no_such_name),
+    };
+    return cmocka_run_group_tests_name("rendezvous", tests, NULL, NULL);
+}
