@@ -31,11 +31,12 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# What each build is made of, and which tests run in it. Laws of the tree are checked once, in the plain build.
+# What each build is made of, and which tests run in it. Laws of the tree are checked once, in the plain build; warnings are
+# errors there only, because instrumented code makes gcc see sizes that cannot be.
 case $sanitize in
 none)
     build=build-test
-    set -- -Dbuildtype=release
+    set -- -Dbuildtype=release -Dwerror=true
     tests=
     slower=3
     ;;
@@ -50,7 +51,10 @@ address)
     ;;
 thread)
     build=build-tsan
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args=-fno-omit-frame-pointer
+    # gcc says that ThreadSanitizer sees no fences; the loop's only order a flag that is atomic itself.
+    fences=" -Wno-tsan"
+    ! ${CC:-cc} --version | grep -q clang || fences=
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args="-fno-omit-frame-pointer$fences"
     tests='--suite threads'
     slower=15
     export TSAN_OPTIONS="second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
@@ -79,10 +83,10 @@ if [ "$sanitize" != none ] && setarch "$(uname -m)" -R true 2>/dev/null; then
 fi
 
 if [ -f "$build/build.ninja" ]; then
-    meson setup --reconfigure "$build" -Dwerror=true "$@" </dev/null || give_up "meson could not configure $build"
+    meson setup --reconfigure "$build" "$@" </dev/null || give_up "meson could not configure $build"
 else
     rm -rf "$build"
-    meson setup "$build" -Dwerror=true "$@" </dev/null || give_up "meson could not configure $build"
+    meson setup "$build" "$@" </dev/null || give_up "meson could not configure $build"
 fi
 meson compile -C "$build" </dev/null || give_up "the build failed"
 
