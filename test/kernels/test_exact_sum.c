@@ -116,7 +116,7 @@ static void test_against_integers(void **state)
         for (int i = 0; i < n; i++) {
             int64_t m = (int64_t)(random_bits(&rng) >> 11) - (INT64_C(1) << 52);
             int e = (int)random_below(&rng, 60);
-            exact += (__int128)m << e;
+            exact += m * ((__int128)1 << e);
             zr_exact_add(&a, ldexp((double)m, e - 82));
         }
         /* The conversion of a 128-bit integer rounds once, to nearest even. */
