@@ -47,27 +47,25 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     int64_t n = 0;
     for (int32_t i = 0; i < l->n_tensors; i++)
         n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
-    /* Every unit needs a slice, so more units than slices cannot be without gaps; checked first, as n sizes the array. */
-    int64_t n_slices = l->slice_base[l->n_tensors];
-    unsigned char *seen = n <= n_slices ? calloc((size_t)zr_max(n, 1), 1) : NULL;
-    if (n <= n_slices && !seen)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %lld units", (long long)n);
-    int64_t gap = 0;
-    if (seen) {
-        for (int32_t i = 0; i < l->n_tensors; i++)
-            memset(seen + l->tensors[i].unit, 1, (size_t)l->tensors[i].n_slices);
-        while (gap < n && seen[gap])
-            gap++;
-        free(seen);
-        if (gap == n) {
-            *n_units = (int32_t)n;
-            return 0;
-        }
+    /* Slices cannot fill more units than there are slices: if any unit is empty, one of the first n_slices + 1 is, however
+     * high the numbers go. */
+    int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
+    unsigned char *seen = calloc((size_t)zr_max(n_looked_at, 1), 1);
+    if (!seen)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %lld units", (long long)n_looked_at);
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        if (t->unit < n_looked_at)
+            memset(seen + t->unit, 1, (size_t)zr_min(t->n_slices, n_looked_at - t->unit));
+    }
+    while (gap < n_looked_at && seen[gap])
+        gap++;
+    free(seen);
+    if (gap < n_looked_at)
         return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps", (long long)gap,
                        (long long)n - 1);
-    }
-    return zr_fail(ZR_ERR_ARG, "the highest unit is %lld but there are only %lld tensor slices; units must be 0..n-1 without gaps",
-                   (long long)n - 1, (long long)n_slices);
+    *n_units = (int32_t)n;
+    return 0;
 }
 
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)

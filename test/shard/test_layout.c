@@ -1,0 +1,374 @@
+/* test_layout.c: every element lies in one flat and belongs to one rank, whatever the model and the world. */
+#include "random_model.h"
+
+/* ---- memory that fails ---- */
+
+/* The linker sends the allocations of this program here (--wrap). */
+static int64_t fail_at = -1, n_allocs, n_live;
+void *__real_calloc(size_t n, size_t size);
+void *__real_malloc(size_t size);
+void __real_free(void *p);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_malloc(size_t size);
+void __wrap_free(void *p);
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    void *p = n_allocs++ == fail_at ? NULL : __real_calloc(n, size);
+    n_live += p != NULL;
+    return p;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    void *p = n_allocs++ == fail_at ? NULL : __real_malloc(size);
+    n_live += p != NULL;
+    return p;
+}
+
+void __wrap_free(void *p)
+{
+    n_live -= p != NULL;
+    __real_free(p);
+}
+
+/* ---- invariants ---- */
+
+static void check_pieces(const struct zr_layout *l)
+{
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        const struct zr_tensor *x = &l->tensors[t];
+        for (int32_t s = 0; s < x->n_slices; s++) {
+            int32_t at = l->piece_of[l->slice_base[t] + s];
+            CHECK(at >= 0 && at < l->n_pieces, "tensor %d slice %d", t, s);
+            const struct zr_piece *p = &l->pieces[at];
+            CHECK(p->tensor == t && p->slice == s && p->n == x->n_elems / x->n_slices, "tensor %d slice %d",
+                  t, s);
+            const struct zr_flat *f = zr_piece_flat(l, at);
+            CHECK(at >= f->first_piece && at < f->first_piece + f->n_pieces, "piece %d", at);
+            CHECK(f->unit == x->unit + s && f->dtype == x->dtype && f->trainable == (x->grad != NULL),
+                  "piece %d", at);
+            CHECK(f->in_place == (l->in_place && x->stacked), "piece %d", at);
+            CHECK(p->first * zr_dtype_bytes(f->dtype) % ZR_PIECE_ALIGN == 0, "piece %d", at);
+        }
+    }
+    CHECK(l->n_pieces == l->slice_base[l->n_tensors], "every slice is one piece");
+}
+
+/* Pieces do not overlap; owners cover every element once, and cut pieces at multiples of 32 elements only. */
+static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
+{
+    int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->total_bytes / size;
+    CHECK(f->n_pieces > 0 && n * size == f->total_bytes, "%lld bytes", (long long)f->total_bytes);
+    CHECK(f->shard_bytes % ZR_SHARD_ALIGN == 0 && f->shard_bytes > 0, "%lld", (long long)f->shard_bytes);
+    CHECK(f->shard_elems * size == f->shard_bytes, "%lld", (long long)f->shard_elems);
+    for (int32_t k = 0; k < f->n_pieces; k++) {
+        const struct zr_piece *p = &l->pieces[f->first_piece + k];
+        CHECK(p->first >= end && p->n > 0, "piece %d", k);
+        end = p->first + p->n;
+    }
+    CHECK(end <= n, "pieces end at %lld of %lld", (long long)end, (long long)n);
+    if (f->in_place)
+        CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one slice");
+    else
+        CHECK(f->total_bytes == f->shard_bytes * l->world, "slices of a packed flat are equal");
+    /* No more padding than rounding asks for. */
+    CHECK(f->shard_bytes - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
+          (long long)f->shard_bytes);
+    for (int r = 0; r < l->world; r++) {
+        int64_t first, k = zr_flat_owned(f, r, &first);
+        CHECK(k >= 0 && k <= f->shard_elems, "rank %d owns %lld", r, (long long)k);
+        CHECK(k == 0 || first == owned, "rank %d starts at %lld, the last ended at %lld", r, (long long)first,
+              (long long)owned);
+        owned += k;
+        for (int32_t i = 0; k > 0 && i < f->n_pieces; i++) {
+            int64_t in_piece = first - l->pieces[f->first_piece + i].first;
+            CHECK(in_piece <= 0 || in_piece >= l->pieces[f->first_piece + i].n || in_piece % 32 == 0,
+                  "rank %d cuts a piece at element %lld", r, (long long)in_piece);
+        }
+    }
+    CHECK(owned == n, "%lld of %lld elements have an owner", (long long)owned, (long long)n);
+}
+
+/* Flats of one unit lie side by side in it: full parameters, gradients, one rank's shards. */
+static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
+{
+    int64_t param = 0, grad = 0, shard = 0, elems = 0;
+    bool trainable = false;
+    CHECK(u->n_flats > 0, "a unit without flats");
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        CHECK(f->unit == u - l->units, "flat %d", i);
+        trainable |= f->trainable;
+        elems += f->trainable ? f->shard_elems * l->world : 0;
+        if (f->in_place)
+            continue;
+        for (int32_t j = 0; j < i; j++) {
+            const struct zr_flat *g = &l->flats[u->first_flat + j];
+            CHECK(g->in_place || g->dtype != f->dtype || g->trainable != f->trainable,
+                  "two packed flats of one key");
+        }
+        CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
+        param = f->param_at + f->total_bytes;
+        CHECK(f->shard_at >= shard && f->shard_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
+        shard = f->shard_at + f->shard_bytes;
+        if (!f->trainable)
+            continue;
+        CHECK(f->grad_at >= grad && f->grad_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
+        grad = f->grad_at + f->total_bytes;
+    }
+    CHECK(param <= u->param_bytes && u->param_bytes - param < ZR_PIECE_ALIGN, "%lld",
+          (long long)u->param_bytes);
+    CHECK(grad <= u->grad_bytes && u->grad_bytes - grad < ZR_PIECE_ALIGN, "%lld", (long long)u->grad_bytes);
+    CHECK(shard <= u->shard_bytes && u->shard_bytes - shard < ZR_PIECE_ALIGN, "%lld",
+          (long long)u->shard_bytes);
+    CHECK(elems == u->elems && trainable == u->trainable, "%lld", (long long)u->elems);
+}
+
+/* The slices of a stacked tensor are one buffer with the model's own stride, and the buffers lie side by
+ * side. */
+static void check_in_place(const struct zr_layout *l)
+{
+    int64_t param = 0, grad = 0;
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        const struct zr_tensor *x = &l->tensors[t];
+        if (!l->in_place || !x->stacked)
+            continue;
+        int64_t bytes = x->n_elems * zr_dtype_bytes(x->dtype), stride = bytes / x->n_slices;
+        const struct zr_flat *first = zr_piece_flat(l, l->piece_of[l->slice_base[t]]);
+        for (int32_t s = 0; s < x->n_slices; s++) {
+            const struct zr_flat *f = zr_piece_flat(l, l->piece_of[l->slice_base[t] + s]);
+            CHECK(f->param_at == first->param_at + s * stride && f->total_bytes == stride,
+                  "tensor %d slice %d", t, s);
+            CHECK(!x->grad || f->grad_at == first->grad_at + s * stride, "tensor %d slice %d", t, s);
+        }
+        CHECK(first->param_at >= param && first->param_at % ZR_PIECE_ALIGN == 0, "tensor %d", t);
+        param = first->param_at + bytes;
+        if (!x->grad)
+            continue;
+        CHECK(first->grad_at >= grad && first->grad_at % ZR_PIECE_ALIGN == 0, "tensor %d", t);
+        grad = first->grad_at + bytes;
+    }
+    CHECK(param <= l->in_place_param_bytes && l->in_place_param_bytes - param < ZR_PIECE_ALIGN, "parameters");
+    CHECK(grad <= l->in_place_grad_bytes && l->in_place_grad_bytes - grad < ZR_PIECE_ALIGN, "gradients");
+}
+
+static void check_layout(const struct zr_layout *l)
+{
+    int64_t state = 0, n_params = 0;
+    int32_t flats = 0, pieces = 0;
+    check_pieces(l);
+    for (int32_t u = 0; u < l->n_units; u++) {
+        CHECK(l->units[u].first_flat == flats, "unit %d", u);
+        flats += l->units[u].n_flats;
+        check_unit(l, &l->units[u]);
+    }
+    CHECK(flats == l->n_flats, "%d flats", flats);
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        CHECK(f->first_piece == pieces, "flat %d", i);
+        pieces += f->n_pieces;
+        check_flat(l, f);
+        if (!f->trainable)
+            continue;
+        CHECK(f->state_at == state, "flat %d has its state at %lld", i, (long long)f->state_at);
+        state += f->shard_elems;
+    }
+    CHECK(pieces == l->n_pieces && state == l->state_elems, "%d pieces, %lld", pieces, (long long)state);
+    check_in_place(l);
+    for (int32_t t = 0; t < l->n_tensors; t++)
+        n_params += l->tensors[t].n_elems;
+    CHECK(n_params == l->n_params, "%lld parameters", (long long)l->n_params);
+}
+
+static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place)
+{
+    struct zr_layout *l;
+    assert_int_equal(zr_layout_make(t, n, world, in_place, &l), 0);
+    CHECK(l->world == world && l->in_place == in_place && l->n_tensors == n, "world %d", world);
+    check_layout(l);
+    zr_layout_free(l);
+}
+
+/* ---- tests ---- */
+
+static void any_model_in_any_world(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 2000)
+    {
+        int32_t n;
+        struct zr_tensor *t = random_tensors(&r, 12, &n);
+        lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50));
+    }
+}
+
+/* The shapes that broke other implementations, each in every world. */
+static void known_shapes(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 15, 8100, 17 * 257, 17, 64 * 297};
+    enum { N = sizeof sizes / sizeof *sizes };
+    for (int world = 1; world <= 16; world++) {
+        for (int in_place = 0; in_place < 2; in_place++) {
+            for (int i = 0; i < N; i++) {
+                struct zr_tensor *t = calloc(1, sizeof *t);
+                *t = make_tensor("alone", sizes[i], 0);
+                lay_out(t, 1, world, in_place);
+            }
+            struct zr_tensor *t = calloc(100, sizeof *t);
+            for (int i = 0; i < 100; i++)
+                t[i] = make_tensor("layer", 100, i);
+            lay_out(t, 100, world, in_place);
+            t = calloc(N, sizeof *t);
+            for (int i = 0; i < N; i++) {
+                t[i] = make_tensor("mixed", sizes[i], 0);
+                t[i].dtype = i % 2 ? ZR_BF16 : ZR_F32;
+                t[i].grad = i % 3 ? &model_pointer : NULL;
+            }
+            lay_out(t, N, world, in_place);
+            t = calloc(3, sizeof *t);
+            t[0] = make_tensor("weights", 17 * 257, 1);
+            stack_tensor(&t[0], 100);
+            t[1] = make_tensor("biases", 17, 1);
+            stack_tensor(&t[1], 100);
+            t[2] = make_tensor("embedding", 64 * 297, 0);
+            lay_out(t, 3, world, in_place);
+        }
+    }
+}
+
+static uint64_t hash_of(struct zr_tensor t, int world, bool in_place, int32_t n)
+{
+    struct zr_tensor *table = calloc((size_t)n, sizeof *table);
+    struct zr_layout *l;
+    table[0] = t;
+    table[0].name = strdup(t.name);
+    for (int32_t i = 1; i < n; i++)
+        table[i] = make_tensor("other", 50, 0);
+    assert_int_equal(zr_layout_make(table, n, world, in_place, &l), 0);
+    uint64_t h = l->hash;
+    zr_layout_free(l);
+    return h;
+}
+
+static void hash_covers_what_must_agree(void **state)
+{
+    (void)state;
+    void *elsewhere = NULL;
+    struct zr_tensor base = make_tensor("a", 100, 0), t = base;
+    uint64_t h = hash_of(base, 2, false, 2);
+    assert_int_equal(h, hash_of(base, 2, false, 2));
+    t.param = t.grad = &elsewhere;
+    assert_int_equal(h, hash_of(t, 2, false, 2));
+    assert_int_not_equal(h, hash_of(base, 3, false, 2));
+    assert_int_not_equal(h, hash_of(base, 2, true, 2));
+    assert_int_not_equal(h, hash_of(base, 2, false, 3));
+#define DIFFERS(change)                                                                                      \
+    t = base;                                                                                                \
+    change;                                                                                                  \
+    assert_int_not_equal(h, hash_of(t, 2, false, 2))
+    char other_name[] = "b";
+    DIFFERS(t.name = other_name);
+    DIFFERS(t.grad = NULL);
+    DIFFERS(t.dtype = ZR_BF16);
+    DIFFERS(t.n_elems = 101);
+    DIFFERS(t.stacked = true);
+    DIFFERS((t.stacked = true, t.n_slices = 2));
+    DIFFERS(t.no_decay = true);
+    DIFFERS(t.overwrite = true);
+    DIFFERS(t.resident = true);
+    DIFFERS(t.unit = 1);
+#undef DIFFERS
+    free(base.name);
+}
+
+/* The order of the tensors is part of the layout. */
+static void hash_covers_the_order(void **state)
+{
+    (void)state;
+    uint64_t h[2];
+    for (int i = 0; i < 2; i++) {
+        struct zr_tensor *t = calloc(2, sizeof *t);
+        struct zr_layout *l;
+        t[i] = make_tensor("a", 100, 0);
+        t[1 - i] = make_tensor("b", 100, 0);
+        assert_int_equal(zr_layout_make(t, 2, 2, false, &l), 0);
+        h[i] = l->hash;
+        zr_layout_free(l);
+    }
+    assert_int_not_equal(h[0], h[1]);
+}
+
+static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, const char *message)
+{
+    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
+    struct zr_layout *l = NULL;
+    for (int32_t i = 0; i < n; i++) {
+        t[i] = make_tensor("t", 10, unit[i]);
+        if (n_slices[i] > 1)
+            stack_tensor(&t[i], n_slices[i]);
+    }
+    assert_int_equal(zr_layout_make(t, n, 2, false, &l), ZR_ERR_ARG);
+    assert_null(l);
+    if (!strstr(zr_error_text(), message))
+        fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
+}
+
+static void gaps_are_refused(void **state)
+{
+    (void)state;
+    int64_t live = n_live;
+    refuse_gap((int32_t[]){0, 2, 2}, (int64_t[]){1, 1, 1}, 3, "unit 1 has no tensor");
+    refuse_gap((int32_t[]){1, 2}, (int64_t[]){1, 5}, 2, "unit 0 has no tensor");
+    refuse_gap((int32_t[]){0, 4}, (int64_t[]){3, 2}, 2, "unit 3 has no tensor");
+    refuse_gap((int32_t[]){0, 7}, (int64_t[]){1, 1}, 2, "unit 1 has no tensor; units must be 0..7");
+    /* An array of this length must not be tried. */
+    refuse_gap((int32_t[]){0, INT32_MAX - 1}, (int64_t[]){1, 1}, 2,
+               "unit 1 has no tensor; units must be 0..2147483646");
+    assert_int_equal(n_live,
+                     live - (3 + 2 + 2 + 2 + 2)); /* the names: strdup is not counted, their free is */
+}
+
+static void out_of_memory_leaves_nothing(void **state)
+{
+    (void)state;
+    bool passed = false;
+    for (int64_t k = 0; !passed; k++) {
+        struct zr_tensor *t = calloc(3, sizeof *t);
+        struct zr_layout *l = NULL;
+        t[0] = make_tensor("a", 100, 0);
+        t[1] = make_tensor("b", 100, 1);
+        stack_tensor(&t[1], 3);
+        t[2] = make_tensor("c", 100, 3);
+        int64_t live = n_live;
+        n_allocs = 0;
+        fail_at = k;
+        int err = zr_layout_make(t, 3, 2, true, &l);
+        fail_at = -1;
+        passed = err == 0;
+        if (passed) {
+            assert_true(k >= 9);
+            check_layout(l);
+            zr_layout_free(l);
+        } else {
+            assert_int_equal(err, ZR_ERR_NOMEM);
+            assert_non_null(strstr(zr_error_text(), "no memory"));
+            assert_null(l);
+        }
+        assert_int_equal(n_live, live - 1 - 3); /* the table and its names are gone too */
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_model_in_any_world),
+        cmocka_unit_test(known_shapes),
+        cmocka_unit_test(hash_covers_what_must_agree),
+        cmocka_unit_test(hash_covers_the_order),
+        cmocka_unit_test(gaps_are_refused),
+        cmocka_unit_test(out_of_memory_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
