@@ -1,0 +1,30 @@
+/* gpt2_config.h: the sizes of a GPT-2 model, its presets, and the command-line options that choose them. */
+#ifndef ZERO_BENCH_GPT2_CONFIG_H
+#define ZERO_BENCH_GPT2_CONFIG_H
+
+#include <argp.h>
+#include <stdint.h>
+
+struct gpt2_config {
+    int64_t layers;   /* L */
+    int64_t heads;    /* NH */
+    int64_t channels; /* C, a multiple of NH */
+    int64_t context;  /* T, tokens in a row */
+    int64_t vocab;    /* V */
+};
+
+/* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
+int64_t gpt2_n_params(const struct gpt2_config *c);
+
+/* What --model, --layers, --heads, --channels, --context and --vocab gave. */
+struct model_options {
+    struct gpt2_config config;
+    const char *name;  /* of the preset, or "custom" */
+    double default_lr; /* a learning rate that suits the preset */
+};
+
+/* An argp child that fills a struct model_options: the preset gpt2-nano unless told otherwise, with single
+ * sizes replaced. At the end it checks that the sizes fit together. */
+extern const struct argp gpt2_config_argp;
+
+#endif

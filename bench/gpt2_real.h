@@ -1,0 +1,85 @@
+/* gpt2_real.h: the element type of the model's tensors.
+ *
+ * The model's files are compiled once per dtype (bench/meson.build): with GPT2_BF16 a real is a bfloat16,
+ * else a float. Arithmetic is fp32 either way. The names at the end get a suffix, so that one program can
+ * hold both. */
+#ifndef ZERO_BENCH_GPT2_REAL_H
+#define ZERO_BENCH_GPT2_REAL_H
+
+#include "kernels/device.h"
+#include "zero/zero.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef GPT2_BF16
+
+typedef uint16_t real; /* the upper half of a float's bits */
+#define GPT2_ZERO_DTYPE ZERO_BF16
+#define GPT2_GEMM_DTYPE ZR_BF16
+#define GPT2_NAME(name) name##_bf16
+
+static inline float to_float(real x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* Round to nearest, ties to even; a NaN stays a NaN. */
+static inline real from_float(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (real)(f != f ? (bits >> 16 | 0x40) : rounded);
+}
+
+#else
+
+typedef float real;
+#define GPT2_ZERO_DTYPE ZERO_F32
+#define GPT2_GEMM_DTYPE ZR_F32
+#define GPT2_NAME(name) name##_f32
+
+static inline float to_float(real x)
+{
+    return x;
+}
+
+static inline real from_float(float f)
+{
+    return f;
+}
+
+#endif
+
+#define layernorm_forward       GPT2_NAME(layernorm_forward)
+#define layernorm_backward      GPT2_NAME(layernorm_backward)
+#define gelu_forward            GPT2_NAME(gelu_forward)
+#define gelu_backward           GPT2_NAME(gelu_backward)
+#define causal_softmax_forward  GPT2_NAME(causal_softmax_forward)
+#define causal_softmax_backward GPT2_NAME(causal_softmax_backward)
+#define cross_entropy           GPT2_NAME(cross_entropy)
+#define bias_backward           GPT2_NAME(bias_backward)
+#define embedding_forward       GPT2_NAME(embedding_forward)
+#define embedding_backward      GPT2_NAME(embedding_backward)
+#define gpt2_open               GPT2_NAME(gpt2_open)
+#define gpt2_open_grads         GPT2_NAME(gpt2_open_grads)
+#define gpt2_free_params        GPT2_NAME(gpt2_free_params)
+#define gpt2_close              GPT2_NAME(gpt2_close)
+#define gpt2_embed_forward      GPT2_NAME(gpt2_embed_forward)
+#define gpt2_embed_backward     GPT2_NAME(gpt2_embed_backward)
+#define gpt2_layer_forward      GPT2_NAME(gpt2_layer_forward)
+#define gpt2_layer_backward     GPT2_NAME(gpt2_layer_backward)
+#define gpt2_head_forward       GPT2_NAME(gpt2_head_forward)
+#define gpt2_head_backward      GPT2_NAME(gpt2_head_backward)
+#define plain_open              GPT2_NAME(plain_open)
+#define plain_step              GPT2_NAME(plain_step)
+#define plain_read              GPT2_NAME(plain_read)
+#define plain_close             GPT2_NAME(plain_close)
+#define train_describe          GPT2_NAME(train_describe)
+#define train_run               GPT2_NAME(train_run)
+
+#endif

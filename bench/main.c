@@ -1,0 +1,64 @@
+/* main.c: zero-bench SUBCOMMAND, the benches of libzero. */
+#include "bench/commands.h"
+#include "bench/options.h"
+#include "zero/zero.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *summary;
+    int (*run)(const char *name, int argc, char **argv);
+} commands[] = {
+    {"train", "train a GPT-2 on text, at any stage, and say what it took", train_command},
+    {"plan", "memory and traffic of every stage for a model and a number of ranks, without running it",
+     plan_command},
+    {"memory", "run the stages for real and compare planned, allocated and resident memory", memory_command},
+    {"overhead", "time of one begin and end on the model's thread", overhead_command},
+};
+#define N_COMMANDS (sizeof commands / sizeof commands[0])
+
+static void help(void)
+{
+    printf("Usage: zero-bench SUBCOMMAND [OPTION...]\n\n");
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
+    }
+    printf("\nzero-bench SUBCOMMAND --help tells the options. Run on several ranks with zero-run -n N "
+           "zero-bench ...\n"
+           "libzero %s\n",
+           zero_version());
+}
+
+/* "train, plan or memory" */
+static const char *names(void)
+{
+    static char text[256];
+    size_t used = 0;
+    for (size_t i = 0; i < N_COMMANDS && used < sizeof text; i++) {
+        const char *join = i == 0 ? "" : i + 1 < N_COMMANDS ? ", " : " or ";
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", join, commands[i].name);
+    }
+    return text;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        fprintf(stderr, "zero-bench: give a subcommand: %s (--help tells more)\n", names());
+        return EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) {
+        help();
+        return 0;
+    }
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (!strcmp(argv[1], commands[i].name)) {
+            char name[64];
+            snprintf(name, sizeof name, "zero-bench %s", commands[i].name);
+            return commands[i].run(name, argc - 1, argv + 1);
+        }
+    }
+    fprintf(stderr, "zero-bench: '%s' is not %s\n", argv[1], names());
+    return EXIT_USAGE;
+}

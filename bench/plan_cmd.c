@@ -1,0 +1,211 @@
+/* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
+#include "bench/commands.h"
+#include "bench/options.h"
+#include "bench/report.h"
+#include "bench/stage_table.h"
+#include "bench/train.h"
+
+#include <math.h>
+#include <string.h>
+
+struct plan_options {
+    struct model_options model;
+    int64_t params; /* 0: the model's own */
+    int64_t world, accum, prefetch, budget;
+    int dtype, optimizer, wire_dtype;
+    bool json;
+};
+
+enum {
+    KEY_PARAMS = 0x300,
+    KEY_WORLD,
+    KEY_DTYPE,
+    KEY_OPTIMIZER,
+    KEY_ACCUM,
+    KEY_PREFETCH,
+    KEY_BUDGET,
+    KEY_WIRE_DTYPE,
+    KEY_JSON
+};
+
+static const struct argp_option plan_argp_options[] = {
+    {"params", KEY_PARAMS, "N", 0, "A GPT of this many parameters, such as 7.5e9, instead of a named model",
+     1},
+    {"dtype", KEY_DTYPE, "f32|bf16", 0, "Of weights and gradients (bf16)", 1},
+    {0, 0, 0, 0, "Sharding:", 2},
+    {"world", KEY_WORLD, "N", 0, "Ranks (1)", 2},
+    {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (default), adam, sgd or rmsprop", 2},
+    {"accum", KEY_ACCUM, "N", 0, "Micro-batches per step (1)", 2},
+    {"prefetch", KEY_PREFETCH, "N", 0, "Units gathered ahead (2)", 2},
+    {"budget", KEY_BUDGET, "BYTES", 0, "For gathered parameters at stage 3 (what prefetch needs)", 2},
+    {"wire-dtype", KEY_WIRE_DTYPE, "f32|bf16", 0, "Of gradients between ranks (that of the model)", 2},
+    {"json", KEY_JSON, NULL, 0, "A JSON line per stage", 3},
+    {0},
+};
+
+static error_t parse_plan(int key, char *arg, struct argp_state *state)
+{
+    struct plan_options *o = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &o->model;
+        return 0;
+    case KEY_PARAMS:
+        return option_int(state, "--params", arg, 1, 1000000000000000, &o->params);
+    case KEY_WORLD:
+        return option_int(state, "--world", arg, 1, 1000000, &o->world);
+    case KEY_DTYPE:
+        return option_word(state, "--dtype", arg, option_dtypes, &o->dtype);
+    case KEY_OPTIMIZER:
+        return option_word(state, "--optimizer", arg, option_optimizers, &o->optimizer);
+    case KEY_ACCUM:
+        return option_int(state, "--accum", arg, 1, 100000, &o->accum);
+    case KEY_PREFETCH: {
+        error_t err = option_int(state, "--prefetch", arg, 0, 10000, &o->prefetch);
+        o->prefetch = !err && o->prefetch == 0 ? -1 : o->prefetch;
+        return err;
+    }
+    case KEY_BUDGET:
+        return option_bytes(state, "--budget", arg, 1, &o->budget);
+    case KEY_WIRE_DTYPE:
+        return option_word(state, "--wire-dtype", arg, option_dtypes, &o->wire_dtype);
+    case KEY_JSON:
+        o->json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "'%s' is not an option", arg);
+        return EINVAL;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Sizes of a GPT of at most n parameters: about a hundred channels per layer, as published models have, and
+ * the most channels that fit (a multiple of 8 where there are enough). Channels 0: n is too small for any. */
+static struct gpt2_config sizes_for(int64_t n)
+{
+    bool large = n >= 100000000;
+    struct gpt2_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
+    double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
+    c.layers = layers < 1 ? 1 : (int64_t)layers;
+    double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
+    double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
+    c.channels = (int64_t)channels + 1; /* one more than rounding may have cost */
+    while (c.channels > 0 && gpt2_n_params(&c) > n) {
+        c.channels--;
+    }
+    c.channels -= c.channels > 64 ? c.channels % 8 : 0;
+    return c;
+}
+
+/* The tensors to plan for; returns how many. *layers: units beside unit 0. What a GPT's sizes cannot reach of
+ * --params is one more unit, smaller than a layer, so that the number is met exactly. */
+static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRAIN_N_TENSORS + 1],
+                        int32_t *layers)
+{
+    static void *nowhere;
+    struct gpt2_config c = o->params ? sizes_for(o->params) : o->model.config;
+    int32_t n = 0;
+    *layers = 0;
+    if (c.channels) {
+        (o->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL);
+        n = TRAIN_N_TENSORS;
+        *layers = (int32_t)c.layers;
+    }
+    int64_t rest = o->params ? o->params - (c.channels ? gpt2_n_params(&c) : 0) : 0;
+    if (rest) {
+        *layers += n > 0;
+        out[n++] = (struct zero_tensor){.name = "rest",
+                                        .param = &nowhere,
+                                        .grad = &nowhere,
+                                        .shape = {rest},
+                                        .dtype = (enum zero_dtype)o->dtype,
+                                        .unit = *layers};
+    }
+    return n;
+}
+
+static int plan_stage(const struct plan_options *o, int stage, const struct zero_tensor *tensors, int32_t n,
+                      int32_t layers, struct zero_plan_info *info)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = stage;
+    cfg.world = (int32_t)o->world;
+    cfg.optimizer = o->optimizer;
+    cfg.beta1 = 0.9f;
+    cfg.grad_accum_steps = (int32_t)o->accum;
+    cfg.prefetch = (int32_t)o->prefetch;
+    cfg.param_budget_bytes = o->budget;
+    cfg.wire_dtype = o->wire_dtype;
+    struct zero_call *order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *order);
+    if (!order) {
+        fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
+        return EXIT_FAILURE;
+    }
+    train_call_order(order, layers);
+    cfg.order = order;
+    cfg.n_order = TRAIN_N_CALLS(layers);
+    int err = zero_plan(tensors, n, &cfg, info);
+    free(order);
+    if (err) {
+        fprintf(stderr, "zero-bench plan: stage %d: %s\n", stage, zero_last_error());
+        return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+    }
+    return 0;
+}
+
+static void print_table(const struct plan_options *o, const struct zero_plan_info info[N_STAGES],
+                        int32_t layers)
+{
+    struct zero_bytes bytes[N_STAGES];
+    int64_t paper[N_STAGES], wire[N_STAGES];
+    for (int s = 0; s < N_STAGES; s++) {
+        bytes[s] = info[s].bytes;
+        paper[s] = info[s].paper_bytes;
+        wire[s] = info[s].traffic.wire_bytes;
+    }
+    printf("%lld parameters in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, layers + 1,
+           option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
+           (long long)o->world, o->world == 1 ? "" : "s");
+    stage_table_head("per rank");
+    stage_table_memory(bytes, "total");
+    stage_table_bytes("the ZeRO paper says", paper);
+    stage_table_bytes("received per step", wire);
+}
+
+int plan_command(const char *name, int argc, char **argv)
+{
+    const struct argp_child children[] = {{&gpt2_config_argp, 0, "Model:", 1}, {0}};
+    const struct argp argp = {
+        .options = plan_argp_options,
+        .parser = parse_plan,
+        .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
+               "formula of the "
+               "ZeRO paper (arXiv:1910.02054), without allocating or sending anything.",
+        .children = children,
+    };
+    struct plan_options o = {.world = 1, .accum = 1, .dtype = ZERO_BF16, .optimizer = ZERO_ADAMW};
+    int status = options_parse(&argp, name, argc, argv, &o);
+    if (status) {
+        return status;
+    }
+    struct zero_tensor tensors[TRAIN_N_TENSORS + 1];
+    int32_t layers, n = describe(&o, tensors, &layers);
+    struct zero_plan_info info[N_STAGES];
+    for (int s = 0; s < N_STAGES; s++) {
+        status = plan_stage(&o, s, tensors, n, layers, &info[s]);
+        if (status) {
+            return status;
+        }
+    }
+    if (!o.json) {
+        print_table(&o, info, layers);
+        return 0;
+    }
+    for (int s = 0; s < N_STAGES; s++) {
+        report_line(json_pack("{s:i, s:o, s:I, s:I}", "stage", s, "bytes", report_bytes_json(&info[s].bytes),
+                              "paper_bytes", (json_int_t)info[s].paper_bytes, "wire_bytes",
+                              (json_int_t)info[s].traffic.wire_bytes));
+    }
+    return 0;
+}

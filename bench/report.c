@@ -1,0 +1,165 @@
+/* report.c: see report.h. */
+#include "bench/report.h"
+
+#include "kernels/device.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE_INTERVAL_NS 500000000
+#define N_WARM_STEPS     2
+
+struct report_size report_bytes(int64_t bytes)
+{
+    static const char units[][3] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    double x = (double)bytes;
+    int u = 0;
+    while (fabs(x) >= 999.5 && u < 6) {
+        x /= 1000;
+        u++;
+    }
+    struct report_size s;
+    int digits = u == 0 || fabs(x) >= 99.95 ? 0 : fabs(x) >= 9.995 ? 1 : 2;
+    snprintf(s.text, sizeof s.text, "%.*f %s", digits, x, units[u]);
+    return s;
+}
+
+json_t *report_bytes_json(const struct zero_bytes *b)
+{
+    json_t *o = json_object();
+#define FIELD(name, text) json_object_set_new(o, #name, json_integer(b->name));
+    ZERO_MEM_MAP(FIELD)
+#undef FIELD
+    json_object_set_new(o, "total", json_integer(b->total));
+    return o;
+}
+
+json_t *report_number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+void report_line(json_t *object)
+{
+    json_dumpf(object, stdout, JSON_COMPACT);
+    fputc('\n', stdout);
+    fflush(stdout);
+    json_decref(object);
+}
+
+void report_text(const struct report *r, const char *fmt, ...)
+{
+    if (r->quiet || r->json) {
+        return;
+    }
+    va_list ap;
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    fflush(stdout);
+}
+
+int report_step(struct report *r, const struct report_step *s, bool last)
+{
+    if (r->n_steps == r->capacity) {
+        int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
+        double *ms = realloc(r->ms, (size_t)capacity * sizeof *ms);
+        if (!ms) {
+            return zr_fail(ZR_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
+        }
+        r->ms = ms;
+        r->capacity = capacity;
+    }
+    r->first_loss = r->n_steps ? r->first_loss : s->loss;
+    r->ms[r->n_steps++] = s->ms;
+    if (r->quiet) {
+        return 0;
+    }
+    if (r->json) {
+        report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o}", "event", "step", "step", (json_int_t)s->step,
+                              "loss", report_number(s->loss), "grad_norm", report_number(s->grad_norm), "ms",
+                              report_number(s->ms), "tokens_per_s", report_number(s->tokens_per_s)));
+        return 0;
+    }
+    int64_t now = zr_now_ns();
+    if (last || r->n_steps == 1 || s->skipped || now - r->last_line_ns >= LINE_INTERVAL_NS) {
+        printf("step %6lld   loss %7.4f   norm %8.4f   %8.1f ms   %9.0f tokens/s   %9s%s\n",
+               (long long)s->step, s->loss, s->grad_norm, s->ms, s->tokens_per_s,
+               report_bytes(s->resident_bytes).text,
+               s->skipped ? "   skipped: a gradient was not finite" : "");
+        fflush(stdout);
+        r->last_line_ns = now;
+    }
+    return 0;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double report_ms_median(const struct report *r)
+{
+    int64_t skip = r->n_steps > N_WARM_STEPS ? N_WARM_STEPS : 0, n = r->n_steps - skip;
+    double *sorted = n ? malloc((size_t)n * sizeof *sorted) : NULL;
+    if (!sorted) {
+        return NAN;
+    }
+    memcpy(sorted, r->ms + skip, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    double median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+    free(sorted);
+    return median;
+}
+
+static void print_summary(const struct report *r, const struct report_summary *s)
+{
+    printf("\n%lld steps, loss %.4f -> %.4f, median step %.1f ms\n", (long long)r->n_steps, r->first_loss,
+           s->loss, report_ms_median(r));
+    printf("received per step and rank: %s in %.1f all-gathers, %.1f reduce-scatters, %.1f all-reduces\n",
+           report_bytes(s->traffic.wire_bytes / (r->n_steps ? r->n_steps : 1)).text,
+           (double)s->traffic.n_all_gather / (double)r->n_steps,
+           (double)s->traffic.n_reduce_scatter / (double)r->n_steps,
+           (double)s->traffic.n_all_reduce / (double)r->n_steps);
+    printf("\n%-20s %12s %12s\n", "memory per rank", "planned", "allocated");
+#define ROW(field, title)                                                                                    \
+    printf("%-20s %12s %12s\n", title, report_bytes(s->planned_bytes.field).text,                            \
+           report_bytes(s->bytes.field).text);
+    ZERO_MEM_MAP(ROW)
+    ROW(total, "total")
+#undef ROW
+    printf("%-20s %12s %12s\n", "peak resident", "", report_bytes(s->peak_rss_bytes).text);
+    printf("\nstate sha256 %s\n", s->state_sha256);
+    fflush(stdout);
+}
+
+void report_summary(struct report *r, const struct report_summary *s)
+{
+    if (r->quiet) {
+        return;
+    }
+    if (!r->json) {
+        print_summary(r, s);
+        return;
+    }
+    json_t *collectives =
+        json_pack("{s:I, s:I, s:I, s:I}", "all_gather", (json_int_t)s->traffic.n_all_gather, "reduce_scatter",
+                  (json_int_t)s->traffic.n_reduce_scatter, "all_reduce", (json_int_t)s->traffic.n_all_reduce,
+                  "wire_bytes", (json_int_t)s->traffic.wire_bytes);
+    report_line(json_pack("{s:s, s:i, s:o, s:o, s:s, s:o, s:o, s:I, s:o, s:o}", "event", "summary", "world",
+                          (int)s->world, "stage", s->stage < 0 ? json_null() : json_integer(s->stage), "loss",
+                          report_number(s->loss), "state_sha256", s->state_sha256, "bytes",
+                          report_bytes_json(&s->bytes), "planned_bytes", report_bytes_json(&s->planned_bytes),
+                          "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "ms_median",
+                          report_number(report_ms_median(r)), "collectives", collectives));
+}
+
+void report_close(struct report *r)
+{
+    free(r->ms);
+    *r = (struct report){0};
+}

@@ -1,0 +1,352 @@
+/* train.c: trains a GPT-2 on bytes, plain or wrapped.
+ *
+ * This file is the worked example of wrapping a C model. The plain program is what is left without the parts
+ * marked "wrapping" below: the table of tensors, zero_wrap in place of the gradients' and the optimizer's
+ * memory, a pair of brackets around each use of a unit, and zero_step in place of the optimizer's loop. */
+#include "bench/train.h"
+#include "bench/bytes_data.h"
+#include "bench/gpt2.h"
+#include "bench/options.h"
+#include "bench/plain.h"
+#include "bench/report.h"
+#include "bench/resident.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define N_WARMUP_STEPS 10 /* the learning rate ramps up over these */
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_) {                                                                                          \
+            return err_;                                                                                     \
+        }                                                                                                    \
+    } while (0)
+
+struct run {
+    const struct train_options *o;
+    struct zr_gemm *gemm;
+    struct gpt2 model;
+    struct bytes_data data;
+    struct report report;
+    struct zero_tensor tensors[TRAIN_N_TENSORS];
+    zero_ctx *z;        /* wrapped; NULL with --plain */
+    struct plain plain; /* only with --plain */
+    int32_t rank, world;
+    int64_t peak_resident, start_ns;
+    bool bad_input; /* what failed is for the caller to put right */
+};
+
+/* ---- wrapping: the tensors. Unit 0 is what the first and the last part of the model use, unit 1 + l is
+ * layer l. ---- */
+
+void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
+                    struct gpt2 *model)
+{
+    static struct gpt2 nowhere;
+    struct gpt2 *m = model ? model : &nowhere;
+    int64_t L = config->layers, C = config->channels, T = config->context, V = config->vocab;
+#define TENSOR(name, unit, flags, ...)                                                                       \
+    {                                                                                                        \
+#name, (void **)&m->params.name, (void **)&m->grads.name,                                            \
+            {__VA_ARGS__ }, GPT2_ZERO_DTYPE, unit, flags                                                     \
+    }
+    const struct zero_tensor table[TRAIN_N_TENSORS] = {
+        TENSOR(wte, 0, 0, V, C),
+        TENSOR(wpe, 0, 0, T, C),
+        TENSOR(ln1w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(ln1b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(qkvw, 1, ZERO_STACKED, L, 3 * C, C),
+        TENSOR(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 3 * C),
+        TENSOR(attprojw, 1, ZERO_STACKED, L, C, C),
+        TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(ln2w, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(ln2b, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(fcw, 1, ZERO_STACKED, L, 4 * C, C),
+        TENSOR(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, 4 * C),
+        TENSOR(fcprojw, 1, ZERO_STACKED, L, C, 4 * C),
+        TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
+        TENSOR(lnfw, 0, ZERO_NO_DECAY, C),
+        TENSOR(lnfb, 0, ZERO_NO_DECAY, C),
+    };
+#undef TENSOR
+    memcpy(out, table, sizeof table);
+}
+
+/* The library's message, kept where the rest of this program keeps its own. */
+static int told(int err)
+{
+    return err ? zr_fail(err, "%s", zero_last_error()) : 0;
+}
+
+static void log_line(void *arg, const char *line)
+{
+    fprintf(stderr, "zero-bench train: rank %d: %s\n", ((const struct run *)arg)->rank, line);
+}
+
+static float or_true_zero(double x) /* in struct zero_config 0 means the default */
+{
+    return x == 0.0 ? -1.0f : (float)x;
+}
+
+static int wrap(struct run *r)
+{
+    const struct train_options *o = r->o;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = o->stage;
+    cfg.optimizer = (int32_t)o->optimizer;
+    cfg.beta1 = or_true_zero(o->beta1);
+    cfg.beta2 = or_true_zero(o->beta2);
+    cfg.weight_decay = (float)o->weight_decay;
+    cfg.clip = (float)o->clip;
+    cfg.grad_accum_steps = (int32_t)o->accum;
+    cfg.prefetch = (int32_t)o->prefetch;
+    cfg.param_budget_bytes = o->budget;
+    cfg.deterministic = o->deterministic;
+    cfg.wire_dtype = o->wire_dtype;
+    cfg.log = o->log ? log_line : NULL;
+    cfg.log_arg = r;
+    int32_t layers = (int32_t)o->model.config.layers;
+    struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
+    if (!order) {
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the order of calls");
+    }
+    train_call_order(order, layers);
+    cfg.order = order;
+    cfg.n_order = TRAIN_N_CALLS(layers);
+    int err = told(zero_wrap(&r->z, r->tensors, TRAIN_N_TENSORS, &cfg));
+    free(order);
+    if (err) {
+        return err;
+    }
+    gpt2_free_params(&r->model); /* libzero holds the parameters now */
+    struct zero_stats stats;
+    TRY(told(zero_stats(r->z, &stats)));
+    r->rank = stats.rank;
+    r->world = stats.world;
+    return 0;
+}
+
+static inline int begin(struct run *r, int64_t unit, enum zero_phase phase)
+{
+    return r->z ? told(zero_begin(r->z, (int32_t)unit, phase)) : 0;
+}
+
+static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
+{
+    return r->z ? told(zero_end(r->z, (int32_t)unit, phase)) : 0;
+}
+
+/* ---- the model, unit by unit ---- */
+
+static int forward(struct run *r, double *loss)
+{
+    struct gpt2 *m = &r->model;
+    TRY(begin(r, 0, ZERO_FORWARD));
+    gpt2_embed_forward(m);
+    TRY(end(r, 0, ZERO_FORWARD));
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        TRY(begin(r, 1 + l, ZERO_FORWARD));
+        gpt2_layer_forward(m, l);
+        TRY(end(r, 1 + l, ZERO_FORWARD));
+    }
+    TRY(begin(r, 0, ZERO_FORWARD));
+    *loss = gpt2_head_forward(m);
+    TRY(end(r, 0, ZERO_FORWARD));
+    return m->err;
+}
+
+/* Unit 0 is held from the head to the embedding, so that both add to one gradient. */
+static int backward(struct run *r)
+{
+    struct gpt2 *m = &r->model;
+    TRY(begin(r, 0, ZERO_BACKWARD));
+    gpt2_head_backward(m);
+    for (int64_t l = m->config.layers; l-- > 0;) {
+        TRY(begin(r, 1 + l, ZERO_BACKWARD));
+        gpt2_layer_backward(m, l);
+        TRY(end(r, 1 + l, ZERO_BACKWARD));
+    }
+    gpt2_embed_backward(m);
+    TRY(end(r, 0, ZERO_BACKWARD));
+    return m->err;
+}
+
+static int optimize(struct run *r, float lr, struct zero_step_info *info)
+{
+    if (r->z) {
+        return told(zero_step(r->z, lr, info));
+    }
+    plain_step(&r->plain, r->o, lr, info);
+    return 0;
+}
+
+/* ---- the loop ---- */
+
+/* Losses are rounded to multiples of 2^-36, so that adding up to 2^17 of them is exact: the mean over ranks
+ * and micro-batches is then the same number however the micro-batches are dealt to ranks (for powers of two).
+ */
+static double on_grid(double loss)
+{
+    return ldexp(rint(ldexp(loss, 36)), -36);
+}
+
+/* Replaces *loss, this rank's sum over its micro-batches, by the mean over all, and *stop by rank 0's. */
+static int share(struct run *r, double *loss, bool *stop)
+{
+    double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
+    if (r->z) {
+        TRY(told(zero_mean(r->z, values, 2)));
+    }
+    *loss = values[0] / (double)r->o->accum;
+    *stop = values[1] > 0.0;
+    return 0;
+}
+
+static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
+{
+    const struct train_options *o = r->o;
+    struct gpt2 *m = &r->model;
+    int64_t T = o->model.config.context, start = zr_now_ns();
+    *loss = 0.0;
+    for (int64_t a = 0; a < o->accum; a++) {
+        double micro_loss;
+        bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, T, o->seed, step,
+                          a * r->world + r->rank);
+        TRY(forward(r, &micro_loss));
+        TRY(backward(r));
+        *loss += on_grid(micro_loss);
+    }
+    struct zero_step_info info;
+    double ramp = step < N_WARMUP_STEPS ? (double)(step + 1) / N_WARMUP_STEPS : 1.0;
+    TRY(optimize(r, (float)(o->lr * ramp), &info));
+    *stop =
+        step + 1 == o->steps || (o->seconds > 0 && (double)(zr_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
+    TRY(share(r, loss, stop));
+
+    double ms = (double)(zr_now_ns() - start) * 1e-6;
+    if (*stop || ((step + 1) & step) == 0) { /* now and then: it takes the kernel a while to count */
+        int64_t now = resident_bytes();
+        r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
+    }
+    struct report_step told_step = {
+        .step = step + 1,
+        .loss = *loss,
+        .grad_norm = info.grad_norm,
+        .ms = ms,
+        .tokens_per_s = (double)(r->world * o->accum * o->batch * T) / ms * 1e3,
+        .resident_bytes = r->peak_resident,
+        .skipped = info.skipped,
+    };
+    return report_step(&r->report, &told_step, *stop);
+}
+
+/* ---- the end ---- */
+
+static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    return told(zero_read(from, tensor, value, first, n, dst));
+}
+
+static int summarize(struct run *r, double loss)
+{
+    const struct train_options *o = r->o;
+    struct report_summary s = {.world = r->world, .stage = -1, .loss = loss};
+    double peak = (double)r->peak_resident;
+    int n_states = train_n_states(o->optimizer, o->beta1);
+    if (r->z) {
+        struct zero_stats stats;
+        TRY(told(zero_mean(r->z, &peak, 1)));
+        TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
+                       r->z));
+        TRY(told(zero_stats(r->z, &stats)));
+        s.stage = stats.stage;
+        s.bytes = stats.allocated;
+        s.planned_bytes = stats.planned;
+        s.traffic = stats.traffic;
+    } else {
+        int64_t n = r->plain.n_params;
+        TRY(state_hash(s.state_sha256, true, r->tensors, TRAIN_N_TENSORS, n_states, plain_read, &r->plain));
+        s.bytes.param_shards = s.bytes.grad_shards = n * (int64_t)sizeof(real);
+        s.bytes.master = r->plain.master ? n * 4 : 0;
+        s.bytes.moments = n * 8;
+        s.bytes.total = 2 * n * (int64_t)sizeof(real) + s.bytes.master + s.bytes.moments;
+        s.planned_bytes = s.bytes;
+    }
+    s.peak_rss_bytes = (int64_t)peak;
+    report_summary(&r->report, &s);
+    return 0;
+}
+
+static int load_text(struct run *r)
+{
+    const struct train_options *o = r->o;
+    int64_t needed = o->batch * o->model.config.context + 1;
+    TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
+    if (r->data.n_bytes < needed) {
+        return zr_fail(ZR_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
+                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+    }
+    return 0;
+}
+
+static void introduce(const struct run *r)
+{
+    const struct train_options *o = r->o;
+    char how[48] = "not wrapped";
+    if (r->z) {
+        struct zero_stats s;
+        zero_stats(r->z, &s);
+        snprintf(how, sizeof how, "stage %d on %d rank%s (%s)", s.stage, s.world, s.world == 1 ? "" : "s",
+                 s.backend);
+    }
+    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n", o->model.name,
+                (double)gpt2_n_params(&o->model.config) * 1e-6, zr_dtype_name(GPT2_GEMM_DTYPE), how,
+                report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
+}
+
+static int train(struct run *r)
+{
+    const struct train_options *o = r->o;
+    r->bad_input = true;
+    TRY(load_text(r));
+    r->bad_input = false;
+    TRY(zr_gemm_open(o->threads, &r->gemm));
+    TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, r->gemm));
+    train_describe(r->tensors, &o->model.config, &r->model);
+    if (o->plain) {
+        TRY(gpt2_open_grads(&r->model));
+        TRY(plain_open(&r->plain, r->tensors, TRAIN_N_TENSORS));
+    } else {
+        TRY(wrap(r)); /* wrapping */
+    }
+    r->report.quiet = r->rank != 0;
+    introduce(r);
+    r->start_ns = zr_now_ns();
+    bool stop = o->steps == 0;
+    double loss = NAN;
+    for (int64_t step = 0; !stop; step++) {
+        TRY(train_step(r, step, &stop, &loss));
+    }
+    return summarize(r, loss);
+}
+
+int train_run(const struct train_options *o)
+{
+    struct run r = {.o = o, .world = 1, .report = {.json = o->json}};
+    int err = train(&r);
+    if (err) {
+        fprintf(stderr, "zero-bench train: %s\n", zr_error_text());
+    }
+    zero_unwrap(&r.z);
+    plain_close(&r.plain);
+    gpt2_close(&r.model);
+    zr_gemm_close(r.gemm);
+    bytes_data_close(&r.data);
+    report_close(&r.report);
+    if (!err) {
+        return EXIT_SUCCESS;
+    }
+    return r.bad_input || err == ZR_ERR_ARG || err == ZR_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+}

@@ -1,0 +1,54 @@
+/* train.h: zero-bench train, after its options are read. */
+#ifndef ZERO_BENCH_TRAIN_H
+#define ZERO_BENCH_TRAIN_H
+
+#include "bench/gpt2_config.h"
+#include "zero/zero.h"
+
+#include <stdbool.h>
+
+struct train_options {
+    struct model_options model;
+    enum zero_dtype dtype;
+
+    int64_t batch; /* rows of one micro-batch of one rank */
+    int64_t accum; /* micro-batches per step and rank */
+    int64_t steps;
+    double seconds; /* stop after the step that ends past this; 0: never */
+    uint64_t seed;
+    const char **paths;
+    int n_paths;
+
+    enum zero_optimizer optimizer;
+    double lr, beta1, beta2, weight_decay, clip;
+
+    int stage;
+    int64_t prefetch;  /* as in struct zero_config: 0 the default, negative none */
+    int64_t budget;    /* bytes; 0 the default */
+    int deterministic; /* 0 the default, 1 on, -1 off */
+    int wire_dtype;    /* enum zero_dtype; 0 the default */
+    int threads;       /* of matrix products */
+    bool plain, json, log;
+};
+
+/* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model
+ * NULL only the sizes count, as for zero_plan. */
+struct gpt2;
+#define TRAIN_N_TENSORS 16
+void train_describe_f32(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
+                        struct gpt2 *model);
+void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
+                         struct gpt2 *model);
+
+/* The calls of one micro-batch, for cfg.order; n_calls is TRAIN_N_CALLS(layers). */
+#define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
+void train_call_order(struct zero_call *out, int32_t layers);
+
+/* States that an optimizer keeps per weight. */
+int train_n_states(enum zero_optimizer optimizer, double beta1);
+
+/* Trains and reports. Returns the exit code of the program. Compiled once per dtype (gpt2_real.h). */
+int train_run_f32(const struct train_options *o);
+int train_run_bf16(const struct train_options *o);
+
+#endif
