@@ -110,7 +110,7 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
     if (options)
         dev->options = *options;
     dev->poison = poison && strcmp(poison, "1") == 0;
-    dev->spin_ns = core_count() > 2 ? SPIN_NS : 0;
+    dev->spin_ns = dev->options.spin_ns ? dev->options.spin_ns : core_count() > 2 ? SPIN_NS : 0;
     atomic_init(&dev->fail_in, fail_in ? fail_in - 1 : 0);
     pthread_mutex_init(&dev->lock, NULL);
     *out = &dev->base;

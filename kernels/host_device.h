@@ -24,6 +24,8 @@ struct zr_host_options {
      * thread that allocates. */
     bool (*refuse)(void *arg, int64_t bytes);
     void *refuse_arg;
+    int spin_ns; /* how long a waiting thread looks before it sleeps; 0: by the number of cores, negative: not
+                    at all */
 };
 
 /* zr_host_device_open with options; NULL stands for none. Two environment variables are read here:
@@ -72,7 +74,7 @@ struct zr_host_device {
     const struct zr_host_kernels *kernels;
     struct zr_host_options options;
     bool poison;
-    int spin_ns;             /* how long a thread looks before it sleeps; 0 where cores are few */
+    int spin_ns;             /* 0 where cores are few: the thread waited for needs this core */
     _Atomic int64_t fail_in; /* allocations until one fails; 0: none will */
     pthread_mutex_t lock;    /* of the three fields below */
     struct zr_stream *free;  /* closed streams, to be used again */
