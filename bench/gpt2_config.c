@@ -1,7 +1,7 @@
 /* gpt2_config.c: see gpt2_config.h. The sizes are those of Radford et al. 2019 (GPT-2), as in its published
  * checkpoints; gpt2-nano is small enough to learn something in a minute on two CPU cores. */
 #include "bench/gpt2_config.h"
-#include "bench/options.h"
+#include "bench/arguments.h"
 
 #include <string.h>
 
@@ -10,7 +10,7 @@ static const struct {
     struct gpt2_config config; /* L, NH, C, T, V */
     double lr;
 } presets[] = {
-    {"gpt2-nano", {4, 4, 128, 64, 256}, 1.5e-3},       {"gpt2-124M", {12, 12, 768, 1024, 50257}, 6e-4},
+    {"gpt2-nano", {4, 4, 128, 64, 256}, 1.5e-3},      {"gpt2-124M", {12, 12, 768, 1024, 50257}, 6e-4},
     {"gpt2-355M", {24, 16, 1024, 1024, 50257}, 3e-4}, {"gpt2-774M", {36, 20, 1280, 1024, 50257}, 2.5e-4},
     {"gpt2-1.5B", {48, 25, 1600, 1024, 50257}, 2e-4},
 };

@@ -1,6 +1,6 @@
 /* main.c: zero-bench SUBCOMMAND, the benches of libzero. */
+#include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/options.h"
 #include "zero/zero.h"
 
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* memory_cmd.c: zero-bench memory: trains a few steps at every stage on N ranks and compares the memory
  * planned, allocated and really resident. Each stage is a run of its own (zero-run -n N zero-bench train
  * --json), so that one leaves nothing behind that another could use. */
+#include "bench/arguments.h"
 #include "bench/child.h"
 #include "bench/commands.h"
 #include "bench/memory_plot.h"
-#include "bench/options.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 #include "bench/train.h"

@@ -1,7 +1,7 @@
 /* overhead_cmd.c: zero-bench overhead: what a begin and end cost the model's thread when there is nothing to
  * move. */
+#include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/options.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 

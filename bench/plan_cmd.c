@@ -1,6 +1,6 @@
 /* plan_cmd.c: zero-bench plan: what every stage would take, from zero_plan alone. */
+#include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/options.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 #include "bench/train.h"

@@ -4,9 +4,9 @@
  * marked "wrapping" below: the table of tensors, zero_wrap in place of the gradients' and the optimizer's
  * memory, a pair of brackets around each use of a unit, and zero_step in place of the optimizer's loop. */
 #include "bench/train.h"
+#include "bench/arguments.h"
 #include "bench/bytes_data.h"
 #include "bench/gpt2.h"
-#include "bench/options.h"
 #include "bench/plain.h"
 #include "bench/report.h"
 #include "bench/resident.h"

@@ -1,6 +1,6 @@
 /* train_cmd.c: the options of zero-bench train. */
+#include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/options.h"
 #include "bench/train.h"
 
 #include <string.h>

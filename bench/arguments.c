@@ -1,6 +1,6 @@
-/* options.c: see options.h. argp tells a mistake in two lines (what, and "Try ..."), getopt_long inside it
- * writes its own to stderr; both are caught in memory and only the first line passed on. */
-#include "bench/options.h"
+/* arguments.c: see arguments.h. argp tells a mistake in two lines (what, and "Try ..."), getopt_long inside
+ * it writes its own to stderr; both are caught in memory and only the first line passed on. */
+#include "bench/arguments.h"
 
 #include "zero/zero.h"
 

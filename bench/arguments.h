@@ -1,7 +1,7 @@
-/* options.h: what the subcommands share in reading their command lines: argp, with every mistake told in one
- * line. */
-#ifndef ZERO_BENCH_OPTIONS_H
-#define ZERO_BENCH_OPTIONS_H
+/* arguments.h: what the subcommands share in reading their command lines: argp, with every mistake told in
+ * one line. */
+#ifndef ZERO_BENCH_ARGUMENTS_H
+#define ZERO_BENCH_ARGUMENTS_H
 
 #include <argp.h>
 #include <stdbool.h>
