@@ -25,7 +25,9 @@ void zr_exact_carry(struct zr_exact_sum *a)
 void zr_exact_merge(struct zr_exact_sum *a, const struct zr_exact_sum *b)
 {
     struct zr_exact_sum other = *b;
-    /* Two limbs of up to (MAX + 1) * 2^32 each fit in an int64, and the result is carried at once. */
+    /* Fits: each limb is a carried one and at most MAX - 1 additions. */
+    _Static_assert(2 * (uint64_t)ZR_EXACT_MAX_ADDED <= UINT64_C(1) << 31,
+                   "two full limbs must fit in an int64");
     for (int i = 0; i < ZR_EXACT_LIMBS; i++)
         a->limb[i] += other.limb[i];
     a->nonfinite |= other.nonfinite;
@@ -62,15 +64,13 @@ double zr_exact_value(const struct zr_exact_sum *sum)
         sticky |= a.limb[i] != 0;
     int unit = 32 * (top - 2) - 1088;                      /* u counts 2^unit */
     int bits = 128 - __builtin_clzll((uint64_t)(u >> 64)); /* the high half is the top limb, not zero */
-    int last = unit + bits - 53;                           /* exponent of the last bit kept */
-    if (last < -1074)
-        last = -1074;
-    int drop = last - unit; /* 12..78 */
+    /* No clamp for subnormals: the sum is a multiple of 2^-1074, so what would lie below is zero. */
+    int drop = bits - 53; /* 12..43 */
     uint64_t kept = (uint64_t)(u >> drop);
     unsigned __int128 rest = u & (((unsigned __int128)1 << drop) - 1),
                       half = (unsigned __int128)1 << (drop - 1);
     if (rest > half || (rest == half && (sticky || (kept & 1))))
         kept++;
-    double value = ldexp((double)kept, last); /* exact, or beyond the doubles */
+    double value = ldexp((double)kept, unit + drop); /* exact, or beyond the doubles */
     return negative ? -value : value;
 }
