@@ -10,6 +10,8 @@ struct zr_core {
     int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
     int32_t n_sharded; /* units that need slots */
     bool grad_resident, reduce_each, tree;
+    int64_t reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
+    int64_t second;   /* bytes of the largest slot but that one */
 
     int32_t n_open;   /* brackets */
     int32_t n_micro;  /* zero_micro calls since the step */
@@ -20,7 +22,7 @@ struct zr_core {
 
     /* The order being followed, and the calls of this step. */
     int32_t n_order, pos, n_rec, cap;
-    bool strayed, rec_full;
+    bool restarted, rec_full; /* restarted: the model went back to its first call before any backward */
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, total;
 };
@@ -160,8 +162,14 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
                                     .gslot = -1};
         c->n_sharded += !from->resident;
     }
-    for (int32_t i = 0; i < c->n_pslots; i++)
-        pslots(c)[i] = (struct pslot){.bytes = s->param_slot_bytes[i], .unit = -1};
+    for (int32_t i = 0; i < c->n_pslots; i++) {
+        int64_t bytes = s->param_slot_bytes[i];
+        pslots(c)[i] = (struct pslot){.bytes = bytes, .unit = -1};
+        c->second = bytes > c->reserved ? c->reserved : bytes > c->second ? bytes : c->second;
+        c->reserved = bytes > c->reserved ? bytes : c->reserved;
+    }
+    if (!s->reserve_largest || c->reserved == c->second)
+        c->reserved = 0;
     for (int32_t i = 0; i < c->n_gslots; i++)
         gslots(c)[i] = (struct gslot){.bytes = s->grad_slot_bytes[i], .unit = -1};
     for (int32_t a = 0; a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
@@ -179,23 +187,50 @@ static bool same_call(const struct zr_call *a, const struct zr_call *b)
     return a->unit == b->unit && a->backward == b->backward && a->is_end == b->is_end;
 }
 
-/* Nothing was reduced and nothing is open: a model that begins its pass anew has been evaluating. */
-static void forget_evaluation(struct zr_core *c, const struct zr_call *call)
+/* The words that the hash takes in: a call, or one of these, which are no call. */
+#define MICRO_WORD (UINT64_C(1) << 40)
+#define STEP_WORD (UINT64_C(2) << 40)
+
+/* FNV-1a's step: cheap, and any difference stays. */
+static void note(struct zr_core *c, uint64_t word)
 {
-    if (c->n_open || c->any_backward || c->n_rec == 0 || !same_call(call, &recorded(c)[0]))
+    c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
+}
+
+/* What was recorded is one forward pass, twice: an evaluation and the pass itself. One is enough. */
+static void drop_repeat(struct zr_core *c)
+{
+    int32_t half = c->n_rec / 2;
+    if (c->n_rec % 2 || c->rec_full)
         return;
-    c->n_rec = 0;
-    c->pos = 0;
-    c->strayed = c->rec_full = false;
+    for (int32_t i = 0; i < half; i++)
+        if (!same_call(&recorded(c)[i], &recorded(c)[half + i]))
+            return;
+    c->n_rec = half;
+}
+
+/* A model that makes its first call again, unexpectedly and with nothing open and nothing reduced, either begins a pass anew (it has
+ * been evaluating) or uses its first unit once more (a head tied to the embedding). What it does until its first backward
+ * tells which. */
+static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
+{
+    if (c->n_open || c->any_backward || c->n_rec == 0)
+        return;
+    bool again = same_call(call, &recorded(c)[0]);
+    bool expected = c->pos < c->n_order && same_call(call, &order(c)[c->pos]);
+    if (again && !expected) {
+        c->restarted = true;
+        c->pos = 0;
+    }
+    if (c->restarted && (again || call->backward))
+        drop_repeat(c);
 }
 
 static void follow(struct zr_core *c, const struct zr_call *call)
 {
     c->counts.n_calls++;
-    /* FNV-1a's step over the call: cheap, and any difference stays. */
-    uint64_t word = (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end;
-    c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
-    forget_evaluation(c, call);
+    note(c, (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end);
+    notice_evaluation(c, call);
     if (c->n_rec < c->cap)
         recorded(c)[c->n_rec++] = *call;
     else
@@ -204,7 +239,6 @@ static void follow(struct zr_core *c, const struct zr_call *call)
         c->pos++;
         return;
     }
-    c->strayed = true;
     c->counts.n_strays++;
     /* A call further on means that some were left out; one before, that the model went back. */
     for (int32_t i = c->pos; i < c->n_order; i++) {
@@ -232,15 +266,15 @@ static int32_t next_use(const struct zr_core *c, int32_t u)
 
 /* ---- parameter slots ---- */
 
-/* A slot that can hold `bytes`: an empty one, the smallest that does; else the one whose unit is used last, and for a prefetch
- * (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
-static int32_t pick_param_slot(const struct zr_core *c, int64_t bytes, int32_t wanted)
+/* A slot of at most `most` bytes that can hold `bytes`: an empty one, the smallest that does; else the one whose unit is used last,
+ * and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
+static int32_t pick_below(const struct zr_core *c, int64_t bytes, int64_t most, int32_t wanted)
 {
     int32_t best = -1, farthest = -1;
     bool best_empty = false;
     for (int32_t i = 0; i < c->n_pslots; i++) {
         const struct pslot *s = &pslots(c)[i];
-        if (s->pins || s->bytes < bytes)
+        if (s->pins || s->bytes < bytes || s->bytes > most)
             continue;
         if (s->unit < 0) {
             if (!best_empty || s->bytes < pslots(c)[best].bytes) {
@@ -260,6 +294,14 @@ static int32_t pick_param_slot(const struct zr_core *c, int64_t bytes, int32_t w
         }
     }
     return best;
+}
+
+static int32_t pick_param_slot(const struct zr_core *c, int64_t bytes, int32_t wanted)
+{
+    if (!c->reserved || bytes > c->second)
+        return pick_below(c, bytes, INT64_MAX, wanted);
+    int32_t slot = pick_below(c, bytes, c->second, wanted);
+    return slot < 0 && wanted == NEVER ? pick_below(c, bytes, INT64_MAX, wanted) : slot;
 }
 
 static void emit_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
@@ -463,7 +505,7 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
                        "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends the last micro-batch",
                        c->accum, c->accum - 1);
     c->n_micro++;
-    c->hash = (c->hash ^ 0x6d) * 0x100000001b3u;
+    note(c, MICRO_WORD);
     if (!c->reduce_each)
         return 0;
     reduce_unbracketed(c, out, n);
@@ -503,7 +545,9 @@ static int check_count(const struct zr_core *c)
 /* The calls of this step become the order of the next. */
 static void learn(struct zr_core *c)
 {
-    bool differs = c->strayed || c->n_rec != c->n_order;
+    bool differs = c->n_rec != c->n_order;
+    for (int32_t i = 0; !differs && i < c->n_rec; i++)
+        differs = !same_call(&recorded(c)[i], &order(c)[i]);
     if (differs && c->n_rec && !c->rec_full) {
         memcpy(order(c), recorded(c), (size_t)c->n_rec * sizeof(struct zr_call));
         c->n_order = c->n_rec;
@@ -512,7 +556,7 @@ static void learn(struct zr_core *c)
     }
     c->n_rec = 0;
     c->pos = 0;
-    c->strayed = c->rec_full = false;
+    c->restarted = c->rec_full = false;
 }
 
 /* Calls fn for every unit, those of the order first, by their first use. */
@@ -542,7 +586,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
     int err = check_count(c);
     if (err)
         return err;
-    c->hash = (c->hash ^ 0x73) * 0x100000001b3u;
+    note(c, STEP_WORD);
 
     if (c->grad_resident)
         reduce_unbracketed(c, out, n);
@@ -597,6 +641,8 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
 static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
+    if (u->open_fwd || u->open_bwd)
+        return zr_fail(ZR_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
     if (u->pslot >= 0) {
         pslots(c)[u->pslot].unit = -1;
         u->pslot = -1;

@@ -38,6 +38,8 @@ struct zr_core_spec {
     bool reduce_each;   /* reduce every contribution as it ends; else (stages 0 and 1 only) once per grad_accum_steps */
     int32_t n_sums;     /* gradient shard buffers per unit, >= 1; more than 1: tree */
     bool tree;
+    bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that large, is left to units
+                             that fit no other, so that any two units can be open at once */
     const struct zr_call *order; /* of one micro-batch; balanced, units in range */
     int32_t n_order;
 };

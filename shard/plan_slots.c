@@ -100,8 +100,9 @@ static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first
     }
 }
 
-/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the pass. */
-static void param_need(const struct zr_core_spec *s, int32_t ahead, struct window *w, int32_t *open, int32_t *seen)
+/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the pass. Units above
+ * `most` bytes have a slot of their own and are left out. */
+static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w, int32_t *open, int32_t *seen)
 {
     w->n_need = 0;
     memset(open, 0, (size_t)s->n_units * sizeof *open);
@@ -113,10 +114,11 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, struct windo
             continue;
         w->n_live = 0;
         for (int32_t u = 0; u < s->n_units; u++) {
-            if (open[u] && !s->units[u].resident) {
+            if (!open[u] || s->units[u].resident)
+                continue;
+            seen[u] = i;
+            if (s->units[u].param_bytes <= most)
                 add_live(w, s->units[u].param_bytes);
-                seen[u] = i;
-            }
         }
         int32_t n = 0;
         for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
@@ -124,8 +126,9 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, struct windo
             if (next->is_end || s->units[next->unit].resident || seen[next->unit] == i)
                 continue;
             seen[next->unit] = i;
-            add_live(w, s->units[next->unit].param_bytes);
             n++;
+            if (s->units[next->unit].param_bytes <= most)
+                add_live(w, s->units[next->unit].param_bytes);
         }
         note_live(w);
     }
@@ -207,12 +210,19 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     }
     int32_t ahead = s->prefetch;
     do {
-        param_need(s, ahead, w, a, b);
+        bool pairs = !opt->n_order && ahead > 0 && second;
+        bool reserve = pairs && second < largest;
+        param_need(s, ahead, reserve ? second : largest, w, a, b);
+        if (reserve) {
+            memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
+            w->need[0] = largest;
+        }
         /* A unit outside the order may be asked for too. */
         w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
         w->n_need = (int32_t)zr_max(w->n_need, 1);
-        if (!opt->n_order && ahead > 0 && second)
+        if (pairs)
             need_pair(w, largest, second);
+        s->reserve_largest = reserve;
     } while (budget && sum(w->need, w->n_need) > budget && ahead-- > 0);
     int64_t used = sum(w->need, w->n_need);
     if (budget && used > budget)

@@ -249,7 +249,8 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
             continue;
         if (u != held)
             err = begin(r, z, u, ZERO_FORWARD);
-        *seen += forward_unit(m, p, u);
+        if (!err)
+            *seen += forward_unit(m, p, u);
         if (!err && u != held)
             err = end(r, z, u, ZERO_FORWARD);
     }
@@ -263,7 +264,8 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
             continue;
         if (m->recompute) {
             err = begin(r, z, u, ZERO_FORWARD);
-            *seen += forward_unit(m, p, u);
+            if (!err)
+                *seen += forward_unit(m, p, u);
         }
         bool twice = m->twice && u == visit(m, step, m->n_units / 2) && u != held;
         if (!err && u != held)
@@ -290,7 +292,8 @@ static int evaluate(struct run *r, zero_ctx *z, struct place *p, double *seen)
     int err = 0;
     for (int u = 0; !err && u < r->m->n_units; u++) {
         err = begin(r, z, u, ZERO_FORWARD);
-        *seen += forward_unit(r->m, p, u);
+        if (!err)
+            *seen += forward_unit(r->m, p, u);
         if (!err)
             err = end(r, z, u, ZERO_FORWARD);
     }
