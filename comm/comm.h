@@ -18,7 +18,7 @@
 struct zr_comm;
 
 /* One flat region cut into world slices: rank r owns bytes [r*shard_bytes, min((r+1)*shard_bytes, total_bytes)), which may be
- * empty for the last ranks. Offsets are of the communicator's arena. */
+ * empty for the last ranks. Offsets are of the communicator's arena, equal on all ranks but for dst, which only its own rank uses. */
 struct zr_gather_seg {
     int64_t src;         /* rank r's slice lies at src + r*src_stride in r's own arena: */
     int64_t src_stride;  /* shard_bytes when in place (src == dst), 0 when the shard has a home of its own */
