@@ -17,7 +17,7 @@ struct gnode {
     struct gnode *child[2];
     int (*op)(struct gnode *p, int action); /* NULL: a leaf */
     int layer;                              /* of the net; -1: none */
-    char label[16];
+    char label[32];
     float *x; /* value; of a variable: into the collated x */
     float *g; /* gradient; NULL for what is not trained */
 };

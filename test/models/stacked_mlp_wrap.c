@@ -78,6 +78,12 @@ static void train_plain(const void *options, struct run_log *log)
         set_path(m, o, step);
         mlp_data(SEED, step, 0, MLP_ROWS, tokens, targets);
         mlp_zero_grad(m);
+        if (o->twice) {
+            mlp_data(SEED + 1, step, 0, MLP_ROWS, tokens, targets);
+            mlp_forward(m, tokens, targets);
+            log->eval[step] = m->mean_loss;
+            mlp_data(SEED, step, 0, MLP_ROWS, tokens, targets);
+        }
         mlp_forward(m, tokens, targets);
         mlp_backward(m);
         log->loss[step] = m->mean_loss;
@@ -160,7 +166,7 @@ static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, cons
         mlp_block_forward(m, l, prev);
         DO(zero_end(z, 1 + l, ZERO_FORWARD));
         prev = l;
-        if (o->recompute) { /* another layer has the memory of these by now */
+        if (o->recompute != MLP_KEEP) { /* another layer has the memory of these by now */
             memset((char *)m->acts.ln1 + (size_t)l * BC, 0xff, BC);
             memset((char *)m->acts.fch + (size_t)l * 4 * BC, 0xff, 4 * BC);
             memset((char *)m->acts.gelu + (size_t)l * 4 * BC, 0xff, 4 * BC);
@@ -172,6 +178,15 @@ static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, cons
     mlp_head_forward(m, prev, targets);
     DO(zero_end(z, head, ZERO_FORWARD));
     return zero_end(z, 0, ZERO_FORWARD);
+}
+
+/* The forward of the i-th layer that ran. */
+static int forward_again(zero_ctx *z, struct mlp *m, int i)
+{
+    int l = m->path[i];
+    DO(zero_begin(z, 1 + l, ZERO_FORWARD));
+    mlp_block_forward(m, l, i > 0 ? m->path[i - 1] : -1);
+    return zero_end(z, 1 + l, ZERO_FORWARD);
 }
 
 /* mlp_backward with its brackets. */
@@ -187,12 +202,14 @@ static int backward(zero_ctx *z, struct mlp *m, const struct mlp_options *o)
         DO(zero_end(z, 0, ZERO_BACKWARD));
     for (int i = m->n_path; i-- > 0;) {
         int l = m->path[i], prev = i > 0 ? m->path[i - 1] : -1;
-        DO(zero_begin(z, 1 + l, ZERO_BACKWARD));
-        if (o->recompute) {
-            DO(zero_begin(z, 1 + l, ZERO_FORWARD));
-            mlp_block_forward(m, l, prev);
-            DO(zero_end(z, 1 + l, ZERO_FORWARD));
+        if (o->recompute == MLP_RECOMPUTE_SEGMENT && (m->n_path - 1 - i) % 2 == 0) {
+            if (i > 0)
+                DO(forward_again(z, m, i - 1));
+            DO(forward_again(z, m, i));
         }
+        DO(zero_begin(z, 1 + l, ZERO_BACKWARD));
+        if (o->recompute == MLP_RECOMPUTE_LAYER)
+            DO(forward_again(z, m, i));
         mlp_block_backward(m, l, prev);
         DO(zero_end(z, 1 + l, ZERO_BACKWARD));
     }
@@ -266,6 +283,39 @@ static bool pointers_are_as_promised(const struct mlp *m, int stage)
     return true;
 }
 
+#define REFUSED(code, call)                                                                                  \
+    do {                                                                                                     \
+        if ((call) != (code) || strlen(zero_last_error()) < 10) {                                            \
+            run_failed(log, ZERO_ERR_FAILED, "not refused as it should be: " #call);                         \
+            return ZERO_ERR_FAILED;                                                                          \
+        }                                                                                                    \
+    } while (0)
+
+/* Wrong calls between two micro-batches: each is refused with its own code and a word. no_micro: no
+ * micro-batch was run yet, which cannot be known at stages 0 and 1, where a model may do without brackets. */
+static int misuse(zero_ctx *z, struct run_log *log, bool no_micro)
+{
+    float x[1];
+    int head = mlp_test_config.layers + 1;
+    REFUSED(ZERO_ERR_ORDER, zero_end(z, 1, ZERO_FORWARD));
+    REFUSED(ZERO_ERR_ORDER, zero_end(z, 1, ZERO_BACKWARD));
+    REFUSED(ZERO_ERR_ARG, zero_begin(z, head + 1, ZERO_FORWARD));
+    REFUSED(ZERO_ERR_ARG, zero_begin(z, -1, ZERO_BACKWARD));
+    REFUSED(ZERO_ERR_ARG, zero_begin(z, 1, (enum zero_phase)3));
+    if (no_micro)
+        REFUSED(ZERO_ERR_ORDER, zero_step(z, LR, NULL));
+    REFUSED(ZERO_ERR_ARG, zero_step(z, INFINITY, NULL));
+    REFUSED(ZERO_ERR_ARG, zero_read(z, MLP_N_TENSORS, ZERO_VALUE_PARAM, 0, 1, x));
+    REFUSED(ZERO_ERR_ARG, zero_read(z, 0, ZERO_VALUE_PARAM, -1, 1, x));
+    REFUSED(ZERO_ERR_ARG, zero_write(z, 0, ZERO_VALUE_STATE + 2, 0, 1, x));
+    DO(zero_begin(z, 2, ZERO_FORWARD));
+    REFUSED(ZERO_ERR_ORDER, zero_step(z, LR, NULL));
+    REFUSED(ZERO_ERR_ORDER, zero_read(z, 0, ZERO_VALUE_PARAM, 0, 1, x));
+    REFUSED(ZERO_ERR_ORDER, zero_begin(z, 2, ZERO_FORWARD));
+    REFUSED(ZERO_ERR_ORDER, zero_end(z, 2, ZERO_BACKWARD));
+    return zero_end(z, 2, ZERO_FORWARD);
+}
+
 static void train_rank(const void *options, const struct run_setup *setup, int rank, const char *url,
                        struct run_log *log)
 {
@@ -302,6 +352,16 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
         set_path(m, o, step);
         double loss = 0.0, eval = 0.0;
         for (int a = 0; a < A; a++) {
+            if (o->misuse)
+                RUN_TRY(log, misuse(z, log, a == 0 && setup->stage >= 2));
+            if (o->twice) {
+                mlp_data(SEED + 1, step, run_micro(setup, rank, a) * B, B, tokens, targets);
+                if (setup->brackets)
+                    RUN_TRY(log, forward(z, m, o, tokens, targets));
+                else
+                    mlp_forward(m, tokens, targets);
+                eval += (double)m->mean_loss / A;
+            }
             mlp_data(SEED, step, run_micro(setup, rank, a) * B, B, tokens, targets);
             if (setup->brackets) {
                 RUN_TRY(log, mlp_zero_micro_batch(z, m, o, tokens, targets));
@@ -329,6 +389,10 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
             float row[16];
             edited_row(row, C);
             RUN_TRY(log, zero_write(z, 0, ZERO_VALUE_PARAM, EDITED * C, C, rank == 0 ? row : NULL));
+        }
+        if (o->twice) {
+            RUN_TRY(log, zero_mean(z, &eval, 1));
+            log->eval[step] = eval;
         }
         if (o->evaluate && step % 2 == 0) {
             for (int a = 0; a < A; a++) {

@@ -11,14 +11,23 @@ enum mlp_tie {
     MLP_TIE_SEPARATE /* a bracket at each use: two contributions */
 };
 
+/* Activations that the wrapped run does not keep but computes again in backward. */
+enum mlp_recompute {
+    MLP_KEEP,
+    MLP_RECOMPUTE_LAYER,  /* a layer's inside its backward bracket */
+    MLP_RECOMPUTE_SEGMENT /* those of two layers, forward, before the backward of both */
+};
+
 /* What a run does beside training; the plain run does the same. */
 struct mlp_options {
     int steps;
     float clip;       /* 0: none */
     enum mlp_tie tie; /* of the wrapped run */
     bool frozen_wpe;
-    bool recompute; /* wrapped: forward of a layer again inside its backward */
-    bool evaluate;  /* a forward on other rows after every other step */
+    enum mlp_recompute recompute; /* of the wrapped run */
+    bool evaluate;                /* a forward on other rows after every other step */
+    bool twice;     /* a forward on other rows before the one that is trained on, in the same micro-batch */
+    bool misuse;    /* wrapped: calls that must be refused, and change nothing, at every step */
     bool drop;      /* each step leaves out one layer */
     bool reorder;   /* from step 3 on the layers run in reverse */
     bool overwrite; /* tell libzero that headb's gradient is stored, not added to */

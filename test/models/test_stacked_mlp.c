@@ -79,19 +79,43 @@ static void any_prefetch_and_budget(void **state)
         struct run_setup base = {.stage = 0, .world = world, .brackets = true};
         struct run_log expected = run_ranks(&mlp_run_model, &o, &base);
         for (size_t p = 0; p < sizeof prefetches / sizeof *prefetches; p++)
-            for (size_t b = 0; b < sizeof budgets / sizeof *budgets; b++) {
-                struct run_setup setup = {.stage = 3,
-                                          .world = world,
-                                          .prefetch = prefetches[p],
-                                          .budget = budgets[b],
-                                          .brackets = true,
-                                          .order = true};
-                struct run_log log = run_ranks(&mlp_run_model, &o, &setup);
-                run_assert_same(&expected, &log, run_setup_text(&setup));
-                run_log_free(&log);
-            }
+            for (size_t b = 0; b < sizeof budgets / sizeof *budgets; b++)
+                for (int order = 0; order < 2; order++) {
+                    struct run_setup setup = {.stage = 3,
+                                              .world = world,
+                                              .prefetch = prefetches[p],
+                                              .budget = budgets[b],
+                                              .brackets = true,
+                                              .order = order};
+                    if (prefetches[p] < 0 && !order)
+                        continue; /* see nesting_without_room */
+                    struct run_log log = run_ranks(&mlp_run_model, &o, &setup);
+                    run_assert_same(&expected, &log, run_setup_text(&setup));
+                    run_log_free(&log);
+                }
         run_log_free(&expected);
     }
+}
+
+/* With room for a single unit, a bracket inside another cannot be given what it needs unless the order told
+ * so: every rank is refused by the same call. */
+static void nesting_without_room(void **state)
+{
+    (void)state;
+    struct mlp_options o = {.steps = 4};
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 2; stage <= 3; stage++) {
+            struct run_setup setup = {.stage = stage, .world = world, .prefetch = -1, .brackets = true};
+            struct run_log logs[RUN_MAX_WORLD];
+            run_ranks_raw(mlp_run_model.rank, &o, &setup, logs);
+            for (int r = 0; r < world; r++) {
+                if (logs[r].err != ZERO_ERR_BUDGET)
+                    fail_msg("%s: rank %d: %s", run_setup_text(&setup), r,
+                             logs[r].err ? logs[r].error : "no error");
+                assert_non_null(strstr(logs[r].error, "cfg.order"));
+                run_log_free(&logs[r]);
+            }
+        }
 }
 
 static void accumulated(void **state)
@@ -167,10 +191,32 @@ static void stored_gradient(void **state)
 static void recompute_in_backward(void **state)
 {
     (void)state;
-    struct mlp_options o = {.steps = 6, .recompute = true};
+    for (enum mlp_recompute how = MLP_RECOMPUTE_LAYER; how <= MLP_RECOMPUTE_SEGMENT; how++) {
+        struct mlp_options o = {.steps = 6, .recompute = how};
+        run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+        run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .prefetch = -1, .order = true},
+                    WORLDS, true);
+        o.tie = MLP_TIE_SEPARATE;
+        run_compare(&mlp_run_model, &o, &bracketed, WORLDS, false);
+    }
+}
+
+static void two_forwards_one_backward(void **state)
+{
+    (void)state;
+    struct mlp_options o = {.steps = 6, .twice = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
-    o.tie = MLP_TIE_SEPARATE;
-    run_compare(&mlp_run_model, &o, &bracketed, 2, false);
+    run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
+    run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .accum = 3}, WORLDS, false);
+}
+
+/* A refused call changes nothing, on any rank. */
+static void refused_calls(void **state)
+{
+    (void)state;
+    struct mlp_options o = {.steps = 5, .misuse = true};
+    run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+    run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .accum = 3}, WORLDS, false);
 }
 
 static void evaluation_between_steps(void **state)
@@ -356,6 +402,7 @@ int main(void)
         cmocka_unit_test(brackets_change_no_bit),
         cmocka_unit_test(clipped),
         cmocka_unit_test(any_prefetch_and_budget),
+        cmocka_unit_test(nesting_without_room),
         cmocka_unit_test(accumulated),
         cmocka_unit_test(accumulation_and_worlds_agree),
         cmocka_unit_test(frozen_tensor),
@@ -363,6 +410,8 @@ int main(void)
         cmocka_unit_test(resident_embedding),
         cmocka_unit_test(stored_gradient),
         cmocka_unit_test(recompute_in_backward),
+        cmocka_unit_test(two_forwards_one_backward),
+        cmocka_unit_test(refused_calls),
         cmocka_unit_test(evaluation_between_steps),
         cmocka_unit_test(layer_left_out),
         cmocka_unit_test(order_changed_midway),
