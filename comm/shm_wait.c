@@ -117,9 +117,10 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int r
                      (long long)mine->bytes);
         else if (mine->root != theirs->root)
             snprintf(more, sizeof more, " with root %d, this rank with root %d", theirs->root, mine->root);
-        else if (mine->n_seg != theirs->n_seg || mine->seg_hash != theirs->seg_hash)
-            snprintf(more, sizeof more, " with %u other segments, this rank has %u", theirs->n_seg,
-                     mine->n_seg);
+        else if (mine->n_seg != theirs->n_seg)
+            snprintf(more, sizeof more, " with %u segments, this rank with %u", theirs->n_seg, mine->n_seg);
+        else if (mine->seg_hash != theirs->seg_hash)
+            snprintf(more, sizeof more, " with other segments (place, size, dtype or accumulation)");
         else
             snprintf(more, sizeof more, " after other calls of the model (hash %016llx, this rank %016llx)",
                      (unsigned long long)theirs->call_hash, (unsigned long long)mine->call_hash);

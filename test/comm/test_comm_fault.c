@@ -1,0 +1,566 @@
+/* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
+ * never a hang, and nothing left behind. */
+#include "office.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { LONG_MS = 60000, SHORT_MS = 300, ARENA_BYTES = 1 << 16 };
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void expect(const struct rank *r, int code, const char *text)
+{
+    if (r->code != code || !strstr(r->note, text))
+        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
+}
+
+/* Every rank has come to this stage. */
+static bool all_at(struct rank *me, int stage)
+{
+    bool there = true;
+    atomic_store(&me->stage, stage);
+    for (int i = 0; i < me->w.world; i++)
+        there &= wait_stage(&me->all[i], stage);
+    return there;
+}
+
+static void note_status(struct rank *me, struct zr_comm *c)
+{
+    me->code = c->ops->status(c, me->note, sizeof me->note);
+}
+
+/* --- operations that differ --- */
+
+enum difference {
+    OTHER_OP,
+    OTHER_UNIT,
+    OTHER_STEP,
+    OTHER_HASH,
+    OTHER_BYTES,
+    OTHER_SHARD,
+    OTHER_COUNT,
+    OTHER_ROOT,
+    N_DIFFERENCES
+};
+
+static const char *const said[N_DIFFERENCES][2] = {
+    {"reduce_scatter seq 3 unit 14", "all_gather seq 3 unit 14"},
+    {"reduce_scatter seq 3 unit 14", "reduce_scatter seq 3 unit 13"},
+    {"of step 8", "of step 7"},
+    {"other calls of the model", "reduce_scatter seq 3 unit 14"},
+    {"with 1024 bytes", "with 512 bytes"},
+    {"other segments", "reduce_scatter seq 3 unit 14"},
+    {"with 2 segments, this rank with 1", "with 1 segments, this rank with 2"},
+    {"with root 0", "with root 1"},
+};
+
+static void differ(struct rank *me)
+{
+    enum difference what = *(enum difference *)me->arg;
+    bool odd = me->w.rank == me->w.world - 1;
+    struct office o;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    struct zr_stream *s = o.stream[0];
+    struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
+    for (int i = 0; i < 2; i++)
+        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on a failure elsewhere is seen here */
+    memset(o.base[0], 0xff, ARENA_BYTES);
+    struct zr_gather_seg g = {.src = 0, .src_stride = 128, .dst = 0, .shard_bytes = 128, .total_bytes = 512};
+    struct zr_reduce_seg r[2] = {
+        {.src = 0, .dst = 8192, .shard_bytes = 128, .total_bytes = 512, .dtype = ZR_F32},
+        {.src = 1024, .dst = 16384, .shard_bytes = 0, .total_bytes = 0, .dtype = ZR_F32}};
+    int n = 1, err;
+    if (odd) {
+        tag.unit -= what == OTHER_UNIT;
+        tag.step += what == OTHER_STEP;
+        tag.call_hash += what == OTHER_HASH;
+        if (what == OTHER_BYTES)
+            r[0].shard_bytes = 256, r[0].total_bytes = 1024;
+        r[0].shard_bytes += what == OTHER_SHARD ? 128 : 0;
+        n += what == OTHER_COUNT;
+    }
+    if (what == OTHER_ROOT)
+        err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+    else if (what == OTHER_OP && odd)
+        err = c->ops->all_gather(c, s, &g, 1, &tag);
+    else
+        err = c->ops->reduce_scatter(c, s, r, n, &tag);
+    RANK_CHECK(me, err == 0, "%s", zr_error_text());
+    /* What is queued behind it ends at once too, and moves nothing. */
+    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, c);
+    RANK_CHECK(me, c->ops->broadcast(c, s, 0, 64, 0, &tag) == 0, "an operation after the failure is nothing");
+    o.dev->ops->stream_sync(s);
+    for (int i = 0; i < ARENA_BYTES; i++)
+        RANK_CHECK(me, o.base[0][i] == (char)0xff, "byte %d was written", i);
+    char again[1024];
+    RANK_CHECK(me, c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0,
+               "\"%s\" became \"%s\"", me->note, again);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_operations_differ(bool forked)
+{
+    for (int what = 0; what < N_DIFFERENCES; what++) {
+        enum difference d = (enum difference)what;
+        struct rank *r = run_ranks(forked, 4, differ, &d, NULL);
+        for (int i = 0; i < 4; i++) {
+            expect(&r[i], ZR_ERR_MISMATCH, " seq 3 unit 1");
+            bool names_odd = strstr(r[i].note, ": rank 3 is at ") != NULL;
+            bool by_odd = strstr(r[i].note, "(found by rank 3)") != NULL || i == 3;
+            /* either the odd one found another, or another found the odd one */
+            if (!names_odd && !by_odd)
+                fail_msg("rank %d: \"%s\" does not name rank 3", i, r[i].note);
+            if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
+                fail_msg("rank %d: \"%s\" has neither \"%s\" nor \"%s\"", i, r[i].note, said[what][0],
+                         said[what][1]);
+            if ((what == OTHER_OP || what == OTHER_UNIT) &&
+                (!strstr(r[i].note, said[what][0]) || !strstr(r[i].note, said[what][1])))
+                fail_msg("rank %d: \"%s\" names one operation only", i, r[i].note);
+        }
+    }
+}
+
+static void test_operations_differ_processes(void **state)
+{
+    (void)state;
+    test_operations_differ(true);
+}
+
+static void test_operations_differ_threads(void **state)
+{
+    (void)state;
+    test_operations_differ(false);
+}
+
+/* --- a rank that does not come --- */
+
+static void stay_away(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 4};
+    bool away = me->w.rank == 2;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    if (*(int *)me->arg)
+        RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (away) {
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, i == 2 || wait_stage(&me->all[i], 2), "rank %d waits for ever", i);
+    } else {
+        tag.unit = 3;
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[0]);
+    }
+    note_status(me, c); /* the rank that stayed away hears of it too */
+    atomic_store(&me->stage, 2);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_stays_away(void **state)
+{
+    (void)state;
+    for (int forked = 1; forked >= 0; forked--) {
+        int after_one = 1;
+        struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
+        for (int i = 0; i < 4; i++)
+            expect(&r[i], ZR_ERR_TIMEOUT,
+                   "exchange seq 2 unit 3: waited 300 ms for rank 2, which is at seq 1 (broadcast unit 4)");
+        after_one = 0;
+        r = run_ranks(forked, 4, stay_away, &after_one, NULL);
+        for (int i = 0; i < 4; i++)
+            expect(
+                &r[i], ZR_ERR_TIMEOUT,
+                "exchange seq 1 unit 3: waited 300 ms for rank 2, which is not at its first operation yet");
+    }
+}
+
+/* --- a rank that dies --- */
+
+static void die(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 7};
+    RANK_CHECK(me, office_open(&o, &me->w, false, 2, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct zr_reduce_seg r = {
+        .src = 0, .dst = 32768, .shard_bytes = 4096, .total_bytes = 16384, .dtype = ZR_BF16};
+    for (int i = 0; i < 2000; i++)
+        for (int k = 0; k < 2; k++) {
+            struct zr_comm *c = o.comm[k];
+            tag.step = (uint32_t)i;
+            RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
+            if (i == 100 && k == 1 && me->dies) {
+                sleep_ms(*(int *)me->arg);
+                kill(getpid(), SIGKILL);
+            }
+        }
+    for (int k = 0; k < 2; k++)
+        o.dev->ops->stream_sync(o.stream[k]);
+    note_status(me, o.comm[0]);
+    char why[512];
+    RANK_CHECK(me, o.comm[1]->ops->status(o.comm[1], why, sizeof why) == ZR_ERR_PEER,
+               "the other communicator: \"%s\"", why);
+    RANK_CHECK(me, strstr(why, "rank 1 was lost"), "the other communicator: \"%s\"", why);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void rank_1_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 1;
+}
+
+static void test_death(void **state)
+{
+    (void)state;
+    for (int ms = 0; ms <= 60; ms += 20) {
+        struct rank *r = run_ranks(true, 4, die, &ms, rank_1_dies);
+        for (int i = 0; i < 4; i++) {
+            if (i == 1)
+                continue;
+            expect(&r[i], ZR_ERR_PEER, "rank 1 was lost: its process ended");
+            expect(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
+        }
+    }
+}
+
+/* --- a rank that closes while others wait for it --- */
+
+static void close_early(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 7};
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    if (me->w.rank != 1) {
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[0]);
+        note_status(me, c);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_close_early(void **state)
+{
+    (void)state;
+    for (int forked = 1; forked >= 0; forked--) {
+        struct rank *r = run_ranks(forked, 3, close_early, NULL, NULL);
+        expect(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
+        expect(&r[2], ZR_ERR_PEER, "rank 1 has closed");
+    }
+}
+
+/* --- abort --- */
+
+static void *abort_soon(void *arg)
+{
+    struct zr_comm *c = arg;
+    sleep_ms(30);
+    c->ops->abort(c, ZR_ERR_ORDER, "the model called out of order");
+    c->ops->abort(c, ZR_ERR_IO, "a later cause changes nothing");
+    return NULL;
+}
+
+static void abort_while_waiting(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = -1};
+    pthread_t id;
+    bool away = me->w.rank == 0;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    if (me->w.rank == 1)
+        pthread_create(&id, NULL, abort_soon, c);
+    if (!away)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    else
+        for (int i = 1; i < me->w.world; i++)
+            RANK_CHECK(me, wait_stage(&me->all[i], 1), "rank %d waits for ever", i);
+    o.dev->ops->stream_sync(o.stream[0]);
+    if (me->w.rank == 1)
+        pthread_join(id, NULL);
+    note_status(me, c);
+    atomic_store(&me->stage, 1);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    for (int forked = 1; forked >= 0; forked--) {
+        struct rank *r = run_ranks(forked, 4, abort_while_waiting, NULL, NULL);
+        assert_string_equal(r[1].note, "the model called out of order");
+        for (int i = 0; i < 4; i++)
+            expect(&r[i], ZR_ERR_ORDER,
+                   i == 1 ? "the model" : "the model called out of order (found by rank 1)");
+    }
+}
+
+/* An abort before there is an arena is not forgotten. */
+static void abort_early(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = -1};
+    void *base;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    if (me->w.rank == 0)
+        c->ops->abort(c, ZR_ERR_IO, NULL);
+    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == ZR_ERR_ORDER, "a second arena");
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    note_status(me, c);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_abort_early(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, abort_early, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], ZR_ERR_IO, "input or output failed");
+}
+
+static void test_abort_self(void **state)
+{
+    (void)state;
+    struct office o;
+    struct zr_world w = {.world = 1};
+    struct zr_tag tag = {.unit = -1};
+    char why[64];
+    assert_int_equal(office_open(&o, &w, true, 1, LONG_MS, 4096), 0);
+    struct zr_comm *c = o.comm[0];
+    struct zr_reduce_seg r = {.src = 0, .dst = 2048, .shard_bytes = 128, .total_bytes = 128, .dtype = ZR_F32};
+    c->ops->abort(c, ZR_ERR_PEER, "gone");
+    c->ops->abort(c, ZR_ERR_IO, "later");
+    o.base[0][0] = 1;
+    assert_int_equal(c->ops->reduce_scatter(c, o.stream[0], &r, 1, &tag), 0);
+    o.dev->ops->stream_sync(o.stream[0]);
+    assert_int_equal(o.base[0][2048], 0);
+    assert_int_equal(c->ops->status(c, why, sizeof why), ZR_ERR_PEER);
+    assert_string_equal(why, "gone");
+    assert_true(office_close(&o));
+}
+
+/* --- arenas that cannot be had --- */
+
+/* Segments of ours that are mapped into this process. */
+static int n_mapped(void)
+{
+    char line[512];
+    int n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    while (f && fgets(line, sizeof line, f))
+        n += strstr(line, "memfd:zero-") != NULL;
+    if (f)
+        fclose(f);
+    return n;
+}
+
+static int n_descriptors(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+struct request {
+    int64_t bytes, bytes_of_rank_1;
+    bool no_descriptors, no_addresses; /* for rank 1 */
+};
+
+static void ask(struct rank *me)
+{
+    const struct request *q = me->arg;
+    struct office o;
+    void *base = NULL;
+    struct rlimit files, space;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    int before = n_descriptors();
+    getrlimit(RLIMIT_NOFILE, &files);
+    getrlimit(RLIMIT_AS, &space);
+    bool odd = me->w.rank == 1;
+    if (odd && q->no_descriptors)
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){.rlim_cur = 3, .rlim_max = files.rlim_max});
+    if (odd && q->no_addresses)
+        setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = 64 << 20, .rlim_max = space.rlim_max});
+    me->code = c->ops->arena(c, odd && q->bytes_of_rank_1 ? q->bytes_of_rank_1 : q->bytes, &base);
+    setrlimit(RLIMIT_NOFILE, &files);
+    setrlimit(RLIMIT_AS, &space);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
+    RANK_CHECK(me, n_descriptors() == before, "%d descriptors became %d", before, n_descriptors());
+    /* Nothing has changed: a smaller one can still be had. */
+    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, n_mapped() > 0, "what is looked for in maps has another name");
+    struct zr_tag tag = {.unit = 0};
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
+}
+
+static void expect_all(struct request q, int code, const char *text)
+{
+    struct rank *r = run_ranks(true, 3, ask, &q, NULL);
+    for (int i = 0; i < 3; i++)
+        expect(&r[i], code, text);
+}
+
+static void test_arena_refused(void **state)
+{
+    (void)state;
+    expect_all((struct request){.bytes = INT64_C(1) << 45}, ZR_ERR_NOMEM,
+               "3 ranks want 35184372088832 bytes");
+    expect_all((struct request){.bytes = 0}, ZR_ERR_ARG, "more than 0");
+    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = 8192}, ZR_ERR_MISMATCH,
+               "the arena has 8192 bytes on rank 1, 4096 on rank 0");
+    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = -1}, ZR_ERR_ARG,
+               "rank 1: the arena is -1 bytes");
+    expect_all((struct request){.bytes = 4096, .no_descriptors = true}, ZR_ERR_SYSTEM,
+               "rank 1: making a shared memory file");
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    expect_all((struct request){.bytes = 64 << 20, .no_addresses = true}, ZR_ERR_NOMEM, "rank 1: mapping");
+#endif
+}
+
+/* --- arguments --- */
+
+static void other_name(struct rank *me)
+{
+    struct office o;
+    struct zr_comm *c = NULL;
+    RANK_CHECK(me, office_open(&o, &me->w, false, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, "x", 0, &c) == ZR_ERR_ARG, "timeout 0");
+    me->code = zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, !c, "a communicator came out of it");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_other_name(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 2, other_name, NULL, NULL);
+    for (int i = 0; i < 2; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
+}
+
+static void refuse_arguments(struct rank *me)
+{
+    bool self = *(int *)me->arg;
+    struct office o;
+    struct zr_tag tag = {.unit = 0};
+    RANK_CHECK(me, office_open(&o, &me->w, self, 1, LONG_MS, 65536) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    struct zr_stream *s = o.stream[0];
+    int64_t w = me->w.world;
+    const struct {
+        struct zr_gather_seg seg;
+        const char *text;
+    } gathers[] = {
+        {{0, 0, 0, 100, 100}, "shard_bytes is 100"},
+        {{0, 0, 0, -128, 0}, "shard_bytes is -128"},
+        {{0, 0, 0, 128, 128 * w + 1}, "total_bytes is"},
+        {{0, 0, 0, 128, -1}, "total_bytes is -1"},
+        {{0, 64, 0, 128, 128}, "src_stride is 64"},
+        {{0, 0, 65536, 128, 128}, "dst is 65536"},
+        {{-8, 0, 0, 128, 128}, "src is -8"},
+        {{65536 - 127, 0, 0, 128, 128}, "src is 65409"},
+        {{0, 0, INT64_MAX - 3, 128, 128}, "dst is"},
+        {{0, 0, 0, INT64_C(1) << 62, 128}, w > 1 ? "shard_bytes is" : ""},
+    };
+    for (size_t i = 0; i + (w == 1) < sizeof gathers / sizeof *gathers; i++)
+        RANK_CHECK(me,
+                   c->ops->all_gather(c, s, &gathers[i].seg, 1, &tag) == ZR_ERR_ARG &&
+                       strstr(zr_error_text(), gathers[i].text),
+                   "gather %zu: \"%s\"", i, zr_error_text());
+    const struct {
+        struct zr_reduce_seg seg;
+        int code;
+        const char *text;
+    } reduces[] = {
+        {{0, 0, 100, 100, ZR_F32, false}, ZR_ERR_ARG, "shard_bytes is 100"},
+        {{0, 0, 128, 126, ZR_F32, false}, ZR_ERR_ARG, "whole aligned elements"},
+        {{2, 0, 128, 128, ZR_F32, false}, ZR_ERR_ARG, "src 2"},
+        {{0, 2, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "dst 2"},
+        {{0, 0, 128, 128, ZR_F16, false}, ZR_ERR_NOTSUP, "dtype is f16"},
+        {{0, 65536 - 128, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "dst is 65408 with 256 bytes"},
+        {{65536 - 64, 0, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "src is 65472"},
+    };
+    for (size_t i = 0; i < sizeof reduces / sizeof *reduces; i++)
+        RANK_CHECK(me,
+                   c->ops->reduce_scatter(c, s, &reduces[i].seg, 1, &tag) == reduces[i].code &&
+                       strstr(zr_error_text(), reduces[i].text),
+                   "reduce %zu: \"%s\"", i, zr_error_text());
+    RANK_CHECK(
+        me, c->ops->broadcast(c, s, 0, 8, (int)w, &tag) == ZR_ERR_ARG && strstr(zr_error_text(), "root is"),
+        "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->broadcast(c, s, 65530, 8, 0, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, s, 8, 65536 / w, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, s, 0, INT64_MAX / 2, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    /* A refused operation has no number: the next one is the same on all ranks. */
+    if (me->w.rank == 0)
+        RANK_CHECK(me, c->ops->exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, s, 0, 8, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, c);
+    RANK_CHECK(me, me->code == 0, "%s", me->note);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    int self = 0;
+    run_ranks(true, 3, refuse_arguments, &self, NULL);
+    run_ranks(true, 1, refuse_arguments, &self, NULL);
+    self = 1;
+    run_ranks(true, 1, refuse_arguments, &self, NULL);
+}
+
+int main(void)
+{
+    /* What forks comes before what makes threads in this process. */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operations_differ_processes),
+        cmocka_unit_test(test_death),
+        cmocka_unit_test(test_arena_refused),
+        cmocka_unit_test(test_other_name),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_abort_early),
+        cmocka_unit_test(test_stays_away),
+        cmocka_unit_test(test_close_early),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_operations_differ_threads),
+        cmocka_unit_test(test_abort_self),
+    };
+    return cmocka_run_group_tests_name("communicators at fault", tests, NULL, NULL);
+}
