@@ -415,8 +415,24 @@ double mlp_clip(struct mlp *m, float max_norm)
     return norm;
 }
 
-/* AdamW; only matrices decay. A tensor without a gradient pointer stays as it is. */
-void mlp_update(struct mlp *m, float lr, float beta1, float beta2, float eps, float decay, int t)
+void mlp_adamw(size_t n, float *w, const float *g, float *m, float *v, struct mlp_adamw a)
+{
+    float c1 = 1.0f - powf(a.beta1, (float)a.t), c2 = 1.0f - powf(a.beta2, (float)a.t);
+    for (size_t i = 0; i < n; i++) {
+        m[i] = a.beta1 * m[i] + (1.0f - a.beta1) * g[i];
+        v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * (g[i] * g[i]);
+        w[i] = w[i] - a.lr * ((m[i] / c1) / (sqrtf(v[i] / c2) + a.eps) + a.decay * w[i]);
+    }
+}
+
+int mlp_decays(int tensor)
+{
+    static const int is_matrix[MLP_N_TENSORS] = {1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0};
+    return is_matrix[tensor];
+}
+
+/* A tensor without a gradient pointer stays as it is. */
+void mlp_update(struct mlp *m, struct mlp_adamw a)
 {
     if (m->m_memory == NULL) {
         m->m_memory = calloc(m->n_params, sizeof(float));
@@ -426,23 +442,14 @@ void mlp_update(struct mlp *m, float lr, float beta1, float beta2, float eps, fl
     }
     const float *grads[MLP_N_TENSORS];
     memcpy(grads, &m->grads, sizeof grads);
-    static const int is_matrix[MLP_N_TENSORS] = {1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0};
-    float c1 = 1.0f - powf(beta1, (float)t), c2 = 1.0f - powf(beta2, (float)t);
-    size_t i = 0;
+    size_t at = 0;
     for (int k = 0; k < MLP_N_TENSORS; k++) {
-        float wd = is_matrix[k] ? decay : 0.0f;
-        if (grads[k] == NULL) {
-            i += m->sizes[k];
-            continue;
-        }
-        for (size_t end = i + m->sizes[k]; i < end; i++) {
-            float g = m->grads_memory[i], w = m->params_memory[i];
-            float m1 = beta1 * m->m_memory[i] + (1.0f - beta1) * g;
-            float m2 = beta2 * m->v_memory[i] + (1.0f - beta2) * (g * g);
-            m->m_memory[i] = m1;
-            m->v_memory[i] = m2;
-            m->params_memory[i] = w - lr * ((m1 / c1) / (sqrtf(m2 / c2) + eps) + wd * w);
-        }
+        struct mlp_adamw one = a;
+        one.decay = mlp_decays(k) ? a.decay : 0.0f;
+        if (grads[k] != NULL)
+            mlp_adamw(m->sizes[k], m->params_memory + at, m->grads_memory + at, m->m_memory + at,
+                      m->v_memory + at, one);
+        at += m->sizes[k];
     }
 }
 

@@ -88,7 +88,15 @@ void mlp_forward(struct mlp *m, const int *tokens, const int *targets);
 void mlp_backward(struct mlp *m); /* adds to grads */
 void mlp_zero_grad(struct mlp *m);
 double mlp_clip(struct mlp *m, float max_norm); /* returns the norm before; max_norm 0: only that */
-void mlp_update(struct mlp *m, float lr, float beta1, float beta2, float eps, float decay, int t);
+
+struct mlp_adamw {
+    float lr, beta1, beta2, eps, decay;
+    int t; /* 1-based */
+};
+void mlp_update(struct mlp *m, struct mlp_adamw a);
+/* The same for n weights w with gradients g and moments m and v. */
+void mlp_adamw(size_t n, float *w, const float *g, float *m, float *v, struct mlp_adamw a);
+int mlp_decays(int tensor); /* matrices do */
 
 /* The pieces of a forward and a backward. prev: the layer run before l, or -1. */
 void mlp_encode(struct mlp *m, const int *tokens);

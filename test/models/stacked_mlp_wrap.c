@@ -88,7 +88,7 @@ static void train_plain(const void *options, struct run_log *log)
         mlp_backward(m);
         log->loss[step] = m->mean_loss;
         log->norm[step] = mlp_clip(m, o->clip);
-        mlp_update(m, LR, BETA1, BETA2, EPS, DECAY, step + 1);
+        mlp_update(m, (struct mlp_adamw){LR, BETA1, BETA2, EPS, DECAY, step + 1});
         if (o->edit && step == 2)
             edited_row(m->params.wte + EDITED * C, C);
         if (o->evaluate && step % 2 == 0) {
@@ -149,6 +149,13 @@ int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_ten
             return do_err_;                                                                                  \
     } while (0)
 
+/* Asks for a unit early. */
+static int touch(zero_ctx *z, int unit)
+{
+    DO(zero_begin(z, unit, ZERO_FORWARD));
+    return zero_end(z, unit, ZERO_FORWARD);
+}
+
 /* mlp_forward with its brackets. */
 static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, const int *tokens,
                    const int *targets)
@@ -163,6 +170,8 @@ static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, cons
     for (int i = 0; i < m->n_path; i++) {
         int l = m->path[i];
         DO(zero_begin(z, 1 + l, ZERO_FORWARD));
+        if (o->early && i + 1 < m->n_path)
+            DO(touch(z, 1 + m->path[i + 1]));
         mlp_block_forward(m, l, prev);
         DO(zero_end(z, 1 + l, ZERO_FORWARD));
         prev = l;
@@ -210,6 +219,8 @@ static int backward(zero_ctx *z, struct mlp *m, const struct mlp_options *o)
         DO(zero_begin(z, 1 + l, ZERO_BACKWARD));
         if (o->recompute == MLP_RECOMPUTE_LAYER)
             DO(forward_again(z, m, i));
+        if (o->early && i > 0)
+            DO(touch(z, 1 + prev));
         mlp_block_backward(m, l, prev);
         DO(zero_end(z, 1 + l, ZERO_BACKWARD));
     }
@@ -283,6 +294,16 @@ static bool pointers_are_as_promised(const struct mlp *m, int stage)
     return true;
 }
 
+/* The model's own AdamW on a range. */
+static int own_update(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    mlp_adamw(
+        (size_t)u->n, u->master, u->grad, u->state[0], u->state[1],
+        (struct mlp_adamw){u->lr, BETA1, BETA2, EPS, mlp_decays(u->tensor_index) ? DECAY : 0.0f, (int)u->t});
+    return 0;
+}
+
 #define REFUSED(code, call)                                                                                  \
     do {                                                                                                     \
         if ((call) != (code) || strlen(zero_last_error()) < 10) {                                            \
@@ -332,10 +353,15 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     }
 
     struct zero_config cfg = run_config(setup, rank, url);
-    cfg.beta1 = BETA1;
-    cfg.beta2 = BETA2;
-    cfg.eps = EPS;
-    cfg.weight_decay = DECAY;
+    if (o->own_update) {
+        cfg.update = own_update;
+        cfg.n_states = 2;
+    } else {
+        cfg.beta1 = BETA1;
+        cfg.beta2 = BETA2;
+        cfg.eps = EPS;
+        cfg.weight_decay = DECAY;
+    }
     cfg.clip = o->clip;
     struct zero_call order[64];
     if (setup->order) {

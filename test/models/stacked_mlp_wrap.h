@@ -26,13 +26,15 @@ struct mlp_options {
     bool frozen_wpe;
     enum mlp_recompute recompute; /* of the wrapped run */
     bool evaluate;                /* a forward on other rows after every other step */
-    bool twice;     /* a forward on other rows before the one that is trained on, in the same micro-batch */
-    bool misuse;    /* wrapped: calls that must be refused, and change nothing, at every step */
-    bool drop;      /* each step leaves out one layer */
-    bool reorder;   /* from step 3 on the layers run in reverse */
-    bool overwrite; /* tell libzero that headb's gradient is stored, not added to */
-    bool edit;      /* after step 2, a row of wte is set anew by zero_write */
-    bool resident;  /* embeddings stay gathered at stage 3 */
+    bool twice;      /* a forward on other rows before the one that is trained on, in the same micro-batch */
+    bool misuse;     /* wrapped: calls that must be refused, and change nothing, at every step */
+    bool drop;       /* each step leaves out one layer */
+    bool reorder;    /* from step 3 on the layers run in reverse */
+    bool overwrite;  /* tell libzero that headb's gradient is stored, not added to */
+    bool edit;       /* after step 2, a row of wte is set anew by zero_write */
+    bool own_update; /* wrapped: the model's own AdamW through cfg.update */
+    bool early; /* wrapped: each layer's bracket is opened and closed once before, inside its neighbour's */
+    bool resident; /* embeddings stay gathered at stage 3 */
 };
 
 #define MLP_ROWS 72 /* per step; divides by every world times accum used */

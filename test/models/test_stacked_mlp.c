@@ -201,6 +201,25 @@ static void recompute_in_backward(void **state)
     }
 }
 
+/* Two slices of the stacked tensors are open at once; the model's pointer goes back to the outer one's. */
+static void brackets_inside_the_neighbour(void **state)
+{
+    (void)state;
+    struct mlp_options o = {.steps = 5, .early = true};
+    run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+    o.recompute = MLP_RECOMPUTE_LAYER;
+    run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+}
+
+static void own_adamw(void **state)
+{
+    (void)state;
+    struct mlp_options o = {.steps = 6, .own_update = true, .frozen_wpe = true};
+    run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
+    o.clip = 0.25f;
+    run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, false);
+}
+
 static void two_forwards_one_backward(void **state)
 {
     (void)state;
@@ -305,7 +324,7 @@ static void saved_plain(struct saved *s)
         mlp_zero_grad(m);
         mlp_forward(m, tokens, targets);
         mlp_backward(m);
-        mlp_update(m, lr, 0.9f, 0.999f, 1e-8f, 0.0f, step + 1);
+        mlp_update(m, (struct mlp_adamw){lr, 0.9f, 0.999f, 1e-8f, 0.0f, step + 1});
     }
     save_and_sample(m, s);
     mlp_free(m);
@@ -410,6 +429,8 @@ int main(void)
         cmocka_unit_test(resident_embedding),
         cmocka_unit_test(stored_gradient),
         cmocka_unit_test(recompute_in_backward),
+        cmocka_unit_test(brackets_inside_the_neighbour),
+        cmocka_unit_test(own_adamw),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(refused_calls),
         cmocka_unit_test(evaluation_between_steps),
