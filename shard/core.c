@@ -506,8 +506,8 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
                        c->accum, c->accum - 1);
     c->n_micro++;
     note(c, MICRO_WORD);
-    if (!c->reduce_each)
-        return 0;
+    if (!c->reduce_each || !c->grad_resident)
+        return 0; /* nothing to reduce yet, or no gradients without brackets */
     reduce_unbracketed(c, out, n);
     return_unbracketed(c, out, n);
     return 0;

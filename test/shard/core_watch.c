@@ -1,0 +1,635 @@
+/* core_watch.c: see core_watch.h. */
+#include "core_watch.h"
+
+void watch_open(struct watch *w, const struct zr_core_spec *s)
+{
+    enum { CANARIES = 8 };
+    memset(w, 0, sizeof *w);
+    w->spec = *s;
+    w->bytes = zr_core_bytes(s);
+    void *mem = aligned_alloc(16, w->bytes), *twin = aligned_alloc(16, w->bytes);
+    w->before = malloc(w->bytes);
+    assert_true(mem && twin && w->before && w->bytes % 16 == 0);
+    memset(mem, 0x5a, w->bytes);
+    memset(twin, 0xa5, w->bytes);
+    w->core = zr_core_init(mem, s);
+    w->twin = zr_core_init(twin, s);
+    size_t n = (size_t)zr_core_max_actions(s) + CANARIES;
+    w->out = malloc(n * sizeof *w->out);
+    w->twin_out = malloc(n * sizeof *w->out);
+    w->unit = calloc((size_t)s->n_units, sizeof *w->unit);
+    w->pslot = calloc((size_t)s->n_param_slots + 1, sizeof *w->pslot);
+    w->gslot = calloc((size_t)s->n_grad_slots + 1, sizeof *w->gslot);
+    assert_true(w->out && w->twin_out && w->unit && w->pslot && w->gslot);
+    memset(w->out, 0xee, n * sizeof *w->out);
+    for (int32_t i = 0; i < s->n_param_slots; i++)
+        w->pslot[i].unit = -1;
+    for (int32_t i = 0; i < s->n_grad_slots; i++)
+        w->gslot[i].unit = -1;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        w->unit[u].home_ready = true;
+        w->unit[u].sum = calloc((size_t)s->n_sums, SUM_TEXT);
+        strcpy(w->unit[u].grad, "z"); /* arenas start as zeros */
+        assert_non_null(w->unit[u].sum);
+    }
+}
+
+void watch_close(struct watch *w)
+{
+    CHECK(!memcmp(w->core, w->twin, w->bytes), "the same calls gave another core");
+    for (int32_t u = 0; u < w->spec.n_units; u++)
+        free(w->unit[u].sum);
+    free(w->core);
+    free(w->twin);
+    free(w->before);
+    free(w->out);
+    free(w->twin_out);
+    free(w->unit);
+    free(w->pslot);
+    free(w->gslot);
+}
+
+/* ---- sums as text ---- */
+
+static void add_text(char *to, const char *more)
+{
+    char sum[2 * SUM_TEXT];
+    if (!strcmp(to, "") || !strcmp(to, "z")) {
+        strcpy(sum, more);
+    } else if (!strcmp(more, "z")) {
+        return;
+    } else {
+        int n = snprintf(sum, sizeof sum, "(%s+%s)", to, more);
+        CHECK(n < SUM_TEXT, "sums are too long for this test");
+    }
+    memcpy(to, sum, strlen(sum) + 1);
+}
+
+void tree_text(char *text, int32_t lo, int32_t n)
+{
+    if (n == 1) {
+        sprintf(text, "%d", lo);
+        return;
+    }
+    int32_t half = 1;
+    while (half * 2 < n)
+        half *= 2;
+    strcpy(text, "(");
+    tree_text(text + 1, lo, half);
+    strcat(text, "+");
+    tree_text(text + strlen(text), lo + half, n - half);
+    strcat(text, ")");
+}
+
+int32_t sums_for(int32_t n)
+{
+    int32_t most = 1;
+    for (int32_t i = 0; i < n; i++) {
+        /* Before contribution i the counter holds one sum for each bit of i; an odd i adds to the last of
+         * them. */
+        int32_t depth = i % 2 ? 0 : 1;
+        for (int32_t bits = i; bits; bits &= bits - 1)
+            depth++;
+        most = depth > most ? depth : most;
+    }
+    return most;
+}
+
+/* Every contribution 0..n-1 once, and nothing else. */
+static bool holds_all(const char *sum, int32_t n)
+{
+    bool seen[SUM_TEXT] = {false};
+    int32_t count = 0;
+    if (n == 0)
+        return !strcmp(sum, "z");
+    for (const char *p = sum; *p;) {
+        if (strchr("()+", *p)) {
+            p++;
+            continue;
+        }
+        char *end;
+        long id = strtol(p, &end, 10);
+        if (end == p || id < 0 || id >= n || seen[id])
+            return false;
+        seen[id] = true;
+        count++;
+        p = end;
+    }
+    return count == n;
+}
+
+/* ---- what must be refused ---- */
+
+static bool needs_slot(const struct watch *w, int32_t u)
+{
+    return !w->spec.units[u].resident;
+}
+
+static bool param_fits(const struct watch *w, int32_t u)
+{
+    for (int32_t i = 0; i < w->spec.n_param_slots; i++) {
+        const struct watch_slot *s = &w->pslot[i];
+        if (s->unit == u && s->fresh)
+            return true;
+        if (!s->n_uses && w->spec.param_slot_bytes[i] >= w->spec.units[u].param_bytes)
+            return true;
+    }
+    return false;
+}
+
+static bool grad_fits(const struct watch *w, int32_t u)
+{
+    for (int32_t i = 0; i < w->spec.n_grad_slots; i++)
+        if (w->gslot[i].unit < 0 && w->spec.grad_slot_bytes[i] >= w->spec.units[u].grad_bytes)
+            return true;
+    return false;
+}
+
+static int expected_of_step(const struct watch *w)
+{
+    int32_t most = 0, n_trainable = 0;
+    if (w->n_open)
+        return ZR_ERR_ORDER;
+    for (int32_t u = 0; u < w->spec.n_units; u++) {
+        n_trainable += w->spec.units[u].trainable;
+        most = w->unit[u].n_bwd > most ? w->unit[u].n_bwd : most;
+    }
+    if (most > 0)
+        return most % w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
+    if (n_trainable == 0)
+        return 0;
+    if (!w->spec.grad_resident)
+        return ZR_ERR_ORDER;
+    /* A model without brackets says zero_micro; it need not where nothing has to be reduced in between. */
+    if (w->n_micro + 1 == w->spec.grad_accum_steps || (w->n_micro == 0 && !w->spec.reduce_each))
+        return 0;
+    return ZR_ERR_ORDER;
+}
+
+static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+{
+    bool has_unit = kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE;
+    if (has_unit && (unit < 0 || unit >= w->spec.n_units))
+        return ZR_ERR_ARG;
+    switch (kind) {
+    case ZR_EV_BEGIN:
+        if (w->unit[unit].open[backward])
+            return ZR_ERR_ORDER;
+        if (needs_slot(w, unit) && !param_fits(w, unit))
+            return ZR_ERR_BUDGET;
+        if (backward && w->spec.units[unit].trainable && !w->spec.grad_resident && !grad_fits(w, unit))
+            return ZR_ERR_BUDGET;
+        return 0;
+    case ZR_EV_END:
+        return w->unit[unit].open[backward] ? 0 : ZR_ERR_ORDER;
+    case ZR_EV_MICRO:
+        return w->n_open || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
+    case ZR_EV_STEP:
+        return expected_of_step(w);
+    case ZR_EV_REWRITE:
+        return w->unit[unit].open[0] || w->unit[unit].open[1] ? ZR_ERR_ORDER : 0;
+    }
+    return ZR_ERR_ARG;
+}
+
+/* ---- actions ---- */
+
+static const char *action_name(int kind)
+{
+    static const char *const name[] = {"?",        "USE_PARAM", "HIDE_PARAM", "WAIT_PARAM",
+                                       "USE_GRAD", "HIDE_GRAD", "GATHER",     "REDUCE",
+                                       "FOLD",     "NO_GRAD",   "NORM",       "UPDATE"};
+    return name[kind >= 1 && kind <= ZR_ACT_UPDATE ? kind : 0];
+}
+
+/* CHECK about action a. */
+#define EXPECT(condition)                                                                                    \
+    CHECK(condition, "%s of unit %d, slot %d, call %lld", action_name(a->kind), a->unit, a->slot,            \
+          (long long)w->n_calls)
+
+static void gather(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    w->n_gathers++;
+    if (a->slot < 0) {
+        EXPECT(!needs_slot(w, a->unit) && w->spec.world > 1 && w->spec.stage > 0);
+        EXPECT(w->stepping && u->updated && !u->home_ready);
+        u->home_ready = true;
+        return;
+    }
+    EXPECT(needs_slot(w, a->unit) && a->slot < w->spec.n_param_slots);
+    EXPECT(w->spec.param_slot_bytes[a->slot] >= w->spec.units[a->unit].param_bytes);
+    EXPECT(w->pslot[a->slot].n_uses == 0);
+    EXPECT(!w->stepping || !w->spec.units[a->unit].trainable || u->updated);
+    for (int32_t i = 0; i < w->spec.n_param_slots; i++)
+        EXPECT(w->pslot[i].unit != a->unit || !w->pslot[i].fresh); /* it is there already */
+    w->pslot[a->slot] = (struct watch_slot){.unit = a->unit, .fresh = true};
+}
+
+static bool readable(const struct watch *w, const struct zr_action *a)
+{
+    if (!needs_slot(w, a->unit))
+        return a->slot == -1 && w->unit[a->unit].home_ready;
+    return a->slot >= 0 && a->slot < w->spec.n_param_slots && w->pslot[a->slot].unit == a->unit &&
+           w->pslot[a->slot].fresh;
+}
+
+static void use_param(struct watch *w, const struct zr_action *a)
+{
+    EXPECT(readable(w, a));
+    if (a->slot >= 0)
+        w->pslot[a->slot].n_uses++;
+}
+
+static void hide_param(struct watch *w, const struct zr_action *a)
+{
+    EXPECT(a->slot == -1 ? !needs_slot(w, a->unit)
+                         : w->pslot[a->slot].unit == a->unit && w->pslot[a->slot].n_uses > 0);
+    if (a->slot >= 0)
+        w->pslot[a->slot].n_uses = 0;
+}
+
+static void use_grad(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(w->spec.units[a->unit].trainable);
+    if (w->spec.grad_resident) {
+        EXPECT(a->slot == -1);
+        /* What was reduced must go, what was not must stay. */
+        EXPECT(a->fill ? u->grad_reduced || !strcmp(u->grad, "z") : !u->grad_reduced);
+        if (a->fill) {
+            strcpy(u->grad, "z");
+            u->grad_reduced = false;
+        }
+        return;
+    }
+    EXPECT(a->slot >= 0 && a->slot < w->spec.n_grad_slots && a->fill);
+    EXPECT(w->gslot[a->slot].unit == -1);
+    EXPECT(w->spec.grad_slot_bytes[a->slot] >= w->spec.units[a->unit].grad_bytes);
+    w->gslot[a->slot] = (struct watch_slot){.unit = a->unit};
+}
+
+/* The model has written one contribution to its resident gradient. */
+static void contribute(struct watch *w, int32_t unit)
+{
+    struct watch_unit *u = &w->unit[unit];
+    char id[16];
+    CHECK(!u->grad_reduced, "unit %d adds to a gradient that was reduced already", unit);
+    snprintf(id, sizeof id, "%d", u->n_contrib++);
+    add_text(u->grad, id);
+}
+
+static void hide_grad(struct watch *w, const struct zr_action *a)
+{
+    EXPECT(w->spec.units[a->unit].trainable);
+    if (w->spec.grad_resident) {
+        EXPECT(a->slot == -1);
+        return;
+    }
+    EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && !w->gslot[a->slot].hidden);
+    w->gslot[a->slot].hidden = true;
+}
+
+static void fold(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    int sum = a->sum;
+    for (int k = 0; k < a->n_folds; k++, sum--) {
+        EXPECT(sum > 0 && sum < w->spec.n_sums && *u->sum[sum] && *u->sum[sum - 1]);
+        add_text(u->sum[sum - 1], u->sum[sum]);
+        *u->sum[sum] = 0;
+    }
+}
+
+static void reduce(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    char what[SUM_TEXT];
+    w->n_reduces++;
+    EXPECT(w->spec.units[a->unit].trainable && !w->normed && a->sum < w->spec.n_sums);
+    if (w->spec.grad_resident) {
+        EXPECT(a->slot == -1 && !u->grad_reduced);
+        strcpy(what, u->grad);
+        u->grad_reduced = true;
+    } else {
+        EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && w->gslot[a->slot].hidden);
+        w->gslot[a->slot].unit = -1;
+        snprintf(what, sizeof what, "%d", u->n_contrib - 1);
+    }
+    EXPECT(a->accumulate ? *u->sum[a->sum] : !*u->sum[a->sum]);
+    EXPECT(a->accumulate || a->sum == 0 || *u->sum[a->sum - 1]); /* sums are a stack */
+    add_text(u->sum[a->sum], what);
+    fold(w, a);
+}
+
+static void norm(struct watch *w, const struct zr_action *a)
+{
+    EXPECT(w->stepping && !w->normed);
+    w->normed = true;
+    for (int32_t i = 0; i < w->spec.n_units; i++) {
+        struct watch_unit *u = &w->unit[i];
+        if (!w->spec.units[i].trainable)
+            continue;
+        CHECK(holds_all(u->sum[0], u->n_contrib), "unit %d had %d contributions, its sum is \"%s\"", i,
+              u->n_contrib, u->sum[0]);
+        for (int32_t k = 1; k < w->spec.n_sums; k++)
+            CHECK(!*u->sum[k], "unit %d has \"%s\" left in sum %d", i, u->sum[k], k);
+        strcpy(u->last_sum, u->sum[0]);
+    }
+}
+
+static void update(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(w->normed && !u->updated && w->spec.units[a->unit].trainable);
+    u->updated = true;
+    /* Every rank has all of it at stage 0 only. */
+    u->home_ready = w->spec.world == 1 || w->spec.stage == 0;
+    for (int32_t i = 0; i < w->spec.n_param_slots; i++)
+        w->pslot[i].fresh &= w->pslot[i].unit != a->unit;
+}
+
+static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_kind kind, int32_t unit)
+{
+    EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_UPDATE);
+    EXPECT(a->kind == ZR_ACT_NORM ? a->unit == -1 : a->unit >= 0 && a->unit < w->spec.n_units);
+    bool collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
+    switch ((enum zr_action_kind)a->kind) {
+    case ZR_ACT_USE_PARAM:
+        EXPECT(kind == ZR_EV_BEGIN && a->unit == unit);
+        use_param(w, a);
+        break;
+    case ZR_ACT_HIDE_PARAM:
+        EXPECT(kind == ZR_EV_END && a->unit == unit);
+        hide_param(w, a);
+        break;
+    case ZR_ACT_WAIT_PARAM:
+        EXPECT(kind == ZR_EV_STEP && w->spec.grad_resident && readable(w, a));
+        break;
+    case ZR_ACT_USE_GRAD:
+        EXPECT(collective ? w->spec.grad_resident : kind == ZR_EV_BEGIN && a->unit == unit);
+        use_grad(w, a);
+        break;
+    case ZR_ACT_HIDE_GRAD:
+        EXPECT(collective ? w->spec.grad_resident : kind == ZR_EV_END && a->unit == unit);
+        hide_grad(w, a);
+        break;
+    case ZR_ACT_GATHER:
+        w->n_demand_gathers += kind == ZR_EV_BEGIN && a->unit == unit;
+        EXPECT(kind != ZR_EV_MICRO && kind != ZR_EV_REWRITE);
+        gather(w, a);
+        break;
+    case ZR_ACT_REDUCE:
+        EXPECT(collective || (kind == ZR_EV_END && a->unit == unit));
+        reduce(w, a);
+        break;
+    case ZR_ACT_FOLD:
+        EXPECT(kind == ZR_EV_STEP && a->n_folds > 0);
+        fold(w, a);
+        break;
+    case ZR_ACT_NO_GRAD:
+        EXPECT(kind == ZR_EV_STEP && !w->normed && w->unit[a->unit].n_contrib == 0 &&
+               !*w->unit[a->unit].sum[0]);
+        strcpy(w->unit[a->unit].sum[0], "z");
+        break;
+    case ZR_ACT_NORM:
+        norm(w, a);
+        break;
+    case ZR_ACT_UPDATE:
+        update(w, a);
+        break;
+    }
+}
+
+static bool same_action(const struct zr_action *a, const struct zr_action *b)
+{
+    return a->kind == b->kind && a->fill == b->fill && a->accumulate == b->accumulate && a->sum == b->sum &&
+           a->n_folds == b->n_folds && a->unit == b->unit && a->slot == b->slot;
+}
+
+/* How many actions of this kind concern the unit. */
+static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t unit)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < w->n_out; i++)
+        n += w->out[i].kind == kind && w->out[i].unit == unit;
+    return n;
+}
+
+/* ---- calls ---- */
+
+/* What the model does before and by the call itself. */
+static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+{
+    struct watch_unit *u =
+        &w->unit[kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE ? unit : 0];
+    switch (kind) {
+    case ZR_EV_BEGIN:
+        u->open[backward] = u->used[backward] = true;
+        w->n_open++;
+        break;
+    case ZR_EV_END:
+        u->open[backward] = false;
+        w->n_open--;
+        if (backward && w->spec.units[unit].trainable) {
+            u->n_bwd++;
+            if (w->spec.grad_resident)
+                contribute(w, unit);
+            else
+                u->n_contrib++;
+        }
+        break;
+    case ZR_EV_MICRO:
+        w->n_micro++;
+        /* fall through */
+    case ZR_EV_STEP:
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            if (w->unit[i].no_brackets && w->spec.units[i].trainable)
+                contribute(w, i);
+        w->stepping = kind == ZR_EV_STEP;
+        break;
+    case ZR_EV_REWRITE:
+        for (int32_t i = 0; i < w->spec.n_param_slots; i++)
+            w->pslot[i].fresh &= w->pslot[i].unit != unit;
+        break;
+    }
+}
+
+static void after_step(struct watch *w)
+{
+    CHECK(w->normed, "a step without a norm");
+    for (int32_t i = 0; i < w->spec.n_units; i++) {
+        struct watch_unit *u = &w->unit[i];
+        CHECK(u->updated == w->spec.units[i].trainable, "unit %d was not updated", i);
+        if (u->no_brackets) {
+            CHECK(!u->updated || count(w, ZR_ACT_WAIT_PARAM, i) == 1, "unit %d is read without a wait", i);
+            CHECK(u->home_ready && !u->grad_reduced, "unit %d cannot be used without brackets", i);
+        }
+        u->updated = u->used[0] = u->used[1] = false;
+        u->n_bwd = u->n_contrib = 0;
+        for (int32_t k = 0; k < w->spec.n_sums; k++)
+            *u->sum[k] = 0;
+    }
+    w->n_micro = 0;
+    w->normed = w->stepping = false;
+}
+
+static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+{
+    bool trainable = (kind == ZR_EV_BEGIN || kind == ZR_EV_END) && backward && w->spec.units[unit].trainable;
+    switch (kind) {
+    case ZR_EV_BEGIN:
+        CHECK(count(w, ZR_ACT_USE_PARAM, unit) == 1, "begin of unit %d", unit);
+        CHECK(count(w, ZR_ACT_USE_GRAD, unit) == trainable, "begin of unit %d", unit);
+        break;
+    case ZR_EV_END:
+        CHECK(count(w, ZR_ACT_HIDE_PARAM, unit) == (!w->unit[unit].open[0] && !w->unit[unit].open[1]),
+              "end of unit %d", unit);
+        CHECK(count(w, ZR_ACT_HIDE_GRAD, unit) == trainable, "end of unit %d", unit);
+        CHECK(count(w, ZR_ACT_REDUCE, unit) == trainable || (trainable && !w->spec.reduce_each),
+              "end of unit %d", unit);
+        break;
+    case ZR_EV_MICRO:
+    case ZR_EV_REWRITE:
+        break;
+    case ZR_EV_STEP:
+        after_step(w);
+        break;
+    }
+    for (int32_t u = 0; u < w->spec.n_units; u++) {
+        int32_t slot;
+        bool present = zr_core_present(w->core, u, &slot);
+        if (needs_slot(w, u))
+            CHECK(present == (slot >= 0) && (slot < 0 || (w->pslot[slot].unit == u && w->pslot[slot].fresh)),
+                  "unit %d", u);
+        else
+            CHECK(present && slot == -1, "unit %d", u);
+    }
+    int32_t open = zr_core_open_unit(w->core);
+    CHECK(w->n_open ? w->unit[open].open[0] || w->unit[open].open[1] : open == -1, "open unit %d", open);
+}
+
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
+{
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = backward};
+    int32_t max = zr_core_max_actions(&w->spec), n_twin = -1;
+    int expected = expected_error(w, kind, unit, backward);
+    w->n_calls++;
+    if (expected)
+        memcpy(w->before, w->core, w->bytes);
+    w->n_out = -1;
+    int err = zr_core_step(w->core, &ev, w->out, &w->n_out);
+    CHECK(err == expected, "call %lld (kind %d, unit %d, backward %d) gave %d, not %d: %s",
+          (long long)w->n_calls, (int)kind, unit, backward, err, expected, err ? zr_error_text() : "");
+    if (err) {
+        CHECK(w->n_out == 0 && !memcmp(w->before, w->core, w->bytes), "a refused call changed something");
+        CHECK(*zr_error_text(), "no message");
+        w->n_refused++;
+        return err;
+    }
+    CHECK(w->n_out >= 0 && w->n_out <= max, "%d actions", w->n_out);
+    for (const unsigned char *c = (void *)(w->out + max); c < (unsigned char *)(w->out + max + 8); c++)
+        CHECK(*c == 0xee, "actions beyond the promised %d", max);
+    CHECK(zr_core_step(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
+    for (int32_t i = 0; i < w->n_out; i++)
+        CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
+    before_actions(w, kind, unit, backward);
+    for (int32_t i = 0; i < w->n_out; i++)
+        act(w, &w->out[i], kind, unit);
+    after_actions(w, kind, unit, backward);
+    return 0;
+}
+
+/* ---- scripts ---- */
+
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward)
+{
+    const char *p = *script + strspn(*script, " ");
+    if (!*p)
+        return false;
+    *unit = 0;
+    *backward = false;
+    if (*p == 'S' || *p == 'M') {
+        *kind = *p++ == 'S' ? ZR_EV_STEP : ZR_EV_MICRO;
+    } else if (*p == 'W') {
+        char *end;
+        *kind = ZR_EV_REWRITE;
+        *unit = (int32_t)strtol(p + 1, &end, 10);
+        p = end;
+    } else {
+        char *end;
+        *unit = (int32_t)strtol(p, &end, 10);
+        assert_true(end > p && strchr("()[]", *end));
+        *kind = *end == '(' || *end == '[' ? ZR_EV_BEGIN : ZR_EV_END;
+        *backward = *end == '[' || *end == ']';
+        p = end + 1;
+    }
+    *script = p;
+    return true;
+}
+
+void watch_run(struct watch *w, const char *script)
+{
+    enum zr_core_event_kind kind;
+    int32_t unit;
+    bool backward;
+    while (watch_parse(&script, &kind, &unit, &backward))
+        CHECK(watch_call(w, kind, unit, backward) == 0, "before \"%s\": %s", script, zr_error_text());
+}
+
+/* ---- random steps ---- */
+
+struct walk {
+    struct random_source *r;
+    struct zr_call *out;
+    int32_t n, n_units;
+    bool open[64][2];
+};
+
+static void walk_call(struct walk *k, int32_t unit, bool backward, bool is_end)
+{
+    k->out[k->n++] = (struct zr_call){.unit = unit, .backward = backward, .is_end = is_end};
+    k->open[unit][backward] = !is_end;
+}
+
+static void walk_pass(struct walk *k, bool backward, bool in_order)
+{
+    for (int32_t i = 0; i < k->n_units; i++) {
+        int32_t u = backward ? k->n_units - 1 - i : i;
+        if (!in_order)
+            u = (int32_t)random_below(k->r, k->n_units);
+        if (chance(k->r, 8))
+            continue;
+        if (k->open[u][backward])
+            walk_call(k, u, backward, true);
+        bool recompute = backward && !k->open[u][0] && chance(k->r, 15), inside = chance(k->r, 50);
+        if (recompute)
+            walk_call(k, u, false, false);
+        if (recompute && !inside)
+            walk_call(k, u, false, true);
+        walk_call(k, u, backward, false);
+        if (recompute && inside)
+            walk_call(k, u, false, true);
+        if (chance(k->r, 75))
+            walk_call(k, u, backward, true);
+        int32_t other = (int32_t)random_below(k->r, k->n_units);
+        if (k->open[other][backward])
+            walk_call(k, other, backward, true);
+    }
+    for (int32_t u = 0; u < k->n_units; u++) /* some forward brackets stay open through backward */
+        if (k->open[u][backward] && (backward || chance(k->r, 90)))
+            walk_call(k, u, backward, true);
+}
+
+int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out)
+{
+    struct walk k = {.r = r, .out = out, .n_units = n_units};
+    assert_true(n_units <= 64);
+    bool in_order = chance(r, 80);
+    walk_pass(&k, false, in_order);
+    walk_pass(&k, true, in_order);
+    for (int32_t u = 0; u < n_units; u++)
+        if (k.open[u][0])
+            walk_call(&k, u, false, true);
+    return k.n;
+}

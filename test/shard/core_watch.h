@@ -1,0 +1,72 @@
+/* core_watch.h: a witness of the schedule core. It makes the calls, predicts which are refused, carries the
+ * actions out on a model of its own (which copy is in which slot, what each gradient place and sum holds) and
+ * fails the test at the first action that would read what is stale, overwrite what is in use, or lose or
+ * double a gradient. */
+#ifndef ZR_TEST_SHARD_CORE_WATCH_H
+#define ZR_TEST_SHARD_CORE_WATCH_H
+
+#include "random_model.h"
+#include "shard/core.h"
+
+/* What a gradient place or a sum holds, as text: "" nothing was written, "z" zeros, "((0+1)+2)" contributions
+ * and the shape of their sum. */
+#define SUM_TEXT 1024
+
+struct watch_unit {
+    bool open[2], used[2]; /* forward, backward; used: since the step */
+    bool home_ready;       /* its resident parameters are the newest */
+    bool no_brackets;      /* stages 0 and 1: the model never brackets it */
+    bool updated;
+    int32_t n_bwd;       /* backward brackets ended since the step */
+    int32_t n_contrib;   /* contributions the model made since the step */
+    bool grad_reduced;   /* the resident gradient has been reduced and not zeroed since */
+    char grad[SUM_TEXT]; /* the resident gradient */
+    char (*sum)[SUM_TEXT];
+    char last_sum[SUM_TEXT]; /* sums[0] as the last step had it */
+};
+
+struct watch_slot {
+    int32_t unit; /* param: last gathered here; grad: handed out to; -1 none */
+    bool fresh;   /* param: gathered since the unit's last update */
+    int32_t n_uses;
+    bool hidden; /* grad: the contribution is complete */
+};
+
+struct watch {
+    struct zr_core_spec spec;
+    struct zr_core *core, *twin; /* the twin gets the same calls */
+    void *before;
+    size_t bytes;
+    struct zr_action *out, *twin_out;
+    int32_t n_out, n_open, n_micro;
+    struct watch_unit *unit;
+    struct watch_slot *pslot, *gslot;
+    bool normed, stepping;
+    /* Since watch_open. */
+    int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
+};
+
+/* Nothing is kept of spec but a copy; its arrays must outlive the watch. */
+void watch_open(struct watch *w, const struct zr_core_spec *spec);
+void watch_close(struct watch *w);
+
+/* Makes a call and checks what follows; 0 or the error, which must be the one predicted, with the core
+ * unchanged. */
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward);
+
+/* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "S" steps, "M"
+ * ends a micro-batch, "W3" rewrites unit 3. False at the end. */
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward);
+/* Makes the calls of a script; all must succeed. */
+void watch_run(struct watch *w, const char *script);
+
+/* A random step without its zero_step: forward and backward passes with nesting, overlap, recomputation and
+ * units left out. Returns the number of calls, at most 6 * n_units + 16. */
+int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out);
+
+/* The sums a binary counter needs for n contributions, found by counting. */
+int32_t sums_for(int32_t n);
+/* sum(lo, n) = sum(lo, h) + sum(lo + h, n - h) with h the largest power of two below n. */
+void tree_text(char *text, int32_t lo, int32_t n);
+
+#endif

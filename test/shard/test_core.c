@@ -1,0 +1,709 @@
+/* test_core.c: the schedule core, by scripted steps and by random walks, watched by core_watch.c. */
+#include "core_watch.h"
+
+/* ---- scripted steps ---- */
+
+enum { MOST_UNITS = 8, MOST_CALLS = 128 };
+
+/* A spec with room for its arrays. */
+struct model {
+    struct zr_core_unit_spec units[MOST_UNITS];
+    int64_t pslot[MOST_UNITS], gslot[MOST_UNITS];
+    struct zr_call order[MOST_CALLS];
+    struct zr_core_spec spec;
+};
+
+/* n_units units of 100 bytes at stage 3 in a world of 2, with n_slots slots for parameters; order as a
+ * script. */
+static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_t prefetch, const char *order)
+{
+    memset(m, 0, sizeof *m);
+    for (int32_t i = 0; i < MOST_UNITS; i++) {
+        m->units[i] = (struct zr_core_unit_spec){.param_bytes = 100, .grad_bytes = 100, .trainable = true};
+        m->pslot[i] = m->gslot[i] = 100;
+    }
+    m->spec = (struct zr_core_spec){.n_units = n_units,
+                                    .units = m->units,
+                                    .n_param_slots = n_slots,
+                                    .n_grad_slots = 2,
+                                    .param_slot_bytes = m->pslot,
+                                    .grad_slot_bytes = m->gslot,
+                                    .stage = 3,
+                                    .world = 2,
+                                    .prefetch = prefetch,
+                                    .grad_accum_steps = 1,
+                                    .reduce_each = true,
+                                    .n_sums = 1,
+                                    .order = m->order};
+    enum zr_core_event_kind kind;
+    int32_t unit;
+    bool backward;
+    while (watch_parse(&order, &kind, &unit, &backward))
+        m->order[m->spec.n_order++] =
+            (struct zr_call){.unit = unit, .backward = backward, .is_end = kind == ZR_EV_END};
+}
+
+/* The same model with parameters and gradients resident, as at stages 0 and 1. */
+static void make_resident(struct model *m, int stage)
+{
+    m->spec.stage = stage;
+    m->spec.grad_resident = true;
+    m->spec.n_param_slots = m->spec.n_grad_slots = 0;
+    for (int32_t i = 0; i < m->spec.n_units; i++)
+        m->units[i].resident = true;
+}
+
+/* Runs the script, ending with a step, and returns the gathers it took, those of the next step's first units
+ * not counted. */
+static int64_t gathers_of(struct watch *w, const char *script)
+{
+    int64_t before = w->n_gathers;
+    for (int32_t u = 0, slot; u < w->spec.n_units; u++)
+        before -= zr_core_present(w->core, u, &slot) && slot >= 0; /* gathered by the step before */
+    watch_run(w, script);
+    int64_t n = w->n_gathers - before;
+    watch_run(w, "S");
+    return n;
+}
+
+#define DEFAULT_ORDER "0(0) 1(1) 2(2) 3(3) 3[3] 2[2] 1[1] 0[0]"
+
+static void declared_order(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, DEFAULT_ORDER "S");
+    int64_t demand = w.n_demand_gathers;
+    assert_int_equal(demand, 1); /* nothing could come before the very first call */
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(gathers_of(&w, DEFAULT_ORDER), 2 * 4 - 2); /* units 2 and 3 stay */
+    assert_int_equal(w.n_demand_gathers, demand);
+    assert_int_equal(zr_core_counts(w.core).n_strays, 0);
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    assert_int_equal(zr_core_counts(w.core).n_calls, 4 * 16);
+    watch_close(&w);
+}
+
+/* The fewest gathers that n_slots slots allow: the last units of forward stay for backward. Gathering ahead
+ * takes no more. */
+static void fewest_gathers(void **state)
+{
+    (void)state;
+    for (int32_t n_slots = 1; n_slots <= 4; n_slots++) {
+        for (int32_t prefetch = 0; prefetch <= 100; prefetch = prefetch < 3 ? prefetch + 1 : prefetch + 97) {
+            struct model m;
+            struct watch w;
+            make_model(&m, 4, n_slots, prefetch, DEFAULT_ORDER);
+            watch_open(&w, &m.spec);
+            for (int i = 0; i < 3; i++) {
+                int64_t n = gathers_of(&w, DEFAULT_ORDER);
+                CHECK(n == 2 * 4 - n_slots, "%lld gathers with %d slots, prefetch %d", (long long)n, n_slots,
+                      prefetch);
+            }
+            CHECK(prefetch || w.n_demand_gathers == w.n_gathers, "gathers ahead without prefetch");
+            watch_close(&w);
+        }
+    }
+}
+
+/* Prefetch counts units, however often each is used. */
+static void prefetch_counts_units(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    int32_t slot;
+    make_model(&m, 4, 4, 2, "0(0) 1(1) 1(1) 1(1) 2(2) 3(3) 3[3] 2[2] 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(");
+    assert_true(zr_core_present(w.core, 1, &slot) && zr_core_present(w.core, 2, &slot));
+    assert_false(zr_core_present(w.core, 3, &slot));
+    watch_run(&w, "0) 1(1) 1(1) 1(");
+    assert_true(zr_core_present(w.core, 3, &slot));
+    watch_run(&w, "1) 2(2) 3(3) 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+
+    /* Those whose bracket is open are not ahead. */
+    make_model(&m, 4, 3, 1, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0( 1(1) 2(");
+    assert_true(zr_core_present(w.core, 3, &slot));
+    watch_run(&w, "2) 0[ 3[3] 2[2] 1[1] 0] 0) S");
+    watch_close(&w);
+}
+
+/* Of gradient slots that fit, the one free for longest is handed out: its reduce has had the most time. */
+static void gradient_slots_take_turns(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    m.spec.n_grad_slots = 3;
+    watch_open(&w, &m.spec);
+    int32_t last[2] = {-1, -1};
+    for (int32_t i = 0; i < 12; i++) {
+        assert_int_equal(watch_call(&w, ZR_EV_BEGIN, i % 4, true), 0);
+        for (int32_t k = 0; k < w.n_out; k++) {
+            if (w.out[k].kind != ZR_ACT_USE_GRAD)
+                continue;
+            assert_true(w.out[k].slot != last[0] && w.out[k].slot != last[1]);
+            last[0] = last[1];
+            last[1] = w.out[k].slot;
+        }
+        assert_int_equal(watch_call(&w, ZR_EV_END, i % 4, true), 0);
+    }
+    watch_close(&w);
+}
+
+/* As many slots as units: each is gathered once a step. */
+static void room_for_all(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 4, 100, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(gathers_of(&w, DEFAULT_ORDER), 4);
+    watch_close(&w);
+}
+
+/* Frozen units are not made stale by a step. */
+static void frozen_units_stay(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
+    m.units[0].trainable = false;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] S 0(0) 1(1) 1[1] 0[0] S 0(0) 1(1) 1[1] 0[0]");
+    assert_int_equal(w.n_gathers, 1 + 3);
+    watch_close(&w);
+}
+
+/* The order, declared or not, is followed without a stray call after the first step. */
+static void follows(const char *declared, int32_t n_units, int32_t n_slots, const char *step)
+{
+    for (int known = 0; known < 2; known++) {
+        struct model m;
+        struct watch w;
+        make_model(&m, n_units, n_slots, 1, known ? step : declared);
+        watch_open(&w, &m.spec);
+        watch_run(&w, step);
+        watch_run(&w, "S");
+        int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers,
+                replans = zr_core_counts(w.core).n_replans;
+        CHECK(known ? strays == 0 : strays > 0, "%lld strays in \"%s\"", (long long)strays, step);
+        CHECK(replans == !known, "%lld replans for \"%s\"", (long long)replans, step);
+        for (int i = 0; i < 3; i++) {
+            watch_run(&w, step);
+            watch_run(&w, "S");
+        }
+        struct zr_core_counts c = zr_core_counts(w.core);
+        CHECK(c.n_strays == strays, "%lld strays in \"%s\"", (long long)(c.n_strays - strays), step);
+        CHECK(c.n_replans == replans, "%lld replans of \"%s\"", (long long)(c.n_replans - replans), step);
+        CHECK(w.n_demand_gathers == demand, "%lld late gathers in \"%s\"",
+              (long long)(w.n_demand_gathers - demand), step);
+        watch_close(&w);
+    }
+}
+
+static void orders_are_learned(void **state)
+{
+    (void)state;
+    /* The next unit is open already. */
+    follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
+    /* Three passes a step. */
+    follows(DEFAULT_ORDER, 4, 2, DEFAULT_ORDER DEFAULT_ORDER DEFAULT_ORDER);
+    follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 3(3) 0) 0[ 3[3] 2[2] 1[1] 0]");                /* nested */
+    follows(DEFAULT_ORDER, 4, 3, "0(0) 1(1) 2(2) 3(3) 3[ 3(3) 3] 2(2) 2[2] 1[ 1(1) 1] 0[0]"); /* recomputed */
+    follows(DEFAULT_ORDER, 4, 3,
+            "0(0) 1(1) 2(2) 3(3) 0(0) 0[ 3[3] 2[2] 1[1] 0]"); /* tied: the head is unit 0 */
+    follows(DEFAULT_ORDER, 4, 3,
+            "0(0) 1(1) 2(2) 3(3) 0(0) 0[0] 3[3] 2[2] 1[1] 0[0]");            /* tied, two contributions */
+    follows(DEFAULT_ORDER, 4, 2, "0(0) 2(2) 3(3) 3[3] 2[2] 0[0]");           /* a unit skipped */
+    follows(DEFAULT_ORDER, 4, 2, "3(3) 2(2) 1(1) 0(0) 0[0] 1[1] 2[2] 3[3]"); /* turned round */
+    follows(DEFAULT_ORDER, 4, 4, "0( 1( 2( 0) 3( 1) 2) 3) 3[ 2[ 3] 1[ 2] 0[ 1] 0]"); /* overlapping */
+    follows(DEFAULT_ORDER, 4, 4, "0( 1( 2( 3( 3[ 3] 3) 2[ 2] 2) 1[ 1] 1) 0[ 0] 0)"); /* backward inside */
+    follows(DEFAULT_ORDER, 4, 2,
+            "0(0) 0(0) 1(1) 1(1) 2(2) 2(2) 2[2] 2[2] 1[1] 1[1] 0[0] 0[0]"); /* every layer twice */
+}
+
+static void change_mid_run(void **state)
+{
+    (void)state;
+    const char *other = "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0] S";
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, DEFAULT_ORDER "S" DEFAULT_ORDER "S");
+    assert_int_equal(zr_core_counts(w.core).n_strays, 0);
+    watch_run(&w, other);
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
+    assert_true(strays > 0);
+    watch_run(&w, other);
+    watch_run(&w, other);
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    assert_int_equal(w.n_demand_gathers, demand);
+    watch_close(&w);
+}
+
+/* Forward passes between steps leave the order alone, whatever their number and whichever units they begin
+ * with. */
+static void evaluation(void **state)
+{
+    (void)state;
+    static const char *const forward[] = {"0(0) 1(1) 2(2) 3(3)", "0( 1(1) 2(2) 3(3) 0)",
+                                          "0(0) 1(1) 2(2) 3(3) 0(0)", "0(0) 0(0) 1(1) 2(2) 3(3)"};
+    static const char *const backward[] = {"3[3] 2[2] 1[1] 0[0] ", "0[ 3[3] 2[2] 1[1] 0] "};
+    for (int i = 0; i < 8; i++) {
+        char step[256];
+        struct model m;
+        struct watch w;
+        snprintf(step, sizeof step, "%s %s", forward[i / 2], backward[i % 2]);
+        make_model(&m, 4, 3, 1, step);
+        m.spec.grad_accum_steps = 2;
+        watch_open(&w, &m.spec);
+        for (int n_passes = 0; n_passes < 6; n_passes++) {
+            for (int k = 0; k < n_passes; k++)
+                watch_run(&w, forward[i / 2]);
+            for (int k = 0; k < 2; k++)
+                watch_run(&w, step);
+            watch_run(&w, "S");
+            CHECK(zr_core_counts(w.core).n_replans == 0, "\"%s\" after %d evaluations", step, n_passes);
+            int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
+            for (int k = 0; k < 2; k++)
+                watch_run(&w, step);
+            watch_run(&w, "S");
+            CHECK(zr_core_counts(w.core).n_strays == strays, "\"%s\" after %d evaluations", step, n_passes);
+            CHECK(w.n_demand_gathers == demand, "\"%s\" after %d evaluations", step, n_passes);
+        }
+        /* A thousand passes must not fill the record. */
+        for (int k = 0; k < 1000; k++)
+            watch_run(&w, forward[i / 2]);
+        for (int k = 0; k < 2; k++)
+            watch_run(&w, step);
+        watch_run(&w, "S");
+        CHECK(zr_core_counts(w.core).n_replans == 0, "\"%s\" after many evaluations", step);
+        watch_close(&w);
+    }
+}
+
+/* A different forward pass may cost one step of late gathers, not more. */
+static void other_evaluation(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, DEFAULT_ORDER "S 0(0) 3(3) 0(0) 3(3)" DEFAULT_ORDER "S" DEFAULT_ORDER "S");
+    int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
+    watch_run(&w, DEFAULT_ORDER "S" DEFAULT_ORDER "S");
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    assert_int_equal(w.n_demand_gathers, demand);
+    watch_close(&w);
+}
+
+static void two_forwards_one_backward(void **state)
+{
+    (void)state;
+    const char *step = "0(0) 1(1) 2(2) 3(3)" DEFAULT_ORDER;
+    for (int known = 0; known < 2; known++) {
+        struct model m;
+        struct watch w;
+        make_model(&m, 4, 2, 1, known ? step : DEFAULT_ORDER);
+        watch_open(&w, &m.spec);
+        for (int i = 0; i < 4; i++) {
+            watch_run(&w, step);
+            watch_run(&w, "S");
+        }
+        struct zr_core_counts c = zr_core_counts(w.core);
+        assert_int_equal(c.n_replans, 0);
+        assert_true(c.n_strays <= (known ? 0 : 4)); /* one where the second pass begins */
+        watch_close(&w);
+    }
+}
+
+static void refused(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward, int code,
+                    const char *message)
+{
+    assert_int_equal(watch_call(w, kind, unit, backward), code);
+    if (!strstr(zr_error_text(), message))
+        fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
+}
+
+static void errors_change_nothing(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    m.spec.grad_accum_steps = 2;
+    watch_open(&w, &m.spec);
+    refused(&w, ZR_EV_END, 0, false, ZR_ERR_ORDER, "unit 0 is not open in forward");
+    refused(&w, ZR_EV_BEGIN, 4, false, ZR_ERR_ARG, "unit is 4; allowed: 0..3");
+    refused(&w, ZR_EV_BEGIN, -1, true, ZR_ERR_ARG, "unit is -1; allowed: 0..3");
+    refused(&w, ZR_EV_END, INT32_MAX, true, ZR_ERR_ARG, "unit is 2147483647");
+    refused(&w, ZR_EV_REWRITE, 4, false, ZR_ERR_ARG, "unit is 4");
+    refused(&w, (enum zr_core_event_kind)77, 0, false, ZR_ERR_ARG, "unknown event 77");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "no backward bracket has ended");
+    watch_run(&w, "0(");
+    refused(&w, ZR_EV_BEGIN, 0, false, ZR_ERR_ORDER, "unit 0 is already open in forward");
+    refused(&w, ZR_EV_END, 0, true, ZR_ERR_ORDER, "unit 0 is not open in backward");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_REWRITE, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+    watch_run(&w, "0[ 1(");
+    refused(&w, ZR_EV_BEGIN, 0, true, ZR_ERR_ORDER, "unit 0 is already open in backward");
+    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET, "no parameter slot for unit 2 (100 bytes)");
+    watch_run(&w, "1) 0)");
+    refused(&w, ZR_EV_END, 0, false, ZR_ERR_ORDER, "unit 0 is not open in forward");
+    watch_run(&w, "0]");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has had 1 backward passes");
+    watch_run(&w, "M");
+    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "at most 1 calls");
+    watch_run(&w, "0[ 0] S");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "no backward bracket has ended");
+    /* A clean step goes through after all of that. */
+    watch_run(&w, DEFAULT_ORDER DEFAULT_ORDER "S");
+    watch_close(&w);
+
+    make_model(&m, 4, 4, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0[ 1[");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET,
+            "no gradient slot for unit 2 (100 bytes): all 2 are held");
+    watch_run(&w, "0] 2[ 2] 1] S");
+    watch_close(&w);
+
+    make_model(&m, 4, 0, 0, DEFAULT_ORDER);
+    make_resident(&m, 1);
+    m.spec.grad_accum_steps = 3;
+    watch_open(&w, &m.spec);
+    for (int u = 0; u < 4; u++)
+        w.unit[u].no_brackets = true;
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER,
+            "0 micro-batches were ended by zero_micro, grad_accum_steps is 3");
+    watch_run(&w, "M");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "1 micro-batches");
+    watch_run(&w, "M S M M S");
+    watch_close(&w);
+}
+
+/* Two different sequences never have one hash, and calls that fail leave it alone. */
+static void hash_tells_calls_apart(void **state)
+{
+    (void)state;
+    enum { N_UNITS = 64, N = 4 * N_UNITS + 2 };
+    struct zr_core_unit_spec units[N_UNITS];
+    for (int i = 0; i < N_UNITS; i++)
+        units[i] = (struct zr_core_unit_spec){.resident = true};
+    struct zr_core_spec spec = {.n_units = N_UNITS,
+                                .units = units,
+                                .world = 2,
+                                .grad_accum_steps = 2,
+                                .grad_resident = true,
+                                .n_sums = 1,
+                                .reduce_each = true};
+    void *mem = aligned_alloc(16, zr_core_bytes(&spec));
+    struct zr_action *out = malloc((size_t)zr_core_max_actions(&spec) * sizeof *out);
+    uint64_t hash[N];
+    int32_t n_out;
+    for (int i = 0; i < N; i++) {
+        struct zr_core *c = zr_core_init(mem, &spec);
+        struct zr_core_event ev = {.kind = i == 4 * N_UNITS ? ZR_EV_MICRO : ZR_EV_STEP};
+        if (i < 4 * N_UNITS) {
+            ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
+            if (i & 2) { /* the end, after the same begin */
+                assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+                ev.kind = ZR_EV_END;
+            }
+        }
+        assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+        hash[i] = zr_core_hash(c);
+        ev = (struct zr_core_event){.kind = ZR_EV_END, .unit = N_UNITS};
+        assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZR_ERR_ARG);
+        assert_int_equal(zr_core_hash(c), hash[i]);
+        for (int j = 0; j < i; j++)
+            CHECK(hash[i] != hash[j], "calls %d and %d have one hash", i, j);
+    }
+    free(mem);
+    free(out);
+}
+
+/* ---- accumulation ---- */
+
+static void replace_leaves(char *to, const char *tree, int32_t world)
+{
+    *to = 0;
+    while (*tree) {
+        if (strchr("()+", *tree)) {
+            char one[2] = {*tree++, 0};
+            strcat(to, one);
+            continue;
+        }
+        char *end;
+        int32_t id = (int32_t)strtol(tree, &end, 10);
+        tree_text(to + strlen(to), id * world, world);
+        tree = end;
+    }
+}
+
+/* Accumulation adds micro-batches in one fixed tree, which with the tree over ranks inside is the tree over
+ * global ids. */
+static void sums_are_one_tree(void **state)
+{
+    (void)state;
+    for (int32_t accum = 1; accum <= 9; accum++) {
+        for (int stage = 0; stage <= 3; stage++) {
+            for (int bracketed = 0; bracketed < (stage <= 1 ? 2 : 1) + (stage > 1); bracketed++) {
+                struct model m;
+                struct watch w;
+                char expected[SUM_TEXT], global[SUM_TEXT];
+                make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
+                m.spec.grad_accum_steps = accum;
+                m.spec.tree = accum > 1;
+                m.spec.n_sums = sums_for(accum);
+                if (stage <= 1)
+                    make_resident(&m, stage);
+                m.spec.stage = stage;
+                watch_open(&w, &m.spec);
+                bool brackets = stage > 1 || bracketed;
+                w.unit[0].no_brackets = w.unit[1].no_brackets = !brackets;
+                for (int step = 0; step < 3; step++) {
+                    for (int32_t a = 0; a < accum; a++) {
+                        if (brackets)
+                            watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
+                        if (a + 1 < accum && !brackets)
+                            watch_run(&w, "M");
+                    }
+                    watch_run(&w, "S");
+                    tree_text(expected, 0, accum);
+                    assert_string_equal(w.unit[0].last_sum, expected);
+                    assert_string_equal(w.unit[1].last_sum, expected);
+                }
+                for (int32_t world = 1; world <= 8; world *= 2) {
+                    replace_leaves(global, w.unit[0].last_sum, world);
+                    tree_text(expected, 0, accum * world);
+                    assert_string_equal(global, expected);
+                }
+                watch_close(&w);
+            }
+        }
+    }
+}
+
+/* Without reduce_each the model sums in its own gradient and one reduce is made. */
+static void reduces_once(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0]");
+    make_resident(&m, 1);
+    m.spec.grad_accum_steps = 4;
+    m.spec.reduce_each = false;
+    watch_open(&w, &m.spec);
+    for (int step = 1; step <= 3; step++) {
+        for (int a = 0; a < 4; a++)
+            watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
+        watch_run(&w, "S");
+        assert_int_equal(w.n_reduces, 2 * step);
+        assert_string_equal(w.unit[0].last_sum, "(((0+1)+2)+3)");
+    }
+    watch_close(&w);
+}
+
+/* ---- random walks ---- */
+
+static void random_spec(struct random_source *r, struct model *m)
+{
+    memset(m, 0, sizeof *m);
+    struct zr_core_spec *s = &m->spec;
+    s->n_units = 1 + (int32_t)random_below(r, MOST_UNITS);
+    s->world = 1 + (int32_t)random_below(r, 4);
+    s->stage = (int32_t)random_below(r, 4);
+    s->prefetch = chance(r, 10) ? 100 : (int32_t)random_below(r, 4);
+    s->grad_accum_steps = chance(r, 50) ? 1 : 1 + (int32_t)random_below(r, 5);
+    s->grad_resident = s->stage <= 1;
+    s->reduce_each = s->stage >= 2 || s->grad_accum_steps == 1 || chance(r, 50);
+    s->tree = s->reduce_each && s->grad_accum_steps > 1 && chance(r, 70);
+    s->n_sums = s->tree ? sums_for(s->grad_accum_steps) : 1;
+    bool slots = s->stage == 3 && s->world > 1;
+    int64_t largest = 0;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        m->units[u] = (struct zr_core_unit_spec){.param_bytes = 1 + random_below(r, chance(r, 50) ? 1 : 100),
+                                                 .grad_bytes = 1 + random_below(r, 100),
+                                                 .resident = !slots || chance(r, 20),
+                                                 .trainable = chance(r, 80)};
+        if (!m->units[u].trainable)
+            m->units[u].grad_bytes = 0;
+        largest = zr_max(largest, zr_max(m->units[u].param_bytes, m->units[u].grad_bytes));
+    }
+    s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;
+    s->n_grad_slots = s->grad_resident ? 0 : 1 + (int32_t)random_below(r, s->n_units);
+    for (int32_t i = 0; i < MOST_UNITS; i++) {
+        m->pslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
+        m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
+    }
+    s->units = m->units;
+    s->param_slot_bytes = m->pslot;
+    s->grad_slot_bytes = m->gslot;
+    s->order = m->order;
+    s->n_order = random_calls(r, s->n_units, m->order);
+}
+
+static bool brackets_allowed(const struct watch *w, int32_t unit)
+{
+    return unit < 0 || unit >= w->spec.n_units || !w->unit[unit].no_brackets;
+}
+
+/* Any call at all, most of them senseless. */
+static void stray(struct random_source *r, struct watch *w)
+{
+    int32_t unit = (int32_t)random_below(r, w->spec.n_units + 2) - 1;
+    switch (random_below(r, 12)) {
+    case 0:
+        watch_call(w, ZR_EV_STEP, 0, false);
+        break;
+    case 1:
+        watch_call(w, ZR_EV_MICRO, 0, false);
+        break;
+    case 2:
+        watch_call(w, ZR_EV_REWRITE, unit, false);
+        break;
+    default:
+        if (brackets_allowed(w, unit))
+            watch_call(w, chance(r, 50) ? ZR_EV_BEGIN : ZR_EV_END, unit, chance(r, 50));
+    }
+}
+
+/* Ends what is open and brings the count to one that a step takes. */
+static void finish_step(struct random_source *r, struct watch *w)
+{
+    for (int32_t u = 0; u < w->spec.n_units; u++)
+        for (int b = 0; b < 2; b++)
+            if (w->unit[u].open[b])
+                assert_int_equal(watch_call(w, ZR_EV_END, u, b), 0);
+    for (int tries = 0; tries < 100 && watch_call(w, ZR_EV_STEP, 0, false); tries++) {
+        int32_t most = 0, unit = -1;
+        for (int32_t u = 0; u < w->spec.n_units; u++)
+            if (w->unit[u].n_bwd >= most && w->spec.units[u].trainable && !w->unit[u].no_brackets &&
+                (unit < 0 || chance(r, 90))) {
+                unit = u;
+                most = w->unit[u].n_bwd;
+            }
+        if (most == 0 && w->spec.grad_resident && w->n_micro + 1 < w->spec.grad_accum_steps)
+            watch_call(w, ZR_EV_MICRO, 0, false);
+        else if (unit >= 0 && !watch_call(w, ZR_EV_BEGIN, unit, true))
+            watch_call(w, ZR_EV_END, unit, true);
+    }
+}
+
+static void walk(struct random_source *r)
+{
+    struct model m;
+    struct watch w;
+    struct zr_call calls[MOST_CALLS];
+    random_spec(r, &m);
+    watch_open(&w, &m.spec);
+    int unbracketed = !m.spec.grad_resident ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;
+    for (int32_t u = 0; u < m.spec.n_units; u++)
+        w.unit[u].no_brackets = chance(r, unbracketed);
+    int strays = chance(r, 50) ? 0 : chance(r, 50) ? 3 : 40, n_steps = 1 + (int)random_below(r, 4);
+    for (int step = 0; step < n_steps; step++) {
+        for (int32_t a = 0; a < m.spec.grad_accum_steps; a++) {
+            int32_t n = m.spec.n_order;
+            memcpy(calls, m.order, (size_t)n * sizeof *calls);
+            if (chance(r, 20))
+                n = random_calls(r, m.spec.n_units, calls);
+            for (int32_t i = 0; i < n; i++) {
+                if (brackets_allowed(&w, calls[i].unit))
+                    watch_call(&w, calls[i].is_end ? ZR_EV_END : ZR_EV_BEGIN, calls[i].unit,
+                               calls[i].backward);
+                if (chance(r, strays))
+                    stray(r, &w);
+            }
+            if (unbracketed && a + 1 < m.spec.grad_accum_steps)
+                watch_call(&w, ZR_EV_MICRO, 0, false);
+        }
+        finish_step(r, &w);
+        if (chance(r, 10))
+            watch_call(&w, ZR_EV_REWRITE, (int32_t)random_below(r, m.spec.n_units), false);
+    }
+    watch_close(&w);
+}
+
+static void any_calls(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 20000)
+    walk(&r);
+}
+
+/* The block is plain data: nothing in it depends on where it is, and a copy goes on like the original. */
+static void a_copy_goes_on(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 200)
+    {
+        struct model m;
+        random_spec(&r, &m);
+        size_t bytes = zr_core_bytes(&m.spec);
+        void *a = aligned_alloc(16, bytes), *b = aligned_alloc(16, bytes);
+        struct zr_action *out = malloc((size_t)zr_core_max_actions(&m.spec) * sizeof *out);
+        struct zr_core *core = zr_core_init(a, &m.spec);
+        int32_t n, half = (int32_t)random_below(&r, m.spec.n_order + 1);
+        for (int32_t i = 0; i < m.spec.n_order; i++) {
+            const struct zr_call *c = &m.order[i];
+            struct zr_core_event ev = {
+                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .backward = c->backward};
+            if (i == half)
+                memcpy(b, a, bytes);
+            zr_core_step(core, &ev, out, &n);
+        }
+        for (int32_t i = half; i < m.spec.n_order; i++) {
+            const struct zr_call *c = &m.order[i];
+            struct zr_core_event ev = {
+                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .backward = c->backward};
+            zr_core_step(b, &ev, out, &n);
+        }
+        CHECK(half == m.spec.n_order || !memcmp(a, b, bytes), "the copy went another way");
+        free(a);
+        free(b);
+        free(out);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(declared_order),
+        cmocka_unit_test(fewest_gathers),
+        cmocka_unit_test(prefetch_counts_units),
+        cmocka_unit_test(gradient_slots_take_turns),
+        cmocka_unit_test(room_for_all),
+        cmocka_unit_test(frozen_units_stay),
+        cmocka_unit_test(orders_are_learned),
+        cmocka_unit_test(change_mid_run),
+        cmocka_unit_test(evaluation),
+        cmocka_unit_test(other_evaluation),
+        cmocka_unit_test(two_forwards_one_backward),
+        cmocka_unit_test(errors_change_nothing),
+        cmocka_unit_test(hash_tells_calls_apart),
+        cmocka_unit_test(sums_are_one_tree),
+        cmocka_unit_test(reduces_once),
+        cmocka_unit_test(any_calls),
+        cmocka_unit_test(a_copy_goes_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
