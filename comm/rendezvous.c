@@ -104,7 +104,7 @@ static int meet(struct zr_rendezvous *r)
         return err;
     zr_star_seal(r);
     for (int i = 1; i < r->w.world; i++)
-        if (zr_star_send(r, i, ZR_FRAME_READY, 0, NULL, 0) < 0)
+        if (r->seats[i].state == ZR_SEAT_HERE && zr_star_send(r, i, ZR_FRAME_READY, 0, NULL, 0) < 0)
             return zr_fail(zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text()), "%s", r->text);
     return 0;
 }

@@ -455,6 +455,100 @@ static void test_death_in_exchange(void **state)
         expect(&r[i], ZR_ERR_PEER, "rank 0 was lost");
 }
 
+/* Rank 1 says hello and is gone before rank 0 has read it: the others learn of it, at once or in the first
+ * exchange. */
+static void die_after_hello(struct rank *me)
+{
+    if (me->w.rank == 1) {
+        struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
+                                 .version = ZR_FRAME_VERSION,
+                                 .type = ZR_FRAME_HELLO,
+                                 .rank = 1,
+                                 .world = 3,
+                                 .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+        int fd = dial(me->w.port);
+        (void)!send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
+        close(fd);
+        return;
+    }
+    uv_loop_t loop;
+    struct zr_rendezvous *r = NULL;
+    int mine = 0, all[3];
+    uv_loop_init(&loop);
+    int64_t timeout_ms = me->w.rank == 0 ? LONG_MS : 2000; /* rank 2 may find nobody any more */
+    me->code = zr_rendezvous_open(&loop, &me->w, timeout_ms, &r);
+    if (!me->code)
+        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_death_after_hello(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, die_after_hello, NULL, NULL);
+    expect(&r[0], ZR_ERR_PEER, "rank 1 was lost");
+    assert_int_not_equal(r[2].code, 0);
+}
+
+/* Writing to a connection whose other end is gone must not end the process, and must leave its signals as
+ * they were. */
+static void on_connect(struct zr_link *l, int status)
+{
+    *(int *)l->owner = status;
+}
+
+static void on_frame(struct zr_link *l, const struct zr_frame *f, const void *payload)
+{
+    (void)l, (void)f, (void)payload;
+}
+
+static void on_end(struct zr_link *l, const char *why)
+{
+    (void)l, (void)why;
+}
+
+static void on_closed(struct zr_link *l)
+{
+    (void)l;
+}
+
+static void write_to_the_dead(struct rank *me)
+{
+    static const struct zr_link_calls calls = {on_connect, on_frame, on_end, on_closed};
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port = htons((uint16_t)me->w.port)};
+    int server = socket(AF_INET, SOCK_STREAM, 0), connected = 1;
+    RANK_CHECK(me, bind(server, (struct sockaddr *)&a, sizeof a) == 0 && listen(server, 1) == 0, "no server");
+    uv_loop_t loop;
+    uv_loop_init(&loop);
+    struct zr_link *l = zr_link_new(&loop, &calls, &connected, 64);
+    RANK_CHECK(me, l && zr_link_connect(l, &a) == 0, "no connection");
+    while (connected == 1)
+        uv_run(&loop, UV_RUN_ONCE);
+    close(accept(server, NULL, NULL));
+    close(server);
+    for (int i = 0; i < 4; i++) {
+        (void)zr_link_send(l, (struct zr_frame){.type = ZR_FRAME_GOODBYE}, NULL, 0);
+        sleep_ms(20);
+    }
+    sigset_t pending, blocked;
+    sigpending(&pending);
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    RANK_CHECK(me, connected == 0, "status %d", connected);
+    RANK_CHECK(me, !sigismember(&pending, SIGPIPE) && !sigismember(&blocked, SIGPIPE), "SIGPIPE is left");
+    zr_link_drop(l);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+}
+
+static void test_write_to_the_dead(void **state)
+{
+    (void)state;
+    run_ranks(true, 1, write_to_the_dead, NULL, NULL);
+}
+
 /* One rank gives up and leaves in good order while the others exchange. */
 static void leave_early(struct rank *me)
 {
@@ -652,6 +746,8 @@ int main(void)
         cmocka_unit_test(test_impostor),
         cmocka_unit_test(test_death_while_meeting),
         cmocka_unit_test(test_death_in_exchange),
+        cmocka_unit_test(test_death_after_hello),
+        cmocka_unit_test(test_write_to_the_dead),
         cmocka_unit_test(test_leaving_early),
         cmocka_unit_test(test_sizes_differ),
         cmocka_unit_test(test_exchange_timeout),
