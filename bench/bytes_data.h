@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define BYTES_DATA_DEFAULT "/usr/include"     /* C headers: text that every build machine has */
-#define BYTES_DATA_MAX     (32 * 1024 * 1024) /* read at most: every rank holds its own copy */
+#define BYTES_DATA_MAX     (16 * 1024 * 1024) /* read at most: every rank holds its own copy */
 
 struct bytes_data {
     uint8_t *bytes;

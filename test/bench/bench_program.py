@@ -1,0 +1,46 @@
+"""zero-bench and zero-run as a test sees them."""
+import json
+import os
+import subprocess
+import sys
+
+ZERO_BENCH, ZERO_RUN = sys.argv[1:3]
+del sys.argv[1:3]  # the rest is unittest's
+
+TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to learn from
+TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]
+STEP_KEYS = ['event', 'step', 'loss', 'grad_norm', 'ms', 'tokens_per_s']
+SUMMARY_KEYS = ['event', 'world', 'stage', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes', 'ms_median',
+                'collectives']
+CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'master', 'moments', 'staging', 'total']
+
+
+def run(command, **more):
+    """Runs a command to its end, with nothing of an outer launcher or ZERO_* in its environment."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
+    env.update(more.pop('env', {}))
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False, **more)
+
+
+def bench(*args, **more):
+    return run([ZERO_BENCH, *map(str, args)], **more)
+
+
+def refuse_constant(name):
+    raise ValueError(f'{name} is not JSON')
+
+
+def lines(text):
+    """JSON lines, strictly: NaN and Infinity are refused."""
+    return [json.loads(line, parse_constant=refuse_constant) for line in text.splitlines()]
+
+
+def train(world, *args):
+    """The step events and the summary of a run on so many ranks."""
+    command = [ZERO_BENCH, 'train', '--json', *map(str, args)]
+    if world > 1:
+        command = [ZERO_RUN, '-n', str(world), '--raw', *command]
+    done = run(command)
+    assert done.returncode == 0, f'{command}: exit code {done.returncode}\n{done.stderr}'
+    *steps, summary = lines(done.stdout)
+    return steps, summary

@@ -1,0 +1,139 @@
+"""The command line of zero-bench: what is refused and how, help, and the numbers of plan."""
+import os
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import CATEGORIES, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
+
+SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead']
+
+
+class Refused(unittest.TestCase):
+    """Exit code 2, one line on stderr that has the words given, nothing on stdout."""
+
+    def refused(self, args, *words):
+        done = bench(*args)
+        told = done.stderr.splitlines()
+        self.assertEqual((done.returncode, len(told), done.stdout), (2, 1, ''), f'{args}: {done}')
+        self.assertTrue(told[0].startswith('zero-bench'), told[0])
+        for word in words:
+            self.assertIn(word, told[0], args)
+
+    def test_subcommands(self):
+        self.refused([], *SUBCOMMANDS)
+        self.refused(['trane'], 'trane', *SUBCOMMANDS)
+
+    def test_unknown_options(self):
+        for command in SUBCOMMANDS:
+            self.refused([command, '--no-such'], f'zero-bench {command}', '--no-such')
+            self.refused([command, '-x'], f'zero-bench {command}', 'x')
+
+    def test_values(self):
+        for option, value, *words in [
+                ('stage', 4, '0', '3'), ('stage', -1), ('stage', 'x'), ('stage', ''), ('dtype', 'f16', 'f32', 'bf16'),
+                ('model', 'gpt3', 'gpt2-nano'), ('batch', 0), ('batch', '1.5'), ('accum', 0), ('steps', 0), ('steps', '1e30'),
+                ('lr', 'fast'), ('lr', -1), ('lr', 'nan'), ('clip', -1), ('prefetch', -1), ('budget', '12Q'), ('budget', 0),
+                ('seed', 'a'), ('wire-dtype', 'f64'), ('threads', 0), ('optimizer', 'lion', 'adamw', 'rmsprop'),
+                ('deterministic', 'maybe'), ('seconds', 0), ('layers', 0), ('heads', 5, 'multiple'), ('vocab', 255, '256'),
+                ('channels', 0), ('context', 0), ('beta1', 1), ('beta2', 2), ('weight-decay', -1)]:
+            shown = () if value in ('', 0) or option in ('heads', 'beta2') else (str(value),)
+            named = 'channels' if option == 'heads' else option
+            self.refused(['train', f'--{option}={value}'], f'--{named}', *shown, *words)
+
+    def test_missing_value(self):
+        self.refused(['train', '--stage'], '--stage')
+
+    def test_what_does_not_go_together(self):
+        self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
+
+    def test_plain_words(self):
+        for command in ['plan', 'memory', 'overhead']:
+            self.refused([command, 'word'], 'word')
+
+    def test_plan(self):
+        self.refused(['plan', '--params=0'], '--params')
+        self.refused(['plan', '--params=0.5'], '--params')
+        self.refused(['plan', '--world=0'], '--world')
+
+    def test_plot_kind(self):
+        self.refused(['memory', '--plot=a.pdf'], '--plot', 'a.pdf', '.svg')
+
+    def test_data(self):
+        with tempfile.TemporaryDirectory() as folder:
+            none, short = os.path.join(folder, 'none'), os.path.join(folder, 'short')
+            with open(short, 'w', encoding='utf-8') as f:
+                f.write('x' * 64)
+            exact = ['--batch=2', '--context=32', '--layers=1', '--steps=1']
+            self.refused(['train', '--data', none], none)
+            self.refused(['train', '--data', TEXT, none], none)
+            self.refused(['train', '--data', short, *exact], '--data', '64', '65')
+            self.refused(['train', '--plain', '--data', folder, *exact], '--data', '64', '65')
+            with open(short, 'a', encoding='utf-8') as f:
+                f.write('x')
+            done = bench('train', '--data', short, *exact)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_budget_below_one_unit(self):
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', '--stage=3', '--budget=1K', '--data', TEXT])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn('budget', done.stderr)
+
+
+class Help(unittest.TestCase):
+    def test_help(self):
+        for args in [['--help'], *([c, '--help'] for c in SUBCOMMANDS)]:
+            done = bench(*args)
+            self.assertEqual((done.returncode, done.stderr), (0, ''), args)
+            self.assertIn('Usage: zero-bench', done.stdout)
+
+    def test_options_of_the_train_subcommand(self):
+        text = bench('train', '--help').stdout
+        for option in ('model layers heads channels context vocab stage dtype batch accum steps lr clip prefetch budget seed '
+                       'wire-dtype threads data json plain seconds').split():
+            self.assertIn(f'--{option}', text)
+
+
+class Plan(unittest.TestCase):
+    def stages(self, *args):
+        done = bench('plan', '--json', *args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        stages = lines(done.stdout)
+        self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
+        for s in stages:
+            self.assertEqual(list(s), ['stage', 'bytes', 'paper_bytes', 'wire_bytes'])
+            self.assertEqual(list(s['bytes']), CATEGORIES)
+            self.assertEqual(sum(v for k, v in s['bytes'].items() if k != 'total'), s['bytes']['total'])
+        return stages
+
+    def test_the_papers_figures(self):
+        p, n = 7500000000, 64
+        exact = [16 * p, 4 * p + 12 * p // n, 2 * p + 14 * p // n, 16 * p // n]
+        self.assertEqual([s['paper_bytes'] for s in self.stages('--params=7.5e9', '--world=64')], exact)
+        text = bench('plan', '--params=7.5e9', '--world=64').stdout
+        row = next(line for line in text.splitlines() if 'paper' in line)
+        for figure in ['120 GB', '31.4 GB', '16.6 GB', '1.88 GB']:
+            self.assertIn(figure, row)
+
+    def test_the_number_asked_for_is_met(self):
+        for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:
+            text = bench('plan', f'--params={n}').stdout
+            self.assertTrue(text.startswith(f'{n} parameters'), text.splitlines()[0])
+
+    def test_named_models(self):
+        for model, millions in [('gpt2-124M', 124), ('gpt2-355M', 355), ('gpt2-774M', 774), ('gpt2-1.5B', 1558)]:
+            stages = self.stages('--model', model, '--world=1')
+            self.assertEqual(round(stages[0]['paper_bytes'] / 16e6), millions)  # 16 bytes each
+
+    def test_one_rank_sends_nothing(self):
+        self.assertEqual([s['wire_bytes'] for s in self.stages('--world=1')], [0] * 4)
+
+    def test_stages_save_memory(self):
+        totals = [s['bytes']['total'] for s in self.stages('--model=gpt2-1.5B', '--world=16')]
+        self.assertEqual(totals, sorted(totals, reverse=True))
+        self.assertLess(totals[3] * 4, totals[0])
+
+
+if __name__ == '__main__':
+    unittest.main()

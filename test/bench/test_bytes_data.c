@@ -1,0 +1,168 @@
+/* test_bytes_data.c: what text is read, in which order, and which pieces of it a step sees. */
+#include "bench/bytes_data.h"
+#include "kernels/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[] = "/tmp/bytes-data-XXXXXX";
+
+static const char *in_folder(const char *name)
+{
+    static char paths[4][128];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static void put(const char *name, const char *text, size_t n)
+{
+    FILE *f = fopen(in_folder(name), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(mkdir(in_folder("b"), 0700), 0);
+    put("c.txt", "CCC", 3);
+    put("a.txt", "AA", 2);
+    put("b/z.h", "ZZ", 2);
+    put("b/y.h", "Y", 1);
+    put("object.o", "x\0y", 3);
+    assert_int_equal(symlink(in_folder("c.txt"), in_folder("link.txt")), 0);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    const char *names[] = {"c.txt", "a.txt", "b/z.h", "b/y.h", "object.o", "link.txt"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        unlink(in_folder(names[i]));
+    }
+    rmdir(in_folder("b"));
+    return rmdir(folder);
+}
+
+static void check_text(const char *const *paths, int n_paths, const char *text, int64_t n_files)
+{
+    struct bytes_data d;
+    assert_int_equal(bytes_data_open(&d, paths, n_paths), 0);
+    assert_int_equal(d.n_bytes, strlen(text));
+    assert_memory_equal(d.bytes, text, strlen(text));
+    assert_int_equal(d.n_files, n_files);
+    bytes_data_close(&d);
+}
+
+static void folders_are_read_in_the_order_of_names(void **state)
+{
+    (void)state;
+    check_text((const char *const[]){folder}, 1, "AAYZZCCC", 4); /* no binary, no link */
+}
+
+static void paths_are_read_in_the_order_given(void **state)
+{
+    (void)state;
+    char first[128], second[128];
+    snprintf(first, sizeof first, "%s", in_folder("link.txt")); /* asked for by name, a link is followed */
+    snprintf(second, sizeof second, "%s", in_folder("b"));
+    check_text((const char *const[]){first, second, first}, 3, "CCCYZZCCC", 4);
+}
+
+static void a_missing_path_is_named(void **state)
+{
+    (void)state;
+    struct bytes_data d;
+    const char *path = in_folder("none.txt");
+    assert_int_equal(bytes_data_open(&d, &path, 1), ZR_ERR_IO);
+    assert_non_null(strstr(zr_error_text(), path));
+    assert_null(d.bytes);
+}
+
+static void the_default_is_c_headers(void **state)
+{
+    (void)state;
+    struct bytes_data d;
+    assert_int_equal(bytes_data_open(&d, NULL, 0), 0);
+    assert_true(d.n_bytes > 100000 && d.n_bytes <= BYTES_DATA_MAX);
+    bytes_data_close(&d);
+}
+
+#define B 3
+#define T 5
+
+static void pieces_depend_on_their_place_alone(void **state)
+{
+    (void)state;
+    uint8_t text[256];
+    for (int i = 0; i < 256; i++) {
+        text[i] = (uint8_t)i;
+    }
+    struct bytes_data d = {.bytes = text, .n_bytes = sizeof text};
+    int32_t tokens[B * T], targets[B * T], again[B * T], after[B * T];
+    int changed_by[4] = {0}; /* seed, step, micro-batch, row */
+    for (int64_t step = 0; step < 20; step++) {
+        memset(tokens, 0xFF, sizeof tokens);
+        memset(targets, 0xFF, sizeof targets);
+        bytes_data_sample(&d, tokens, targets, B, T, 1, step, 3);
+        for (int i = 0; i < B * T; i++) {
+            assert_in_range(tokens[i], 0, 254);
+            assert_int_equal(targets[i], tokens[i] + 1); /* the next byte; in this text, the next number */
+            assert_int_equal(tokens[i], tokens[i / T * T] + i % T);
+        }
+        bytes_data_sample(&d, again, after, B, T, 1, step, 3);
+        assert_memory_equal(again, tokens, sizeof tokens);
+        bytes_data_sample(&d, again, after, B, T, 2, step, 3);
+        changed_by[0] += again[0] != tokens[0];
+        bytes_data_sample(&d, again, after, B, T, 1, step + 1, 3);
+        changed_by[1] += again[0] != tokens[0];
+        bytes_data_sample(&d, again, after, B, T, 1, step, 4);
+        changed_by[2] += again[0] != tokens[0];
+        changed_by[3] += tokens[T] != tokens[0];
+    }
+    for (int i = 0; i < 4; i++) {
+        assert_true(changed_by[i] > 10);
+    }
+}
+
+/* Of the shortest text allowed there is one piece, which must not run over the end. */
+static void the_shortest_text_is_one_piece(void **state)
+{
+    (void)state;
+    uint8_t *text = malloc(T + 1); /* so that a sanitizer sees one byte too many */
+    memcpy(text, "abcdef", T + 1);
+    struct bytes_data d = {.bytes = text, .n_bytes = T + 1};
+    int32_t tokens[T], targets[T];
+    for (int64_t step = 0; step < 50; step++) {
+        bytes_data_sample(&d, tokens, targets, 1, T, 1, step, 0);
+        assert_int_equal(tokens[0], 'a');
+        assert_int_equal(targets[T - 1], 'f');
+    }
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(folders_are_read_in_the_order_of_names),
+        cmocka_unit_test(paths_are_read_in_the_order_given),
+        cmocka_unit_test(a_missing_path_is_named),
+        cmocka_unit_test(the_default_is_c_headers),
+        cmocka_unit_test(pieces_depend_on_their_place_alone),
+        cmocka_unit_test(the_shortest_text_is_one_piece),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,127 @@
+/* test_report.c: numbers as zero-bench tells them. */
+#include "bench/report.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void bytes_have_three_digits(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t bytes;
+        const char *text;
+    } cases[] = {
+        {0, "0 B"},
+        {999, "999 B"},
+        {1000, "1.00 kB"},
+        {1875000000, "1.88 GB"},
+        {16640625000, "16.6 GB"},
+        {31406250000, "31.4 GB"},
+        {120000000000, "120 GB"},
+        {999499, "999 kB"},
+        {999500, "1.00 MB"},
+        {9995000, "10.0 MB"},
+        {99950000, "100 MB"},
+        {INT64_MAX, "9.22 EB"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_string_equal(report_bytes(cases[i].bytes).text, cases[i].text);
+    }
+}
+
+static void the_median_leaves_out_the_first_two(void **state)
+{
+    (void)state;
+    struct report r = {.quiet = true};
+    assert_true(isnan(report_ms_median(&r)));
+    const double ms[] = {900, 800, 5, 1, 3, 100};
+    const double median[] = {900, 850, 5, 3, 3, 4};
+    for (size_t i = 0; i < sizeof ms / sizeof ms[0]; i++) {
+        assert_int_equal(report_step(&r, &(struct report_step){.ms = ms[i]}, false), 0);
+        assert_true(report_ms_median(&r) == median[i]);
+    }
+    for (int i = 0; i < 5000; i++) { /* past the first allocation */
+        assert_int_equal(report_step(&r, &(struct report_step){.ms = 7}, false), 0);
+    }
+    assert_true(report_ms_median(&r) == 7);
+    report_close(&r);
+}
+
+static void json_has_no_nan(void **state)
+{
+    (void)state;
+    json_t *nan = report_number(NAN), *infinite = report_number(INFINITY), *x = report_number(0.1);
+    assert_true(json_is_null(nan));
+    assert_true(json_is_null(infinite));
+    assert_true(json_real_value(x) == 0.1);
+    json_decref(nan);
+    json_decref(infinite);
+    json_decref(x);
+}
+
+/* A reader that checks what it is asked for and gives each element a value of its own. */
+static const int64_t elements[2] = {600000, 3};
+static int64_t next_first;
+static int32_t next_tensor, next_value = ZERO_VALUE_MASTER;
+
+static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    (void)from;
+    if (next_first == elements[next_tensor]) {
+        next_first = 0;
+        next_tensor += next_value == ZERO_VALUE_STATE + 1;
+        next_value = next_value == ZERO_VALUE_STATE + 1 ? ZERO_VALUE_MASTER : next_value + 1;
+    }
+    assert_int_equal(tensor, next_tensor);
+    assert_int_equal(value, next_value);
+    assert_int_equal(first, next_first);
+    assert_in_range(n, 1, elements[tensor] - first);
+    next_first += n;
+    for (int64_t i = 0; dst && i < n; i++) {
+        ((float *)dst)[i] = (float)(first + i) + 0.25f * (float)value + 0.5f * (float)tensor;
+    }
+    return 0;
+}
+
+static void the_state_is_hashed_in_order_and_whole(void **state)
+{
+    (void)state;
+    const struct zero_tensor tensors[2] = {{.shape = {600, 1000}}, {.shape = {3}}};
+    char hex[STATE_HASH_CHARS];
+    assert_int_equal(state_hash(hex, true, tensors, 2, 2, read_numbered, NULL), 0);
+    assert_int_equal(next_tensor, 1);
+    assert_int_equal(next_value, ZERO_VALUE_STATE + 1);
+    assert_int_equal(next_first, 3);
+    /* Of the same numbers, by Python's hashlib. */
+    assert_string_equal(hex, "a0fe50b5af4173da46bdbf067ddb202a8cba70dd2d5caec98231f2d7c92960a2");
+}
+
+static int read_nothing(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    (void)from, (void)tensor, (void)value, (void)first, (void)n;
+    assert_null(dst);
+    return -6;
+}
+
+static void a_failed_read_is_told(void **state)
+{
+    (void)state;
+    const struct zero_tensor tensor = {.shape = {5}};
+    char hex[STATE_HASH_CHARS];
+    assert_int_equal(state_hash(hex, false, &tensor, 1, 2, read_nothing, NULL), -6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_have_three_digits), cmocka_unit_test(the_median_leaves_out_the_first_two),
+        cmocka_unit_test(json_has_no_nan),         cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
+        cmocka_unit_test(a_failed_read_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
