@@ -3,7 +3,8 @@
  * At any moment some units are live: those whose brackets are open and those being gathered ahead (for gradients: being
  * reduced). Slot j must hold the j-th largest live unit at every moment of the order; that is the least memory in which the
  * prefetch depth can be kept. A budget below that takes depth away; a budget above it buys slots in which units stay from
- * forward to backward, where each saves the most; a budget for all makes all units resident. */
+ * forward to backward, where each saves the most; and where slots would take as much as keeping every unit whole (few units, or a
+ * budget for all), all units are resident. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
@@ -31,6 +32,9 @@ int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t 
             }
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
+            /* An order without backward passes has no step to take: it is gone through again, as evaluation is. */
+            if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
+                err = 0;
             if (err)
                 goto out;
             /* The first gathers of a step are issued by the step before it. */
@@ -184,30 +188,36 @@ static int add_keepers(struct zr_plan *p, int64_t left, struct window *w)
     return err;
 }
 
+static int keep_all(struct zr_core_spec *s, struct window *w)
+{
+    for (int32_t u = 0; u < s->n_units; u++)
+        ((struct zr_core_unit_spec *)s->units)[u].resident = true;
+    w->n_need = 0;
+    s->reserve_largest = false;
+    return 0;
+}
+
 static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w, int32_t *a, int32_t *b)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, all = 0, largest, second;
+    int64_t budget = opt->param_budget_bytes, rest = 0, largest, second; /* rest: of all units, but for this rank's shards */
     int32_t largest_unit = -1;
     largest_two(s, false, &largest, &second);
     for (int32_t u = 0; u < s->n_units; u++) {
         if (s->units[u].resident)
             continue;
-        all += s->units[u].param_bytes;
+        rest += s->units[u].param_bytes - p->layout->units[u].shard_bytes;
         if (s->units[u].param_bytes == largest)
             largest_unit = u;
     }
     w->n_need = 0;
     if (largest_unit < 0)
         return 0;
+    if (budget && budget >= rest)
+        return keep_all(s, w);
     if (budget && budget < largest)
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld", (long long)budget,
                        largest_unit, (long long)largest);
-    if (budget && budget >= all) {
-        for (int32_t u = 0; u < s->n_units; u++)
-            ((struct zr_core_unit_spec *)s->units)[u].resident = true;
-        return 0;
-    }
     int32_t ahead = s->prefetch;
     do {
         bool pairs = !opt->n_order && ahead > 0 && second;
@@ -228,7 +238,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     if (budget && used > budget)
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
                        (long long)budget, (long long)used);
-    return budget ? add_keepers(p, budget - used, w) : 0;
+    int err = budget ? add_keepers(p, budget - used, w) : 0;
+    return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
 /* The windows say what is needed, not that the core's way of filling slots finds it at once: if a bracket would find no slot, the
