@@ -260,9 +260,13 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 
 static uint64_t hash_plan(const struct zr_plan *p)
 {
-    int64_t head[] = {p->stage, p->world, p->n_states, p->n_sums, p->spec.prefetch, p->spec.grad_accum_steps};
+    const struct zr_core_spec *s = &p->spec;
+    int64_t head[] = {p->stage,       p->world, p->n_states,        p->n_sums,        s->prefetch,    s->grad_accum_steps,
+                      s->reduce_each, s->tree,  s->reserve_largest, s->n_param_slots, s->n_grad_slots};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
     h = XXH64(p->bytes, sizeof p->bytes, h);
+    h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
+    h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
     for (int32_t i = 0; i < p->spec.n_order; i++) {
         const struct zr_call *c = &p->spec.order[i];
         uint64_t word = (uint64_t)(uint32_t)c->unit << 2 | (uint64_t)c->backward << 1 | c->is_end;
