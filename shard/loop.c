@@ -67,9 +67,9 @@ static void on_wake(uv_async_t *a)
         }
         if (until && zr_now_ns() < until && !atomic_load_explicit(&l->stop, memory_order_relaxed))
             continue;
-        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us. */
+        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us. Both sides store, then load,
+         * sequentially consistent: one of them sees the other. */
         atomic_store(&l->asleep, true);
-        atomic_thread_fence(memory_order_seq_cst);
         if (atomic_load(&l->n_pushed) == atomic_load(&l->n_carried))
             break;
         atomic_store(&l->asleep, false);
@@ -147,14 +147,14 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
         zr_loop_await(l, n - l->mask);
     }
     l->ring[n & l->mask] = *job;
-    atomic_store_explicit(&l->n_pushed, n + 1, memory_order_release);
+    atomic_store(&l->n_pushed, n + 1);
     return n + 1;
 }
 
 void zr_loop_kick(struct zr_loop *l)
 {
-    /* The publication of n_pushed before the reading of asleep (and before uv_async_send's own relaxed read). */
-    atomic_thread_fence(memory_order_seq_cst);
+    /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it cannot see that flag as it was
+     * before the loop's last round (libuv issues 349 and 4584). */
     if (atomic_load(&l->asleep))
         uv_async_send(&l->wake);
 }
