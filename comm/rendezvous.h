@@ -40,13 +40,16 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
 
 /* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread, once per lost
- * rank. */
+ * rank; it may call zr_rendezvous_close. That thread should have SIGPIPE blocked, as libuv may finish a write at a time of its
+ * own; the blocking calls see to that themselves. */
 void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why), void *arg);
 
 /* On the loop's thread: says goodbye and starts closing the handles; the loop must run until they are closed, then
  * zr_rendezvous_free. A failed or single rank may do this at any time. */
 void zr_rendezvous_close(struct zr_rendezvous *r);
-void zr_rendezvous_free(struct zr_rendezvous *r); /* NULL is allowed */
+/* Where closing is not finished, or not even begun, it runs the loop for it (at most some 300 ms): then only on the thread that may
+ * run the loop. NULL is allowed. */
+void zr_rendezvous_free(struct zr_rendezvous *r);
 
 int zr_rendezvous_rank(const struct zr_rendezvous *r);
 int zr_rendezvous_world(const struct zr_rendezvous *r);

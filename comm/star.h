@@ -1,8 +1,8 @@
 /* star.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star.c holds what happens on
- * the loop: who comes, who is refused, who is lost. The first failure is kept; before the detach it is what
- * the blocking calls return. */
+ * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds who
+ * comes and who is refused, star.c who is lost and how it ends. The first failure is kept; before the detach
+ * it is what the blocking calls return. */
 #ifndef ZR_COMM_STAR_H
 #define ZR_COMM_STAR_H
 
@@ -65,6 +65,14 @@ int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
 void zr_star_start(struct zr_rendezvous *r);
 /* Rank 0: everyone is here: no more strangers. */
 void zr_star_seal(struct zr_rendezvous *r);
+/* Not again, whether it did or not. */
+void zr_star_stop_listening(struct zr_rendezvous *r);
+/* Rank 0: the first frame of a connection. */
+void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *token);
+/* The others: the connection to rank 0 is there or not; try again in a moment. */
+void zr_star_on_connect(struct zr_link *l, int status);
+void zr_star_retry(struct zr_rendezvous *r);
+extern const struct zr_link_calls zr_star_calls;
 /* Sends to rank (0 when we are not). */
 int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                  const void *payload, size_t n);

@@ -1,5 +1,5 @@
 /* office.c: see office.h. */
-#include "office.h"
+#include "test/comm/office.h"
 
 #include <string.h>
 

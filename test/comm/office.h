@@ -4,7 +4,7 @@
 #define ZR_TEST_COMM_OFFICE_H
 
 #include "comm/comm.h"
-#include "ranks.h"
+#include "test/comm/ranks.h"
 
 enum { MOST_COMMS = 2 };
 

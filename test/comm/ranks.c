@@ -1,5 +1,5 @@
 /* ranks.c: see ranks.h. */
-#include "ranks.h"
+#include "test/comm/ranks.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
  * Every rank draws the same operations from one seed and knows what every other rank puts in, so each checks
  * its whole arena after each operation: what should be there, bit for bit, and poison everywhere else. Sums
  * are compared with a plain fp32 tree for the bits and with fp64 for the error. */
-#include "office.h"
+#include "test/comm/office.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
  * never a hang, and nothing left behind. */
-#include "office.h"
+#include "test/comm/office.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* test_rendezvous.c: ranks meet, exchange and part; strangers, wrong ranks and deaths at every stage. */
 #include "comm/link.h"
-#include "ranks.h"
+#include "test/comm/ranks.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>
