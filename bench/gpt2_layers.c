@@ -6,15 +6,6 @@
 
 #include <math.h>
 
-/* Compiles a function once per instruction set and picks at program start; every one gives the same bits.
- * Sanitizers instrument the code that picks before they are initialised, and crash. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
-    !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
-
 #define LAYERNORM_EPS 1e-5f
 #define LANES         16
 
@@ -119,9 +110,9 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
     }
 }
 
-CLONES void layernorm_forward(real *restrict out, float *restrict mean, float *restrict rstd,
-                              const real *restrict inp, const real *restrict weight,
-                              const real *restrict bias, float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES void layernorm_forward(real *restrict out, float *restrict mean, float *restrict rstd,
+                                   const real *restrict inp, const real *restrict weight,
+                                   const real *restrict bias, float *restrict columns, int64_t N, int64_t C)
 {
     float *restrict x = columns;
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
@@ -141,10 +132,10 @@ CLONES void layernorm_forward(real *restrict out, float *restrict mean, float *r
     }
 }
 
-CLONES void layernorm_backward(real *restrict dinp, real *restrict dweight, real *restrict dbias,
-                               const real *restrict dout, const real *restrict inp,
-                               const real *restrict weight, const float *restrict mean,
-                               const float *restrict rstd, float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES void layernorm_backward(real *restrict dinp, real *restrict dweight, real *restrict dbias,
+                                    const real *restrict dout, const real *restrict inp,
+                                    const real *restrict weight, const float *restrict mean,
+                                    const float *restrict rstd, float *restrict columns, int64_t N, int64_t C)
 {
     float *restrict dw = columns, *restrict db = columns + C;
     float *restrict norm = columns + 2 * C, *restrict dnorm = columns + 3 * C;
@@ -177,7 +168,7 @@ static inline float gelu_gate(float x)
     return 1.0f / (1.0f + fast_exp(-2.0f * u));
 }
 
-CLONES void gelu_forward(real *restrict out, const real *restrict inp, int64_t n)
+GPT2_CLONES void gelu_forward(real *restrict out, const real *restrict inp, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
@@ -185,7 +176,7 @@ CLONES void gelu_forward(real *restrict out, const real *restrict inp, int64_t n
     }
 }
 
-CLONES void gelu_backward(real *restrict dout, const real *restrict inp, int64_t n)
+GPT2_CLONES void gelu_backward(real *restrict dout, const real *restrict inp, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]), s = gelu_gate(x);
@@ -195,8 +186,8 @@ CLONES void gelu_backward(real *restrict dout, const real *restrict inp, int64_t
     }
 }
 
-CLONES void causal_softmax_forward(real *restrict att, float *restrict scores, int64_t NH, int64_t T,
-                                   float scale)
+GPT2_CLONES void causal_softmax_forward(real *restrict att, float *restrict scores, int64_t NH, int64_t T,
+                                        float scale)
 {
     for (int64_t row = 0; row < NH * T; row++, att += T, scores += T) {
         int64_t n = row % T + 1; /* a token sees itself and those before it */
@@ -212,8 +203,8 @@ CLONES void causal_softmax_forward(real *restrict att, float *restrict scores, i
     }
 }
 
-CLONES void causal_softmax_backward(real *restrict dscores, float *restrict datt, const real *restrict att,
-                                    int64_t NH, int64_t T, float scale)
+GPT2_CLONES void causal_softmax_backward(real *restrict dscores, float *restrict datt,
+                                         const real *restrict att, int64_t NH, int64_t T, float scale)
 {
     for (int64_t row = 0; row < NH * T; row++, att += T, datt += T, dscores += T) {
         int64_t n = row % T + 1;
@@ -228,8 +219,8 @@ CLONES void causal_softmax_backward(real *restrict dscores, float *restrict datt
     }
 }
 
-CLONES double cross_entropy(real *restrict dlogits, float *restrict logits, const int32_t *restrict targets,
-                            int64_t N, int64_t V, float scale)
+GPT2_CLONES double cross_entropy(real *restrict dlogits, float *restrict logits,
+                                 const int32_t *restrict targets, int64_t N, int64_t V, float scale)
 {
     double loss = 0.0;
     for (int64_t row = 0; row < N; row++, logits += V, dlogits += V) {
@@ -248,8 +239,8 @@ CLONES double cross_entropy(real *restrict dlogits, float *restrict logits, cons
     return loss;
 }
 
-CLONES void bias_backward(real *restrict dbias, const real *restrict dout, float *restrict columns, int64_t N,
-                          int64_t C)
+GPT2_CLONES void bias_backward(real *restrict dbias, const real *restrict dout, float *restrict columns,
+                               int64_t N, int64_t C)
 {
     memset(columns, 0, (size_t)C * sizeof *columns);
     for (int64_t row = 0; row < N; row++, dout += C) {
@@ -258,8 +249,9 @@ CLONES void bias_backward(real *restrict dbias, const real *restrict dout, float
     add_columns(dbias, columns, C);
 }
 
-CLONES void embedding_forward(real *restrict out, const int32_t *restrict tokens, const real *restrict wte,
-                              const real *restrict wpe, int64_t B, int64_t T, int64_t C)
+GPT2_CLONES void embedding_forward(real *restrict out, const int32_t *restrict tokens,
+                                   const real *restrict wte, const real *restrict wpe, int64_t B, int64_t T,
+                                   int64_t C)
 {
     for (int64_t bt = 0; bt < B * T; bt++, out += C) {
         const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
@@ -269,9 +261,9 @@ CLONES void embedding_forward(real *restrict out, const int32_t *restrict tokens
     }
 }
 
-CLONES void embedding_backward(real *restrict dwte, real *restrict dwpe, const real *restrict dout,
-                               const int32_t *restrict tokens, int64_t *restrict order,
-                               float *restrict columns, int64_t B, int64_t T, int64_t C, int64_t V)
+GPT2_CLONES void embedding_backward(real *restrict dwte, real *restrict dwpe, const real *restrict dout,
+                                    const int32_t *restrict tokens, int64_t *restrict order,
+                                    float *restrict columns, int64_t B, int64_t T, int64_t C, int64_t V)
 {
     /* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so
      * far would lose the later ones. A counting sort puts the rows of each token together, in their own

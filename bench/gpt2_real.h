@@ -55,6 +55,15 @@ static inline real from_float(float f)
 
 #endif
 
+/* Compiles a function once per instruction set and picks at program start; every one gives the same bits.
+ * Sanitizers instrument the code that picks before they are initialised, and crash. */
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
+    !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#define GPT2_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define GPT2_CLONES
+#endif
+
 #define layernorm_forward       GPT2_NAME(layernorm_forward)
 #define layernorm_backward      GPT2_NAME(layernorm_backward)
 #define gelu_forward            GPT2_NAME(gelu_forward)

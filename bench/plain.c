@@ -31,51 +31,75 @@ int plain_open(struct plain *p, const struct zero_tensor *tensors, int32_t n_ten
     return 0;
 }
 
-static double grad_norm(const struct plain *p, double scale)
+/* In double, over eight lanes so that it can be vectorised. */
+GPT2_CLONES static double sum_squares(const real *grad, int64_t n)
 {
-    double sum = 0.0;
-    for (int32_t t = 0; t < p->n_tensors; t++) {
-        const real *grad = *p->tensors[t].grad;
-        int64_t n = tensor_elements(&p->tensors[t]);
-        for (int64_t i = 0; i < n; i++) {
-            double g = (double)to_float(grad[i]);
-            sum += g * g;
+    double lanes[8] = {0};
+    for (int64_t i = 0; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            double g = (double)to_float(grad[i + j]);
+            lanes[j] += g * g;
         }
     }
-    return sqrt(sum) * scale;
+    for (int64_t i = n - n % 8; i < n; i++) {
+        double g = (double)to_float(grad[i]);
+        lanes[0] += g * g;
+    }
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+struct adamw {
+    float lr, beta1, beta2, eps, c1, c2, grad_scale;
+};
+
+GPT2_CLONES static void adamw(const struct adamw *a, float decay, float *restrict w,
+                              const real *restrict grad, float *restrict m, float *restrict v, int64_t n)
+{
+    float lr = a->lr, b1 = a->beta1, b2 = a->beta2, eps = a->eps, c1 = a->c1, c2 = a->c2,
+          scale = a->grad_scale;
+    for (int64_t i = 0; i < n; i++) {
+        float g = to_float(grad[i]) * scale;
+        m[i] = b1 * m[i] + (1.0f - b1) * g;
+        v[i] = b2 * v[i] + (1.0f - b2) * (g * g);
+        w[i] = w[i] - lr * ((m[i] / c1) / (sqrtf(v[i] / c2) + eps) + decay * w[i]);
+    }
+}
+
+GPT2_CLONES static void round_weights(real *restrict param, const float *restrict w, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        param[i] = from_float(w[i]);
+    }
 }
 
 void plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
-    double scale = 1.0 / (double)o->accum, norm = grad_norm(p, scale);
-    float clip = (float)o->clip;
-    bool clipped = clip > 0 && norm > (double)clip, finite = isfinite(norm);
+    double sum = 0.0, scale = 1.0 / (double)o->accum;
+    for (int32_t t = 0; t < p->n_tensors; t++) {
+        sum += sum_squares(*p->tensors[t].grad, tensor_elements(&p->tensors[t]));
+    }
+    double norm = sqrt(sum) * scale, clip = (double)(float)o->clip;
+    bool clipped = clip > 0 && norm > clip, finite = isfinite(norm);
     p->t += finite;
     *info = (struct zero_step_info){.t = p->t, .grad_norm = norm, .clipped = clipped, .skipped = !finite};
 
-    float grad_scale = (float)(clipped ? scale * ((double)clip / norm) : scale);
-    float b1 = (float)o->beta1, b2 = (float)o->beta2, eps = 1e-8f;
-    float c1 = 1.0f - powf(b1, (float)p->t), c2 = 1.0f - powf(b2, (float)p->t);
-    float *m = p->m, *v = p->v, *master = p->master;
-    for (int32_t t = 0; t < p->n_tensors; t++) {
+    struct adamw a = {.lr = lr, .beta1 = (float)o->beta1, .beta2 = (float)o->beta2, .eps = 1e-8f};
+    a.c1 = 1.0f - powf(a.beta1, (float)p->t);
+    a.c2 = 1.0f - powf(a.beta2, (float)p->t);
+    a.grad_scale = (float)(clipped ? scale * (clip / norm) : scale);
+    for (int64_t t = 0, at = 0; t < p->n_tensors; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
-        real *param = *tensor->param, *grad = *tensor->grad;
         int64_t n = tensor_elements(tensor);
         float decay = tensor->flags & ZERO_NO_DECAY ? 0.0f : (float)o->weight_decay;
-        for (int64_t i = 0; finite && i < n; i++) {
-            float g = to_float(grad[i]) * grad_scale, w = master ? master[i] : to_float(param[i]);
-            m[i] = b1 * m[i] + (1.0f - b1) * g;
-            v[i] = b2 * v[i] + (1.0f - b2) * (g * g);
-            w = w - lr * ((m[i] / c1) / (sqrtf(v[i] / c2) + eps) + decay * w);
-            param[i] = from_float(w);
-            if (master) {
-                master[i] = w;
-            }
+        float *w = p->master ? p->master + at : *tensor->param;
+        if (finite) {
+            adamw(&a, decay, w, *tensor->grad, p->m + at, p->v + at, n);
         }
-        memset(grad, 0, (size_t)n * sizeof *grad);
-        m += n;
-        v += n;
-        master = master ? master + n : NULL;
+        if (finite && p->master) {
+            round_weights(*tensor->param, w, n);
+        }
+        memset(*tensor->grad, 0, (size_t)n * sizeof(real));
+        at += n;
     }
 }
 
