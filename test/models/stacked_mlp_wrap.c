@@ -294,10 +294,16 @@ static bool pointers_are_as_promised(const struct mlp *m, int stage)
     return true;
 }
 
-/* The model's own AdamW on a range. */
+/* The model's own AdamW on a range; in the first step also whether the range is the one it is said to be.
+ * arg: a model with the weights that training starts from. */
 static int own_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
+    const struct mlp *initial = arg;
+    const float *w = initial->params_memory + u->first;
+    for (int i = 0; i < u->tensor_index; i++)
+        w += initial->sizes[i];
+    if (u->t == 1 && memcmp(u->master, w, (size_t)u->n * sizeof *w) != 0)
+        return 1;
     mlp_adamw(
         (size_t)u->n, u->master, u->grad, u->state[0], u->state[1],
         (struct mlp_adamw){u->lr, BETA1, BETA2, EPS, mlp_decays(u->tensor_index) ? DECAY : 0.0f, (int)u->t});
@@ -347,14 +353,16 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     zero_ctx *z = NULL;
     /* Only rank 0's weights count, the others' are to be replaced. */
     struct mlp *m = mlp_new(mlp_test_config, B, SEED + (uint64_t)rank * 1000);
-    if (m == NULL) {
+    struct mlp *initial = mlp_new(mlp_test_config, 1, SEED);
+    if (m == NULL || initial == NULL) {
         log->err = ZERO_ERR_NOMEM;
-        return;
+        goto out;
     }
 
     struct zero_config cfg = run_config(setup, rank, url);
     if (o->own_update) {
         cfg.update = own_update;
+        cfg.update_arg = initial;
         cfg.n_states = 2;
     } else {
         cfg.beta1 = BETA1;
@@ -448,6 +456,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     RUN_TRY(log, read_all(z, m, ZERO_VALUE_STATE + 1, o->frozen_wpe, log->states + m->n_params));
 out:
     run_unwrap(log, &z);
+    mlp_free(initial);
     mlp_free(m);
 }
 
