@@ -156,7 +156,13 @@ struct zero_config {
     int32_t trace;               /* + 1: keep a timeline for zero_trace_write; default 0 */
 };
 #ifdef __cplusplus
-#define ZERO_CONFIG_INIT {sizeof(struct zero_config)}
+static inline zero_config zero_config_init(void)
+{
+    zero_config c = {};
+    c.size = sizeof c;
+    return c;
+}
+#define ZERO_CONFIG_INIT zero_config_init()
 #else
 #define ZERO_CONFIG_INIT {.size = sizeof(struct zero_config)}
 #endif

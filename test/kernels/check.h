@@ -8,7 +8,7 @@
 
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
-#include "random.h"
+#include "test/kernels/random.h"
 
 #include <math.h>
 #include <setjmp.h>

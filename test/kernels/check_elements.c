@@ -1,5 +1,5 @@
 /* check_elements.c: checks and times zero, copy, cast, add and scale. */
-#include "check.h"
+#include "test/kernels/check.h"
 
 static struct random_source rng;
 

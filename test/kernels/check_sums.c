@@ -1,5 +1,5 @@
 /* check_sums.c: checks and times sum_tree and sum_squares. */
-#include "check.h"
+#include "test/kernels/check.h"
 
 static struct random_source rng;
 

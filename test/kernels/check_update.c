@@ -2,7 +2,7 @@
  *
  * Two references: the definition of device.h in plain float, to the bit; and the same formulas in fp64,
  * within rounding. */
-#include "check.h"
+#include "test/kernels/check.h"
 
 #include <float.h>
 

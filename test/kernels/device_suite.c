@@ -4,9 +4,9 @@
  * What a stream did is seen through call(): closures that append to a log, sleep for random times, or wait
  * for the test. Nothing here depends on how long anything takes; delays only make a missing wait likely to
  * show. */
-#include "device_suite.h"
+#include "test/kernels/device_suite.h"
 #include "kernels/exact_sum.h"
-#include "random.h"
+#include "test/kernels/random.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* test_exact_sum.c: the exact sum against known values, against sums in any order, and against integer
  * arithmetic. */
 #include "kernels/exact_sum.h"
-#include "random.h"
+#include "test/kernels/random.h"
 
 #include <float.h>
 #include <math.h>

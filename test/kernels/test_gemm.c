@@ -4,7 +4,7 @@
  * Inputs are rounded to their type before the reference sees them, so what is measured is the product's own
  * error: at most k+2 roundings of fp32 for each |a||b|, and one of the output type. */
 #include "kernels/gemm.h"
-#include "random.h"
+#include "test/kernels/random.h"
 
 #include <math.h>
 #include <setjmp.h>
