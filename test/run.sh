@@ -51,10 +51,7 @@ address)
     ;;
 thread)
     build=build-tsan
-    # gcc says that ThreadSanitizer sees no fences; the loop's only order a flag that is atomic itself.
-    fences=" -Wno-tsan"
-    ! ${CC:-cc} --version | grep -q clang || fences=
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args="-fno-omit-frame-pointer$fences"
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args=-fno-omit-frame-pointer
     tests='--suite threads'
     slower=15
     export TSAN_OPTIONS="second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
