@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,10 @@ int child_open(struct child *c, char *const argv[], bool to_child)
         posix_spawn_file_actions_destroy(&actions);
     }
     close(theirs);
+    if (to_child) { /* a child that ends early is told by its exit code; set after the spawn, so it has no
+                       part in it */
+        signal(SIGPIPE, SIG_IGN);
+    }
     c->pipe = err ? NULL : fdopen(ours, to_child ? "w" : "r");
     if (!c->pipe) {
         close(ours);

@@ -220,5 +220,11 @@ int memory_command(const char *name, int argc, char **argv)
     if (!status && !o.json) {
         print_table(&o, stages);
     }
-    return status || !o.plot ? status : memory_plot(o.plot, o.model.name, (int)o.ranks, stages);
+    if (!status && o.plot) {
+        status = memory_plot(o.plot, o.model.name, (int)o.ranks, stages);
+        if (!status && !o.json) {
+            printf("Drawn in %s.\n", o.plot);
+        }
+    }
+    return status;
 }

@@ -1,5 +1,5 @@
-/* memory_plot.c: see memory_plot.h. Stacked bars of what is allocated at each stage, and a mark for what was
- * resident. */
+/* memory_plot.c: see memory_plot.h. A bar per stage: what is allocated, by category, and on top of it the
+ * rest of what was resident. */
 #include "bench/memory_plot.h"
 #include "bench/child.h"
 
@@ -45,14 +45,15 @@ static void put_data(FILE *f, const struct memory_stage stages[N_STAGES])
     fputs("$memory << END\nstage", f);
 #define NAME(name, text) fputs(" \"" text "\"", f);
     ZERO_MEM_MAP(NAME)
-    fputs(" resident\n", f);
 #undef NAME
+    fputs(" \"the rest: activations, text, code\"\n", f);
     for (int s = 0; s < N_STAGES; s++) {
-        fprintf(f, "%d", s);
+        int64_t rest = stages[s].peak_resident - stages[s].allocated.total;
+        fprintf(f, "\"stage %d\"", s);
 #define VALUE(name, text) fprintf(f, " %.6f", (double)stages[s].allocated.name * 1e-6);
         ZERO_MEM_MAP(VALUE)
 #undef VALUE
-        fprintf(f, " %.6f\n", (double)stages[s].peak_resident * 1e-6);
+        fprintf(f, " %.6f\n", (double)(rest > 0 ? rest : 0) * 1e-6);
     }
     fputs("END\n", f);
 }
@@ -74,16 +75,20 @@ int memory_plot(const char *path, const char *model, int ranks, const struct mem
     fprintf(f, "set terminal %s\nset output ", terminal_for(path));
     put_quoted(f, path);
     fprintf(f, "\nset title \"%s, memory per rank on %d ranks\"\n", model, ranks);
-    fprintf(
-        f,
-        "set style data histograms\nset style histogram rowstacked\nset style fill solid 0.9 noborder\n"
-        "set boxwidth 0.6\nset ylabel 'MB'\nset yrange [0:*]\nset key outside right top reverse Left "
-        "noenhanced\n"
-        "set grid ytics\nset border 3\nset tics nomirror\nset xtics ('stage 0' 0, 'stage 1' 1, 'stage 2' 2, "
-        "'stage 3' 3)\n"
-        "plot for [i=2:%d] $memory using i title columnheader(i), "
-        "$memory using 0:%d with points pt 7 ps 1.3 lc rgb 'black' title 'peak resident (all of the rank)'\n",
-        n_categories + 1, n_categories + 2);
+    fputs("set style data histograms\n"
+          "set style histogram rowstacked\n"
+          "set style fill solid 0.9 noborder\n"
+          "set boxwidth 0.6\n"
+          "set ylabel 'MB resident'\n"
+          "set yrange [0:*]\n"
+          "set key outside right top Left reverse invert noenhanced\n"
+          "set grid ytics\n"
+          "set border 3\n"
+          "set tics nomirror\n",
+          f);
+    int rest = n_categories + 2; /* its column */
+    fprintf(f, "plot for [i=2:%d] $memory using i:xtic(1) title columnheader(i), ", rest - 1);
+    fprintf(f, "$memory using %d title columnheader(%d) lc rgb '#cccccc'\n", rest, rest);
     int code = child_close(&gnuplot);
     if (code) {
         fprintf(stderr, "zero-bench memory: gnuplot ended with code %d and did not draw %s\n", code, path);
