@@ -118,7 +118,7 @@ int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank
     return n;
 }
 
-/* Runs the core over two steps of the declared order and counts what the second does. */
+/* Runs the core over the declared order and counts what a steady step does. */
 static int measure(struct zr_plan *p, const struct zr_options *opt)
 {
     int64_t *gathers = calloc((size_t)p->layout->n_units * 2, sizeof *gathers);

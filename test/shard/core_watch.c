@@ -1,5 +1,5 @@
 /* core_watch.c: see core_watch.h. */
-#include "core_watch.h"
+#include "test/shard/core_watch.h"
 
 void watch_open(struct watch *w, const struct zr_core_spec *s)
 {

@@ -5,8 +5,8 @@
 #ifndef ZR_TEST_SHARD_CORE_WATCH_H
 #define ZR_TEST_SHARD_CORE_WATCH_H
 
-#include "random_model.h"
 #include "shard/core.h"
+#include "test/shard/random_model.h"
 
 /* What a gradient place or a sum holds, as text: "" nothing was written, "z" zeros, "((0+1)+2)" contributions
  * and the shape of their sum. */

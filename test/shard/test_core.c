@@ -1,5 +1,5 @@
 /* test_core.c: the schedule core, by scripted steps and by random walks, watched by core_watch.c. */
-#include "core_watch.h"
+#include "test/shard/core_watch.h"
 
 /* ---- scripted steps ---- */
 
@@ -407,7 +407,10 @@ static void hash_tells_calls_apart(void **state)
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
-    struct zr_core_spec spec = {.n_units = N_UNITS,
+    struct zr_call order[2] = {{.unit = 0}, {.unit = 0, .is_end = 1}};
+    struct zr_core_spec spec = {.order = order,
+                                .n_order = 2,
+                                .n_units = N_UNITS,
                                 .units = units,
                                 .world = 2,
                                 .grad_accum_steps = 2,
@@ -555,6 +558,7 @@ static void random_spec(struct random_source *r, struct model *m)
         m->pslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
         m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
     }
+    s->reserve_largest = chance(r, 30);
     s->units = m->units;
     s->param_slot_bytes = m->pslot;
     s->grad_slot_bytes = m->gslot;

@@ -1,36 +1,6 @@
 /* test_layout.c: every element lies in one flat and belongs to one rank, whatever the model and the world. */
-#include "random_model.h"
-
-/* ---- memory that fails ---- */
-
-/* The linker sends the allocations of this program here (--wrap). */
-static int64_t fail_at = -1, n_allocs, n_live;
-void *__real_calloc(size_t n, size_t size);
-void *__real_malloc(size_t size);
-void __real_free(void *p);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_malloc(size_t size);
-void __wrap_free(void *p);
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-    void *p = n_allocs++ == fail_at ? NULL : __real_calloc(n, size);
-    n_live += p != NULL;
-    return p;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    void *p = n_allocs++ == fail_at ? NULL : __real_malloc(size);
-    n_live += p != NULL;
-    return p;
-}
-
-void __wrap_free(void *p)
-{
-    n_live -= p != NULL;
-    __real_free(p);
-}
+#include "test/shard/failing_memory.h"
+#include "test/shard/random_model.h"
 
 /* ---- invariants ---- */
 
@@ -195,7 +165,7 @@ static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place)
 static void any_model_in_any_world(void **state)
 {
     (void)state;
-    FOR_CASES(r, 2000)
+    FOR_CASES(r, 10000)
     {
         int32_t n;
         struct zr_tensor *t = random_tensors(&r, 12, &n);

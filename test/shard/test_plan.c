@@ -1,0 +1,790 @@
+/* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
+ */
+#include "shard/plan.h"
+#include "test/shard/core_watch.h"
+#include "test/shard/failing_memory.h"
+
+/* ---- plans to look at ---- */
+
+enum { MOST_UNITS = 12, MOST_CALLS = 6 * MOST_UNITS + 16 };
+
+struct planned {
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+    struct zr_options opt;
+    struct zr_call order[MOST_CALLS];
+};
+
+static struct zr_options default_options(int stage)
+{
+    return (struct zr_options){
+        .stage = stage, .grad_accum_steps = 1, .n_states = 2, .prefetch = 2, .deterministic = true};
+}
+
+static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
+{
+    p->plan = NULL;
+    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), &p->layout), 0);
+}
+
+/* Plans again with other options; the layout stays. */
+static int plan_again(struct planned *p)
+{
+    zr_plan_free(p->plan);
+    p->plan = NULL;
+    return zr_plan_make(p->layout, &p->opt, &p->plan);
+}
+
+static void release(struct planned *p)
+{
+    zr_plan_free(p->plan);
+    zr_layout_free(p->layout);
+}
+
+/* Layers of n_elems each, one a unit. */
+static void plan_layers(struct planned *p, int32_t n_layers, int64_t n_elems, int world)
+{
+    struct zr_tensor *t = calloc((size_t)n_layers, sizeof *t);
+    for (int32_t i = 0; i < n_layers; i++)
+        t[i] = make_tensor("layer", n_elems, i);
+    lay_out(p, t, n_layers, world);
+    assert_int_equal(plan_again(p), 0);
+}
+
+static int64_t largest_unit(const struct zr_layout *l)
+{
+    int64_t n = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        n = zr_max(n, l->units[u].resident ? 0 : l->units[u].param_bytes);
+    return n;
+}
+
+/* What keeping every unit whole takes beyond the shards. */
+static int64_t rest_of_units(const struct zr_layout *l)
+{
+    int64_t n = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        n += l->units[u].resident ? 0 : l->units[u].param_bytes - l->units[u].shard_bytes;
+    return n;
+}
+
+static bool shows_backward(const struct planned *p)
+{
+    bool any = p->opt.n_order == 0;
+    for (int32_t u = 0; u < p->layout->n_units; u++)
+        any |= p->opt.n_order == 0 && !p->layout->units[u].trainable;
+    for (int i = 0; i < p->opt.n_order; i++)
+        any |= p->order[i].backward && p->layout->units[p->order[i].unit].trainable;
+    return any;
+}
+
+static bool leaves_out(const struct planned *p)
+{
+    bool used[MOST_UNITS] = {false}, all = true;
+    for (int i = 0; i < p->opt.n_order; i++)
+        used[p->order[i].unit] = true;
+    for (int32_t u = 0; u < p->layout->n_units; u++)
+        all &= used[u];
+    return p->opt.n_order && !all;
+}
+
+static void random_planned(struct random_source *r, struct planned *p, int stage)
+{
+    int32_t n;
+    p->opt = default_options(stage);
+    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    lay_out(p, t, n, chance(r, 20) ? 1 : 1 + (int)random_below(r, 16));
+    p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
+    p->opt.n_states = (int)random_below(r, ZR_MAX_STATES + 1);
+    p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
+    p->opt.deterministic = chance(r, 50);
+    p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZR_F32 : ZR_BF16;
+    if (chance(r, 50)) {
+        p->opt.n_order = random_calls(r, p->layout->n_units, p->order);
+        p->opt.order = p->order;
+    }
+}
+
+/* ---- places ---- */
+
+struct interval {
+    int64_t from, to;
+};
+
+struct intervals {
+    struct interval at[4096];
+    int n;
+};
+
+static void put(struct intervals *x, int64_t from, int64_t bytes)
+{
+    CHECK(bytes >= 0 && from >= 0, "%lld bytes at %lld", (long long)bytes, (long long)from);
+    if (bytes > 0 && x->n < (int)(sizeof x->at / sizeof *x->at))
+        x->at[x->n++] = (struct interval){from, from + bytes};
+}
+
+static int by_start(const void *a, const void *b)
+{
+    int64_t x = ((const struct interval *)a)->from, y = ((const struct interval *)b)->from;
+    return (x > y) - (x < y);
+}
+
+/* All of them lie in an arena of so many bytes, none over another. */
+static void check_intervals(struct intervals *x, int64_t arena_bytes)
+{
+    int64_t end = 0;
+    qsort(x->at, (size_t)x->n, sizeof *x->at, by_start);
+    for (int i = 0; i < x->n; i++) {
+        CHECK(x->at[i].from >= end, "%lld..%lld begins before %lld", (long long)x->at[i].from,
+              (long long)x->at[i].to, (long long)end);
+        end = x->at[i].to;
+    }
+    CHECK(end <= arena_bytes, "the last place ends at %lld of %lld", (long long)end, (long long)arena_bytes);
+    x->n = 0;
+}
+
+static void check_gather_arena(const struct zr_plan *p)
+{
+    static struct intervals x;
+    const struct zr_layout *l = p->layout;
+    x.n = 0;
+    CHECK(p->gather_bytes % 4096 == 0 && p->reduce_bytes % 4096 == 0, "arenas are whole pages");
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        if (p->resident[f->unit]) {
+            put(&x, zr_plan_param_full(p, f, -1), f->total_bytes);
+            for (int r = 0; r < l->world; r++)
+                CHECK(zr_plan_param_own(p, f, r) == zr_plan_param_full(p, f, -1) + r * f->shard_bytes,
+                      "rank %d", r);
+        } else {
+            for (int r = 0; r < l->world; r++) /* one place, whoever asks */
+                CHECK(zr_plan_param_own(p, f, r) == zr_plan_param_own(p, f, 0), "rank %d", r);
+            put(&x, zr_plan_param_own(p, f, 0), f->shard_bytes);
+        }
+        CHECK(f->in_place || zr_plan_param_own(p, f, 0) % ZR_PIECE_ALIGN == 0, "flat %d", i);
+    }
+    for (int32_t s = 0; s < p->n_param_slots; s++) {
+        put(&x, p->param_slots[s].at, p->param_slots[s].bytes);
+        CHECK(p->param_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
+    }
+    check_intervals(&x, p->gather_bytes);
+}
+
+static void check_reduce_arena(const struct zr_plan *p)
+{
+    static struct intervals x;
+    const struct zr_layout *l = p->layout;
+    x.n = 0;
+    int64_t widest = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        if (!f->trainable)
+            continue;
+        if (p->grad_resident)
+            put(&x, zr_plan_grad_full(p, f, -1), f->total_bytes);
+        for (int k = 0; k < p->n_sums; k++) {
+            put(&x, zr_plan_sum(p, f, k), f->shard_elems * (int64_t)sizeof(float));
+            CHECK(zr_plan_sum(p, f, k) % 128 == 0, "flat %d", i);
+        }
+    }
+    for (int32_t u = 0; u < l->n_units; u++)
+        widest = zr_max(widest, l->units[u].elems * (int64_t)sizeof(float));
+    for (int32_t s = 0; s < p->n_grad_slots; s++) {
+        put(&x, p->grad_slots[s].at, p->grad_slots[s].bytes);
+        CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
+    }
+    CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
+    put(&x, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
+    put(&x, p->control_at, ZR_CONTROL_BYTES);
+    put(&x, p->values_at, p->values_bytes);
+    CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
+    if (p->stage == 0 && l->world > 1)
+        put(&x, p->full_grad_at, widest);
+    check_intervals(&x, p->reduce_bytes);
+}
+
+/* Flats lie inside the slot they are put in, side by side. */
+static void check_slots(const struct zr_plan *p)
+{
+    static struct intervals x;
+    const struct zr_layout *l = p->layout;
+    x.n = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        bool any_param = p->resident[u], any_grad = p->grad_resident || !l->units[u].trainable;
+        for (int32_t s = 0; s < p->n_param_slots && !p->resident[u]; s++) {
+            if (p->param_slots[s].bytes < l->units[u].param_bytes)
+                continue;
+            any_param = true;
+            for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+                const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+                put(&x, zr_plan_param_full(p, f, s) - p->param_slots[s].at, f->total_bytes);
+            }
+            check_intervals(&x, p->param_slots[s].bytes);
+        }
+        for (int32_t s = 0; s < p->n_grad_slots; s++) {
+            if (p->grad_slots[s].bytes < l->units[u].grad_bytes)
+                continue;
+            any_grad = true;
+            for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+                const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+                if (f->trainable)
+                    put(&x, zr_plan_grad_full(p, f, s) - p->grad_slots[s].at, f->total_bytes);
+            }
+            check_intervals(&x, p->grad_slots[s].bytes);
+        }
+        CHECK(any_param && any_grad, "unit %d fits no slot", u);
+    }
+}
+
+/* ---- bytes ---- */
+
+static void check_bytes(const struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t copies = p->stage == 0 ? l->world : 1, total = 0, master = 0, slots = 0;
+    for (int i = 0; i < ZR_MEM_COUNT; i++) {
+        CHECK(p->bytes[i] >= 0, "%s: %lld", zr_mem_name((enum zr_mem)i), (long long)p->bytes[i]);
+        total += p->bytes[i];
+    }
+    CHECK(total == p->total_bytes, "%lld, not %lld", (long long)total, (long long)p->total_bytes);
+    CHECK(total == p->gather_bytes + p->reduce_bytes +
+                       (p->master_elems + p->n_states * p->state_elems) * (int64_t)sizeof(float),
+          "%lld bytes are not what is allocated", (long long)total);
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        bool has = f->trainable && f->dtype != ZR_F32;
+        CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
+        master += has ? f->shard_elems * copies : 0;
+    }
+    CHECK(master == p->master_elems && p->state_elems == l->state_elems * copies, "%lld", (long long)master);
+    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * l->state_elems * 4, "%lld",
+          (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
+    CHECK(p->n_sums == (p->spec.tree ? sums_for(p->spec.grad_accum_steps) : 1), "%d sums", p->n_sums);
+    for (int32_t s = 0; s < p->n_param_slots; s++)
+        slots += p->param_slots[s].bytes;
+    CHECK(p->bytes[ZR_MEM_PARAM_SLOTS] == slots, "%lld",
+          (long long)slots); /* units are multiples of the alignment */
+    slots = 0;
+    for (int32_t s = 0; s < p->n_grad_slots; s++)
+        slots += p->grad_slots[s].bytes;
+    CHECK(p->grad_resident || p->bytes[ZR_MEM_GRAD_SLOTS] == slots, "%lld", (long long)slots);
+    CHECK(p->n_param_slots == 0 || (p->stage == 3 && l->world > 1), "slots where nothing is sharded");
+    CHECK((p->n_grad_slots == 0) == (p->stage <= 1) || l->state_elems == 0, "%d gradient slots",
+          p->n_grad_slots);
+}
+
+/* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */
+static void check_shares(const struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t trainable = 0, n_trainable = 0, most_pad = ZR_SHARD_ALIGN / 2;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        if (!f->trainable)
+            continue;
+        n_trainable++;
+        for (int32_t k = 0; k < f->n_pieces; k++)
+            trainable +=
+                zr_round_up(l->pieces[f->first_piece + k].n, ZR_PIECE_ALIGN / zr_dtype_bytes(f->dtype));
+    }
+    int64_t copies = p->stage == 0 ? l->world : 1;
+    CHECK(p->state_elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
+          (long long)p->state_elems);
+    CHECK(p->state_elems <= (trainable / l->world + n_trainable * (most_pad + 1)) * copies, "%lld of %lld",
+          (long long)p->state_elems, (long long)trainable);
+}
+
+/* ---- traffic ---- */
+
+/* Runs the plan's own order under the watch: it must go through, and a steady step must have the traffic that
+ * was promised. */
+static void check_run(const struct zr_plan *p)
+{
+    enum { STEPS = 12 };
+    struct watch w;
+    int64_t gathers[STEPS + 1] = {0}, n_frozen = 0, n_equal = 0;
+    watch_open(&w, &p->spec);
+    for (int32_t u = 0; u < p->spec.n_units; u++)
+        n_frozen += !p->spec.units[u].trainable;
+    for (int step = 0; step < STEPS; step++) {
+        int64_t gathers_before = w.n_gathers, reduces_before = w.n_reduces;
+        for (int a = 0; a < p->spec.grad_accum_steps; a++) {
+            for (int32_t i = 0; i < p->spec.n_order; i++) {
+                const struct zr_call *c = &p->spec.order[i];
+                int err = watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward);
+                CHECK(err == 0, "step %d: %s", step, zr_error_text());
+            }
+        }
+        int64_t gathers_then = w.n_gathers;
+        CHECK(watch_call(&w, ZR_EV_STEP, 0, false) == 0, "step %d: %s", step, zr_error_text());
+        gathers[step] += gathers_then - gathers_before;
+        gathers[step + 1] = w.n_gathers - gathers_then; /* issued by this step for the next */
+        CHECK(w.n_reduces - reduces_before == p->traffic.n_reduce, "step %d has %lld reduces", step,
+              (long long)(w.n_reduces - reduces_before));
+        /* Copies of frozen units outlive a step, so that steps may take turns. */
+        n_equal += step >= STEPS - 4 && gathers[step] == p->traffic.n_gather;
+        CHECK(n_frozen || step == 0 || gathers[step] == p->traffic.n_gather,
+              "step %d has %lld gathers, the plan says %lld", step, (long long)gathers[step],
+              (long long)p->traffic.n_gather);
+    }
+    CHECK(n_equal > 0, "no step has the %lld gathers of the plan", (long long)p->traffic.n_gather);
+    CHECK(zr_core_counts(w.core).n_strays == 0 && zr_core_counts(w.core).n_replans == 0,
+          "the plan's own order is not followed");
+    watch_close(&w);
+}
+
+static void check_plan(const struct planned *p)
+{
+    const struct zr_plan *q = p->plan;
+    CHECK(q->stage == p->opt.stage && q->world == p->layout->world && q->n_states == p->opt.n_states,
+          "stage %d", q->stage);
+    check_gather_arena(q);
+    check_reduce_arena(q);
+    check_slots(q);
+    check_bytes(q);
+    check_shares(q);
+    if (shows_backward(p))
+        check_run(q);
+}
+
+static int64_t slot_bytes(const struct zr_plan *p)
+{
+    int64_t n = 0;
+    for (int32_t s = 0; s < p->n_param_slots; s++)
+        n += p->param_slots[s].bytes;
+    return n;
+}
+
+static void any_plan(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 1500)
+    {
+        struct planned p;
+        random_planned(&r, &p, (int)random_below(&r, 4));
+        int err = plan_again(&p);
+        CHECK(err == 0, "%s", zr_error_text());
+        check_plan(&p);
+        /* Without a budget slots never cost more than residence would. */
+        CHECK(slot_bytes(p.plan) <= rest_of_units(p.layout) || p.opt.stage < 3, "%lld bytes of slots",
+              (long long)slot_bytes(p.plan));
+        release(&p);
+    }
+}
+
+/* The most that the order holds open at once: bytes, and units. */
+static int64_t open_at_once(const struct planned *p, int64_t *n_units)
+{
+    const struct zr_core_spec *s = &p->plan->spec;
+    int64_t most = 0;
+    *n_units = 0;
+    int open[MOST_UNITS] = {0};
+    for (int32_t i = 0; i < s->n_order; i++) {
+        int64_t bytes = 0, n = 0;
+        open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
+        for (int32_t u = 0; u < s->n_units; u++) {
+            if (!open[u] || p->layout->units[u].resident)
+                continue;
+            bytes += p->layout->units[u].param_bytes;
+            n++;
+        }
+        most = zr_max(most, bytes);
+        *n_units = zr_max(*n_units, n);
+    }
+    return most;
+}
+
+/* Every budget is kept or refused with a reason, and more of it never costs traffic. */
+static void any_budget(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 400)
+    {
+        struct planned p;
+        random_planned(&r, &p, 3);
+        CHECK(plan_again(&p) == 0, "%s", zr_error_text());
+        int64_t largest = largest_unit(p.layout), rest = rest_of_units(p.layout), n_open, wire = INT64_MAX;
+        int64_t needed = open_at_once(&p, &n_open), resident_wire = 0;
+        if (p.layout->world == 1 || rest == 0) {
+            release(&p);
+            continue;
+        }
+        p.opt.param_budget_bytes = rest;
+        CHECK(plan_again(&p) == 0 && p.plan->n_param_slots == 0, "%s", zr_error_text());
+        resident_wire = p.plan->traffic.wire_bytes;
+        int64_t n_gathered = 0;
+        for (int32_t u = 0; u < p.layout->n_units; u++)
+            n_gathered += p.layout->units[u].trainable && shows_backward(&p);
+        CHECK(p.plan->traffic.n_gather == n_gathered, "%lld gathers with everything resident",
+              (long long)p.plan->traffic.n_gather);
+        check_plan(&p);
+        int64_t step = zr_max(1, (rest - largest) / (4 + random_below(&r, 8)));
+        for (int64_t budget = largest; budget < rest; budget += step) {
+            p.opt.param_budget_bytes = budget;
+            int err = plan_again(&p);
+            if (err) {
+                CHECK(err == ZR_ERR_BUDGET && strstr(zr_error_text(), "param_budget_bytes"), "%s",
+                      zr_error_text());
+                CHECK(budget < n_open * largest, "%lld bytes would do for %lld units of %lld: %s",
+                      (long long)budget, (long long)n_open, (long long)largest, zr_error_text());
+                CHECK(wire == INT64_MAX, "a larger budget was refused: %s", zr_error_text());
+                continue;
+            }
+            CHECK(budget >= needed, "%lld bytes are open at once, the budget is %lld", (long long)needed,
+                  (long long)budget);
+            CHECK(slot_bytes(p.plan) <= budget, "%lld bytes of slots, budget %lld",
+                  (long long)slot_bytes(p.plan), (long long)budget);
+            CHECK(p.plan->traffic.wire_bytes <= wire, "traffic rose from %lld to %lld at budget %lld",
+                  (long long)wire, (long long)p.plan->traffic.wire_bytes, (long long)budget);
+            wire = p.plan->traffic.wire_bytes;
+            check_plan(&p);
+        }
+        /* A unit that is never used is gathered after each update if it is resident, and never if it is not.
+         */
+        CHECK(leaves_out(&p) || resident_wire <= wire,
+              "traffic rose from %lld to %lld when all became resident", (long long)wire,
+              (long long)resident_wire);
+        release(&p);
+    }
+}
+
+static void small_budgets_are_refused(void **state)
+{
+    (void)state;
+    char expected[128];
+    struct planned p = {.opt = default_options(3)};
+    struct zr_tensor *t = calloc(3, sizeof *t);
+    t[0] = make_tensor("a", 1000, 0);
+    t[1] = make_tensor("b", 3000, 1);
+    t[2] = make_tensor("c", 2000, 2);
+    lay_out(&p, t, 3, 16);
+    int64_t need = p.layout->units[1].param_bytes;
+    for (int64_t budget = 1; budget < need; budget += need / 3) {
+        p.opt.param_budget_bytes = budget;
+        assert_int_equal(plan_again(&p), ZR_ERR_BUDGET);
+        assert_null(p.plan);
+        snprintf(expected, sizeof expected, "param_budget_bytes is %lld; unit 1 alone needs %lld",
+                 (long long)budget, (long long)need);
+        assert_string_equal(zr_error_text(), expected);
+    }
+    p.opt.param_budget_bytes = need;
+    assert_int_equal(plan_again(&p), 0);
+    assert_int_equal(p.plan->n_param_slots, 1);
+    check_plan(&p);
+    release(&p);
+}
+
+/* The fewest gathers n_slots equal slots allow: a slot is taken from the unit that is used last (Belady),
+ * found here by looking ahead from each begin. Nothing is left of the step before. */
+static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
+{
+    int32_t in[MOST_UNITS] = {0}, pins[MOST_UNITS] = {0}, n_in = 0;
+    int64_t gathers = 0, n = (int64_t)s->n_order * s->grad_accum_steps;
+    for (int64_t i = 0; i < n; i++) {
+        const struct zr_call *c = &s->order[i % s->n_order];
+        pins[c->unit] += c->is_end ? -1 : 1;
+        if (c->is_end || s->units[c->unit].resident || in[c->unit])
+            continue;
+        gathers++;
+        if (n_in == n_slots) {
+            int32_t victim = -1;
+            int64_t farthest = -1;
+            for (int32_t u = 0; u < s->n_units; u++) {
+                int64_t use = i + 1;
+                if (!in[u] || pins[u])
+                    continue;
+                while (use < n && (s->order[use % s->n_order].is_end || s->order[use % s->n_order].unit != u))
+                    use++;
+                if (use > farthest) {
+                    farthest = use;
+                    victim = u;
+                }
+            }
+            CHECK(victim >= 0, "no slot is free");
+            in[victim] = 0;
+            n_in--;
+        }
+        in[c->unit] = 1;
+        n_in++;
+    }
+    return gathers;
+}
+
+static void gathers_are_the_fewest(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 500)
+    {
+        struct planned p = {.opt = default_options(3)};
+        int32_t n_units = 1 + (int32_t)random_below(&r, MOST_UNITS);
+        p.opt.prefetch = (int)random_below(&r, 4);
+        p.opt.grad_accum_steps = 1 + (int)random_below(&r, 3);
+        plan_layers(&p, n_units, 1000, 2);
+        int64_t unit = p.layout->units[0].param_bytes, budget = 0, fewest;
+        do {
+            if (chance(&r, 60)) {
+                p.opt.n_order = random_calls(&r, n_units, p.order);
+                p.opt.order = p.order;
+            }
+        } while (!shows_backward(&p));
+        for (int tries = 0; tries < 4; tries++) {
+            p.opt.param_budget_bytes = budget;
+            if (!plan_again(&p) && p.plan->n_param_slots) {
+                int64_t got = p.plan->traffic.n_gather;
+                fewest = fewest_gathers(&p.plan->spec, p.plan->n_param_slots);
+                CHECK(got >= fewest, "%lld gathers, fewer than the %lld possible", (long long)got,
+                      (long long)fewest);
+                CHECK(got == fewest || p.opt.prefetch, "%lld gathers, %lld would do", (long long)got,
+                      (long long)fewest);
+                /* One pass up and one down: gathering ahead costs nothing. */
+                CHECK(got == fewest || p.opt.n_order, "%lld gathers, %lld would do", (long long)got,
+                      (long long)fewest);
+                CHECK(p.plan->traffic.n_reduce == n_units * p.opt.grad_accum_steps || p.opt.n_order,
+                      "%lld reduces", (long long)p.plan->traffic.n_reduce);
+            }
+            budget = unit * (1 + random_below(&r, n_units));
+        }
+        release(&p);
+    }
+}
+
+/* A model of equal layers in the default order: what zero.h and the design say in formulas. */
+static void traffic_by_stage(void **state)
+{
+    (void)state;
+    enum { LAYERS = 8, ELEMS = 64 * 1024 };
+    for (int stage = 0; stage <= 3; stage++) {
+        for (int world = 1; world <= 4; world *= 2) {
+            for (int accum = 1; accum <= 4; accum += 3) {
+                for (int each = 0; each < 2; each++) {
+                    struct planned p = {.opt = default_options(stage)};
+                    p.opt.grad_accum_steps = accum;
+                    p.opt.deterministic = each;
+                    plan_layers(&p, LAYERS, ELEMS, world);
+                    const struct zr_traffic *t = &p.plan->traffic;
+                    int64_t model = LAYERS * ELEMS * 4, part = model / world * (world - 1),
+                            kept = p.plan->n_param_slots;
+                    int64_t passes = stage >= 2 || each ? accum : 1;
+                    int64_t gathers = stage == 0 || world == 1 ? 0
+                                      : stage < 3              ? LAYERS
+                                                               : 2 * LAYERS * accum - kept * (2 * accum - 1);
+                    CHECK(t->n_reduce == LAYERS * passes, "stage %d world %d: %lld", stage, world,
+                          (long long)t->n_reduce);
+                    CHECK(t->n_gather == gathers, "stage %d world %d: %lld", stage, world,
+                          (long long)t->n_gather);
+                    int64_t wire = passes * part + gathers * (part / LAYERS) + (stage == 0 ? part : 0);
+                    CHECK(t->wire_bytes == wire + (world - 1) * ZR_EXCHANGE_BYTES, "stage %d world %d: %lld",
+                          stage, world, (long long)t->wire_bytes);
+                    release(&p);
+                }
+            }
+        }
+    }
+}
+
+/* Beyond what grows with the model (shards, sums, states), more layers take no more memory. */
+static void depth_costs_only_shards(void **state)
+{
+    (void)state;
+    int64_t slots = 0, grads = 0, staging = 0;
+    for (int32_t layers = 6; layers <= 96; layers *= 2) {
+        struct planned p = {.opt = default_options(3)};
+        plan_layers(&p, layers, 5000, 4);
+        const int64_t *b = p.plan->bytes;
+        if (layers > 6) {
+            assert_int_equal(b[ZR_MEM_PARAM_SLOTS], slots);
+            assert_int_equal(b[ZR_MEM_GRAD_SLOTS], grads);
+            assert_true(b[ZR_MEM_STAGING] - staging < 2 * 4096); /* rounding to pages */
+        }
+        slots = b[ZR_MEM_PARAM_SLOTS];
+        grads = b[ZR_MEM_GRAD_SLOTS];
+        staging = b[ZR_MEM_STAGING];
+        assert_int_equal(slots, 3 * p.layout->units[0].param_bytes);
+        assert_int_equal(grads, 2 * p.layout->units[0].grad_bytes);
+        release(&p);
+    }
+}
+
+/* Nothing has to be gathered at the moment it is needed, when all slots are as large as the largest unit. */
+static void steady_steps_gather_ahead(void **state)
+{
+    (void)state;
+    for (int prefetch = 1; prefetch <= 3; prefetch++) {
+        struct planned p = {.opt = default_options(3)};
+        struct watch w;
+        p.opt.prefetch = prefetch;
+        plan_layers(&p, 8, 1000, 8);
+        watch_open(&w, &p.plan->spec);
+        for (int step = 0; step < 3; step++) {
+            for (int32_t i = 0; i < p.plan->spec.n_order; i++) {
+                const struct zr_call *c = &p.plan->spec.order[i];
+                assert_int_equal(watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward),
+                                 0);
+            }
+            assert_int_equal(watch_call(&w, ZR_EV_STEP, 0, false), 0);
+        }
+        assert_int_equal(w.n_demand_gathers, 1);
+        watch_close(&w);
+        release(&p);
+    }
+}
+
+/* ---- orders ---- */
+
+static void wrong_orders_are_refused(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    plan_layers(&p, 3, 100, 2);
+    p.order[1].is_end = 1;
+    p.order[2] = (struct zr_call){.unit = 3, .backward = 1};
+    p.order[3] = (struct zr_call){.unit = 3, .backward = 1, .is_end = 1};
+    p.opt.order = p.order;
+    p.opt.n_order = 4;
+    assert_int_equal(plan_again(&p), ZR_ERR_ARG);
+    assert_string_equal(zr_error_text(), "order[2].unit is 3; allowed: 0..2");
+    release(&p);
+}
+
+/* The order is a hint: one without any backward (a model that only evaluates at first) makes a plan. */
+static void an_order_without_backward(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct planned p = {.opt = default_options(stage)};
+        plan_layers(&p, 3, 100, 2);
+        for (int i = 0; i < 6; i++)
+            p.order[i] = (struct zr_call){.unit = i / 2, .is_end = i & 1};
+        p.opt.order = p.order;
+        p.opt.n_order = 6;
+        CHECK(plan_again(&p) == 0, "stage %d: %s", stage, zr_error_text());
+        CHECK(stage <= 1 || p.plan->n_grad_slots >= 1, "no gradient slot");
+        check_plan(&p);
+        release(&p);
+    }
+}
+
+static void hash_covers_the_options(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    plan_layers(&p, 4, 1000, 4);
+    uint64_t h = p.plan->hash;
+    assert_int_equal(plan_again(&p), 0);
+    assert_int_equal(p.plan->hash, h);
+    struct zr_options base = p.opt;
+#define DIFFERS(change)                                                                                      \
+    p.opt = base;                                                                                            \
+    change;                                                                                                  \
+    assert_int_equal(plan_again(&p), 0);                                                                     \
+    assert_int_not_equal(p.plan->hash, h)
+    DIFFERS(p.opt.stage = 2);
+    DIFFERS(p.opt.prefetch = 1);
+    DIFFERS(p.opt.grad_accum_steps = 2);
+    DIFFERS(p.opt.n_states = 1);
+    DIFFERS(p.opt.param_budget_bytes = 2 * p.layout->units[0].param_bytes);
+    for (int i = 0; i < 16; i++)
+        p.order[i] = (struct zr_call){.unit = i < 8 ? i / 2 : 7 - i / 2, .backward = i >= 8, .is_end = i & 1};
+    p.opt = base;
+    p.opt.order = p.order;
+    p.opt.n_order = 16;
+    assert_int_equal(plan_again(&p), 0);
+    uint64_t declared = p.plan->hash;
+    struct zr_call swap = p.order[0];
+    p.order[0] = p.order[2];
+    p.order[2] = swap;
+    swap = p.order[1];
+    p.order[1] = p.order[3];
+    p.order[3] = swap;
+    assert_int_equal(plan_again(&p), 0);
+    assert_int_not_equal(p.plan->hash, declared);
+#undef DIFFERS
+    release(&p);
+}
+
+/* Whoever sums contributions in another way has another plan. */
+static void hash_covers_the_sums(void **state)
+{
+    (void)state;
+    for (int accum = 2; accum <= 4; accum++) {
+        struct planned p = {.opt = default_options(1)};
+        p.opt.grad_accum_steps = accum;
+        plan_layers(&p, 4, 1000, 4);
+        uint64_t h = p.plan->hash;
+        p.opt.deterministic = false;
+        assert_int_equal(plan_again(&p), 0);
+        assert_int_not_equal(p.plan->hash, h);
+        release(&p);
+    }
+}
+
+static void table_names_everything(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    char text[1024], part[1024], number[32];
+    plan_layers(&p, 4, 1000, 4);
+    zr_plan_table(p.plan, text, sizeof text);
+    for (int i = 0; i < ZR_MEM_COUNT; i++) {
+        snprintf(number, sizeof number, "%lld bytes", (long long)p.plan->bytes[i]);
+        const char *line = strstr(text, zr_mem_name((enum zr_mem)i));
+        assert_non_null(line);
+        assert_non_null(strstr(line, number));
+        assert_true(strstr(line, number) < strchr(line, '\n'));
+    }
+    snprintf(number, sizeof number, "%lld bytes", (long long)p.plan->total_bytes);
+    assert_non_null(strstr(strstr(text, "total per rank"), number));
+    for (size_t n = 0; n <= strlen(text) + 1; n++) {
+        memset(part, 0x55, sizeof part);
+        zr_plan_table(p.plan, part, n);
+        assert_int_equal(part[n], 0x55);
+        assert_true(n == 0 || (part[n - 1] == 0 || strlen(part) < n));
+        assert_true(n == 0 || !strncmp(part, text, n - 1));
+    }
+    release(&p);
+}
+
+static void out_of_memory_leaves_nothing(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    plan_layers(&p, 6, 1000, 4);
+    p.opt.param_budget_bytes = 5 * p.layout->units[0].param_bytes;
+    zr_plan_free(p.plan);
+    p.plan = NULL;
+    int64_t live = n_live, k = 0;
+    for (int err = ZR_ERR_NOMEM; err; k++) {
+        n_allocs = 0;
+        fail_at = k;
+        err = zr_plan_make(p.layout, &p.opt, &p.plan);
+        fail_at = -1;
+        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        if (err) {
+            assert_null(p.plan);
+            assert_non_null(strstr(zr_error_text(), "no memory"));
+            assert_int_equal(n_live, live);
+        }
+    }
+    assert_true(k > 15);
+    release(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_plan),
+        cmocka_unit_test(any_budget),
+        cmocka_unit_test(small_budgets_are_refused),
+        cmocka_unit_test(gathers_are_the_fewest),
+        cmocka_unit_test(traffic_by_stage),
+        cmocka_unit_test(depth_costs_only_shards),
+        cmocka_unit_test(steady_steps_gather_ahead),
+        cmocka_unit_test(wrong_orders_are_refused),
+        cmocka_unit_test(an_order_without_backward),
+        cmocka_unit_test(hash_covers_the_options),
+        cmocka_unit_test(hash_covers_the_sums),
+        cmocka_unit_test(table_names_everything),
+        cmocka_unit_test(out_of_memory_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
