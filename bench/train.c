@@ -1,8 +1,9 @@
 /* train.c: trains a GPT-2 on bytes, plain or wrapped.
  *
- * This file is the worked example of wrapping a C model. The plain program is what is left without the parts
- * marked "wrapping" below: the table of tensors, zero_wrap in place of the gradients' and the optimizer's
- * memory, a pair of brackets around each use of a unit, and zero_step in place of the optimizer's loop. */
+ * This file is the worked example of wrapping a C model. All that wrapping adds to the plain program stands
+ * in the section of that name: the table of tensors, and zero_wrap in place of the memory for gradients and
+ * optimizer state. Below it, begin() and end() are the brackets around each use of a unit, and zero_step
+ * replaces the optimizer's loop. With --plain, r->z is NULL and none of it happens. */
 #include "bench/train.h"
 #include "bench/arguments.h"
 #include "bench/bytes_data.h"
@@ -38,20 +39,19 @@ struct run {
     bool bad_input; /* what failed is for the caller to put right */
 };
 
-/* ---- wrapping: the tensors. Unit 0 is what the first and the last part of the model use, unit 1 + l is
- * layer l. ---- */
+/* ---- wrapping ---- */
 
+/* Unit 0 is what the first and the last part of the model use, unit 1 + l is layer l. */
 void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
                     struct gpt2 *model)
 {
     static struct gpt2 nowhere;
     struct gpt2 *m = model ? model : &nowhere;
     int64_t L = config->layers, C = config->channels, T = config->context, V = config->vocab;
-#define TENSOR(name, unit, flags, ...)                                                                       \
-    {                                                                                                        \
-#name, (void **)&m->params.name, (void **)&m->grads.name,                                            \
-            {__VA_ARGS__ }, GPT2_ZERO_DTYPE, unit, flags                                                     \
-    }
+    /* clang-format off */
+#define TENSOR(name, unit, flags, ...) \
+    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
+    /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
         TENSOR(wte, 0, 0, V, C),
         TENSOR(wpe, 0, 0, T, C),
@@ -226,7 +226,9 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     TRY(share(r, loss, stop));
 
     double ms = (double)(zr_now_ns() - start) * 1e-6;
-    if (*stop || ((step + 1) & step) == 0) { /* now and then: it takes the kernel a while to count */
+    /* Now and then, for it takes the kernel a while to count. What a step needs is held from the first one
+     * on, so no peak falls between. */
+    if (*stop || ((step + 1) & step) == 0) {
         int64_t now = resident_bytes();
         r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
     }
@@ -319,7 +321,7 @@ static int train(struct run *r)
         TRY(gpt2_open_grads(&r->model));
         TRY(plain_open(&r->plain, r->tensors, TRAIN_N_TENSORS));
     } else {
-        TRY(wrap(r)); /* wrapping */
+        TRY(wrap(r));
     }
     r->report.quiet = r->rank != 0;
     introduce(r);
