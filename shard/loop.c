@@ -2,7 +2,7 @@
 #include "shard/loop.h"
 
 #include <pthread.h>
-#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -122,6 +122,10 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
+    /* A write to a rank that died must be an error, not the end of this process; and the program's signals are for its own threads. */
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
     pthread_setname_np(pthread_self(), "zero-loop");
     uv_run(&l->uv, UV_RUN_DEFAULT);
 }
