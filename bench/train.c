@@ -259,10 +259,10 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
+        TRY(told(zero_stats(r->z, &stats))); /* before the state is read, which is traffic too */
         TRY(told(zero_mean(r->z, &peak, 1)));
         TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
                        r->z));
-        TRY(told(zero_stats(r->z, &stats)));
         s.stage = stats.stage;
         s.bytes = stats.allocated;
         s.planned_bytes = stats.planned;

@@ -104,6 +104,16 @@ class Parity(unittest.TestCase):
                 _, summary = train(world, *TINY, '--steps=1', f'--stage={stage}', '--dtype=bf16')
                 self.assertEqual(summary['bytes'], summary['planned_bytes'], f'world {world} stage {stage}')
 
+    def test_plan_tells_what_a_run_takes(self):
+        model = [a for a in TINY if a.split('=')[0] in ('--layers', '--heads', '--channels', '--context')]
+        for args in [['--dtype=f32', '--accum=1'], ['--dtype=bf16', '--accum=2']]:
+            plan = lines(bench('plan', '--json', '--world=3', *model, *args).stdout)
+            for stage in range(4):
+                _, summary = train(3, *TINY, '--steps=4', f'--stage={stage}', *args)
+                self.assertEqual(plan[stage]['bytes'], summary['bytes'], f'stage {stage} {args}')
+                beside = summary['collectives']['wire_bytes'] - 4 * plan[stage]['wire_bytes']
+                self.assertIn(beside, range(0, 16384), f'stage {stage} {args}')  # the losses, which are no part of a plan
+
 
 class Learning(unittest.TestCase):
     def test_the_loss_falls(self):
