@@ -1,6 +1,6 @@
 /* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
  */
-#include "shard/plan.h"
+#include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 #include "test/shard/failing_memory.h"
 
@@ -338,6 +338,7 @@ static void check_plan(const struct planned *p)
     const struct zr_plan *q = p->plan;
     CHECK(q->stage == p->opt.stage && q->world == p->layout->world && q->n_states == p->opt.n_states,
           "stage %d", q->stage);
+    CHECK(q->spec.tree == (p->opt.deterministic && p->opt.grad_accum_steps > 1), "sums in a tree");
     check_gather_arena(q);
     check_reduce_arena(q);
     check_slots(q);
@@ -582,6 +583,152 @@ static void traffic_by_stage(void **state)
     }
 }
 
+/* Frozen tensors travel only where they are sharded, and a narrower wire narrows gradients alone. */
+static void traffic_by_tensor(void **state)
+{
+    (void)state;
+    enum { N = 4096, EXCHANGE = ZR_EXCHANGE_BYTES };
+    for (int wire = 0; wire <= ZR_BF16; wire++) {
+        for (int stage = 1; stage <= 3; stage++) {
+            struct planned p = {.opt = default_options(stage)};
+            struct zr_tensor *t = calloc(3, sizeof *t);
+            t[0] = make_tensor("trainable", N, 0);
+            t[1] = make_tensor("frozen", 2 * N, 0);
+            t[1].grad = NULL;
+            t[2] = make_tensor("half", 4 * N, 0);
+            t[2].dtype = ZR_BF16;
+            p.opt.wire_dtype = (enum zr_dtype)wire;
+            lay_out(&p, t, 3, 2);
+            /* Resident by its flag at stage 3, so that the three stages are alike. */
+            p.layout->units[0].resident = true;
+            assert_int_equal(plan_again(&p), 0);
+            int64_t gather = (4 * N + 2 * 4 * N) / 2,
+                    reduce = ((wire == ZR_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
+            assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + EXCHANGE);
+            p.layout->units[0].resident = false;
+            p.opt.order = p.order;
+            p.opt.n_order = 4;
+            for (int i = 0; i < 4; i++)
+                p.order[i] = (struct zr_call){.backward = i > 1, .is_end = i & 1};
+            assert_int_equal(plan_again(&p), 0);
+            assert_int_equal(zr_plan_gather_wire(p.plan, 0, 0),
+                             gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
+            assert_int_equal(zr_plan_reduce_wire(p.plan, 0, 1, (enum zr_dtype)wire), reduce);
+            release(&p);
+        }
+    }
+}
+
+static void script_order(struct planned *p, const char *script)
+{
+    enum zr_core_event_kind kind;
+    int32_t unit;
+    bool backward;
+    p->opt.order = p->order;
+    p->opt.n_order = 0;
+    while (watch_parse(&script, &kind, &unit, &backward))
+        p->order[p->opt.n_order++] =
+            (struct zr_call){.unit = unit, .backward = backward, .is_end = kind == ZR_EV_END};
+}
+
+/* Units of these many blocks of 256 bytes. */
+static void plan_sizes(struct planned *p, const int *blocks, int32_t n, int world)
+{
+    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
+    for (int32_t i = 0; i < n; i++)
+        t[i] = make_tensor("t", 64 * world * blocks[i], i);
+    lay_out(p, t, n, world);
+}
+
+/* A declared order gets what it needs: one gradient slot more than are open, for the reduce before, unless
+ * nothing is overlapped. */
+static void declared_orders_get_what_they_need(void **state)
+{
+    (void)state;
+    for (int prefetch = 0; prefetch <= 2; prefetch++) {
+        struct planned p = {.opt = default_options(3)};
+        int64_t unit = 1000 * 256 * 8;
+        p.opt.prefetch = prefetch;
+        plan_sizes(&p, (int[]){1000, 1000, 1000, 1000, 1000, 1000}, 6, 8);
+        script_order(&p, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0]");
+        assert_int_equal(plan_again(&p), 0);
+        assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], (prefetch ? 2 : 1) * unit);
+        assert_int_equal(p.plan->bytes[ZR_MEM_PARAM_SLOTS], (1 + prefetch) * unit);
+        script_order(&p, "0( 1(1) 2(2) 3(3) 4(4) 5(5) 0) 0[ 5[5] 4[4] 3[3] 2[2] 1[1] 0]");
+        assert_int_equal(plan_again(&p), 0);
+        assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], (prefetch ? 3 : 2) * unit);
+        assert_int_equal(p.plan->bytes[ZR_MEM_PARAM_SLOTS], (2 + prefetch) * unit);
+        release(&p);
+    }
+}
+
+/* Slots in which nothing could stay are not bought, however large the budget. */
+static void useless_slots_are_not_bought(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    plan_sizes(&p, (int[]){10, 10, 10, 10, 10, 10}, 6, 8);
+    p.opt.prefetch = 1;
+    p.opt.param_budget_bytes = 5 * p.layout->units[0].param_bytes;
+    script_order(&p, "0(0) 0[0] 1(1) 1[1] 2(2) 2[2] 3(3) 3[3] 4(4) 4[4] 5(5) 5[5]");
+    assert_int_equal(plan_again(&p), 0);
+    assert_int_equal(p.plan->n_param_slots, 2);
+    assert_int_equal(p.plan->traffic.n_gather, 6);
+    check_plan(&p);
+    release(&p);
+}
+
+/* Never more than 60 and 30 blocks are open at once, but when 30 and then 20 begin, the 20 get the slot that
+ * 60 will need: both slots have to hold 60. The parameters have nothing to do with that. */
+static void gradient_slots_do_not_spend_the_budget(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    plan_sizes(&p, (int[]){30, 20, 60, 60, 60}, 5, 8);
+    p.opt.prefetch = 0;
+    script_order(&p, "0(0) 1(1) 2(2) 3(3) 4(4) 4[4] 3[3] 2[ 0[0] 2] 0[ 1[ 0] 2[2] 1]");
+    for (int n = 2; n <= 3; n++) {
+        p.opt.param_budget_bytes = n * p.layout->units[2].param_bytes;
+        CHECK(plan_again(&p) == 0, "%s", zr_error_text());
+        assert_int_equal(p.plan->bytes[ZR_MEM_GRAD_SLOTS], 2 * p.layout->units[2].grad_bytes);
+        check_plan(&p);
+    }
+    release(&p);
+}
+
+/* Copies of frozen units outlive a step, and it takes this one three steps until they lie where they stay. */
+static void rehearsal_reaches_a_steady_step(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = default_options(3)};
+    static const int64_t units[9] = {14336, 7168, 7168, 7168, 43008, 3584, 17920, 3584, 3584},
+                         slots[6] = {43008, 17920, 14336, 7168, 7168, 3584};
+    struct zr_core_unit_spec spec_units[9];
+    int64_t gathers[9], reduces[9], n_gathers = 0;
+    for (int i = 0; i < 9; i++)
+        spec_units[i] = (struct zr_core_unit_spec){
+            .param_bytes = units[i], .grad_bytes = 1, .trainable = i == 4 || i == 6};
+    script_order(&p, "0( 1(1) 2(2) 6(6) 0) 7( 8(8) 7) 8[8] 7[7] 6[6] 4[4] 3[3] 2[2] 1[1]");
+    struct zr_core_spec spec = {.n_units = 9,
+                                .units = spec_units,
+                                .n_param_slots = 6,
+                                .n_grad_slots = 1,
+                                .param_slot_bytes = slots,
+                                .grad_slot_bytes = (int64_t[]){1},
+                                .stage = 3,
+                                .world = 2,
+                                .prefetch = 4,
+                                .grad_accum_steps = 1,
+                                .reduce_each = true,
+                                .n_sums = 1,
+                                .order = p.order,
+                                .n_order = p.opt.n_order};
+    assert_int_equal(zr_core_rehearse(&spec, gathers, reduces), 0);
+    for (int i = 0; i < 9; i++)
+        n_gathers += gathers[i];
+    assert_int_equal(n_gathers, 4);
+}
+
 /* Beyond what grows with the model (shards, sums, states), more layers take no more memory. */
 static void depth_costs_only_shards(void **state)
 {
@@ -777,6 +924,11 @@ int main(void)
         cmocka_unit_test(small_budgets_are_refused),
         cmocka_unit_test(gathers_are_the_fewest),
         cmocka_unit_test(traffic_by_stage),
+        cmocka_unit_test(traffic_by_tensor),
+        cmocka_unit_test(declared_orders_get_what_they_need),
+        cmocka_unit_test(useless_slots_are_not_bought),
+        cmocka_unit_test(gradient_slots_do_not_spend_the_budget),
+        cmocka_unit_test(rehearsal_reaches_a_steady_step),
         cmocka_unit_test(depth_costs_only_shards),
         cmocka_unit_test(steady_steps_gather_ahead),
         cmocka_unit_test(wrong_orders_are_refused),
