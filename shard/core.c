@@ -172,7 +172,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
         c->reserved = 0;
     for (int32_t i = 0; i < c->n_gslots; i++)
         gslots(c)[i] = (struct gslot){.bytes = s->grad_slot_bytes[i], .unit = -1};
-    for (int32_t a = 0; a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
+    for (int32_t a = 0; s->n_order && a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
         memcpy(order(c) + c->n_order, s->order, (size_t)s->n_order * sizeof *s->order);
         c->n_order += s->n_order;
     }

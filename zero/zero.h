@@ -263,7 +263,8 @@ ZERO_API int zero_micro(zero_ctx *z);
 
 /* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning rate of this step.
  * info may be NULL; if it is not, the call waits for the global norm (not for the update). Refused with ZERO_ERR_ORDER, and nothing
- * changed, while a bracket is open or when the micro-batches counted are not cfg.grad_accum_steps. */
+ * changed, while a bracket is open or when the micro-batches counted are not cfg.grad_accum_steps (which a
+ * model without brackets and with grad_accum_steps 1 is trusted to have run). */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element size of the
