@@ -9,16 +9,28 @@ static int need_context(const struct zero_ctx *z, const char *call)
     return z ? 0 : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
 }
 
+/* A context that has failed says so whatever it is asked: the arguments may be wrong only because of the failure. */
+static int need_healthy(struct zero_ctx *z, const char *call)
+{
+    int err = need_context(z, call);
+    return err ? err : zr_engine_check(&z->engine);
+}
+
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
     int err = need_context(z, call);
     if (err)
         return err;
-    if (phase != ZERO_FORWARD && phase != ZERO_BACKWARD)
-        return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
-    if (unit < 0 || unit >= z->layout->n_units)
+    bool known_phase = phase == ZERO_FORWARD || phase == ZERO_BACKWARD;
+    if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
+        err = need_healthy(z, call);
+        if (err)
+            return err;
+        if (!known_phase)
+            return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
+    }
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
     return zr_engine_call(&z->engine, &ev);
 }
@@ -42,7 +54,7 @@ int zero_micro(zero_ctx *z)
 
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
-    int err = need_context(z, "zero_step");
+    int err = need_healthy(z, "zero_step");
     if (err)
         return err;
     if (!isfinite(lr))
@@ -58,7 +70,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 /* Checks a range and turns the public value into the engine's. */
 static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int32_t value, int64_t first, int64_t n, int *kind)
 {
-    int err = need_context(z, call);
+    int err = need_healthy(z, call);
     if (err)
         return err;
     if (tensor < 0 || tensor >= z->layout->n_tensors)
@@ -70,13 +82,13 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
     if (value != ZERO_VALUE_PARAM && !t->grad)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call, t->name);
     if (first < 0 || n < 0 || first > t->n_elems - n)
-        return zr_fail(ZR_ERR_ARG, "%s: elements %lld..%lld of tensor %s; allowed: within 0..%lld", call, (long long)first,
-                       (long long)(first + n - 1), t->name, (long long)t->n_elems - 1);
+        return zr_fail(ZR_ERR_ARG, "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s", call,
+                       (long long)first, (long long)n, (long long)t->n_elems, t->name);
     int32_t open = zr_core_open_unit(z->engine.core);
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     *kind = value == ZERO_VALUE_PARAM ? ZR_VALUE_PARAM : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER : value - ZERO_VALUE_STATE;
-    return zr_engine_check(&z->engine);
+    return 0;
 }
 
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
@@ -97,12 +109,11 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)
 {
-    int err = need_context(z, "zero_mean");
+    int err = need_healthy(z, "zero_mean");
     if (err)
         return err;
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL", n,
                        values ? "set" : "NULL");
-    err = zr_engine_check(&z->engine);
-    return err ? err : zr_engine_mean(&z->engine, values, n);
+    return zr_engine_mean(&z->engine, values, n);
 }

@@ -6,13 +6,18 @@
 
 #define KNOWN_FLAGS (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT)
 
+/* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an int64_t, and no table
+ * over units needs offsets of more than 32 bits. */
+#define MOST_ELEMS  (INT64_C(1) << 48)
+#define MOST_LAYERS (1 << 24)
+
 static int bad(const struct zero_tensor *t, int32_t i, const char *what)
 {
     return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s", i, t->name && *t->name ? t->name : "no name", what);
 }
 
 /* The product of the shape, or -1 with a message. */
-static int64_t count_elems(const struct zero_tensor *t, int32_t i, int64_t elem_bytes)
+static int64_t count_elems(const struct zero_tensor *t, int32_t i)
 {
     int64_t n = 1;
     int rank = 0;
@@ -22,10 +27,9 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i, int64_t elem_
                     (long long)t->shape[rank]);
             return -1;
         }
-        /* A quarter of the address space leaves room for padding and sums over tensors. */
-        if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > INT64_MAX / 4 / elem_bytes / 16) {
-            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape overflows at shape[%d] = %lld", i, t->name, rank,
-                    (long long)t->shape[rank]);
+        if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > MOST_ELEMS) {
+            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape overflows at shape[%d] = %lld; allowed: %lld elements in all", i, t->name,
+                    rank, (long long)t->shape[rank], (long long)MOST_ELEMS);
             return -1;
         }
     }
@@ -50,10 +54,11 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
         return zr_fail(ZR_ERR_NOTSUP, "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, ZERO_BF16", i,
                        t->name);
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): flags has unknown bits 0x%x", i, t->name, t->flags & ~(uint32_t)KNOWN_FLAGS);
+        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i, t->name,
+                       t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
     if (t->unit < 0)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
-    int64_t n = count_elems(t, i, zr_dtype_bytes((enum zr_dtype)t->dtype));
+    int64_t n = count_elems(t, i);
     if (n < 0)
         return ZR_ERR_ARG;
     bool stacked = t->flags & ZERO_STACKED;
@@ -79,16 +84,9 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(struct zr_tensor *const *)a)->name, (*(struct zr_tensor *const *)b)->name);
 }
 
-/* The same model pointer in two tensors would be re-pointed twice. */
-static int by_param(const void *a, const void *b)
+static int check_names(const struct zr_tensor *t, int32_t n)
 {
-    uintptr_t x = (uintptr_t)(*(struct zr_tensor *const *)a)->param, y = (uintptr_t)(*(struct zr_tensor *const *)b)->param;
-    return (x > y) - (x < y);
-}
-
-static int check_unique(struct zr_tensor *t, int32_t n, bool for_plan)
-{
-    struct zr_tensor **sorted = malloc((size_t)n * sizeof *sorted);
+    const struct zr_tensor **sorted = malloc((size_t)n * sizeof *sorted);
     if (!sorted)
         return zr_fail(ZR_ERR_NOMEM, "no memory to check %d tensors", n);
     int err = 0;
@@ -100,13 +98,63 @@ static int check_unique(struct zr_tensor *t, int32_t n, bool for_plan)
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] and tensors[%d] are both named %s; names must be unique",
                           (int)zr_min(sorted[i - 1] - t, sorted[i] - t), (int)zr_max(sorted[i - 1] - t, sorted[i] - t),
                           sorted[i]->name);
-    if (!for_plan)
-        qsort(sorted, (size_t)n, sizeof *sorted, by_param);
-    for (int32_t i = 1; !err && !for_plan && i < n; i++)
-        if (sorted[i]->param == sorted[i - 1]->param)
-            err = zr_fail(ZR_ERR_ARG, "tensors %s and %s have the same param; one pointer of the model is one tensor",
-                          sorted[i - 1]->name, sorted[i]->name);
     free(sorted);
+    return err;
+}
+
+/* A range of the model's memory: one of its pointers, or what param points to. */
+struct range {
+    uintptr_t at;
+    uint64_t bytes;
+    const char *tensor, *what;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const struct range *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The first two that share memory, or false. Sorts. */
+static bool find_overlap(struct range *r, size_t n, const struct range **one, const struct range **other)
+{
+    qsort(r, n, sizeof *r, by_place);
+    const struct range *farthest = r;
+    for (size_t i = 1; i < n; i++) {
+        if (r[i].at - farthest->at < farthest->bytes) {
+            *one = farthest;
+            *other = &r[i];
+            return true;
+        }
+        farthest = &r[i];
+    }
+    return false;
+}
+
+/* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same weights, as tied ones are, would
+ * be given places of their own and part. */
+static int check_pointers(const struct zr_tensor *t, int32_t n)
+{
+    struct range *r = malloc(2 * (size_t)n * sizeof *r);
+    const struct range *a, *b;
+    size_t n_ranges = 0;
+    int err = 0;
+    if (!r)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to check %d tensors", n);
+    for (int32_t i = 0; i < n; i++) {
+        r[n_ranges++] = (struct range){(uintptr_t)t[i].param, sizeof(void *), t[i].name, "param"};
+        if (t[i].grad)
+            r[n_ranges++] = (struct range){(uintptr_t)t[i].grad, sizeof(void *), t[i].name, "grad"};
+    }
+    if (find_overlap(r, n_ranges, &a, &b))
+        err = zr_fail(ZR_ERR_ARG, "%s of tensor %s and %s of tensor %s are the same pointer of the model; each must be one of its own",
+                      a->what, a->tensor, b->what, b->tensor);
+    for (int32_t i = 0; i < n; i++)
+        r[i] = (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)), t[i].name, "*param"};
+    if (!err && find_overlap(r, (size_t)n, &a, &b))
+        err = zr_fail(ZR_ERR_ARG, "*param of tensors %s and %s share memory; tied weights are one tensor, under one pointer",
+                      a->tensor, b->tensor);
+    free(r);
     return err;
 }
 
@@ -120,15 +168,21 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);
     int err = 0;
-    int64_t slices = 0;
+    int64_t slices = 0, elems = 0;
     for (int32_t i = 0; !err && i < n; i++) {
         err = check_one(&tensors[i], i, for_plan, &t[i]);
         slices += t[i].n_slices;
+        elems += t[i].n_elems;
+        if (!err && elems > MOST_ELEMS)
+            err = zr_fail(ZR_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld", i, (long long)elems,
+                          (long long)MOST_ELEMS);
     }
-    if (!err && slices > INT32_MAX / 2)
-        err = zr_fail(ZR_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices, INT32_MAX / 2);
+    if (!err && slices > MOST_LAYERS)
+        err = zr_fail(ZR_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices, MOST_LAYERS);
     if (!err)
-        err = check_unique(t, n, for_plan);
+        err = check_names(t, n);
+    if (!err && !for_plan)
+        err = check_pointers(t, n);
     if (err) {
         zr_tensors_free(t, n);
         return err;

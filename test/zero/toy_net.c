@@ -1,0 +1,320 @@
+/* toy_net.c: see toy_net.h. */
+#include "test/zero/toy_net.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+
+static const struct zero_tensor shape_of[TOY_TENSORS] = {
+    {.name = "embedding", .shape = {33, 5}, .dtype = ZERO_F32, .unit = 0},
+    {.name = "layers", .shape = {2, 40, 3}, .dtype = ZERO_F32, .unit = 1, .flags = ZERO_STACKED},
+    {.name = "bias", .shape = {70}, .dtype = ZERO_BF16, .unit = 1, .flags = ZERO_NO_DECAY},
+    {.name = "frozen", .shape = {20}, .dtype = ZERO_F32, .unit = 2},
+    {.name = "head", .shape = {257}, .dtype = ZERO_BF16, .unit = 3, .flags = ZERO_GRAD_OVERWRITE},
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* In [-1, 1). */
+static float noise(uint64_t a, uint64_t b)
+{
+    return (float)((int64_t)(mix(mix(a) + b) >> 43) - (1 << 20)) / (float)(1 << 20);
+}
+
+static float load(int t, const void *p, int64_t i)
+{
+    if (shape_of[t].dtype == ZERO_F32)
+        return ((const float *)p)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void store(int t, void *p, int64_t i, float f)
+{
+    if (shape_of[t].dtype == ZERO_F32) {
+        ((float *)p)[i] = f;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (f - f == 0) /* else infinite or not a number: cutting keeps it so */
+        bits += 0x7fff + (bits >> 16 & 1);
+    ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
+}
+
+int64_t toy_elems(int tensor)
+{
+    int64_t n = 1;
+    for (int d = 0; shape_of[tensor].shape[d]; d++)
+        n *= shape_of[tensor].shape[d];
+    return n;
+}
+
+void toy_make(struct toy *m)
+{
+    memset(m, 0, sizeof *m);
+    for (int t = 0; t < TOY_TENSORS; t++) {
+        int64_t n = toy_elems(t);
+        m->own[t] = m->param[t] = malloc((size_t)n * 4);
+        for (int64_t i = 0; i < n; i++)
+            store(t, m->own[t], i, noise((uint64_t)t + 1000, (uint64_t)i));
+        m->table[t] = shape_of[t];
+        m->table[t].param = &m->param[t];
+        m->table[t].grad = t == TOY_FROZEN ? NULL : &m->grad[t];
+    }
+}
+
+void toy_free(struct toy *m)
+{
+    for (int t = 0; t < TOY_TENSORS; t++)
+        free(m->own[t]);
+    memset(m, 0, sizeof *m);
+}
+
+bool toy_untouched(const struct toy *m)
+{
+    for (int t = 0; t < TOY_TENSORS; t++)
+        if (m->param[t] != m->own[t] || m->grad[t])
+            return false;
+    return true;
+}
+
+int toy_forward(struct toy *m, zero_ctx *z, bool brackets)
+{
+    volatile float seen = 0;
+    int err = 0;
+    for (int u = 0; !err && u < TOY_UNITS; u++) {
+        err = brackets ? zero_begin(z, u, ZERO_FORWARD) : 0;
+        for (int t = 0; !err && t < TOY_TENSORS; t++)
+            if (shape_of[t].unit == u)
+                seen += load(t, m->param[t], 0);
+        if (!err && brackets)
+            err = zero_end(z, u, ZERO_FORWARD);
+    }
+    return err;
+}
+
+void toy_add_gradient(struct toy *m, int unit, int step, int micro)
+{
+    for (int t = 0; t < TOY_TENSORS; t++) {
+        int64_t slices = shape_of[t].flags & ZERO_STACKED ? shape_of[t].shape[0] : 1,
+                slice = unit - shape_of[t].unit;
+        int64_t n = toy_elems(t) / slices;
+        if (t == TOY_FROZEN || slice < 0 || slice >= slices)
+            continue;
+        for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
+            float g = 0.25f * load(t, m->param[t], i) +
+                      0.125f * noise((uint64_t)(step * 64 + micro), (uint64_t)t << 32 | (uint64_t)i);
+            float old = shape_of[t].flags & ZERO_GRAD_OVERWRITE ? 0 : load(t, m->grad[t], i);
+            store(t, m->grad[t], i, old + g);
+        }
+    }
+}
+
+int toy_backward(struct toy *m, zero_ctx *z, bool brackets, int step, int micro)
+{
+    int err = 0;
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = brackets ? zero_begin(z, u, ZERO_BACKWARD) : 0;
+        if (!err)
+            toy_add_gradient(m, u, step, micro);
+        if (!err && brackets)
+            err = zero_end(z, u, ZERO_BACKWARD);
+    }
+    return err;
+}
+
+void toy_poison_gradient(struct toy *m, int tensor, float x)
+{
+    store(tensor, m->grad[tensor], 0, x);
+}
+
+int toy_hash(zero_ctx *z, int n_states, uint64_t *hash)
+{
+    unsigned char *bytes = malloc(8192);
+    *hash = 0xcbf29ce484222325u;
+    int err = 0;
+    for (int t = 0; !err && t < TOY_TENSORS; t++)
+        for (int k = 0; !err && k < (t == TOY_FROZEN ? 1 : ZERO_VALUE_STATE + n_states); k++) {
+            size_t size = k == ZERO_VALUE_PARAM && shape_of[t].dtype == ZERO_BF16 ? 2 : 4,
+                   n = (size_t)toy_elems(t) * size;
+            memset(bytes, 0xff, n);
+            err = zero_read(z, t, k, 0, toy_elems(t), bytes);
+            for (size_t i = 0; !err && i < n; i++)
+                *hash = (*hash ^ bytes[i]) * 0x100000001b3u;
+        }
+    free(bytes);
+    return err;
+}
+
+/* ---- ranks ---- */
+
+static int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    int port = bind(s, (struct sockaddr *)&a, n) || getsockname(s, (struct sockaddr *)&a, &n)
+                   ? 0
+                   : ntohs(a.sin_port);
+    close(s);
+    return port;
+}
+
+struct zero_config toy_config(struct toy_rank *r, int stage)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = stage;
+    cfg.rank = r->rank;
+    cfg.world = r->world;
+    cfg.rendezvous = r->world > 1 ? r->url : NULL;
+    cfg.timeout_ms = 30000;
+    cfg.weight_decay = 0.1f;
+    return cfg;
+}
+
+void toy_note(struct toy_rank *r, int code)
+{
+    r->err = code;
+    snprintf(r->text, sizeof r->text, "%s", zero_last_error());
+}
+
+void toy_wrong(struct toy_rank *r, const char *fmt, ...)
+{
+    size_t used = strlen(r->wrong);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(r->wrong + used, sizeof r->wrong - used, fmt, ap);
+    va_end(ap);
+    used = strlen(r->wrong);
+    snprintf(r->wrong + used, sizeof r->wrong - used, "; ");
+}
+
+void toy_set_ranks(int world, void *arg, struct toy_rank *out)
+{
+    int port = free_port();
+    for (int i = 0; i < world; i++) {
+        memset(&out[i], 0, sizeof out[i]);
+        out[i].rank = i;
+        out[i].world = world;
+        out[i].arg = arg;
+        snprintf(out[i].url, sizeof out[i].url, "tcp://127.0.0.1:%d", port);
+    }
+}
+
+struct start {
+    void (*fn)(struct toy_rank *r);
+    struct toy_rank *r;
+};
+
+static void *run(void *arg)
+{
+    struct start *s = arg;
+    s->fn(s->r);
+    return NULL;
+}
+
+void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *out)
+{
+    pthread_t thread[MOST_TOY_RANKS];
+    struct start s[MOST_TOY_RANKS];
+    toy_set_ranks(world, arg, out);
+    for (int i = 0; i < world; i++) {
+        s[i] = (struct start){fn, &out[i]};
+        pthread_create(&thread[i], NULL, run, &s[i]);
+    }
+    for (int i = 0; i < world; i++)
+        pthread_join(thread[i], NULL);
+}
+
+int64_t toy_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- what is held ---- */
+
+static int count_entries(const char *folder)
+{
+    DIR *d = opendir(folder);
+    int n = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += e->d_name[0] != '.';
+    if (d)
+        closedir(d);
+    return n;
+}
+
+static struct toy_holdings look(void)
+{
+    struct toy_holdings h = {.n_fds = count_entries("/proc/self/fd"),
+                             .n_threads = count_entries("/proc/self/task")};
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "re");
+    while (f && fgets(line, sizeof line, f))
+        h.n_maps += strstr(line, "memfd:zero") != NULL;
+    if (f)
+        fclose(f);
+    return h;
+}
+
+static bool same(struct toy_holdings a, struct toy_holdings b)
+{
+    return a.n_fds == b.n_fds && a.n_threads == b.n_threads && a.n_maps == b.n_maps;
+}
+
+static void *nothing(void *arg)
+{
+    return arg;
+}
+
+struct toy_holdings toy_holdings(void)
+{
+    /* libuv opens a pipe with the first loop of a process and keeps it; a sanitizer has a thread of its own
+     * from the first one on. */
+    static bool warm;
+    uv_loop_t first;
+    pthread_t thread;
+    if (!warm && uv_loop_init(&first) == 0)
+        uv_loop_close(&first);
+    if (!warm && pthread_create(&thread, NULL, nothing, NULL) == 0)
+        pthread_join(thread, NULL);
+    warm = true;
+    struct toy_holdings h = look();
+    for (int n_same = 0, i = 0; n_same < 5 && i < 500; i++) {
+        struct toy_holdings again = look();
+        n_same = same(h, again) ? n_same + 1 : 0;
+        h = again;
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return h;
+}
+
+bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now)
+{
+    for (int i = 0; i < 500; i++) {
+        *now = look();
+        if (same(*now, before))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    return false;
+}

@@ -1,0 +1,74 @@
+/* toy_net.h: a small model that is wrapped, trained and looked at, and ranks that are threads, for tests of
+ * what goes wrong.
+ *
+ * Its gradient depends on the weights it is shown, on the step and on the global micro-batch, so whatever is
+ * lost, doubled or stale changes what is trained. It has what zero.h offers: a stacked tensor, f32 and bf16,
+ * a frozen one, one that is overwritten. */
+#ifndef ZR_TEST_ZERO_TOY_NET_H
+#define ZR_TEST_ZERO_TOY_NET_H
+
+#include "zero/zero.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { TOY_TENSORS = 5, TOY_UNITS = 4, TOY_FROZEN = 3, TOY_STACKED = 1, MOST_TOY_RANKS = 8 };
+
+struct toy {
+    void *param[TOY_TENSORS], *grad[TOY_TENSORS]; /* the model's own pointers */
+    void *own[TOY_TENSORS];                       /* its own memory */
+    struct zero_tensor table[TOY_TENSORS];
+};
+
+/* Fresh weights, the same on every rank. */
+void toy_make(struct toy *m);
+void toy_free(struct toy *m);
+int64_t toy_elems(int tensor);
+/* The model's pointers stand where toy_make left them. */
+bool toy_untouched(const struct toy *m);
+
+/* Each returns the first error. brackets false: for stages 0 and 1. micro: of all ranks. */
+int toy_forward(struct toy *m, zero_ctx *z, bool brackets);
+int toy_backward(struct toy *m, zero_ctx *z, bool brackets, int step, int micro);
+/* The unit's share of the gradient, added to what is there; the bracket is the caller's. */
+void toy_add_gradient(struct toy *m, int unit, int step, int micro);
+/* Puts x in the first element of a trainable tensor's gradient as it stands now. */
+void toy_poison_gradient(struct toy *m, int tensor, float x);
+
+/* Collective: a hash of every weight, master and moment (n_states of them). */
+int toy_hash(zero_ctx *z, int n_states, uint64_t *hash);
+
+/* One rank, as a thread or a forked process. */
+struct toy_rank {
+    int rank, world;
+    char url[64];
+    void *arg;
+    int err;         /* for the test to read */
+    char text[2048]; /* zero_last_error of it */
+    int64_t ms;      /* likewise; what is measured is the test's */
+    uint64_t hash;
+    char wrong[4096]; /* "" when all is well: cmocka's asserts only work on the test's own thread */
+};
+
+/* ZERO_CONFIG_INIT with rank, world and rendezvous filled in. */
+struct zero_config toy_config(struct toy_rank *r, int stage);
+/* Notes code and zero_last_error(). */
+void toy_note(struct toy_rank *r, int code);
+/* Appends to wrong. */
+void toy_wrong(struct toy_rank *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+void toy_set_ranks(int world, void *arg, struct toy_rank *out);
+/* Runs fn on world threads; does not look at the outcome. */
+void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *out);
+
+int64_t toy_now_ms(void);
+
+/* What a process holds that a context may have left behind. */
+struct toy_holdings {
+    int n_fds, n_threads, n_maps; /* n_maps: memfds, the arenas of ranks */
+};
+struct toy_holdings toy_holdings(void);
+/* The same as before, now or soon: a joined thread is still listed for a moment. */
+bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now);
+
+#endif
