@@ -101,6 +101,12 @@ int zr_timeline_mark(struct zr_timeline *t, struct zr_device *dev, struct zr_str
     return dev->ops->call(s, on_mark, &m, sizeof m);
 }
 
+/* In microseconds to three places; as integers, as %f has a comma in some locales. */
+static void put_us(FILE *f, int64_t ns)
+{
+    fprintf(f, "%lld.%03d", (long long)(ns / 1000), (int)(ns % 1000));
+}
+
 int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
 {
     static const char *const track_name[ZR_TRACK_COUNT] = {
@@ -125,9 +131,11 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
             fprintf(f, "{\"ph\":\"X\",\"name\":\"%s", kind_name[s->kind]);
             if (s->unit >= 0)
                 fprintf(f, " %d", s->unit);
-            fprintf(f, "\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"unit\":%d,\"step\":%u}},\n",
-                    kind_name[s->kind], rank, i, (double)(s->from_ns - t->start_ns) / 1e3,
-                    (double)(s->to_ns - s->from_ns) / 1e3, s->unit, s->step);
+            fprintf(f, "\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":", kind_name[s->kind], rank, i);
+            put_us(f, s->from_ns - t->start_ns);
+            fprintf(f, ",\"dur\":");
+            put_us(f, s->to_ns - s->from_ns);
+            fprintf(f, ",\"args\":{\"unit\":%d,\"step\":%u}},\n", s->unit, s->step);
         }
     }
     fprintf(f, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}\n]}\n", rank, rank);
