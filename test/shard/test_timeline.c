@@ -182,6 +182,35 @@ static void nesting(void **state)
     zr_timeline_close(t);
 }
 
+static double end_of(const json_t *e)
+{
+    return number(e, "ts") + number(e, "dur");
+}
+
+/* An end belongs to the open span of its kind and unit; without one it is nobody's. */
+static void ends_find_their_spans(void **state)
+{
+    (void)state;
+    struct zr_timeline *t;
+    const json_t *span[8];
+    assert_int_equal(zr_timeline_open(8, &t), 0);
+    zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_BACKWARD, 0, 1);
+    zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 0, 1);
+    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_BACKWARD, 0); /* the outer one first */
+    usleep(10);
+    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 0);
+    usleep(10);
+    zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, 1);
+    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 0); /* once too often */
+    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
+    json_t *root = written(t, 0);
+    assert_int_equal(spans_of(root, ZR_TRACK_MODEL, span, 8), 3);
+    assert_true(end_of(span[0]) + 9 <= end_of(span[1]));
+    assert_true(end_of(span[1]) + 9 <= number(span[2], "ts"));
+    json_decref(root);
+    zr_timeline_close(t);
+}
+
 /* The ring keeps the latest spans of each track, whatever the others do; a span that outlives its place is
  * dropped. */
 static void the_latest_are_kept(void **state)
@@ -322,6 +351,7 @@ int main(void)
         cmocka_unit_test(an_empty_timeline),
         cmocka_unit_test(every_kind_on_its_track),
         cmocka_unit_test(nesting),
+        cmocka_unit_test(ends_find_their_spans),
         cmocka_unit_test(the_latest_are_kept),
         cmocka_unit_test(marks_on_a_stream),
         cmocka_unit_test(points_in_every_locale),
