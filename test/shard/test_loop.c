@@ -2,9 +2,9 @@
  *
  * A lost wake-up shows as a hang, which an alarm ends. What carry writes is read without locks after
  * zr_loop_await and zr_loop_close: a thread sanitizer sees whether that is allowed. */
-#include "failing_memory.h"
-#include "random_model.h"
 #include "shard/loop.h"
+#include "test/shard/failing_memory.h"
+#include "test/shard/random_model.h"
 
 #include <pthread.h>
 #include <signal.h>

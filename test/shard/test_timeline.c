@@ -1,8 +1,8 @@
 /* test_timeline.c: what is recorded comes out as a Chrome trace that a JSON reader takes: the latest spans of
  * each track, nested as they were. */
-#include "failing_memory.h"
-#include "random_model.h"
 #include "shard/timeline.h"
+#include "test/shard/failing_memory.h"
+#include "test/shard/random_model.h"
 
 #include <jansson.h>
 #include <locale.h>
