@@ -93,26 +93,27 @@ static int32_t capacity(const struct zr_core_spec *s)
     return n < 1 << 24 ? (int32_t)n : 1 << 24;
 }
 
-static struct zr_core place(const struct zr_core_spec *s)
+static void place(struct zr_core *c, const struct zr_core_spec *s)
 {
-    struct zr_core c = {.cap = capacity(s)};
-    uint32_t at = (uint32_t)sizeof c;
+    uint32_t at = (uint32_t)sizeof *c;
+    c->cap = capacity(s);
 #define PLACE(field, type, n)                                                                                \
-    (c.field = (at + 15) & ~15u, at = c.field + (uint32_t)sizeof(type) * (uint32_t)(n))
+    (c->field = (at + 15) & ~15u, at = c->field + (uint32_t)sizeof(type) * (uint32_t)(n))
     PLACE(units_at, struct unit, s->n_units);
     PLACE(pslots_at, struct pslot, s->n_param_slots);
     PLACE(gslots_at, struct gslot, s->n_grad_slots);
-    PLACE(order_at, struct zr_call, c.cap);
-    PLACE(rec_at, struct zr_call, c.cap);
-    PLACE(next_at, int32_t, c.cap);
+    PLACE(order_at, struct zr_call, c->cap);
+    PLACE(rec_at, struct zr_call, c->cap);
+    PLACE(next_at, int32_t, c->cap);
 #undef PLACE
-    c.total = (at + 15) & ~15u;
-    return c;
+    c->total = (at + 15) & ~15u;
 }
 
 size_t zr_core_bytes(const struct zr_core_spec *s)
 {
-    return place(s).total;
+    struct zr_core c;
+    place(&c, s);
+    return c.total;
 }
 
 int32_t zr_core_max_actions(const struct zr_core_spec *s)
@@ -138,9 +139,9 @@ static void index_order(struct zr_core *c)
 struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
 {
     struct zr_core *c = mem;
-    struct zr_core header = place(s);
-    memset(mem, 0, header.total);
-    *c = header;
+    /* Zero, then field by field: so padding is zero, and the core comparable by bytes. */
+    memset(mem, 0, zr_core_bytes(s));
+    place(c, s);
     c->n_units = s->n_units;
     c->n_pslots = s->n_param_slots;
     c->n_gslots = s->n_grad_slots;
@@ -154,24 +155,27 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->tree = s->tree;
     for (int32_t u = 0; u < c->n_units; u++) {
         const struct zr_core_unit_spec *from = &s->units[u];
-        units(c)[u] = (struct unit){.param_bytes = from->param_bytes,
-                                    .grad_bytes = from->grad_bytes,
-                                    .resident = from->resident,
-                                    .trainable = from->trainable,
-                                    .pslot = -1,
-                                    .gslot = -1};
+        struct unit *to = &units(c)[u];
+        to->param_bytes = from->param_bytes;
+        to->grad_bytes = from->grad_bytes;
+        to->resident = from->resident;
+        to->trainable = from->trainable;
+        to->pslot = to->gslot = -1;
         c->n_sharded += !from->resident;
     }
     for (int32_t i = 0; i < c->n_pslots; i++) {
         int64_t bytes = s->param_slot_bytes[i];
-        pslots(c)[i] = (struct pslot){.bytes = bytes, .unit = -1};
+        pslots(c)[i].bytes = bytes;
+        pslots(c)[i].unit = -1;
         c->second = bytes > c->reserved ? c->reserved : bytes > c->second ? bytes : c->second;
         c->reserved = bytes > c->reserved ? bytes : c->reserved;
     }
     if (!s->reserve_largest || c->reserved == c->second)
         c->reserved = 0;
-    for (int32_t i = 0; i < c->n_gslots; i++)
-        gslots(c)[i] = (struct gslot){.bytes = s->grad_slot_bytes[i], .unit = -1};
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        gslots(c)[i].bytes = s->grad_slot_bytes[i];
+        gslots(c)[i].unit = -1;
+    }
     for (int32_t a = 0; s->n_order && a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
         memcpy(order(c) + c->n_order, s->order, (size_t)s->n_order * sizeof *s->order);
         c->n_order += s->n_order;

@@ -184,7 +184,7 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
     int64_t v[] = {t->dtype, t->n_elems, t->n_slices, t->unit,      t->grad != NULL,
                    t->stacked, t->no_decay, t->overwrite, t->resident};
-    return XXH64(t->name, strlen(t->name), XXH64(v, sizeof v, seed));
+    return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 
 static uint64_t hash_layout(const struct zr_layout *l)

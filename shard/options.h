@@ -16,6 +16,7 @@ struct zr_call {
     int32_t unit;
     uint8_t backward; /* 0: forward, 1: backward */
     uint8_t is_end;   /* 0: the bracket opens, 1: it closes */
+    uint16_t unused;  /* 0. No padding: calls are compared and hashed by bytes, as part of the core's state */
 };
 
 /* A range of elements for the model's own optimizer. Pointers are device memory of this rank, n fp32 elements

@@ -75,6 +75,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
                               .no_decay = t->flags & ZERO_NO_DECAY,
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & ZERO_RESIDENT};
+    for (int d = 0; d < 8 && t->shape[d]; d++)
+        out->shape[d] = t->shape[d];
     out->name = strdup(t->name);
     return out->name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the name of tensors[%d]", i);
 }
