@@ -1,5 +1,5 @@
 /* overlap_device.c: see overlap_device.h. */
-#include "overlap_device.h"
+#include "test/shard/overlap_device.h"
 
 #include <stdlib.h>
 #include <string.h>
