@@ -3,6 +3,7 @@
 #include "test/comm/ranks.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -88,6 +89,12 @@ static void by_name(struct rank *r)
 static void test_meet_by_name(void **state)
 {
     (void)state;
+    struct addrinfo *found = NULL;
+    if (getaddrinfo("localhost", NULL, NULL, &found)) {
+        print_message("this host does not know the name localhost\n");
+        skip();
+    }
+    freeaddrinfo(found);
     run_ranks(false, 3, meet_and_exchange, NULL, by_name);
 }
 

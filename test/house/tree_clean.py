@@ -60,7 +60,7 @@ def tracked(root):
         yield from (path for path in listed.split("\0") if path and os.path.exists(os.path.join(root, path)))
     except (OSError, subprocess.CalledProcessError):
         for folder, subfolders, names in os.walk(root):
-            subfolders[:] = [d for d in subfolders if d != ".git" and
+            subfolders[:] = [d for d in subfolders if d not in (".git", "__pycache__") and
                              not os.path.isdir(os.path.join(folder, d, "meson-info"))]
             yield from (os.path.relpath(os.path.join(folder, name), root) for name in names)
 
