@@ -72,6 +72,14 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     return code;
 }
 
+/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each time; the first found it. */
+static void keep_first_finder(char *why)
+{
+    char *finder = strstr(why, " (found by rank "), *end = finder ? strchr(finder, ')') : NULL;
+    if (end)
+        end[1] = 0;
+}
+
 int zr_engine_check(struct zr_engine *e)
 {
     int code = atomic_load_explicit(&e->failed, memory_order_acquire);
@@ -82,6 +90,7 @@ int zr_engine_check(struct zr_engine *e)
             code = e->reduce->ops->status(e->reduce, why, sizeof why);
         if (!code)
             return 0;
+        keep_first_finder(why);
         zr_engine_fail(e, code, why);
     }
     uv_mutex_lock(&e->fail_lock);

@@ -114,9 +114,11 @@ static void on_stop(void *arg)
         zr_rendezvous_close(z->rendezvous);
 }
 
-/* Of whatever there is, from any phase. */
+/* Of whatever there is, from any phase. This thread's message stays what it is: taking leave may fail, of ranks that are gone. */
 static void tear_down(struct zero_ctx *z)
 {
+    char text[ZR_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", zr_error_text());
     zr_loop_close(z->loop, on_stop, z);
     if (z->engine_open)
         zr_engine_close(&z->engine);
@@ -131,6 +133,7 @@ static void tear_down(struct zero_ctx *z)
     zr_layout_free(z->layout);
     zr_config_release(&z->config);
     free(z);
+    zr_fail(0, "%s", text);
 }
 
 static int open_engine(struct zero_ctx *z)
@@ -165,12 +168,13 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     enum zero_backend backend = ZERO_BACKEND_AUTO;
     int err = zr_config_resolve(cfg, &z->config);
     if (err) {
-        /* The others are told, if they can be found with what is legible of the configuration. */
+        /* The others are told, if they can be found with what is legible of the configuration, or by the environment alone. */
+        const struct zero_config plain = ZERO_CONFIG_INIT;
         char text[ZR_ERROR_BYTES];
         snprintf(text, sizeof text, "%s", zr_error_text());
-        bool legible = !cfg || cfg->size == sizeof *cfg;
-        z->config.options.timeout_ms = 30000;
-        if (!legible || find_world(cfg ? cfg : &(struct zero_config)ZERO_CONFIG_INIT, &z->world))
+        const struct zero_config *legible = cfg && !zr_config_check_size(cfg->size) ? cfg : &plain;
+        z->config.options.timeout_ms = legible->timeout_ms > 0 ? legible->timeout_ms : 30000;
+        if (find_world(legible, &z->world))
             z->world.world = 1;
         zr_fail(err, "%s", text);
     } else {
@@ -193,7 +197,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         return err ? zr_fail(err, "%s", text) : loop_err;
     if (err)
         zr_fail(err, "%s", text);
-    err = zr_agree_on_plan(z, err);
+    err = zr_agree_on_plan(z, tensors, err);
     if (!err)
         err = open_comms(z, backend);
     if (!err)

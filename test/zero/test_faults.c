@@ -1,0 +1,974 @@
+/* test_faults.c: what goes wrong among ranks is an error on every one of them that names the rank and the
+ * cause, soon; it stays the answer to every later call; and when the context is gone nothing of it is left.
+ * Times are only bounded where an answer must be told from a hang. */
+#include "test/zero/toy_net.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SOON_MS = 15000, LONG_MS = 30000, SHORT_MS = 2000, HANG_MS = 120000 };
+
+static bool verbose; /* VERBOSE=1: what was said, and how soon */
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void report(const char *what, int stage, const struct toy_rank *r)
+{
+    for (int k = 0; verbose && k < r[0].world; k++)
+        printf("%-24s stage %d rank %d of %d: %4d %5lld ms  %.200s\n", what, stage, k, r[0].world, r[k].err,
+               (long long)r[k].ms, r[k].err ? r[k].text : "");
+}
+
+/* Every call of a context that has failed gives the cause, and zero_unwrap leaves nothing. */
+static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct toy_holdings before)
+{
+    float x = 0;
+    double d = 0;
+    struct zero_step_info info;
+    struct zero_stats stats;
+#define SAME_CAUSE(call)                                                                                     \
+    do {                                                                                                     \
+        int same_err = (call);                                                                               \
+        if (same_err != r->err || strcmp(zero_last_error(), r->text))                                        \
+            toy_wrong(r, "%s: %d %.300s", #call, same_err, zero_last_error());                               \
+    } while (0)
+    SAME_CAUSE(zero_begin(z, 0, ZERO_FORWARD));
+    SAME_CAUSE(zero_begin(z, -1, ZERO_FORWARD));
+    SAME_CAUSE(zero_end(z, 3, ZERO_BACKWARD));
+    SAME_CAUSE(zero_micro(z));
+    SAME_CAUSE(zero_step(z, 1e-2f, NULL));
+    SAME_CAUSE(zero_step(z, 1e-2f, &info));
+    SAME_CAUSE(zero_read(z, 0, 0, 0, 1, &x));
+    SAME_CAUSE(zero_read(z, 77, 0, 0, 1, &x));
+    SAME_CAUSE(zero_write(z, 0, 0, 0, 1, &x));
+    SAME_CAUSE(zero_mean(z, &d, 1));
+    if (zero_stats(z, &stats) || stats.rank != r->rank || stats.world != r->world)
+        toy_wrong(r, "zero_stats: %s", zero_last_error());
+    SAME_CAUSE(zero_unwrap(&z));
+#undef SAME_CAUSE
+    if (z)
+        toy_wrong(r, "zero_unwrap left the context");
+    for (int t = 0; t < TOY_TENSORS; t++)
+        if (m->param[t] || m->grad[t])
+            toy_wrong(r, "zero_unwrap left a pointer");
+    struct toy_holdings now;
+    if (before.n_fds && !toy_holds_no_more(before, &now))
+        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+}
+
+static void assert_nothing_left(struct toy_holdings before)
+{
+    struct toy_holdings now;
+    if (!toy_holds_no_more(before, &now))
+        fail_msg("fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds, before.n_threads,
+                 now.n_threads, before.n_maps, now.n_maps);
+}
+
+/* ---- ranks that are processes ---- */
+
+extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
+
+static struct toy_rank *shared;  /* of all processes */
+static _Atomic int64_t *died_ms; /* likewise: when the victim was about to */
+
+/* Forks the ranks; kill_after_ms >= 0: kills the victim then. A victim that only stops is killed in the end.
+ */
+static void run_processes(int world, void (*fn)(struct toy_rank *r), void *arg, int victim, int kill_after_us)
+{
+    pid_t pid[MOST_TOY_RANKS];
+    toy_set_ranks(world, arg, shared);
+    atomic_store(died_ms, 0);
+    fflush(stdout);
+    fflush(stderr);
+    for (int i = 0; i < world; i++) {
+        pid[i] = fork();
+        assert_true(pid[i] >= 0);
+        if (pid[i] == 0) {
+            fn(&shared[i]);
+            if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check())
+                toy_wrong(&shared[i], "memory was left");
+            _exit(0);
+        }
+    }
+    if (kill_after_us >= 0) {
+        nanosleep(&(struct timespec){.tv_nsec = kill_after_us * 1000L}, NULL);
+        atomic_store(died_ms, toy_now_ms());
+        kill(pid[victim], SIGKILL);
+    }
+    int64_t until = toy_now_ms() + HANG_MS;
+    for (int left = world, i = 0; left; i = (i + 1) % world) {
+        int status, is_late = toy_now_ms() > until;
+        bool only_victim = left == 1 && i == victim && pid[i] > 0;
+        if (is_late || only_victim)
+            for (int k = 0; k < world; k++)
+                if (pid[k] > 0)
+                    kill(pid[k], SIGKILL);
+        if (pid[i] > 0 && waitpid(pid[i], &status, WNOHANG) == pid[i]) {
+            pid[i] = 0;
+            left--;
+            bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+            if (is_late)
+                toy_wrong(&shared[i], "it hung");
+            else if (i == victim ? !killed : status != 0)
+                toy_wrong(&shared[i], "it ended with status 0x%x", (unsigned)status);
+        }
+        if (i == 0)
+            sleep_ms(2);
+    }
+}
+
+enum point {
+    BEFORE_MEETING,
+    AFTER_WRAP,
+    IN_FORWARD,
+    IN_BACKWARD,
+    BEFORE_STEP,
+    IN_UPDATE,
+    AFTER_STEP,
+    BEFORE_READ,
+    BEFORE_UNWRAP,
+    N_POINTS,
+    NOWHERE
+};
+
+static const char *const point_names[] = {"before meeting", "after wrap",  "in forward",
+                                          "in backward",    "before step", "in update",
+                                          "after step",     "before read", "before unwrap"};
+
+struct death {
+    int stage, victim, signal, world;
+    enum point at;
+    int timeout_ms;
+};
+
+struct actor {
+    struct toy_rank *r;
+    const struct death *d;
+    int n_lines;
+};
+
+static void die_at(struct actor *a, enum point here)
+{
+    if (a->r->rank != a->d->victim || a->d->at != here)
+        return;
+    atomic_store(died_ms, toy_now_ms());
+    raise(a->d->signal);
+}
+
+static void on_log(void *arg, const char *line)
+{
+    struct actor *a = arg;
+    (void)line;
+    die_at(a, a->n_lines++ ? AFTER_WRAP : BEFORE_MEETING);
+}
+
+static int sgd(void *arg, const struct zero_update *u)
+{
+    if (u->t == 2)
+        die_at(arg, IN_UPDATE);
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] -= u->lr * u->grad[i];
+    return 0;
+}
+
+static int pass_with_death(struct actor *a, struct toy *m, zero_ctx *z, enum zero_phase phase, int step)
+{
+    int err = 0;
+    for (int i = 0; !err && i < TOY_UNITS; i++) {
+        int u = phase == ZERO_FORWARD ? i : TOY_UNITS - 1 - i;
+        err = zero_begin(z, u, phase);
+        if (!err && phase == ZERO_BACKWARD)
+            toy_add_gradient(m, u, step, a->r->rank);
+        if (step == 1 && i == 2)
+            die_at(a, phase == ZERO_FORWARD ? IN_FORWARD : IN_BACKWARD);
+        if (!err)
+            err = zero_end(z, u, phase);
+    }
+    return err;
+}
+
+/* Trains until something fails: forever, where nothing does. */
+static void train_until_death(struct toy_rank *r)
+{
+    const struct death *d = r->arg;
+    struct actor a = {r, d, 0};
+    struct toy_holdings before = toy_holdings();
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, d->stage);
+    cfg.timeout_ms = d->timeout_ms;
+    cfg.log = on_log;
+    cfg.log_arg = &a;
+    if (d->at == IN_UPDATE) {
+        cfg.update = sgd;
+        cfg.update_arg = &a;
+    }
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err && (z || !toy_untouched(&m)))
+        toy_wrong(r, "a failed zero_wrap changed something");
+    bool in_unwrap = false;
+    for (int step = 0; !err; step++) {
+        err = pass_with_death(&a, &m, z, ZERO_FORWARD, step);
+        if (!err)
+            err = pass_with_death(&a, &m, z, ZERO_BACKWARD, step);
+        if (err)
+            break;
+        if (step == 1)
+            die_at(&a, BEFORE_STEP);
+        err = zero_step(z, 1e-2f, NULL);
+        if (step == 1)
+            die_at(&a, AFTER_STEP);
+        if (!err && step == 1 && d->at == BEFORE_READ) {
+            uint64_t hash;
+            die_at(&a, BEFORE_READ);
+            err = toy_hash(z, 2, &hash);
+        }
+        if (!err && step == 1 && d->at == BEFORE_UNWRAP) {
+            die_at(&a, BEFORE_UNWRAP);
+            err = zero_unwrap(&z);
+            in_unwrap = true;
+            if (!err)
+                toy_wrong(r, "zero_unwrap did not notice");
+            break;
+        }
+    }
+    toy_note(r, err);
+    r->ms = toy_now_ms() - atomic_load(died_ms);
+    if (z) {
+        check_failed(r, &m, z, before);
+    } else {
+        struct toy_holdings now;
+        if (!toy_holds_no_more(before, &now))
+            toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                      before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+        for (int t = 0; in_unwrap && t < TOY_TENSORS; t++)
+            if (m.param[t] || m.grad[t])
+                toy_wrong(r, "zero_unwrap left a pointer");
+    }
+    toy_free(&m);
+}
+
+static void assert_survivors(const char *what, const struct death *d, int code, int other_code)
+{
+    char who[16];
+    snprintf(who, sizeof who, "rank %d", d->victim);
+    report(what, d->stage, shared);
+    for (int k = 0; k < d->world; k++) {
+        const struct toy_rank *r = &shared[k];
+        if (k == d->victim) {
+            if (r->wrong[0])
+                fail_msg("%s: the victim: %s", what, r->wrong);
+            continue;
+        }
+        if (r->wrong[0] || (r->err != code && r->err != other_code) || !strstr(r->text, who) ||
+            r->ms > SOON_MS)
+            fail_msg("%s: stage %d world %d victim %d, rank %d: code %d after %lld ms: \"%s\"; %s", what,
+                     d->stage, d->world, d->victim, k, r->err, (long long)r->ms, r->text, r->wrong);
+    }
+}
+
+static void killed_at_each_point(void **state)
+{
+    (void)state;
+    for (int at = 0; at < N_POINTS; at++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct death d = {.stage = stage, .world = 3, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
+            d.victim = (at + stage) % 3;
+            if (at == BEFORE_MEETING) { /* nobody knows of it yet: only time tells */
+                if (stage % 3)
+                    continue;
+                d.timeout_ms = SHORT_MS;
+            }
+            run_processes(3, train_until_death, &d, d.victim, -1);
+            assert_survivors(point_names[at], &d, at == BEFORE_MEETING ? ZERO_ERR_TIMEOUT : ZERO_ERR_PEER, 0);
+        }
+}
+
+static uint64_t seed;
+
+static void killed_at_any_time(void **state)
+{
+    (void)state;
+    uint64_t s = seed;
+    for (int i = 0; i < 10; i++) {
+        s = s * 6364136223846793005u + 1442695040888963407u;
+        struct death d = {.stage = (int)(s >> 33 & 3),
+                          .world = 2 + (int)(s >> 40 & 1),
+                          .at = NOWHERE,
+                          .timeout_ms = SHORT_MS};
+        d.victim = (int)(s >> 45) % d.world;
+        run_processes(d.world, train_until_death, &d, d.victim, 10000 + (int)((s >> 50) % 40000));
+        assert_survivors("killed at any time", &d, ZERO_ERR_PEER, ZERO_ERR_TIMEOUT);
+    }
+}
+
+static void stopped(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        int at = stage ? BEFORE_UNWRAP : IN_FORWARD;
+        struct death d = {.stage = stage,
+                          .world = 3,
+                          .victim = stage ? 0 : 2,
+                          .signal = SIGSTOP,
+                          .at = at,
+                          .timeout_ms = SHORT_MS};
+        run_processes(3, train_until_death, &d, d.victim, -1);
+        assert_survivors("stopped", &d, ZERO_ERR_TIMEOUT, 0);
+    }
+}
+
+/* What only its own process can know: a configuration that is not legible, no memory. */
+static void illegible(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    char text[16];
+    toy_make(&m);
+    snprintf(text, sizeof text, "%d", r->rank);
+    setenv("ZERO_RANK", text, 1);
+    snprintf(text, sizeof text, "%d", r->world);
+    setenv("ZERO_WORLD_SIZE", text, 1);
+    setenv("ZERO_RENDEZVOUS", r->url, 1);
+    int64_t from = toy_now_ms();
+    if (r->rank == r->world - 1) {
+        if (*(int *)r->arg)
+            setenv("ZERO_FAIL_ALLOC", "7", 1);
+        else
+            memset(&cfg, 0, sizeof cfg);
+    }
+    toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    r->ms = toy_now_ms() - from;
+    if (z || !toy_untouched(&m))
+        toy_wrong(r, "something was changed");
+    toy_free(&m);
+}
+
+static void found_in_the_environment(void **state)
+{
+    (void)state;
+    for (int memory = 0; memory <= 1; memory++) {
+        run_processes(3, illegible, &memory, -1, -1);
+        report(memory ? "no memory on one" : "illegible configuration", 0, shared);
+        for (int k = 0; k < 3; k++) {
+            const struct toy_rank *r = &shared[k];
+            if (r->wrong[0] || r->err != (memory ? ZERO_ERR_NOMEM : ZERO_ERR_ARG) || r->ms > SOON_MS ||
+                (k < 2 && !strstr(r->text, "rank 2")) ||
+                !strstr(r->text, memory ? "no memory" : "ZERO_CONFIG_INIT"))
+                fail_msg("rank %d: code %d after %lld ms \"%s\"; %s", k, r->err, (long long)r->ms, r->text,
+                         r->wrong);
+        }
+    }
+}
+
+/* ---- ranks that disagree about what is wrapped ---- */
+
+struct wrapping {
+    struct toy m;
+    struct zero_config cfg;
+    int32_t n;
+};
+
+static void other_stage(struct wrapping *w)
+{
+    w->cfg.stage = 2;
+}
+static void other_dtype(struct wrapping *w)
+{
+    w->m.table[0].dtype = ZERO_BF16;
+}
+static void other_shape(struct wrapping *w)
+{
+    w->m.table[4].shape[0] = 200;
+}
+static void same_size_other_shape(struct wrapping *w)
+{
+    w->m.table[0].shape[0] = 5;
+    w->m.table[0].shape[1] = 33;
+}
+static void fewer_tensors(struct wrapping *w)
+{
+    w->m.table[3] = w->m.table[4];
+    w->m.table[3].unit = 3;
+    w->n = 4;
+}
+static void other_order(struct wrapping *w)
+{
+    struct zero_tensor t = w->m.table[0];
+    w->m.table[0] = w->m.table[1];
+    w->m.table[1] = t;
+}
+static void other_name(struct wrapping *w)
+{
+    w->m.table[2].name = "beans";
+}
+static void other_flags(struct wrapping *w)
+{
+    w->m.table[2].flags = 0;
+}
+static void other_frozen(struct wrapping *w)
+{
+    w->m.table[2].grad = NULL;
+}
+static void other_unit(struct wrapping *w)
+{
+    w->m.table[2].unit = 2;
+}
+static void other_prefetch(struct wrapping *w)
+{
+    w->cfg.prefetch = 1;
+}
+static void other_clip(struct wrapping *w)
+{
+    w->cfg.clip = 0.25f;
+}
+static void other_accum(struct wrapping *w)
+{
+    w->cfg.grad_accum_steps = 4;
+}
+static void other_wire(struct wrapping *w)
+{
+    w->cfg.wire_dtype = ZERO_BF16;
+}
+static void other_optimizer(struct wrapping *w)
+{
+    w->cfg.optimizer = ZERO_RMSPROP;
+}
+static void other_decay(struct wrapping *w)
+{
+    w->cfg.weight_decay = 0.2f;
+}
+static void other_calls(struct wrapping *w)
+{
+    static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
+    w->cfg.order = order;
+    w->cfg.n_order = 2;
+}
+static void other_world(struct wrapping *w)
+{
+    w->cfg.world++;
+}
+static void invalid_stage(struct wrapping *w)
+{
+    w->cfg.stage = 4;
+}
+static void invalid_tensor(struct wrapping *w)
+{
+    w->m.table[2].name = NULL;
+}
+static void invalid_unit(struct wrapping *w)
+{
+    w->m.table[4].unit = 9;
+}
+static void invalid_backend(struct wrapping *w)
+{
+    w->cfg.backend = ZERO_BACKEND_SELF;
+}
+static void invalid_budget(struct wrapping *w)
+{
+    w->cfg.param_budget_bytes = 100;
+}
+static void too_large(struct wrapping *w)
+{
+    w->m.table[4].shape[0] = INT64_C(1) << 46;
+    w->m.param[4] = (void *)((uintptr_t)1 << 60); /* is not looked at */
+}
+
+static const struct disagreement {
+    const char *what;
+    void (*spoil)(struct wrapping *w);
+    int code;
+    const char *said[2];
+} disagreements[] = {
+    {"other stage", other_stage, ZERO_ERR_MISMATCH, {"stage is 2 on rank", "and 3 on rank 0"}},
+    {"other dtype", other_dtype, ZERO_ERR_MISMATCH, {"tensors[0]", "embedding"}},
+    {"other shape", other_shape, ZERO_ERR_MISMATCH, {"tensors[4]", "head"}},
+    {"same size, other shape", same_size_other_shape, ZERO_ERR_MISMATCH, {"tensors[0]", "shape"}},
+    {"fewer tensors", fewer_tensors, ZERO_ERR_MISMATCH, {"n_tensors is 4 on rank", "and 5 on rank 0"}},
+    {"other order", other_order, ZERO_ERR_MISMATCH, {"tensors[0]", "name"}},
+    {"other name", other_name, ZERO_ERR_MISMATCH, {"tensors[2]", "name"}},
+    {"other flags", other_flags, ZERO_ERR_MISMATCH, {"tensors[2]", "flags"}},
+    {"other frozen", other_frozen, ZERO_ERR_MISMATCH, {"tensors[2]", "gradient"}},
+    {"other unit", other_unit, ZERO_ERR_MISMATCH, {"tensors[2]", "unit"}},
+    {"other prefetch", other_prefetch, ZERO_ERR_MISMATCH, {"prefetch is 1 on rank", "and 2 on rank 0"}},
+    {"other clip", other_clip, ZERO_ERR_MISMATCH, {"clip is 0.25 on rank", "and 0 on rank 0"}},
+    {"other accumulation",
+     other_accum,
+     ZERO_ERR_MISMATCH,
+     {"grad_accum_steps is 4 on rank", "and 1 on rank 0"}},
+    {"other wire dtype", other_wire, ZERO_ERR_MISMATCH, {"wire_dtype", "on rank 0"}},
+    {"other optimizer", other_optimizer, ZERO_ERR_MISMATCH, {"optimizer", "on rank 0"}},
+    {"other decay", other_decay, ZERO_ERR_MISMATCH, {"weight_decay is 0.2", "and 0.1"}},
+    {"other calls", other_calls, ZERO_ERR_MISMATCH, {"n_order is 2 on rank", "on rank 0"}},
+    {"other world", other_world, ZERO_ERR_MISMATCH, {"has world", "rank 0 has world"}},
+    {"invalid stage", invalid_stage, ZERO_ERR_ARG, {"stage is 4", "0, 1, 2, 3"}},
+    {"invalid tensor", invalid_tensor, ZERO_ERR_ARG, {"tensors[2]", "name is NULL"}},
+    {"invalid unit", invalid_unit, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
+    {"invalid backend", invalid_backend, ZERO_ERR_ARG, {"backend is self", "auto, shm"}},
+    {"invalid budget", invalid_budget, ZERO_ERR_BUDGET, {"param_budget_bytes is 100", "alone needs"}},
+    {"too large", too_large, ZERO_ERR_NOMEM, {"parameter shards", "optimizer moments"}},
+};
+
+struct wrap_case {
+    const struct disagreement *of;
+    int odd;
+};
+
+static void wrap_differently(struct toy_rank *r)
+{
+    const struct wrap_case *c = r->arg;
+    struct wrapping w = {.n = TOY_TENSORS};
+    zero_ctx *z = (zero_ctx *)&w;
+    toy_make(&w.m);
+    w.cfg = toy_config(r, 3);
+    if (r->rank == c->odd)
+        c->of->spoil(&w);
+    void *param[TOY_TENSORS];
+    memcpy(param, w.m.param, sizeof param);
+    int64_t from = toy_now_ms();
+    toy_note(r, zero_wrap(&z, w.m.table, w.n, &w.cfg));
+    r->ms = toy_now_ms() - from;
+    bool same = !memcmp(param, w.m.param, sizeof param);
+    for (int t = 0; t < TOY_TENSORS; t++)
+        same &= !w.m.grad[t];
+    if (z || !same)
+        toy_wrong(r, "something was changed");
+    toy_free(&w.m);
+}
+
+static void ranks_disagree(void **state)
+{
+    (void)state;
+    struct toy_holdings before = toy_holdings();
+    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++)
+        for (int world = 2; world <= 3; world++) {
+            struct wrap_case c = {&disagreements[i], world - 1};
+            struct toy_rank r[3];
+            if (c.of->spoil == other_world && world > 2)
+                continue; /* rank 0 gives up at once, and whoever comes after that waits for it in vain */
+            char odd[16];
+            toy_ranks(world, wrap_differently, &c, r);
+            report(c.of->what, 3, r);
+            snprintf(odd, sizeof odd, "rank %d", c.odd);
+            for (int k = 0; k < world; k++)
+                if (r[k].wrong[0] || r[k].err != c.of->code || !strstr(r[k].text, c.of->said[0]) ||
+                    !strstr(r[k].text, c.of->said[1]) || !strstr(r[k].text, odd) || r[k].ms > SOON_MS)
+                    fail_msg("%s: world %d rank %d: code %d after %lld ms \"%s\"; %s", c.of->what, world, k,
+                             r[k].err, (long long)r[k].ms, r[k].text, r[k].wrong);
+        }
+    assert_nothing_left(before);
+}
+
+/* The same when the odd one is rank 0, which every other is compared with. */
+static void rank_0_is_wrong(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++) {
+        struct wrap_case c = {&disagreements[i], 0};
+        struct toy_rank r[2];
+        if (c.of->spoil == other_world) /* nobody would come */
+            continue;
+        toy_ranks(2, wrap_differently, &c, r);
+        for (int k = 0; k < 2; k++)
+            if (r[k].wrong[0] || r[k].err != c.of->code || !strstr(r[k].text, "rank 0") || r[k].ms > SOON_MS)
+                fail_msg("%s: rank %d: code %d after %lld ms \"%s\"; %s", c.of->what, k, r[k].err,
+                         (long long)r[k].ms, r[k].text, r[k].wrong);
+    }
+}
+
+/* ---- ranks that call differently ---- */
+
+enum difference {
+    OTHER_UNIT,
+    LEFT_OUT,
+    STEP_EARLY,
+    STEP_REFUSED,
+    READ_FOR_WRITE,
+    EARLY_UNWRAP,
+    SILENT,
+    N_DIFFERENCES
+};
+
+static const char *const difference_names[] = {
+    "begins another unit", "leaves a backward out", "steps early", "gives up when refused",
+    "reads for write",     "unwraps early",         "says nothing"};
+
+struct differing {
+    int stage;
+    enum difference how;
+};
+
+/* Set by the odd rank when it differs. */
+static _Atomic int64_t differed_ms;
+static _Atomic int n_done;
+
+static int differ(struct toy_rank *r, zero_ctx **z, enum difference how, bool odd)
+{
+    float x[8] = {0};
+    int err = 0;
+    switch (how) {
+    case READ_FOR_WRITE:
+        err = odd ? zero_read(*z, 0, 0, 0, 8, x) : zero_write(*z, 0, 0, 0, 8, x);
+        break;
+    case EARLY_UNWRAP:
+        err = odd ? zero_unwrap(z) : 0;
+        break;
+    case STEP_REFUSED:
+        /* Without brackets, at stages 0 and 1, a step is all there is: then it is taken, and the others
+         * notice. */
+        err = odd ? zero_step(*z, 1e-2f, NULL) : 0;
+        break;
+    case SILENT:
+        for (int i = 0; odd && i < HANG_MS / 10 && atomic_load(&n_done) + 1 < r->world; i++)
+            sleep_ms(10);
+        break;
+    default:
+        break;
+    }
+    return err;
+}
+
+static void train_differently(struct toy_rank *r)
+{
+    const struct differing *c = r->arg;
+    bool odd = r->rank == r->world - 1;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, c->stage);
+    cfg.timeout_ms = SHORT_MS;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    for (int step = 0; !err && z && step < 4; step++) {
+        bool now = odd && step == 1;
+        if (now)
+            atomic_store(&differed_ms, toy_now_ms());
+        if (step == 1)
+            err = differ(r, &z, c->how, odd);
+        if (!z)
+            break;
+        for (int u = 0; !err && u < TOY_UNITS; u++) {
+            int unit = now && c->how == OTHER_UNIT && u == 1 ? 2 : u;
+            err = zero_begin(z, unit, ZERO_FORWARD);
+            if (!err)
+                err = zero_end(z, unit, ZERO_FORWARD);
+        }
+        for (int u = TOY_UNITS; !err && u-- > 0;) {
+            if (now && c->how == LEFT_OUT && u == 1)
+                continue;
+            err = zero_begin(z, u, ZERO_BACKWARD);
+            if (!err)
+                toy_add_gradient(&m, u, step, r->rank);
+            if (!err)
+                err = zero_end(z, u, ZERO_BACKWARD);
+            if (!err && now && c->how == STEP_EARLY && u == 2)
+                err = zero_step(z, 1e-2f, NULL);
+        }
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+    }
+    toy_note(r, err);
+    r->ms = toy_now_ms() - atomic_load(&differed_ms);
+    atomic_fetch_add(&n_done, 1);
+    if (z && err && err != ZERO_ERR_ORDER)
+        check_failed(r, &m, z, (struct toy_holdings){0});
+    else
+        zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void ranks_call_differently(void **state)
+{
+    (void)state;
+    struct toy_holdings before = toy_holdings();
+    for (int how = 0; how < N_DIFFERENCES; how++)
+        for (int stage = 0; stage <= 3; stage++) {
+            if (how == SILENT && stage % 3) /* it takes its time */
+                continue;
+            int world = 2 + (how + stage) % 2, odd = world - 1;
+            struct differing c = {stage, how};
+            struct toy_rank r[3];
+            atomic_store(&n_done, 0);
+            toy_ranks(world, train_differently, &c, r);
+            report(difference_names[how], stage, r);
+            int code = how == SILENT ? ZERO_ERR_TIMEOUT : ZERO_ERR_MISMATCH;
+            for (int k = 0; k < world; k++) {
+                int want = k == odd && how == STEP_REFUSED && stage >= 2 ? ZERO_ERR_ORDER : code;
+                const char *found = strstr(r[k].text, "found by");
+                bool says = want == ZERO_ERR_ORDER ||
+                            (strstr(r[k].text, "seq") && (!found || !strstr(found + 1, "found by")));
+                if (r[k].wrong[0] || r[k].err != want || !says || r[k].ms > SOON_MS)
+                    fail_msg("%s: stage %d world %d rank %d: code %d after %lld ms \"%s\"; %s",
+                             difference_names[how], stage, world, k, r[k].err, (long long)r[k].ms, r[k].text,
+                             r[k].wrong);
+            }
+        }
+    assert_nothing_left(before);
+}
+
+/* ---- memory that fails ---- */
+
+struct training {
+    int stage;
+    int64_t k; /* this allocation fails, on rank `who` (-1: every) */
+    int who;
+};
+
+static int one_step(struct toy *m, zero_ctx *z, int rank)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, 0, rank);
+    return err ? err : zero_step(z, 1e-2f, NULL);
+}
+
+static void train_without_memory(struct toy_rank *r)
+{
+    const struct training *t = r->arg;
+    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0}, now;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, t->stage);
+    char text[32];
+    cfg.trace = 1;
+    toy_make(&m);
+    snprintf(text, sizeof text, "%lld", (long long)t->k);
+    if (t->who == r->rank)
+        setenv("ZERO_FAIL_ALLOC", text, 1);
+    int64_t from = toy_now_ms();
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    toy_note(r, err);
+    if (err) {
+        if (z || !toy_untouched(&m))
+            toy_wrong(r, "a failed zero_wrap changed something");
+    } else {
+        /* Nothing is allocated from here on, so nothing fails. */
+        if (one_step(&m, z, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
+            toy_wrong(r, "after zero_wrap: %s", zero_last_error());
+    }
+    r->ms = toy_now_ms() - from;
+    toy_free(&m);
+    if (before.n_fds && !toy_holds_no_more(before, &now))
+        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+}
+
+/* Returns whether all was well, and checks that it is on all ranks or on none. */
+static bool check_without_memory(const struct toy_rank *r, int world, const struct training *t)
+{
+    char who[16];
+    snprintf(who, sizeof who, "rank %d", t->who);
+    for (int i = 0; i < world; i++) {
+        bool told = t->who < 0 || i == t->who || strstr(r[i].text, who);
+        bool right = r[i].err == ZERO_ERR_NOMEM || r[i].err == ZERO_ERR_SYSTEM;
+        if (r[i].wrong[0] || r[i].ms > SOON_MS || (r[i].err && (!told || !right || !r[i].text[0])) ||
+            !r[i].err != !r[0].err)
+            fail_msg("stage %d world %d, allocation %lld of rank %d fails; rank %d: code %d after %lld ms "
+                     "\"%s\"; %s",
+                     t->stage, world, (long long)t->k, t->who, i, r[i].err, (long long)r[i].ms, r[i].text,
+                     r[i].wrong);
+    }
+    return !r[0].err;
+}
+
+static void no_memory_in_a_process(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3)
+        for (int who = 0; who <= 1; who++) {
+            struct training t = {.stage = stage, .who = who};
+            do {
+                t.k++;
+                run_processes(2, train_without_memory, &t, -1, -1);
+            } while (!check_without_memory(shared, 2, &t));
+            assert_true(t.k > 10); /* else nothing was made to fail */
+        }
+}
+
+static void no_memory(void **state)
+{
+    (void)state;
+    struct toy_holdings before = toy_holdings();
+    for (int stage = 0; stage <= 3; stage++)
+        for (int world = 1; world <= 2; world++) {
+            struct training t = {.stage = stage, .who = -1};
+            struct toy_rank r[2];
+            bool well;
+            do {
+                char text[32];
+                t.k++;
+                snprintf(text, sizeof text, "%lld", (long long)t.k);
+                setenv("ZERO_FAIL_ALLOC", text, 1);
+                toy_ranks(world, train_without_memory, &t, r);
+                unsetenv("ZERO_FAIL_ALLOC");
+                well = check_without_memory(r, world, &t);
+            } while (!well);
+            assert_true(t.k > 10);
+        }
+    assert_nothing_left(before);
+}
+
+/* ---- many contexts ---- */
+
+static void wrap_often(struct toy_rank *r)
+{
+    for (int i = 0; i < 200; i++) {
+        struct toy m;
+        zero_ctx *z = NULL;
+        toy_make(&m);
+        struct zero_config cfg = toy_config(r, i % 4);
+        int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+        if (!err && i % 8 == 0)
+            err = one_step(&m, z, r->rank);
+        if (!err)
+            err = zero_unwrap(&z);
+        toy_free(&m);
+        if (err) {
+            toy_wrong(r, "time %d: %s", i, zero_last_error());
+            return;
+        }
+    }
+}
+
+static int64_t resident_kib(void)
+{
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%*d %lld", &pages) != 1)
+        pages = 0;
+    if (f)
+        fclose(f);
+    return pages * sysconf(_SC_PAGESIZE) / 1024;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MOST_GROWTH_KIB = 1 << 20 }; /* freed memory is kept to be watched */
+#else
+enum { MOST_GROWTH_KIB = 4 << 10 };
+#endif
+
+static void two_hundred_times(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++) {
+        struct toy_rank r[2];
+        toy_ranks(world, wrap_often, NULL, r); /* what is taken once is taken here */
+        struct toy_holdings before = toy_holdings();
+        int64_t kib = resident_kib();
+        toy_ranks(world, wrap_often, NULL, r);
+        for (int k = 0; k < world; k++)
+            if (r[k].wrong[0])
+                fail_msg("world %d rank %d: %s", world, k, r[k].wrong);
+        assert_nothing_left(before);
+        if (resident_kib() - kib > MOST_GROWTH_KIB)
+            fail_msg("world %d: %lld KiB more after 200 times", world, (long long)(resident_kib() - kib));
+    }
+}
+
+static int train_some(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, step, r->rank);
+    return err ? err : zero_step(z, 1e-2f, NULL);
+}
+
+struct twice {
+    const struct toy_rank *other; /* whose url the second context uses */
+    int n;                        /* contexts */
+};
+
+static void two_at_once(struct toy_rank *r)
+{
+    const struct twice *t = r->arg;
+    struct toy m[2];
+    zero_ctx *z[2] = {0};
+    int err = 0;
+    for (int i = 0; !err && i < t->n; i++) {
+        struct zero_config cfg = toy_config(r, i ? 3 : 1);
+        if (i)
+            cfg.rendezvous = t->other->url;
+        toy_make(&m[i]);
+        err = zero_wrap(&z[i], m[i].table, TOY_TENSORS, &cfg);
+    }
+    for (int step = 0; !err && step < 3; step++)
+        for (int i = 0; !err && i < t->n; i++)
+            err = train_some(r, &m[i], z[i], step);
+    uint64_t hash[2] = {0};
+    for (int i = 0; !err && i < t->n; i++)
+        err = toy_hash(z[i], 2, &hash[i]);
+    if (!err && t->n == 2 && hash[0] != hash[1])
+        toy_wrong(r, "the two differ");
+    r->hash = hash[0];
+    toy_note(r, err);
+    for (int i = 0; i < t->n; i++) {
+        zero_unwrap(&z[i]);
+        toy_free(&m[i]);
+    }
+}
+
+static void two_contexts(void **state)
+{
+    (void)state;
+    struct toy_holdings before = toy_holdings();
+    struct toy_rank r[2], other[2];
+    uint64_t alone = 0;
+    for (int n = 1; n <= 2; n++) {
+        toy_set_ranks(2, NULL, other);
+        struct twice t = {other, n};
+        toy_ranks(2, two_at_once, &t, r);
+        for (int k = 0; k < 2; k++)
+            if (r[k].wrong[0] || r[k].err)
+                fail_msg("rank %d: %s %s", k, r[k].text, r[k].wrong);
+        alone = n == 1 ? r[0].hash : alone;
+        assert_true(r[0].hash == alone && r[1].hash == alone);
+    }
+    assert_nothing_left(before);
+}
+
+int main(void)
+{
+    const char *given = getenv("SEED");
+    verbose = getenv("VERBOSE");
+    seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    printf("SEED=%llu\n", (unsigned long long)seed);
+    shared = mmap(NULL, sizeof *shared * MOST_TOY_RANKS + sizeof *died_ms, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return 1;
+    died_ms = (_Atomic int64_t *)(shared + MOST_TOY_RANKS);
+    const struct CMUnitTest tests[] = {
+        /* Processes first: they are forked where there is no thread. */
+        cmocka_unit_test(killed_at_each_point),
+        cmocka_unit_test(killed_at_any_time),
+        cmocka_unit_test(stopped),
+        cmocka_unit_test(found_in_the_environment),
+        cmocka_unit_test(no_memory_in_a_process),
+        cmocka_unit_test(ranks_disagree),
+        cmocka_unit_test(rank_0_is_wrong),
+        cmocka_unit_test(ranks_call_differently),
+        cmocka_unit_test(no_memory),
+        cmocka_unit_test(two_hundred_times),
+        cmocka_unit_test(two_contexts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
