@@ -6,14 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
     double grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order, n_tensors;
-    uint64_t tensors_hash, layout_hash, plan_hash;
+    uint64_t layout_hash, plan_hash;
 };
 
 /* What must be equal, in the order in which a difference is reported: causes before consequences. */
@@ -37,16 +36,7 @@ struct card {
     X(wire_dtype)                                                                                            \
     X(n_order)
 
-/* Of all that must be equal of a tensor, its dimensions too: layouts only know how many elements there are. */
-static uint64_t hash_tensor(const struct zero_ctx *z, const struct zero_tensor *tensors, int32_t i)
-{
-    size_t rank = 0;
-    while (rank < 8 && tensors[i].shape[rank])
-        rank++;
-    return zr_tensor_hash(&z->layout->tensors[i], XXH3_64bits(tensors[i].shape, rank * sizeof tensors[i].shape[0]));
-}
-
-static void fill_card(const struct zero_ctx *z, const struct zero_tensor *tensors, int err, struct card *c)
+static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
     memset(c, 0, sizeof *c);
     c->err = err;
@@ -73,16 +63,12 @@ static void fill_card(const struct zero_ctx *z, const struct zero_tensor *tensor
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->n_tensors = z->layout->n_tensors;
-    for (int32_t i = 0; i < z->layout->n_tensors; i++) {
-        uint64_t both[2] = {c->tensors_hash, hash_tensor(z, tensors, i)};
-        c->tensors_hash = XXH3_64bits(both, sizeof both);
-    }
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
 }
 
 /* The first tensor that differs between any rank and rank 0. All ranks get the same hashes and come to the same answer. */
-static int name_tensor(struct zero_ctx *z, const struct zero_tensor *tensors)
+static int name_tensor(struct zero_ctx *z)
 {
     int32_t n = z->layout->n_tensors, world = z->world.world;
     uint64_t *mine = malloc((size_t)n * sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
@@ -92,7 +78,7 @@ static int name_tensor(struct zero_ctx *z, const struct zero_tensor *tensors)
         goto out;
     }
     for (int32_t i = 0; i < n; i++)
-        mine[i] = hash_tensor(z, tensors, i);
+        mine[i] = zr_tensor_hash(&z->layout->tensors[i], 0);
     err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
     for (int32_t i = 0; !err && i < n; i++)
         for (int32_t r = 1; !err && r < world; r++)
@@ -109,7 +95,7 @@ out:
     return err;
 }
 
-static int compare(struct zero_ctx *z, const struct zero_tensor *tensors, const struct card *cards)
+static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
     for (int r = 0; r < world; r++)
@@ -124,25 +110,25 @@ static int compare(struct zero_ctx *z, const struct zero_tensor *tensors, const 
 #undef COMPARE
     }
     for (int r = 1; r < world; r++)
-        if (cards[r].tensors_hash != cards[0].tensors_hash || cards[r].layout_hash != cards[0].layout_hash)
-            return name_tensor(z, tensors);
+        if (cards[r].layout_hash != cards[0].layout_hash)
+            return name_tensor(z);
     for (int r = 1; r < world; r++)
         if (cards[r].plan_hash != cards[0].plan_hash)
             return zr_fail(ZR_ERR_MISMATCH, "order on rank %d differs from rank 0's; all ranks must make the same calls", r);
     return 0;
 }
 
-int zr_agree_on_plan(struct zero_ctx *z, const struct zero_tensor *tensors, int local_err)
+int zr_agree_on_plan(struct zero_ctx *z, int local_err)
 {
     if (!z->rendezvous)
         return local_err;
     struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
         return local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
-    fill_card(z, tensors, local_err, &mine);
+    fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     if (!err)
-        err = compare(z, tensors, all);
+        err = compare(z, all);
     else if (local_err)
         err = zr_fail(local_err, "%s", mine.text);
     free(all);

@@ -24,9 +24,9 @@ struct zero_ctx {
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out);
 
 /* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go to the others;
- * returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. tensors: the
- * model's table, for the shapes, which the layout does not keep. z->layout and z->plan may be NULL when local_err is not 0. */
-int zr_agree_on_plan(struct zero_ctx *z, const struct zero_tensor *tensors, int local_err);
+ * returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout
+ * and z->plan may be NULL when local_err is not 0. */
+int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* The same for a later phase of zero_wrap: all succeed or all fail. */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
 

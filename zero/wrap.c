@@ -197,7 +197,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         return err ? zr_fail(err, "%s", text) : loop_err;
     if (err)
         zr_fail(err, "%s", text);
-    err = zr_agree_on_plan(z, tensors, err);
+    err = zr_agree_on_plan(z, err);
     if (!err)
         err = open_comms(z, backend);
     if (!err)
