@@ -1,0 +1,178 @@
+/* test_out_of_memory.c: every allocation of the library fails once, on one rank: zero_wrap is then an error
+ * on every rank, or well on every rank, and never a crash, a hang or a leak. (libuv ends the process for some
+ * of its own.) Linked with --wrap, against the library's parts. */
+#include "test/zero/toy_net.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t size);
+char *__real_strdup(const char *s);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+char *__wrap_strdup(const char *s);
+
+static _Thread_local int64_t fail_in; /* allocations of this thread until one fails; 0: none will */
+static _Thread_local int64_t n_taken; /* by this thread, ever */
+
+static bool refused(void)
+{
+    n_taken++;
+    return fail_in > 0 && --fail_in == 0;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return refused() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return refused() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    return refused() ? NULL : __real_realloc(p, size);
+}
+
+char *__wrap_strdup(const char *s)
+{
+    return refused() ? NULL : __real_strdup(s);
+}
+
+enum { TIMEOUT_MS = 1000, SOON_MS = 15000, MOST_ALLOCATIONS = 2000 };
+
+struct trial {
+    int stage, who;
+    int64_t k;        /* allocation that fails in zero_wrap of rank `who` */
+    int64_t k_unwrap; /* and in its zero_unwrap */
+    bool fired;       /* it was reached */
+};
+
+static void train(struct toy_rank *r)
+{
+    struct trial *t = r->arg;
+    static const struct zero_call order[] = {
+        {0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}, {0, ZERO_BACKWARD, 0}, {0, ZERO_BACKWARD, 1}};
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, t->stage);
+    cfg.timeout_ms = TIMEOUT_MS;
+    cfg.order = order;
+    cfg.n_order = 4;
+    cfg.trace = 1;
+    toy_make(&m);
+    int64_t from = toy_now_ms();
+    bool victim = r->rank == t->who;
+    fail_in = victim ? t->k : 0;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (victim && t->k)
+        t->fired = fail_in == 0;
+    fail_in = 0;
+    toy_note(r, err);
+    if (err && (z || !toy_untouched(&m)))
+        toy_wrong(r, "a failed zero_wrap changed something");
+    if (!err) {
+        int64_t before = n_taken;
+        if (toy_forward(&m, z, true) || toy_backward(&m, z, true, 0, r->rank) || zero_step(z, 1e-2f, NULL) ||
+            toy_forward(&m, z, true))
+            toy_wrong(r, "after zero_wrap: %s", zero_last_error());
+        if (n_taken != before)
+            toy_wrong(r, "%lld allocations after zero_wrap", (long long)(n_taken - before));
+        fail_in = victim ? t->k_unwrap : 0;
+        err = zero_unwrap(&z);
+        if (victim && t->k_unwrap)
+            t->fired = fail_in == 0;
+        fail_in = 0;
+        if (err || z)
+            toy_wrong(r, "zero_unwrap: %s", zero_last_error());
+    }
+    r->ms = toy_now_ms() - from;
+    toy_free(&m);
+}
+
+static void check(const struct toy_rank *r, int world, const struct trial *t)
+{
+    for (int i = 0; i < world; i++)
+        if (r[i].wrong[0] || r[i].ms > SOON_MS || !r[i].err != !r[0].err || (r[i].err && !r[i].text[0]) ||
+            (r[i].err && i == t->who && !strstr(r[i].text, "memory")))
+            fail_msg("stage %d world %d, allocation %lld (%lld in zero_unwrap) of rank %d fails; rank %d: "
+                     "code %d after %lld ms \"%s\"; %s",
+                     t->stage, world, (long long)t->k, (long long)t->k_unwrap, t->who, i, r[i].err,
+                     (long long)r[i].ms, r[i].text, r[i].wrong);
+}
+
+static void each_allocation(void **state)
+{
+    (void)state;
+    struct toy_holdings before = toy_holdings(), now;
+    for (int world = 1; world <= 2; world++)
+        for (int who = 0; who < world; who++) {
+            int stage = 3 - who - (world == 1);
+            struct toy_rank r[2];
+            struct trial t = {.stage = stage, .who = who, .fired = true};
+            for (t.k = 1; t.fired; t.k++) {
+                assert_true(t.k < MOST_ALLOCATIONS);
+                toy_ranks(world, train, &t, r);
+                if (getenv("VERBOSE"))
+                    for (int i = 0; i < world; i++)
+                        printf("world %d, allocation %lld of rank %d: rank %d %4d %5lld ms %.150s\n", world,
+                               (long long)t.k, who, i, r[i].err, (long long)r[i].ms,
+                               r[i].err ? r[i].text : "");
+                check(r, world, &t);
+                if (!toy_holds_no_more(before, &now))
+                    fail_msg(
+                        "world %d allocation %lld of rank %d: fds %d -> %d, threads %d -> %d, maps %d -> %d",
+                        world, (long long)t.k, who, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
+                        before.n_maps, now.n_maps);
+            }
+            assert_true(t.k > 20); /* else nothing was made to fail */
+            t = (struct trial){.stage = stage, .who = who, .fired = true};
+            for (t.k_unwrap = 1; t.fired; t.k_unwrap++) {
+                toy_ranks(world, train, &t, r);
+                check(r, world, &t);
+                assert_true(toy_holds_no_more(before, &now));
+            }
+        }
+}
+
+/* zero_plan and the order of the calls are checked in memory of their own. */
+static void plan(void **state)
+{
+    (void)state;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = 3;
+    cfg.world = 3;
+    int err = ZERO_ERR_NOMEM, k;
+    for (k = 1; err; k++) {
+        struct zero_plan_info info;
+        fail_in = k;
+        err = zero_plan(m.table, TOY_TENSORS, &cfg, &info);
+        fail_in = 0;
+        if (err && (err != ZERO_ERR_NOMEM || !strstr(zero_last_error(), "memory")))
+            fail_msg("allocation %d: code %d \"%s\"", k, err, zero_last_error());
+    }
+    assert_true(k > 10);
+    toy_free(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan),
+        cmocka_unit_test(each_allocation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
