@@ -110,6 +110,13 @@ struct zr_device;
 struct zr_stream;
 struct zr_event;
 
+/* A range that an operation touches. */
+struct zr_access {
+    const void *at;
+    int64_t bytes;
+    bool write;
+};
+
 enum zr_stream_kind {
     ZR_STREAM_QUEUE, /* asynchronous: on the host a thread with an in-order queue */
     ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling thread,
@@ -141,6 +148,9 @@ struct zr_device_ops {
     /* fn(copy of arg) in stream order, on a thread of the device's. arg_bytes <= ZR_CALL_BYTES; fn must not call the
      * device. On a GPU this is a host function and must be short. */
     int (*call)(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes);
+    /* What the next call() on s touches, or with s NULL what the calling thread touches now: a device that checks cannot look into a
+     * function. NULL on devices that do not check; use zr_declare(). */
+    void (*declare)(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n);
 
     /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too). Semantics as in
      * struct zr_host_kernels. A dtype that is not F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad arguments ZR_ERR_ARG. */
@@ -158,6 +168,12 @@ struct zr_device_ops {
 struct zr_device {
     const struct zr_device_ops *ops;
 };
+
+static inline void zr_declare(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n)
+{
+    if (dev->ops->declare)
+        dev->ops->declare(dev, s, a, n);
+}
 
 /* Nanoseconds on a clock that never goes back. */
 int64_t zr_now_ns(void);

@@ -189,6 +189,8 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
     TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     struct finish f = {e, job->call_hash, job->step};
+    struct zr_access own = {zr_engine_record(e, e->rank), sizeof(struct zr_step_record), true};
+    zr_declare(e->dev, e->reduce_stream, &own, 1);
     TRY(d->call(e->reduce_stream, begin_record, &f, sizeof f));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
@@ -198,6 +200,10 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     }
     struct zr_tag tag = tag_of(job);
     TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
+    struct zr_access all[] = {{zr_engine_record(e, 0), e->world * (int64_t)ZR_EXCHANGE_BYTES, false},
+                              {zr_engine_scalars(e), sizeof(struct zr_step_scalars), true},
+                              {&e->result, sizeof e->result, true}};
+    zr_declare(e->dev, e->reduce_stream, all, 3);
     TRY(d->call(e->reduce_stream, finish_record, &f, sizeof f));
     TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
     return d->event_record(e->step_norm, e->reduce_stream);
@@ -247,6 +253,12 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     for (int i = 0; i < e->opt.n_states; i++)
         c.u.state[i] = e->state[i] + (k->state[0] - e->state[0]);
     TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
+    int64_t bytes = k->n * (int64_t)sizeof(float);
+    struct zr_access used[3 + ZR_MAX_STATES] = {
+        {k->scalars, sizeof *k->scalars, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
+    for (int i = 0; i < e->opt.n_states; i++)
+        used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
+    zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);
     TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
     if (k->param != k->master)
         TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));

@@ -192,6 +192,9 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     err = zr_engine_drain(e);
+    struct zr_access all = {slots, e->world * (int64_t)ZR_EXCHANGE_BYTES, false};
+    if (!err)
+        zr_declare(e->dev, NULL, &all, 1);
     for (int32_t i = 0; !err && i < n; i++) {
         struct zr_exact_sum sum;
         zr_exact_reset(&sum);

@@ -29,6 +29,9 @@ struct zr_loop {
 
     void (*on_stop)(void *arg);
     void *stop_arg;
+
+    bool by_hand;
+    struct zr_loop_by_hand hand;
 };
 
 uv_loop_t *zr_loop_uv(struct zr_loop *l)
@@ -81,7 +84,7 @@ static void on_wake(uv_async_t *a)
     }
 }
 
-int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
+static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
 {
     struct zr_loop *l = calloc(1, sizeof *l);
     if (!l)
@@ -96,8 +99,39 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
         free(l);
         return zr_fail(ZR_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
     }
+    *out = l;
+    return 0;
+}
+
+int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                         const struct zr_loop_by_hand *hand, struct zr_loop **out)
+{
+    int err = open_queue(n_jobs, carry, arg, out);
+    if (err)
+        return err;
+    (*out)->by_hand = true;
+    (*out)->hand = *hand;
+    return 0;
+}
+
+uint64_t zr_loop_carry_next(struct zr_loop *l)
+{
+    uint64_t done = atomic_load(&l->n_carried);
+    if (done == atomic_load(&l->n_pushed))
+        return 0;
+    l->carry(l->arg, &l->ring[done & l->mask]);
+    atomic_store(&l->n_carried, done + 1);
+    return done + 1;
+}
+
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
+{
+    struct zr_loop *l = NULL;
+    int err = open_queue(n_jobs, carry, arg, &l);
+    if (err)
+        return err;
     atomic_store(&l->asleep, true);
-    int err = uv_loop_init(&l->uv);
+    err = uv_loop_init(&l->uv);
     if (err) {
         free(l->ring);
         free(l);
@@ -155,6 +189,8 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
     }
     l->ring[n & l->mask] = *job;
     atomic_store(&l->n_pushed, n + 1);
+    if (l->by_hand)
+        l->hand.pushed(l->hand.arg);
     return n + 1;
 }
 
@@ -162,7 +198,7 @@ void zr_loop_kick(struct zr_loop *l)
 {
     /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it cannot see that flag as it was
      * before the loop's last round (libuv issues 349 and 4584). */
-    if (atomic_load(&l->asleep))
+    if (!l->by_hand && atomic_load(&l->asleep))
         uv_async_send(&l->wake);
 }
 
@@ -172,6 +208,10 @@ void zr_loop_await(struct zr_loop *l, uint64_t number)
     for (int i = 0; i < 100; i++) {
         if (atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number)
             return;
+    }
+    if (l->by_hand) {
+        l->hand.awaited(l->hand.arg, number);
+        return;
     }
     uv_mutex_lock(&l->lock);
     atomic_store(&l->waited_for, true);
@@ -185,6 +225,11 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
 {
     if (!l)
         return;
+    if (l->by_hand) {
+        free(l->ring);
+        free(l);
+        return;
+    }
     l->on_stop = on_stop;
     l->stop_arg = arg;
     atomic_store(&l->stop, true);

@@ -24,6 +24,18 @@ struct zr_loop;
 
 /* carry is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
 int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg, struct zr_loop **out);
+/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_carry_next alone; pushed is called after each push, and
+ * awaited where the model's thread has to wait for a job: when it returns, the job must have been carried out. Start and kick do
+ * nothing, and close drops what is queued. */
+struct zr_loop_by_hand {
+    void (*pushed)(void *arg);
+    void (*awaited)(void *arg, uint64_t number);
+    void *arg;
+};
+int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
+                         const struct zr_loop_by_hand *hand, struct zr_loop **out);
+/* Carries out the next job: its number, or 0 when there is none. Loops by hand only. */
+uint64_t zr_loop_carry_next(struct zr_loop *l);
 /* For handles of others (sockets), before zr_loop_start or on the loop's thread. */
 uv_loop_t *zr_loop_uv(struct zr_loop *l);
 /* spin_ns: how long the loop looks for more work before it sleeps. */

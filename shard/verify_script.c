@@ -1,0 +1,301 @@
+/* verify_script.c: the model of a case: its tensors, its calls, and which bytes its compute touches. */
+#include "shard/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- tensors ---- */
+
+static int64_t any_size(uint64_t *s)
+{
+    static const int64_t sizes[] = {1, 15, 17, 31, 32, 33, 63, 64, 100, 127, 128, 129, 17 * 257, 8100};
+    return zr_verify_chance(s, 30) ? 1 + zr_verify_below(s, 3000) : sizes[zr_verify_below(s, sizeof sizes / sizeof *sizes)];
+}
+
+static void name_tensor(struct zr_tensor *t, int32_t i)
+{
+    char name[16];
+    snprintf(name, sizeof name, "t%d", i);
+    t->name = strdup(name);
+}
+
+int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed, struct zr_tensor **out, int32_t *n)
+{
+    uint64_t s = c->seed ^ 0x7e45;
+    struct zr_tensor *t = calloc((size_t)c->n_units * 3 + 1, sizeof *t);
+    static void *nowhere;
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", c->n_units);
+    *n = 0;
+    /* One tensor over several units, and one to three of each unit's own. */
+    int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, c->n_units) : 0;
+    for (int32_t u = c->stacked ? -1 : 0; u < c->n_units; u++) {
+        int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
+        for (; k > 0; k--, ++*n) {
+            struct zr_tensor *x = &t[*n];
+            *x = (struct zr_tensor){.param = &nowhere, .grad = &nowhere, .dtype = ZR_F32, .n_slices = 1, .unit = u < 0 ? first : u};
+            x->n_elems = speed ? speed->unit_elems : any_size(&s);
+            name_tensor(x, *n);
+            if (!x->name) {
+                zr_tensors_free(t, *n);
+                return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+            }
+            if (u < 0) {
+                x->stacked = true;
+                x->n_slices = c->n_units - first;
+                x->n_elems *= x->n_slices;
+            }
+            if (c->bf16 && (speed || zr_verify_chance(&s, 50)))
+                x->dtype = ZR_BF16;
+            if (zr_verify_chance(&s, c->frozen))
+                x->grad = NULL;
+            x->no_decay = zr_verify_chance(&s, 30);
+            /* Stored instead of added: only where the model writes each gradient once before it is handed in. */
+            bool often = c->pattern == ZR_USE_TIED && x->unit == 0;
+            x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
+            x->resident = c->resident && zr_verify_chance(&s, 30);
+        }
+    }
+    *out = t;
+    return 0;
+}
+
+/* ---- calls ---- */
+
+static void add(struct zr_script *s, struct zr_deed d)
+{
+    if (s->n == s->cap) {
+        s->cap = s->cap ? s->cap * 2 : 256;
+        s->deed = realloc(s->deed, (size_t)s->cap * sizeof *s->deed);
+        if (!s->deed)
+            abort();
+    }
+    s->deed[s->n++] = d;
+}
+
+struct writing {
+    const struct zr_verify_case *c;
+    struct zr_script *s;
+    const bool *no_forward, *no_backward; /* units that the model does not bracket */
+    int32_t step;
+};
+
+static bool bracketed(const struct writing *w, int32_t u, bool backward)
+{
+    return !(backward ? w->no_backward : w->no_forward)[u];
+}
+
+static void begin(struct writing *w, int32_t u, bool backward)
+{
+    if (bracketed(w, u, backward))
+        add(w->s, (struct zr_deed){ZR_DO_BEGIN, backward, u, w->step});
+}
+
+static void end(struct writing *w, int32_t u, bool backward)
+{
+    if (bracketed(w, u, backward))
+        add(w->s, (struct zr_deed){ZR_DO_END, backward, u, w->step});
+}
+
+static void use(struct writing *w, int32_t u, bool backward)
+{
+    add(w->s, (struct zr_deed){ZR_DO_USE, backward, u, w->step});
+    if (backward)
+        w->s->n_contrib[w->step * w->c->n_units + u]++;
+}
+
+static void whole(struct writing *w, int32_t u, bool backward)
+{
+    begin(w, u, backward);
+    use(w, u, backward);
+    end(w, u, backward);
+}
+
+/* list: the units used, in order of forward. */
+static void forward(struct writing *w, const int32_t *list, int32_t n)
+{
+    enum zr_verify_pattern p = w->c->pattern;
+    bool nested = p == ZR_USE_NESTED && n > 1;
+    if (nested) {
+        begin(w, list[0], false);
+        use(w, list[0], false);
+    }
+    for (int32_t i = nested; i < n; i++) {
+        if (p != ZR_USE_OVERLAP) {
+            whole(w, list[i], false);
+            continue;
+        }
+        begin(w, list[i], false);
+        if (i > 0)
+            end(w, list[i - 1], false);
+        use(w, list[i], false);
+    }
+    if (p == ZR_USE_OVERLAP)
+        end(w, list[n - 1], false);
+    if (nested) {
+        use(w, list[0], false);
+        end(w, list[0], false);
+    }
+    if ((p == ZR_USE_TIED || p == ZR_USE_TWICE) && n > 1)
+        whole(w, list[0], false);
+}
+
+static void backward(struct writing *w, const int32_t *list, int32_t n)
+{
+    enum zr_verify_pattern p = w->c->pattern;
+    bool held = (p == ZR_USE_NESTED || p == ZR_USE_TIED) && n > 1;
+    if (held) {
+        begin(w, list[0], true);
+        if (p == ZR_USE_TIED)
+            use(w, list[0], true);
+    }
+    if (p == ZR_USE_TWICE && n > 1)
+        whole(w, list[0], true);
+    for (int32_t i = n - 1; i >= held; i--) {
+        if (p == ZR_USE_RECOMPUTE) {
+            begin(w, list[i], true);
+            whole(w, list[i], false);
+            use(w, list[i], true);
+            end(w, list[i], true);
+        } else if (p == ZR_USE_OVERLAP) {
+            begin(w, list[i], true);
+            if (i < n - 1)
+                end(w, list[i + 1], true);
+            use(w, list[i], true);
+        } else {
+            whole(w, list[i], true);
+        }
+    }
+    if (p == ZR_USE_OVERLAP)
+        end(w, list[0], true);
+    if (held) {
+        use(w, list[0], true);
+        end(w, list[0], true);
+    }
+}
+
+int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
+{
+    uint64_t s = c->seed ^ 0x5c41;
+    struct zr_script script = {0};
+    size_t n_units = (size_t)c->n_units;
+    int32_t *all = malloc(n_units * sizeof *all), *list = malloc(n_units * sizeof *list);
+    bool *no_forward = calloc(n_units, 1), *no_backward = calloc(n_units, 1);
+    script.n_contrib = calloc((size_t)c->n_steps * n_units, sizeof *script.n_contrib);
+    if (!all || !list || !no_forward || !no_backward || !script.n_contrib)
+        abort();
+    bool any_free = false;
+    for (int32_t u = 0; u < c->n_units; u++) {
+        all[u] = c->reversed ? c->n_units - 1 - u : u;
+        no_forward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
+        no_backward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
+        any_free |= no_backward[u];
+    }
+    struct writing w = {.c = c, .s = &script, .no_forward = no_forward, .no_backward = no_backward};
+    for (w.step = 0; w.step < c->n_steps; w.step++) {
+        /* Sometimes the model changes its mind about the order. */
+        if (c->n_units > 1 && zr_verify_chance(&s, c->skipped ? 40 : 10)) {
+            int64_t i = zr_verify_below(&s, c->n_units), j = zr_verify_below(&s, c->n_units);
+            int32_t swap = all[i];
+            all[i] = all[j];
+            all[j] = swap;
+        }
+        for (int e = 0; e < c->n_evals; e++)
+            forward(&w, all, c->n_units);
+        for (int a = 0; a < c->accum; a++) {
+            int32_t n = 0;
+            /* The first is never left out: the longest count of backward passes tells how many micro-batches there were. A unit
+             * without backward brackets cannot be left out either: its gradient is reduced all the same, with what is in it. */
+            for (int32_t i = 0; i < c->n_units; i++)
+                if (i == 0 || !zr_verify_chance(&s, c->skipped))
+                    list[n++] = all[i];
+            int32_t at = script.n;
+            forward(&w, list, n);
+            backward(&w, list, n);
+            if (w.step == 0 && a == 0 && c->declared) {
+                script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
+                if (!script.order)
+                    abort();
+                for (; at < script.n; at++) {
+                    const struct zr_deed *d = &script.deed[at];
+                    if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
+                        script.order[script.n_order++] = (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
+                }
+            }
+            if (a + 1 < c->accum && (any_free || zr_verify_chance(&s, 30) || c->unbracketed))
+                add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
+        }
+        add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
+        if (c->values) {
+            int32_t t = (int32_t)zr_verify_below(&s, 1 << 20);
+            if (zr_verify_chance(&s, 50))
+                add(&script, (struct zr_deed){.kind = ZR_DO_READ, .unit = t, .step = w.step + 1});
+            if (zr_verify_chance(&s, 50))
+                add(&script, (struct zr_deed){.kind = ZR_DO_WRITE, .unit = t, .step = w.step + 1});
+            if (zr_verify_chance(&s, 50))
+                add(&script, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = -1, .step = w.step + 1});
+        }
+    }
+    free(all);
+    free(list);
+    free(no_forward);
+    free(no_backward);
+    *out = script;
+    return 0;
+}
+
+void zr_script_free(struct zr_script *s)
+{
+    free(s->deed);
+    free(s->order);
+    free(s->n_contrib);
+}
+
+/* ---- compute ---- */
+
+int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    struct zr_verify_world *v = r->v;
+    const struct zr_layout *l = &r->layout;
+    const struct zr_unit *u = &l->units[d->unit];
+    struct zr_sim_touch touch[2 * 64];
+    int n = 0;
+    int64_t elems = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        for (int32_t k = 0; k < f->n_pieces && n + 2 <= 2 * 64; k++) {
+            const struct zr_piece *p = &l->pieces[f->first_piece + k];
+            const struct zr_tensor *t = &l->tensors[p->tensor];
+            int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
+            uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
+            struct zr_sim_tag tag = {.kind = ZR_SIM_PARAM,
+                                     .size = (uint8_t)size,
+                                     .flat = u->first_flat + i,
+                                     .first = p->first,
+                                     .value = f->trainable ? (uint64_t)r->n_done : 0};
+            elems += p->n;
+            if (!*t->param) {
+                zr_sim_report(v->sim, "rank %d: the model's pointer to %s is NULL while unit %d is open", r->id, t->name, d->unit);
+                return 0;
+            }
+            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
+            if (!d->backward || !f->trainable)
+                continue;
+            if (!*t->grad) {
+                zr_sim_report(v->sim, "rank %d: the model's pointer to the gradient of %s is NULL while unit %d is open", r->id, t->name,
+                              d->unit);
+                return 0;
+            }
+            tag.kind = ZR_SIM_GRAD;
+            tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
+            tag.n = 1;
+            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes, t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, tag};
+        }
+    }
+    r->n_used[d->unit] += d->backward;
+    int64_t ns = v->speed ? (int64_t)((d->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens / v->speed->flops_per_s * 1e9) : 0;
+    if (r->id == 0)
+        v->compute_ns += ns;
+    return zr_sim_compute(r->engine.compute, d->backward ? "backward" : "forward", touch, n, ns);
+}
