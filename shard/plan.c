@@ -253,6 +253,9 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->grad_accum_steps = opt->grad_accum_steps;
     s->grad_resident = p->grad_resident;
     s->reduce_each = p->stage >= 2 || opt->deterministic || opt->grad_accum_steps == 1;
+    /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced first. */
+    for (int32_t t = 0; t < l->n_tensors; t++)
+        s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     s->tree = opt->deterministic && opt->grad_accum_steps > 1;
     s->n_sums = p->n_sums = s->tree ? counter_depth(opt->grad_accum_steps) : 1;
     return 0;
