@@ -114,6 +114,11 @@ static int no_grad(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n;
     const struct zr_flat *f = flats_of(e, job->action.unit, &n);
+    /* A peer may still be gathering this sum for its update of the step before (stage 0), and in a step without any gradient no reduce
+     * stands in between: everyone has to be past it. */
+    struct zr_tag tag = tag_of(job);
+    if (e->plan->state_full && e->world > 1)
+        TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             TRY(e->dev->ops->zero(e->reduce_stream, sum_at(e, &f[i], 0), f[i].shard_elems * (int64_t)sizeof(float)));
