@@ -35,7 +35,8 @@ struct zr_verify_case {
     int budget;        /* percent of all parameters; 0: none */
     int frozen;        /* percent of tensors */
     int skipped;       /* percent of the uses of units left out */
-    int n_evals;       /* forward passes before each step */
+    int n_evals;       /* forward passes before each step's micro-batches */
+    bool late_evals;   /* the same between the last backward and the step */
     int unbracketed;   /* percent of units, stages 0 and 1 only */
     bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd;
     bool caller;       /* the model computes on its own thread, as on the host */

@@ -51,8 +51,8 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
             x->no_decay = zr_verify_chance(&s, 30);
-            /* Stored instead of added: only where the model writes each gradient once before it is handed in. */
-            bool often = c->pattern == ZR_USE_TIED && x->unit == 0;
+            /* Stored instead of added: only where the model writes each gradient just once before it is handed in. */
+            bool often = c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
             x->resident = c->resident && zr_verify_chance(&s, 30);
         }
@@ -175,6 +175,15 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
     }
 }
 
+static void values(struct writing *w, uint64_t *s, int32_t step)
+{
+    static const uint8_t kinds[] = {ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN};
+    int32_t t = (int32_t)zr_verify_below(s, 1 << 20);
+    for (int k = 0; w->c->values && k < 3; k++)
+        if (zr_verify_chance(s, 50))
+            add(w->s, (struct zr_deed){.kind = kinds[k], .unit = t, .step = step});
+}
+
 int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
 {
     uint64_t s = c->seed ^ 0x5c41;
@@ -201,8 +210,10 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             all[i] = all[j];
             all[j] = swap;
         }
-        for (int e = 0; e < c->n_evals; e++)
+        for (int e = 0; e < c->n_evals; e++) {
             forward(&w, all, c->n_units);
+            values(&w, &s, w.step);
+        }
         for (int a = 0; a < c->accum; a++) {
             int32_t n = 0;
             /* The first is never left out: the longest count of backward passes tells how many micro-batches there were. A unit
@@ -226,16 +237,10 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             if (a + 1 < c->accum && (any_free || zr_verify_chance(&s, 30) || c->unbracketed))
                 add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
         }
+        if (c->late_evals)
+            forward(&w, all, c->n_units);
         add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
-        if (c->values) {
-            int32_t t = (int32_t)zr_verify_below(&s, 1 << 20);
-            if (zr_verify_chance(&s, 50))
-                add(&script, (struct zr_deed){.kind = ZR_DO_READ, .unit = t, .step = w.step + 1});
-            if (zr_verify_chance(&s, 50))
-                add(&script, (struct zr_deed){.kind = ZR_DO_WRITE, .unit = t, .step = w.step + 1});
-            if (zr_verify_chance(&s, 50))
-                add(&script, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = -1, .step = w.step + 1});
-        }
+        values(&w, &s, w.step + 1);
     }
     free(all);
     free(list);
