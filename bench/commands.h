@@ -10,5 +10,6 @@ int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
 int overhead_command(const char *name, int argc, char **argv);
+int verify_command(const char *name, int argc, char **argv);
 
 #endif

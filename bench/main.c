@@ -15,6 +15,7 @@ static const struct {
      plan_command},
     {"memory", "run the stages for real and compare planned, allocated and resident memory", memory_command},
     {"overhead", "time of one begin and end on the model's thread", overhead_command},
+    {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving", verify_command},
 };
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 

@@ -10,8 +10,10 @@
 #ifndef ZR_SHARD_VERIFY_H
 #define ZR_SHARD_VERIFY_H
 
-#include "kernels/sim_device.h"
-#include "shard/engine.h"
+#include "kernels/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
 
 /* How the model uses its units. */
 enum zr_verify_pattern {
@@ -90,11 +92,13 @@ const char *zr_mutant_link(const struct zr_mutant *m); /* of the bug it re-creat
 /* Tries seeds until one shows it; -1: none of n_seeds did. n_acted: in how many the mutant had anything to do. */
 int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted, struct zr_verify_result *out);
 
-/* Exhaustive: every interleaving of small models; see verify_search.c. */
+/* Exhaustive: every interleaving of models of 1..most_units units on 2..most_ranks ranks; see verify_search.c. */
 struct zr_search_result {
     int64_t n_configs, n_states, n_edges, n_bad;
     char text[512];
 };
-int zr_verify_search(int32_t most_units, int32_t most_ranks, struct zr_search_result *out);
+/* To show that the search would notice: the model's thread never waits for the loop; a job is never given to it. */
+enum zr_search_flaw { ZR_SEARCH_SOUND, ZR_SEARCH_NO_AWAIT, ZR_SEARCH_NO_PUSH };
+int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw, struct zr_search_result *out);
 
 #endif

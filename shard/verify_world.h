@@ -3,6 +3,7 @@
 #define ZR_SHARD_VERIFY_WORLD_H
 
 #include "comm/sim.h"
+#include "shard/engine.h"
 #include "shard/verify.h"
 
 #include <ucontext.h>

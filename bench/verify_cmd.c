@@ -1,0 +1,263 @@
+/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify.h), and timed on it. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/report.h"
+
+#include "kernels/device.h"
+#include "shard/verify.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct verify_options {
+    int64_t seeds, seed;
+    int64_t world, stage, units, elements, tokens, prefetch, accum;
+    double tflops, memory_gb, near_gb, far_gb;
+    const char *one_case, *trace;
+    bool json, mutants, exhaustive, time;
+};
+
+enum { KEY_SEEDS = 0x400, KEY_SEED, KEY_CASE, KEY_MUTANTS, KEY_EXHAUSTIVE, KEY_TIME, KEY_TRACE, KEY_WORLD, KEY_STAGE, KEY_UNITS,
+       KEY_ELEMENTS, KEY_TOKENS, KEY_PREFETCH, KEY_ACCUM, KEY_TFLOPS, KEY_MEMORY, KEY_NEAR, KEY_FAR, KEY_JSON };
+
+static const struct argp_option verify_argp_options[] = {
+    {"seeds", KEY_SEEDS, "N", 0, "Random configurations to run (2000)", 1},
+    {"seed", KEY_SEED, "S", 0, "The first of them (1)", 1},
+    {"case", KEY_CASE, "TEXT", 0, "Run one configuration, as a report prints it", 1},
+    {"mutants", KEY_MUTANTS, NULL, 0, "Take waits, records, fences and jobs away, one at a time: each must be noticed within the seeds", 1},
+    {"exhaustive", KEY_EXHAUSTIVE, NULL, 0, "Every interleaving of host threads: 2 and 3 ranks, up to 4 units", 1},
+    {"json", KEY_JSON, NULL, 0, "JSON lines", 1},
+    {"time", KEY_TIME, NULL, 0, "Step time on the virtual clock, with the options below", 2},
+    {"trace", KEY_TRACE, "FILE", 0, "Also a Chrome trace of up to 16 ranks", 2},
+    {"world", KEY_WORLD, "N", 0, "Ranks, 8 a node (16)", 2},
+    {"stage", KEY_STAGE, "N", 0, "0 to 3 (3)", 2},
+    {"units", KEY_UNITS, "N", 0, "Units (32)", 2},
+    {"elements", KEY_ELEMENTS, "N", 0, "bf16 parameters of a unit (200e6)", 2},
+    {"tokens", KEY_TOKENS, "N", 0, "Tokens of a rank's micro-batch (8192)", 2},
+    {"prefetch", KEY_PREFETCH, "N", 0, "Units gathered ahead (2)", 2},
+    {"accum", KEY_ACCUM, "N", 0, "Micro-batches of a step (1)", 2},
+    {"tflops", KEY_TFLOPS, "X", 0, "Of compute, 10^12 a second (400)", 2},
+    {"memory", KEY_MEMORY, "GB/S", 0, "Device memory (3000)", 2},
+    {"near", KEY_NEAR, "GB/S", 0, "To ranks of the node (400)", 2},
+    {"far", KEY_FAR, "GB/S", 0, "To ranks of other nodes (50)", 2},
+    {0},
+};
+
+static error_t parse_verify(int key, char *arg, struct argp_state *state)
+{
+    struct verify_options *o = state->input;
+    switch (key) {
+    case KEY_SEEDS:
+        return option_int(state, "--seeds", arg, 1, INT64_MAX, &o->seeds);
+    case KEY_SEED:
+        return option_int(state, "--seed", arg, 0, INT64_MAX, &o->seed);
+    case KEY_CASE:
+        o->one_case = arg;
+        return 0;
+    case KEY_MUTANTS:
+        o->mutants = true;
+        return 0;
+    case KEY_EXHAUSTIVE:
+        o->exhaustive = true;
+        return 0;
+    case KEY_TIME:
+        o->time = true;
+        return 0;
+    case KEY_TRACE:
+        o->trace = arg;
+        o->time = true;
+        return 0;
+    case KEY_WORLD:
+        return option_int(state, "--world", arg, 1, 64, &o->world);
+    case KEY_STAGE:
+        return option_int(state, "--stage", arg, 0, 3, &o->stage);
+    case KEY_UNITS:
+        return option_int(state, "--units", arg, 1, 1000, &o->units);
+    case KEY_ELEMENTS:
+        return option_int(state, "--elements", arg, 1, INT64_C(1) << 36, &o->elements);
+    case KEY_TOKENS:
+        return option_int(state, "--tokens", arg, 1, 1 << 30, &o->tokens);
+    case KEY_PREFETCH:
+        return option_int(state, "--prefetch", arg, 0, 100, &o->prefetch);
+    case KEY_ACCUM:
+        return option_int(state, "--accum", arg, 1, 64, &o->accum);
+    case KEY_TFLOPS:
+        return option_double(state, "--tflops", arg, 1e-6, 1e6, &o->tflops);
+    case KEY_MEMORY:
+        return option_double(state, "--memory", arg, 1e-6, 1e6, &o->memory_gb);
+    case KEY_NEAR:
+        return option_double(state, "--near", arg, 1e-6, 1e6, &o->near_gb);
+    case KEY_FAR:
+        return option_double(state, "--far", arg, 1e-6, 1e6, &o->far_gb);
+    case KEY_JSON:
+        o->json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "'%s' is not an option", arg);
+        return EINVAL;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void tell_fault(const struct verify_options *o, struct zr_verify_case *c, struct zr_verify_result *r)
+{
+    char whole[1024], small[1024];
+    zr_verify_describe(c, whole, sizeof whole);
+    zr_verify_shrink(c, NULL, r);
+    zr_verify_describe(c, small, sizeof small);
+    if (o->json)
+        report_line(json_pack("{s:s, s:s, s:s}", "case", whole, "shrunk", small, "report", r->text));
+    else
+        printf("%s\n  shrunk to: %s\n  %s\n", whole, small, r->text);
+}
+
+static int run_seeds(const char *name, const struct verify_options *o)
+{
+    int64_t n_faults = 0, n_ops = 0, n_accesses = 0, n_ranks = 0, n_refused = 0, start = zr_now_ns();
+    for (int64_t i = 0; i < o->seeds; i++) {
+        struct zr_verify_case c;
+        struct zr_verify_result r;
+        zr_verify_case_random((uint64_t)(o->seed + i), &c);
+        if (o->one_case && zr_verify_parse(o->one_case, &c)) {
+            fprintf(stderr, "%s: --case: %s\n", name, zr_error_text());
+            return EXIT_USAGE;
+        }
+        if (zr_verify_run(&c, NULL, &r)) {
+            fprintf(stderr, "%s: seed %lld: %s\n", name, (long long)c.seed, zr_error_text());
+            return EXIT_FAILURE;
+        }
+        n_ops += r.n_ops;
+        n_accesses += r.n_accesses;
+        n_ranks += c.world;
+        n_refused += r.refused != 0;
+        if (r.n_reports && n_faults++ < 10)
+            tell_fault(o, &c, &r);
+    }
+    double s = (double)(zr_now_ns() - start) / 1e9;
+    if (o->json)
+        report_line(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed", (json_int_t)o->seed, "schedules", (json_int_t)o->seeds,
+                              "reports", (json_int_t)n_faults, "ranks", (json_int_t)n_ranks, "operations", (json_int_t)n_ops, "accesses",
+                              (json_int_t)n_accesses, "refused", (json_int_t)n_refused, "seconds", report_number(s), "schedules_per_s",
+                              report_number((double)o->seeds / s)));
+    else
+        printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses checked, %lld configurations "
+               "refused; %.1f s, %.0f schedules/s\n",
+               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_ranks, (long long)n_ops, (long long)n_accesses,
+               (long long)n_refused, s, (double)o->seeds / s);
+    return n_faults ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int run_mutants(const struct verify_options *o)
+{
+    int n = zr_mutant_count(), n_caught = 0, n_linked = 0;
+    for (int i = 0; i < n; i++) {
+        const struct zr_mutant *m = zr_mutant_at(i);
+        struct zr_verify_result r;
+        int64_t n_acted, at = zr_mutant_hunt(m, (uint64_t)o->seed, o->seeds, &n_acted, &r);
+        const char *link = zr_mutant_link(m);
+        n_caught += at >= 0;
+        n_linked += link != NULL;
+        if (o->json)
+            report_line(json_pack("{s:s, s:s?, s:b, s:I, s:s}", "mutant", zr_mutant_name(m), "known_from", link, "caught", at >= 0, "seeds",
+                                  (json_int_t)(at + 1), "report", at >= 0 ? r.text : ""));
+        else
+            printf("%-8s %s%s%s\n", at >= 0 ? "caught" : "SURVIVED", zr_mutant_name(m), link ? "  " : "", link ? link : "");
+    }
+    if (o->json)
+        report_line(json_pack("{s:i, s:i, s:i}", "mutants", n, "caught", n_caught, "known_from_elsewhere", n_linked));
+    else
+        printf("%d of %d mutants caught, %d of them known from elsewhere\n", n_caught, n, n_linked);
+    return n_caught == n ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static int run_exhaustive(const char *name, const struct verify_options *o)
+{
+    struct zr_search_result r;
+    int64_t start = zr_now_ns();
+    if (zr_verify_search(4, 3, ZR_SEARCH_SOUND, &r)) {
+        fprintf(stderr, "%s: %s\n", name, zr_error_text());
+        return EXIT_FAILURE;
+    }
+    double s = (double)(zr_now_ns() - start) / 1e9;
+    if (o->json)
+        report_line(json_pack("{s:I, s:I, s:I, s:I, s:s, s:o}", "configurations", (json_int_t)r.n_configs, "states", (json_int_t)r.n_states,
+                              "moves", (json_int_t)r.n_edges, "bad", (json_int_t)r.n_bad, "report", r.text, "seconds", report_number(s)));
+    else
+        printf("%lld configurations, %lld states, %lld moves: %lld bad%s%s; %.1f s\n", (long long)r.n_configs, (long long)r.n_states,
+               (long long)r.n_edges, (long long)r.n_bad, r.n_bad ? ": " : "", r.text, s);
+    return r.n_bad ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int run_time(const char *name, const struct verify_options *o)
+{
+    struct zr_verify_case c = {.seed = (uint64_t)o->seed,
+                               .stage = (int)o->stage,
+                               .world = (int)o->world,
+                               .n_units = (int)o->units,
+                               .prefetch = (int)o->prefetch,
+                               .accum = (int)o->accum,
+                               .n_steps = 3,
+                               .bf16 = true,
+                               .declared = true,
+                               .wait_result = true,
+                               .poison = -1,
+                               .dead = -1};
+    struct zr_verify_speed speed = {.flops_per_s = o->tflops * 1e12,
+                                    .memory_bytes_per_s = o->memory_gb * 1e9,
+                                    .near_bytes_per_s = o->near_gb * 1e9,
+                                    .far_bytes_per_s = o->far_gb * 1e9,
+                                    .launch_ns = 4000,
+                                    .near_ns = 5000,
+                                    .far_ns = 15000,
+                                    .ranks_per_node = 8,
+                                    .tokens = (int)o->tokens,
+                                    .unit_elems = o->elements};
+    struct zr_verify_time t = {0};
+    struct zr_verify_result r;
+    if (zr_verify_time(&c, &speed, o->trace, &t, &r)) {
+        fprintf(stderr, "%s: %s\n", name, zr_error_text());
+        return EXIT_FAILURE;
+    }
+    if (r.n_reports) {
+        fprintf(stderr, "%s: %s\n", name, r.text);
+        return EXIT_FAILURE;
+    }
+    if (o->json)
+        report_line(json_pack("{s:i, s:i, s:o, s:o, s:o, s:I}", "stage", c.stage, "world", c.world, "step_ms",
+                              report_number((double)t.step_ns / 1e6), "compute_ms", report_number((double)t.compute_ns / 1e6), "exposed_ms",
+                              report_number((double)t.exposed_ns / 1e6), "peak_bytes", (json_int_t)t.peak_bytes));
+    else
+        printf("stage %d, %d ranks: a step takes %.2f ms, %.2f ms of it compute, %.2f ms exposed; %s a rank\n", c.stage, c.world,
+               (double)t.step_ns / 1e6, (double)t.compute_ns / 1e6, (double)t.exposed_ns / 1e6, report_bytes(t.peak_bytes).text);
+    return EXIT_SUCCESS;
+}
+
+int verify_command(const char *name, int argc, char **argv)
+{
+    const struct argp argp = {
+        .options = verify_argp_options,
+        .parser = parse_verify,
+        .doc = "Runs the engine's schedule for many configurations on a simulated device that knows which bytes every operation reads "
+               "and writes: anything that is not ordered is reported, with the configuration that replays it.",
+    };
+    struct verify_options o = {.seeds = 2000,
+                               .seed = 1,
+                               .world = 16,
+                               .stage = 3,
+                               .units = 32,
+                               .elements = 200000000,
+                               .tokens = 8192,
+                               .prefetch = 2,
+                               .accum = 1,
+                               .tflops = 400,
+                               .memory_gb = 3000,
+                               .near_gb = 400,
+                               .far_gb = 50};
+    int status = options_parse(&argp, name, argc, argv, &o);
+    if (status)
+        return status;
+    if (o.one_case)
+        o.seeds = 1;
+    return o.time ? run_time(name, &o) : o.mutants ? run_mutants(&o) : o.exhaustive ? run_exhaustive(name, &o) : run_seeds(name, &o);
+}
