@@ -1,4 +1,5 @@
-/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify.h), and timed on it. */
+/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify.h), and timed on
+ * it. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/report.h"
@@ -17,15 +18,36 @@ struct verify_options {
     bool json, mutants, exhaustive, time;
 };
 
-enum { KEY_SEEDS = 0x400, KEY_SEED, KEY_CASE, KEY_MUTANTS, KEY_EXHAUSTIVE, KEY_TIME, KEY_TRACE, KEY_WORLD, KEY_STAGE, KEY_UNITS,
-       KEY_ELEMENTS, KEY_TOKENS, KEY_PREFETCH, KEY_ACCUM, KEY_TFLOPS, KEY_MEMORY, KEY_NEAR, KEY_FAR, KEY_JSON };
+enum {
+    KEY_SEEDS = 0x400,
+    KEY_SEED,
+    KEY_CASE,
+    KEY_MUTANTS,
+    KEY_EXHAUSTIVE,
+    KEY_TIME,
+    KEY_TRACE,
+    KEY_WORLD,
+    KEY_STAGE,
+    KEY_UNITS,
+    KEY_ELEMENTS,
+    KEY_TOKENS,
+    KEY_PREFETCH,
+    KEY_ACCUM,
+    KEY_TFLOPS,
+    KEY_MEMORY,
+    KEY_NEAR,
+    KEY_FAR,
+    KEY_JSON
+};
 
 static const struct argp_option verify_argp_options[] = {
     {"seeds", KEY_SEEDS, "N", 0, "Random configurations to run (2000)", 1},
     {"seed", KEY_SEED, "S", 0, "The first of them (1)", 1},
     {"case", KEY_CASE, "TEXT", 0, "Run one configuration, as a report prints it", 1},
-    {"mutants", KEY_MUTANTS, NULL, 0, "Take waits, records, fences and jobs away, one at a time: each must be noticed within the seeds", 1},
-    {"exhaustive", KEY_EXHAUSTIVE, NULL, 0, "Every interleaving of host threads: 2 and 3 ranks, up to 4 units", 1},
+    {"mutants", KEY_MUTANTS, NULL, 0,
+     "Take waits, records, fences and jobs away, one at a time: each must be noticed within the seeds", 1},
+    {"exhaustive", KEY_EXHAUSTIVE, NULL, 0,
+     "Every interleaving of host threads: 2 and 3 ranks, up to 4 units", 1},
     {"json", KEY_JSON, NULL, 0, "JSON lines", 1},
     {"time", KEY_TIME, NULL, 0, "Step time on the virtual clock, with the options below", 2},
     {"trace", KEY_TRACE, "FILE", 0, "Also a Chrome trace of up to 16 ranks", 2},
@@ -136,15 +158,17 @@ static int run_seeds(const char *name, const struct verify_options *o)
     }
     double s = (double)(zr_now_ns() - start) / 1e9;
     if (o->json)
-        report_line(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed", (json_int_t)o->seed, "schedules", (json_int_t)o->seeds,
-                              "reports", (json_int_t)n_faults, "ranks", (json_int_t)n_ranks, "operations", (json_int_t)n_ops, "accesses",
-                              (json_int_t)n_accesses, "refused", (json_int_t)n_refused, "seconds", report_number(s), "schedules_per_s",
-                              report_number((double)o->seeds / s)));
+        report_line(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "seed", (json_int_t)o->seed,
+                              "schedules", (json_int_t)o->seeds, "reports", (json_int_t)n_faults, "ranks",
+                              (json_int_t)n_ranks, "operations", (json_int_t)n_ops, "accesses",
+                              (json_int_t)n_accesses, "refused", (json_int_t)n_refused, "seconds",
+                              report_number(s), "schedules_per_s", report_number((double)o->seeds / s)));
     else
-        printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses checked, %lld configurations "
+        printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses "
+               "checked, %lld configurations "
                "refused; %.1f s, %.0f schedules/s\n",
-               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_ranks, (long long)n_ops, (long long)n_accesses,
-               (long long)n_refused, s, (double)o->seeds / s);
+               (long long)o->seeds, (long long)o->seed, (long long)n_faults, (long long)n_ranks,
+               (long long)n_ops, (long long)n_accesses, (long long)n_refused, s, (double)o->seeds / s);
     return n_faults ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
@@ -159,13 +183,16 @@ static int run_mutants(const struct verify_options *o)
         n_caught += at >= 0;
         n_linked += link != NULL;
         if (o->json)
-            report_line(json_pack("{s:s, s:s?, s:b, s:I, s:s}", "mutant", zr_mutant_name(m), "known_from", link, "caught", at >= 0, "seeds",
-                                  (json_int_t)(at + 1), "report", at >= 0 ? r.text : ""));
+            report_line(json_pack("{s:s, s:s?, s:b, s:I, s:s}", "mutant", zr_mutant_name(m), "known_from",
+                                  link, "caught", at >= 0, "seeds", (json_int_t)(at + 1), "report",
+                                  at >= 0 ? r.text : ""));
         else
-            printf("%-8s %s%s%s\n", at >= 0 ? "caught" : "SURVIVED", zr_mutant_name(m), link ? "  " : "", link ? link : "");
+            printf("%-8s %s%s%s\n", at >= 0 ? "caught" : "SURVIVED", zr_mutant_name(m), link ? "  " : "",
+                   link ? link : "");
     }
     if (o->json)
-        report_line(json_pack("{s:i, s:i, s:i}", "mutants", n, "caught", n_caught, "known_from_elsewhere", n_linked));
+        report_line(
+            json_pack("{s:i, s:i, s:i}", "mutants", n, "caught", n_caught, "known_from_elsewhere", n_linked));
     else
         printf("%d of %d mutants caught, %d of them known from elsewhere\n", n_caught, n, n_linked);
     return n_caught == n ? EXIT_SUCCESS : EXIT_FAILURE;
@@ -181,11 +208,13 @@ static int run_exhaustive(const char *name, const struct verify_options *o)
     }
     double s = (double)(zr_now_ns() - start) / 1e9;
     if (o->json)
-        report_line(json_pack("{s:I, s:I, s:I, s:I, s:s, s:o}", "configurations", (json_int_t)r.n_configs, "states", (json_int_t)r.n_states,
-                              "moves", (json_int_t)r.n_edges, "bad", (json_int_t)r.n_bad, "report", r.text, "seconds", report_number(s)));
+        report_line(json_pack("{s:I, s:I, s:I, s:I, s:s, s:o}", "configurations", (json_int_t)r.n_configs,
+                              "states", (json_int_t)r.n_states, "moves", (json_int_t)r.n_edges, "bad",
+                              (json_int_t)r.n_bad, "report", r.text, "seconds", report_number(s)));
     else
-        printf("%lld configurations, %lld states, %lld moves: %lld bad%s%s; %.1f s\n", (long long)r.n_configs, (long long)r.n_states,
-               (long long)r.n_edges, (long long)r.n_bad, r.n_bad ? ": " : "", r.text, s);
+        printf("%lld configurations, %lld states, %lld moves: %lld bad%s%s; %.1f s\n", (long long)r.n_configs,
+               (long long)r.n_states, (long long)r.n_edges, (long long)r.n_bad, r.n_bad ? ": " : "", r.text,
+               s);
     return r.n_bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
@@ -224,12 +253,15 @@ static int run_time(const char *name, const struct verify_options *o)
         return EXIT_FAILURE;
     }
     if (o->json)
-        report_line(json_pack("{s:i, s:i, s:o, s:o, s:o, s:I}", "stage", c.stage, "world", c.world, "step_ms",
-                              report_number((double)t.step_ns / 1e6), "compute_ms", report_number((double)t.compute_ns / 1e6), "exposed_ms",
-                              report_number((double)t.exposed_ns / 1e6), "peak_bytes", (json_int_t)t.peak_bytes));
+        report_line(json_pack(
+            "{s:i, s:i, s:o, s:o, s:o, s:I}", "stage", c.stage, "world", c.world, "step_ms",
+            report_number((double)t.step_ns / 1e6), "compute_ms", report_number((double)t.compute_ns / 1e6),
+            "exposed_ms", report_number((double)t.exposed_ns / 1e6), "peak_bytes", (json_int_t)t.peak_bytes));
     else
-        printf("stage %d, %d ranks: a step takes %.2f ms, %.2f ms of it compute, %.2f ms exposed; %s a rank\n", c.stage, c.world,
-               (double)t.step_ns / 1e6, (double)t.compute_ns / 1e6, (double)t.exposed_ns / 1e6, report_bytes(t.peak_bytes).text);
+        printf(
+            "stage %d, %d ranks: a step takes %.2f ms, %.2f ms of it compute, %.2f ms exposed; %s a rank\n",
+            c.stage, c.world, (double)t.step_ns / 1e6, (double)t.compute_ns / 1e6, (double)t.exposed_ns / 1e6,
+            report_bytes(t.peak_bytes).text);
     return EXIT_SUCCESS;
 }
 
@@ -238,8 +270,10 @@ int verify_command(const char *name, int argc, char **argv)
     const struct argp argp = {
         .options = verify_argp_options,
         .parser = parse_verify,
-        .doc = "Runs the engine's schedule for many configurations on a simulated device that knows which bytes every operation reads "
-               "and writes: anything that is not ordered is reported, with the configuration that replays it.",
+        .doc =
+            "Runs the engine's schedule for many configurations on a simulated device that knows which bytes "
+            "every operation reads "
+            "and writes: anything that is not ordered is reported, with the configuration that replays it.",
     };
     struct verify_options o = {.seeds = 2000,
                                .seed = 1,
@@ -259,5 +293,8 @@ int verify_command(const char *name, int argc, char **argv)
         return status;
     if (o.one_case)
         o.seeds = 1;
-    return o.time ? run_time(name, &o) : o.mutants ? run_mutants(&o) : o.exhaustive ? run_exhaustive(name, &o) : run_seeds(name, &o);
+    return o.time         ? run_time(name, &o)
+           : o.mutants    ? run_mutants(&o)
+           : o.exhaustive ? run_exhaustive(name, &o)
+                          : run_seeds(name, &o);
 }

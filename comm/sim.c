@@ -1,4 +1,5 @@
-/* sim.c: see sim.h. Ranks meet in the order in which each has put its collectives: the k-th of one is the k-th of all. */
+/* sim.c: see sim.h. Ranks meet in the order in which each has put its collectives: the k-th of one is the
+ * k-th of all. */
 #include "comm/sim.h"
 #include "comm/segment.h"
 
@@ -85,7 +86,8 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
     if (d->arena_failed || d->code) {
         if (p)
             dev->ops->free(dev, p, bytes);
-        return d->code ? zr_fail(d->code, "%s", d->why) : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
+        return d->code ? zr_fail(d->code, "%s", d->why)
+                       : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
     zr_shadow_name(d->w, p, d->name);
     zr_shadow_set(d->w, p, bytes, (struct zr_sim_tag){.kind = ZR_SIM_ZERO});
@@ -108,7 +110,8 @@ static void finish_part(struct meeting *m, int rank)
     p->reduce = NULL;
 }
 
-/* Everyone who stands in a meeting goes on with nothing done. A rank stands in one at most; going on, it may end meetings. */
+/* Everyone who stands in a meeting goes on with nothing done. A rank stands in one at most; going on, it may
+ * end meetings. */
 static void release_all(struct world *d)
 {
     struct zr_stream *standing[MOST_RANKS] = {NULL};
@@ -152,8 +155,9 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
             continue;
         for (int r = 0; r < d->n && at < n; r++)
             if (m->part[r].here)
-                at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ", r, d->name,
-                                       zr_op_name(m->part[r].op), m->part[r].tag.unit, m->part[r].tag.step);
+                at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ", r,
+                                       d->name, zr_op_name(m->part[r].op), m->part[r].tag.unit,
+                                       m->part[r].tag.step);
         for (int r = 0; r < d->n && at < n; r++)
             if (!m->part[r].here)
                 at += (size_t)snprintf(text + at, n - at, "rank %d is not there; ", r);
@@ -170,7 +174,8 @@ static int64_t wire_ns(const struct world *d, int64_t bytes_each, int rank)
     if (d->n == 1 || o->near_bytes_per_s <= 0)
         return 0;
     int per = o->ranks_per_node > 0 ? o->ranks_per_node : d->n, node = rank / per;
-    int last = (node + 1) * per < d->n ? (node + 1) * per : d->n, near = last - node * per - 1, far = d->n - near - 1;
+    int last = (node + 1) * per < d->n ? (node + 1) * per : d->n, near = last - node * per - 1,
+        far = d->n - near - 1;
     double near_s = (double)near * (double)bytes_each / o->near_bytes_per_s;
     double far_s = far ? (double)far * (double)bytes_each / o->far_bytes_per_s : 0;
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (far ? o->far_ns : o->near_ns);
@@ -274,14 +279,17 @@ static void broadcast_body(struct world *d, struct meeting *m, int rank)
 
 static bool same_part(const struct part *a, const struct part *b)
 {
-    if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step || a->tag.call_hash != b->tag.call_hash ||
-        a->n_seg != b->n_seg || a->root != b->root || a->off != b->off || a->bytes != b->bytes)
+    if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
+        a->tag.call_hash != b->tag.call_hash || a->n_seg != b->n_seg || a->root != b->root ||
+        a->off != b->off || a->bytes != b->bytes)
         return false;
     for (int i = 0; i < a->n_seg; i++) {
-        if (a->gather && (a->gather[i].src != b->gather[i].src || a->gather[i].total_bytes != b->gather[i].total_bytes))
+        if (a->gather &&
+            (a->gather[i].src != b->gather[i].src || a->gather[i].total_bytes != b->gather[i].total_bytes))
             return false;
-        if (a->reduce && (a->reduce[i].src != b->reduce[i].src || a->reduce[i].total_bytes != b->reduce[i].total_bytes ||
-                          a->reduce[i].dtype != b->reduce[i].dtype))
+        if (a->reduce &&
+            (a->reduce[i].src != b->reduce[i].src || a->reduce[i].total_bytes != b->reduce[i].total_bytes ||
+             a->reduce[i].dtype != b->reduce[i].dtype))
             return false;
     }
     return true;
@@ -295,7 +303,8 @@ static bool agree(struct world *d, const struct meeting *m)
             continue;
         char why[512];
         snprintf(why, sizeof why,
-                 "%s: ranks disagree on collective %llu: rank 0 calls %s of unit %d, step %u (calls %llx), rank %d %s of unit %d, step "
+                 "%s: ranks disagree on collective %llu: rank 0 calls %s of unit %d, step %u (calls %llx), "
+                 "rank %d %s of unit %d, step "
                  "%u (calls %llx)",
                  d->name, (unsigned long long)m->number, zr_op_name(a->op), a->tag.unit, a->tag.step,
                  (unsigned long long)a->tag.call_hash, r, zr_op_name(b->op), b->tag.unit, b->tag.step,
@@ -445,37 +454,46 @@ static int join_meeting(struct zr_comm *c, struct zr_stream *s, const struct par
     return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, start, m);
 }
 
-static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg, const struct zr_tag *tag)
+static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                          const struct zr_tag *tag)
 {
     int err = zr_gather_check("sim all_gather", c->world, sim_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
-    struct part p = {.op = ZR_OP_ALL_GATHER, .gather = copy_of(seg, (size_t)n_seg * sizeof *seg), .n_seg = n_seg, .tag = *tag};
+    struct part p = {.op = ZR_OP_ALL_GATHER,
+                     .gather = copy_of(seg, (size_t)n_seg * sizeof *seg),
+                     .n_seg = n_seg,
+                     .tag = *tag};
     if (sim_of(c)->world->code)
         free(p.gather);
     return join_meeting(c, s, &p);
 }
 
-static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
-                              const struct zr_tag *tag)
+static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                              int n_seg, const struct zr_tag *tag)
 {
     int err = zr_reduce_check("sim reduce_scatter", c->world, sim_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
-    struct part p = {.op = ZR_OP_REDUCE_SCATTER, .reduce = copy_of(seg, (size_t)n_seg * sizeof *seg), .n_seg = n_seg, .tag = *tag};
+    struct part p = {.op = ZR_OP_REDUCE_SCATTER,
+                     .reduce = copy_of(seg, (size_t)n_seg * sizeof *seg),
+                     .n_seg = n_seg,
+                     .tag = *tag};
     if (sim_of(c)->world->code)
         free(p.reduce);
     return join_meeting(c, s, &p);
 }
 
-static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
+static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                         const struct zr_tag *tag)
 {
     int err = zr_range_check("sim broadcast", sim_of(c)->arena_bytes, off, bytes, 1);
     struct part p = {.op = ZR_OP_BROADCAST, .off = off, .bytes = bytes, .root = root, .tag = *tag};
     return err ? err : join_meeting(c, s, &p);
 }
 
-static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes, const struct zr_tag *tag)
+static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                        const struct zr_tag *tag)
 {
     if (flawed(sim_of(c)->world, ZR_SIM_NO_BARRIER) && tag->unit < 0 &&
         zr_sim_speaker(sim_of(c)->world->w)->id % ZR_SIM_LINES == ZR_SIM_MODEL)

@@ -1,18 +1,20 @@
 /* sim.h: collectives between the ranks of a simulated world (kernels/sim_device.h).
  *
- * They promise what comm.h promises and nothing more: who waits for whom is the least that it allows, and a peer reads another rank's arena
- * on its own stream, also after that rank's own operation is over. */
+ * They promise what comm.h promises and nothing more: who waits for whom is the least that it allows, and a
+ * peer reads another rank's arena on its own stream, also after that rank's own operation is over. */
 #ifndef ZR_COMM_SIM_H
 #define ZR_COMM_SIM_H
 
 #include "comm/comm.h"
 #include "kernels/sim_device.h"
 
-/* One communicator of all ranks of the world: out gets one handle a rank, each closed on its own. name tells it in reports
+/* One communicator of all ranks of the world: out gets one handle a rank, each closed on its own. name tells
+ * it in reports
  * ("gather"). */
 int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_comm **out);
 
-/* Every rank that still waits for others in a collective learns that `rank` is gone: as a communicator does whose peer dies. */
+/* Every rank that still waits for others in a collective learns that `rank` is gone: as a communicator does
+ * whose peer dies. */
 void zr_sim_comm_lose(struct zr_comm *any, int rank);
 
 /* What the ranks wait for, or "" when nobody waits; for reports of hangs. */

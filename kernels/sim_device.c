@@ -1,6 +1,7 @@
 /* sim_device.c: streams, events and host threads on a virtual clock; see sim_device.h.
  *
- * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one order stands for all. */
+ * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one
+ * order stands for all. */
 #include "kernels/sim_device.h"
 
 #include <stdarg.h>
@@ -8,7 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum op_kind { OP_WAIT, OP_RECORD, OP_CALL, OP_ZERO, OP_COPY, OP_CAST, OP_ADD, OP_SQUARES, OP_SCALE, OP_UPDATE, OP_COMPUTE, OP_TOGETHER };
+enum op_kind {
+    OP_WAIT,
+    OP_RECORD,
+    OP_CALL,
+    OP_ZERO,
+    OP_COPY,
+    OP_CAST,
+    OP_ADD,
+    OP_SQUARES,
+    OP_SCALE,
+    OP_UPDATE,
+    OP_COMPUTE,
+    OP_TOGETHER
+};
 
 /* One record of an event. */
 struct record {
@@ -45,7 +59,7 @@ struct zr_stream {
     struct sim_device *dev;
     struct zr_sim_line *line;
     bool caller, waiting; /* waiting: in a record's list */
-    bool over; /* the operation under way ended elsewhere (zr_sim_resume) */
+    bool over;            /* the operation under way ended elsewhere (zr_sim_resume) */
     struct op *head, *tail;
     struct zr_stream *next_waiter, *next_ready;
     bool ready;
@@ -304,7 +318,9 @@ static void complete(struct zr_sim *w, struct record *r, struct zr_sim_line *l)
 
 static int64_t moving(const struct zr_sim *w, int64_t bytes)
 {
-    return w->opt.memory_bytes_per_s > 0 ? w->opt.launch_ns + (int64_t)((double)bytes / w->opt.memory_bytes_per_s * 1e9) : 0;
+    return w->opt.memory_bytes_per_s > 0
+               ? w->opt.launch_ns + (int64_t)((double)bytes / w->opt.memory_bytes_per_s * 1e9)
+               : 0;
 }
 
 static void touch_all(struct zr_sim *w, struct zr_sim_line *l, const struct zr_sim_touch *t, int n)
@@ -359,7 +375,10 @@ static int64_t run_update(struct zr_sim *w, struct zr_sim_line *l, const struct 
         if (skip)
             continue;
         zr_shadow_write(w, l, u->state[i], bytes);
-        zr_shadow_set(w, u->state[i], bytes, (struct zr_sim_tag){.kind = ZR_SIM_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
+        zr_shadow_set(
+            w, u->state[i], bytes,
+            (struct zr_sim_tag){
+                .kind = ZR_SIM_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
     }
     return bytes * 7;
 }
@@ -588,7 +607,8 @@ static int device_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
     struct sim_device *d = device_of(dev);
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "sim: %lld bytes were asked for; more than 0 are allowed", (long long)bytes);
+        return zr_fail(ZR_ERR_ARG, "sim: %lld bytes were asked for; more than 0 are allowed",
+                       (long long)bytes);
     if (++d->w->n_allocs == d->w->opt.fail_alloc)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     /* Untouched pages of a large block cost nothing. */
@@ -609,7 +629,8 @@ static void device_free(struct zr_device *dev, void *p, int64_t bytes)
     free(p);
 }
 
-static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native, struct zr_stream **out)
+static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                       struct zr_stream **out)
 {
     struct sim_device *d = device_of(dev);
     struct zr_sim *w = d->w;
@@ -624,7 +645,8 @@ static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
         i++;
     if (i == first + ZR_SIM_LINES) {
         free(s);
-        return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams", ZR_SIM_LINES - ZR_SIM_FIRST_STREAM);
+        return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams",
+                       ZR_SIM_LINES - ZR_SIM_FIRST_STREAM);
     }
     s->line = &w->lines[i];
     if (!s->caller) {
@@ -651,7 +673,8 @@ static void stream_close(struct zr_stream *s)
     free(s);
 }
 
-static bool dropped(struct zr_sim *w, enum zr_sim_edge edge, int rank, const struct zr_event *e, const struct zr_stream *s)
+static bool dropped(struct zr_sim *w, enum zr_sim_edge edge, int rank, const struct zr_event *e,
+                    const struct zr_stream *s)
 {
     return w->opt.drop && w->opt.drop(w->opt.arg, edge, rank, e, s);
 }
@@ -742,7 +765,8 @@ static bool event_done(struct zr_event *e)
 static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
 {
     if (arg_bytes > ZR_CALL_BYTES)
-        return zr_fail(ZR_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes, ZR_CALL_BYTES);
+        return zr_fail(ZR_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes,
+                       ZR_CALL_BYTES);
     struct op *op = new_op(s, OP_CALL, "call");
     op->fn = fn;
     op->access = s->declared;
@@ -792,7 +816,8 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return put(s, op);
 }
 
-static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st, int64_t n)
+static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                int64_t n)
 {
     struct op *op = new_op(s, OP_CAST, "cast");
     op->dst = dst;
@@ -855,8 +880,8 @@ void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_t
     touch_all(w, w->host, touch, n);
 }
 
-int zr_sim_put(struct zr_stream *s, const char *name, int32_t unit, uint32_t step, bool (*start)(void *arg, struct zr_stream *s),
-               void *arg)
+int zr_sim_put(struct zr_stream *s, const char *name, int32_t unit, uint32_t step,
+               bool (*start)(void *arg, struct zr_stream *s), void *arg)
 {
     struct op *op = new_op(s, OP_TOGETHER, name);
     op->unit = unit;
@@ -972,12 +997,15 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d ranks", opt->world);
     }
     for (int r = 0; r < opt->world; r++)
-        w->devices[r] = (struct sim_device){.base.ops = opt->compute_on_caller ? &sim_caller_ops : &sim_ops, .w = w, .rank = r};
+        w->devices[r] = (struct sim_device){
+            .base.ops = opt->compute_on_caller ? &sim_caller_ops : &sim_ops, .w = w, .rank = r};
     for (int32_t i = 0; i < w->n_lines; i++) {
         int thread = i % ZR_SIM_LINES;
         w->lines[i] = (struct zr_sim_line){.id = i,
                                            .rank = i / ZR_SIM_LINES,
-                                           .name = thread == ZR_SIM_MODEL ? "model thread" : thread == ZR_SIM_LOOP ? "loop" : "stream",
+                                           .name = thread == ZR_SIM_MODEL  ? "model thread"
+                                                   : thread == ZR_SIM_LOOP ? "loop"
+                                                                           : "stream",
                                            .stamp = zr_sim_stamp_new(w),
                                            .unit = -1};
     }

@@ -1,18 +1,22 @@
-/* sim_device.h: a device that computes nothing and checks everything: N ranks in one process on a virtual clock.
+/* sim_device.h: a device that computes nothing and checks everything: N ranks in one process on a virtual
+ * clock.
  *
  *   sim_device.c   streams, events, host threads; the order in which things run
  *   sim_shadow.c   what every byte holds, who wrote it last and who has read it since
  *   comm/sim.c     collectives between the ranks
  *
- * A *line* is something that runs in order: a stream, or a host thread of a rank. Each has a vector clock (Fidge 1988, Mattern 1989): how
- * far it knows every other line to have come. Clocks are joined where one line waits for another: at events, collectives, host
- * syncs, and where a host thread issues work. Every operation says which bytes it reads and writes; two operations that touch the
- * same byte, one of them writing, must be ordered by the clocks, or they are a race: some device would run them the other way
- * round. As in FastTrack (Flanagan and Freund, PLDI 2009) a byte keeps its last write and the reads since as epochs, one number
- * each. So one run speaks for all the orders that the device could have chosen; only the host threads' order has to be varied.
+ * A *line* is something that runs in order: a stream, or a host thread of a rank. Each has a vector clock
+ * (Fidge 1988, Mattern 1989): how far it knows every other line to have come. Clocks are joined where one
+ * line waits for another: at events, collectives, host syncs, and where a host thread issues work. Every
+ * operation says which bytes it reads and writes; two operations that touch the same byte, one of them
+ * writing, must be ordered by the clocks, or they are a race: some device would run them the other way round.
+ * As in FastTrack (Flanagan and Freund, PLDI 2009) a byte keeps its last write and the reads since as epochs,
+ * one number each. So one run speaks for all the orders that the device could have chosen; only the host
+ * threads' order has to be varied.
  *
- * Bytes also carry tags in place of values: which element of which flat they are, at which version, or for gradients the
- * sum over (rank, step, contribution) that they stand for. A copy takes tags along; whoever uses them says what it expects.
+ * Bytes also carry tags in place of values: which element of which flat they are, at which version, or for
+ * gradients the sum over (rank, step, contribution) that they stand for. A copy takes tags along; whoever
+ * uses them says what it expects.
  *
  * Thread-safety: none. All ranks live on one thread; zr_sim_host says which host thread is speaking. */
 #ifndef ZR_KERNELS_SIM_DEVICE_H
@@ -32,16 +36,19 @@ struct zr_sim_tag {
     int32_t n;      /* GRAD: how many were added up */
 };
 
-/* One rank's contribution to a gradient, as a number that may be added up: a lost or a doubled one changes the sum. */
+/* One rank's contribution to a gradient, as a number that may be added up: a lost or a doubled one changes
+ * the sum. */
 static inline uint64_t zr_sim_share(int rank, uint32_t step, int32_t flat, int32_t contribution)
 {
-    uint64_t x = (uint64_t)rank << 48 ^ (uint64_t)step << 32 ^ (uint64_t)(uint32_t)flat << 12 ^ (uint64_t)contribution;
+    uint64_t x =
+        (uint64_t)rank << 48 ^ (uint64_t)step << 32 ^ (uint64_t)(uint32_t)flat << 12 ^ (uint64_t)contribution;
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
 }
 
-/* A range that an operation touches. READ checks that the bytes are `tag`, ADD adds it to a gradient, SET overwrites. PLAIN: no tag. */
+/* A range that an operation touches. READ checks that the bytes are `tag`, ADD adds it to a gradient, SET
+ * overwrites. PLAIN: no tag. */
 enum zr_sim_how { ZR_SIM_READ, ZR_SIM_ADD, ZR_SIM_SET, ZR_SIM_PLAIN_READ, ZR_SIM_PLAIN_WRITE };
 struct zr_sim_touch {
     const void *at;
@@ -71,7 +78,7 @@ struct zr_sim_line {
     const char *during;         /* host threads: the action being taken; goes into what is issued */
     int32_t unit;
     uint32_t step;
-    int32_t info;               /* of the operation under way */
+    int32_t info; /* of the operation under way */
 };
 
 struct zr_sim;
@@ -81,29 +88,36 @@ enum zr_sim_edge { ZR_SIM_RECORD, ZR_SIM_WAIT, ZR_SIM_EVENT_SYNC, ZR_SIM_STREAM_
 
 /* Weaknesses of a communicator, to show that they are noticed. */
 enum zr_sim_comm_flaw {
-    ZR_SIM_GATHER_STARTS_ALONE = 1, ZR_SIM_REDUCE_STARTS_ALONE = 2, ZR_SIM_REDUCE_LEAVES_ALONE = 4, ZR_SIM_EXCHANGE_STARTS_ALONE = 8,
-    ZR_SIM_EXCHANGE_LEAVES_ALONE = 16, ZR_SIM_BROADCAST_STARTS_ALONE = 32, ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
+    ZR_SIM_GATHER_STARTS_ALONE = 1,
+    ZR_SIM_REDUCE_STARTS_ALONE = 2,
+    ZR_SIM_REDUCE_LEAVES_ALONE = 4,
+    ZR_SIM_EXCHANGE_STARTS_ALONE = 8,
+    ZR_SIM_EXCHANGE_LEAVES_ALONE = 16,
+    ZR_SIM_BROADCAST_STARTS_ALONE = 32,
+    ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
     ZR_SIM_NO_BARRIER = 128
 };
 
 struct zr_sim_options {
     int world;
     bool compute_on_caller; /* as the host device: the model's stream is the calling thread */
-    int event_done;         /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
-    int64_t fail_alloc;     /* the allocation, counted from 1 over all ranks, that fails; 0: none */
+    int event_done;     /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
+    int64_t fail_alloc; /* the allocation, counted from 1 over all ranks, that fails; 0: none */
 
     /* Called while a host thread has to wait for the device: lets others go on, and returns. */
     void (*yield)(void *arg, int rank);
     /* true: the call is left out (a mutant). event and stream may be NULL. */
-    bool (*drop)(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event, const struct zr_stream *stream);
+    bool (*drop)(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
+                 const struct zr_stream *stream);
     /* What a gradient of flat must have added up to in `step`. */
     struct zr_sim_tag (*whole_grad)(void *arg, int32_t flat, uint32_t step);
     /* A gradient of this rank is not a number in this step. */
     bool (*poisoned)(void *arg, int rank, uint32_t step);
     /* An operation ran: for a trace. NULL: none. */
-    void (*ran)(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns, int64_t to_ns);
+    void (*ran)(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns,
+                int64_t to_ns);
     void *arg;
-    unsigned comm_flaws;    /* enum zr_sim_comm_flaw */
+    unsigned comm_flaws; /* enum zr_sim_comm_flaw */
 
     /* Time. 0 bytes per second: everything takes no time. */
     double memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
@@ -117,15 +131,18 @@ void zr_sim_close(struct zr_sim *w); /* NULL is allowed; after everything on its
 /* The device of a rank; closed with the world. */
 struct zr_device *zr_sim_device(struct zr_sim *w, int rank);
 
-/* From here on, calls come from this host thread (ZR_SIM_MODEL or ZR_SIM_LOOP) of rank, which is doing `during`. Returns its line. */
+/* From here on, calls come from this host thread (ZR_SIM_MODEL or ZR_SIM_LOOP) of rank, which is doing
+ * `during`. Returns its line. */
 struct zr_sim_line *zr_sim_host(struct zr_sim *w, int rank, int thread);
 
 /* What the model's own code does on a stream, between its brackets. name must outlive the world. */
-int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_touch *touch, int n, int64_t ns);
+int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_touch *touch, int n,
+                   int64_t ns);
 /* The same by the host thread that speaks, now. */
 void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_touch *touch, int n);
 
-/* Memory that is not the device's but takes part (the model's own buffers, results on the host). The second tags it. */
+/* Memory that is not the device's but takes part (the model's own buffers, results on the host). The second
+ * tags it. */
 int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes);
 void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
 /* Bytes that rank holds now, and the most it ever held, registered memory not counted. */
@@ -162,14 +179,15 @@ void zr_sim_speak(struct zr_sim *w, struct zr_sim_line *host);
 
 /* ---- for comm/sim.c ---- */
 
-/* An operation that takes more than one rank. start is called when the stream has come to it: true, it is over; false, the stream stands
- * until zr_sim_resume. */
-int zr_sim_put(struct zr_stream *s, const char *name, int32_t unit, uint32_t step, bool (*start)(void *arg, struct zr_stream *s),
-               void *arg);
+/* An operation that takes more than one rank. start is called when the stream has come to it: true, it is
+ * over; false, the stream stands until zr_sim_resume. */
+int zr_sim_put(struct zr_stream *s, const char *name, int32_t unit, uint32_t step,
+               bool (*start)(void *arg, struct zr_stream *s), void *arg);
 void zr_sim_resume(struct zr_stream *s);
 
 void zr_sim_join(struct zr_sim *w, struct zr_sim_line *l, const struct zr_sim_stamp *s);
-struct zr_sim_stamp *zr_sim_hold(struct zr_sim_line *l); /* the line's clock now; give it back with zr_sim_drop */
+struct zr_sim_stamp *
+zr_sim_hold(struct zr_sim_line *l); /* the line's clock now; give it back with zr_sim_drop */
 void zr_sim_drop(struct zr_sim_stamp *s);
 /* A clock of its own, at nothing. */
 struct zr_sim_stamp *zr_sim_stamp_new(struct zr_sim *w);
@@ -187,22 +205,25 @@ struct zr_sim_shadow {
     struct zr_sim_block *last;
 };
 
-int zr_shadow_add(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes, enum zr_sim_kind kind);
+int zr_shadow_add(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes,
+                  enum zr_sim_kind kind);
 void zr_shadow_name(struct zr_sim *w, const void *at, const char *name);
 void zr_shadow_remove(struct zr_sim *w, const void *at);
 void zr_shadow_free(struct zr_sim *w);
 /* The operation under way on l reads or writes these bytes: checked against who did before. */
 void zr_shadow_read(struct zr_sim *w, struct zr_sim_line *l, const void *at, int64_t bytes);
 void zr_shadow_write(struct zr_sim *w, struct zr_sim_line *l, const void *at, int64_t bytes);
-/* Tags, in order of elements; not checked against who did before. copy changes the size of elements; add is a sum of gradients. Where
- * no n elements of size src_size are tagged, the result is not either. */
-void zr_shadow_copy(struct zr_sim *w, const void *dst, int dst_size, const void *src, int src_size, int64_t n);
+/* Tags, in order of elements; not checked against who did before. copy changes the size of elements; add is a
+ * sum of gradients. Where no n elements of size src_size are tagged, the result is not either. */
+void zr_shadow_copy(struct zr_sim *w, const void *dst, int dst_size, const void *src, int src_size,
+                    int64_t n);
 void zr_shadow_sum(struct zr_sim *w, const void *dst, const void *src, int src_size, int64_t n);
 void zr_shadow_set(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
 /* Adds to what is there, which is a gradient or zero. */
 void zr_shadow_add_to(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
 /* The bytes must be exactly tag; anything else is reported as found by l. */
-void zr_shadow_expect(struct zr_sim *w, const struct zr_sim_line *l, const void *at, int64_t bytes, struct zr_sim_tag tag);
+void zr_shadow_expect(struct zr_sim *w, const struct zr_sim_line *l, const void *at, int64_t bytes,
+                      struct zr_sim_tag tag);
 /* The tag of the first byte. */
 struct zr_sim_tag zr_shadow_at(struct zr_sim *w, const void *at);
 

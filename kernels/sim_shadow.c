@@ -1,7 +1,7 @@
 /* sim_shadow.c: what every byte stands for, who wrote it last and who has read it since; see sim_device.h.
  *
- * An allocation is cut into ranges, finer each time an operation touches part of one; layouts repeat from step to step, so the cuts
- * soon stop. */
+ * An allocation is cut into ranges, finer each time an operation touches part of one; layouts repeat from
+ * step to step, so the cuts soon stop. */
 #include "kernels/sim_device.h"
 
 #include <stdio.h>
@@ -38,7 +38,8 @@ static void *grow(void *old, int32_t *cap, size_t item)
     return p;
 }
 
-int zr_shadow_add(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes, enum zr_sim_kind kind)
+int zr_shadow_add(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes,
+                  enum zr_sim_kind kind)
 {
     struct zr_sim_shadow *s = zr_sim_shadow(w);
     struct zr_sim_block *b = calloc(1, sizeof *b);
@@ -108,8 +109,8 @@ static struct zr_sim_block *find(struct zr_sim *w, const void *address, int64_t 
         b = i < 0 ? NULL : s->blocks[i];
     }
     if (!b || at + bytes > b->at + b->bytes) {
-        zr_sim_report(w, "%lld bytes at %p are in no allocation%s%s", (long long)bytes, address, b ? "; the one before is " : "",
-                      b ? b->name : "");
+        zr_sim_report(w, "%lld bytes at %p are in no allocation%s%s", (long long)bytes, address,
+                      b ? "; the one before is " : "", b ? b->name : "");
         return NULL;
     }
     s->last = b;
@@ -168,18 +169,22 @@ static int32_t cut(struct zr_sim_block *b, int64_t off)
 
 /* ---- who did before ---- */
 
-static void race(struct zr_sim *w, const struct zr_sim_block *b, const struct range *r, const struct epoch *e, const char *did,
-                 const struct zr_sim_line *l, const char *does)
+static void race(struct zr_sim *w, const struct zr_sim_block *b, const struct range *r, const struct epoch *e,
+                 const char *did, const struct zr_sim_line *l, const char *does)
 {
     const struct zr_sim_info *was = zr_sim_info(w, e->info), *is = zr_sim_info(w, l->info);
     const struct zr_sim_line *o = zr_sim_line(w, e->line);
     zr_sim_report(w,
-                  "race on rank %d's %s at +%lld: %s (%s, unit %d, step %u) on rank %d's %s %s what %s (%s, unit %d, step %u) on rank %d's "
-                  "%s %s, and nothing orders them; missing: an event recorded on rank %d's %s after %s, %s by rank %d's %s before "
+                  "race on rank %d's %s at +%lld: %s (%s, unit %d, step %u) on rank %d's %s %s what %s (%s, "
+                  "unit %d, step %u) on rank %d's "
+                  "%s %s, and nothing orders them; missing: an event recorded on rank %d's %s after %s, %s "
+                  "by rank %d's %s before "
                   "%s",
-                  b->rank, b->name, (long long)r->from, is->name, is->during, is->unit, is->step, l->rank, l->name, does, was->name,
-                  was->during, was->unit, was->step, o->rank, o->name, did, o->rank, o->name, was->name,
-                  o->rank == l->rank ? "waited for" : "told to every rank by a barrier and waited for", l->rank, l->name, is->name);
+                  b->rank, b->name, (long long)r->from, is->name, is->during, is->unit, is->step, l->rank,
+                  l->name, does, was->name, was->during, was->unit, was->step, o->rank, o->name, did, o->rank,
+                  o->name, was->name,
+                  o->rank == l->rank ? "waited for" : "told to every rank by a barrier and waited for",
+                  l->rank, l->name, is->name);
 }
 
 static bool ordered(const struct epoch *e, const struct zr_sim_line *l)
@@ -260,14 +265,15 @@ struct placing {
     struct zr_sim_tag tag;
 };
 
-/* Ranges [first, last) become one where that loses nothing: what was written at once holds elements of one size, so no old cut may stay
- * inside an element. */
+/* Ranges [first, last) become one where that loses nothing: what was written at once holds elements of one
+ * size, so no old cut may stay inside an element. */
 static int32_t unite(struct zr_sim_block *b, int32_t first, int32_t last)
 {
     int32_t kept = first;
     for (int32_t i = first + 1; i < last; i++) {
         struct range *a = &b->ranges[kept], *r = &b->ranges[i];
-        if (!a->n_readers && !r->n_readers && a->writer.line == r->writer.line && a->writer.tick == r->writer.tick)
+        if (!a->n_readers && !r->n_readers && a->writer.line == r->writer.line &&
+            a->writer.tick == r->writer.tick)
             free(r->readers);
         else
             b->ranges[++kept] = *r;
@@ -362,7 +368,8 @@ static void take_one(struct zr_sim *w, void *arg, struct zr_sim_block *b, struct
     s->run[s->n++] = (struct run){first, n, t};
 }
 
-static void transfer(struct zr_sim *w, const void *dst, int dst_size, const void *src, int src_size, int64_t n, bool add)
+static void transfer(struct zr_sim *w, const void *dst, int dst_size, const void *src, int src_size,
+                     int64_t n, bool add)
 {
     if (n <= 0)
         return;
@@ -396,8 +403,9 @@ void zr_shadow_sum(struct zr_sim *w, const void *dst, const void *src, int src_s
 
 static const char *kind_name(int kind)
 {
-    static const char *const name[] = {"nothing known", "zeros",           "parameters",
-                                       "gradients",     "optimizer state", "a mixture of elements that do not belong together"};
+    static const char *const name[] = {
+        "nothing known", "zeros",           "parameters",
+        "gradients",     "optimizer state", "a mixture of elements that do not belong together"};
     return name[kind];
 }
 
@@ -413,27 +421,36 @@ static void expect_one(struct zr_sim *w, void *arg, struct zr_sim_block *b, stru
     (void)end;
     if (want.size)
         want = moved(want, (r->from - e->p.from) / want.size);
-    if (got.kind == ZR_SIM_ZERO && (want.kind == ZR_SIM_ZERO || (want.kind == ZR_SIM_STATE && want.value == 0) ||
-                                    (want.kind == ZR_SIM_GRAD && want.n == 0)))
+    if (got.kind == ZR_SIM_ZERO &&
+        (want.kind == ZR_SIM_ZERO || (want.kind == ZR_SIM_STATE && want.value == 0) ||
+         (want.kind == ZR_SIM_GRAD && want.n == 0)))
         return;
-    if (got.kind == want.kind && got.flat == want.flat && got.first == want.first && got.value == want.value && got.n == want.n &&
-        got.size == want.size)
+    if (got.kind == want.kind && got.flat == want.flat && got.first == want.first &&
+        got.value == want.value && got.n == want.n && got.size == want.size)
         return;
     const struct zr_sim_info *i = zr_sim_info(w, e->line->info);
     char holds[160];
     if (got.kind == want.kind && got.flat == want.flat && got.first == want.first && got.kind != ZR_SIM_GRAD)
-        snprintf(holds, sizeof holds, "version %llu instead of %llu", (unsigned long long)got.value, (unsigned long long)want.value);
+        snprintf(holds, sizeof holds, "version %llu instead of %llu", (unsigned long long)got.value,
+                 (unsigned long long)want.value);
     else if (got.kind == want.kind && got.flat == want.flat && got.first == want.first)
         snprintf(holds, sizeof holds, "the sum of %d contributions, %s the %d of this step", got.n,
-                 got.n == want.n ? "not" : got.n > want.n ? "more than" : "not all", want.n);
+                 got.n == want.n  ? "not"
+                 : got.n > want.n ? "more than"
+                                  : "not all",
+                 want.n);
     else
-        snprintf(holds, sizeof holds, "%s of flat %d from element %lld", kind_name(got.kind), got.flat, (long long)got.first);
-    zr_sim_report(w, "%s (%s, unit %d, step %u) on rank %d's %s takes %s of flat %d from element %lld at +%lld of rank %d's %s, which holds %s",
-                  i->name, i->during, i->unit, i->step, e->line->rank, e->line->name, kind_name(want.kind), want.flat,
-                  (long long)want.first, (long long)r->from, b->rank, b->name, holds);
+        snprintf(holds, sizeof holds, "%s of flat %d from element %lld", kind_name(got.kind), got.flat,
+                 (long long)got.first);
+    zr_sim_report(w,
+                  "%s (%s, unit %d, step %u) on rank %d's %s takes %s of flat %d from element %lld at +%lld "
+                  "of rank %d's %s, which holds %s",
+                  i->name, i->during, i->unit, i->step, e->line->rank, e->line->name, kind_name(want.kind),
+                  want.flat, (long long)want.first, (long long)r->from, b->rank, b->name, holds);
 }
 
-void zr_shadow_expect(struct zr_sim *w, const struct zr_sim_line *l, const void *at, int64_t bytes, struct zr_sim_tag tag)
+void zr_shadow_expect(struct zr_sim *w, const struct zr_sim_line *l, const void *at, int64_t bytes,
+                      struct zr_sim_tag tag)
 {
     if (bytes > 0 && zr_sim_strict(w))
         each(w, at, bytes, expect_one, &(struct expecting){{offset_of(w, at), tag}, l});

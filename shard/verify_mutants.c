@@ -29,7 +29,8 @@ static enum zr_event_class class_of(const struct zr_engine *e, const struct zr_e
     return *at == e->step_norm ? ZR_EVENT_STEP_NORM : ZR_EVENT_GRAD_FREE;
 }
 
-bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event, const struct zr_stream *stream)
+bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
+                     const struct zr_stream *stream)
 {
     static const enum zr_mutation of[] = {[ZR_SIM_RECORD] = ZR_LESS_RECORD,
                                           [ZR_SIM_WAIT] = ZR_LESS_WAIT,
@@ -44,7 +45,9 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
         return false;
     if (m->event && (!event || class_of(e, event) != m->event))
         return false;
-    if (m->stream && stream != (m->stream == ZR_ON_COMPUTE ? e->compute : m->stream == ZR_ON_GATHER ? e->gather_stream : e->reduce_stream))
+    if (m->stream && stream != (m->stream == ZR_ON_COMPUTE  ? e->compute
+                                : m->stream == ZR_ON_GATHER ? e->gather_stream
+                                                            : e->reduce_stream))
         return false;
     if (m->during && strcmp(m->during, zr_sim_speaker(v->sim)->during))
         return false;
@@ -56,13 +59,15 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
 {
     const struct zr_mutant *m = r->v->mutant;
     struct zr_engine *e = &r->engine;
-    if (r->holding && job->action.kind != r->held.action.kind) { /* after the first job that is not of its kind */
+    if (r->holding &&
+        job->action.kind != r->held.action.kind) { /* after the first job that is not of its kind */
         r->holding = false;
         zr_engine_carry(e, job);
         zr_engine_carry(e, &r->held);
         return;
     }
-    if (!m || m->what < ZR_LESS_JOB || m->what == ZR_LESS_CALL || (m->action && job->action.kind != m->action) || !applies(r, m)) {
+    if (!m || m->what < ZR_LESS_JOB || m->what == ZR_LESS_CALL ||
+        (m->action && job->action.kind != m->action) || !applies(r, m)) {
         zr_engine_carry(e, job);
         return;
     }
@@ -92,7 +97,8 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
         if (acted) {
             /* Only into slots that hold as much. */
             int32_t other = (job->action.slot + 1) % n_slots;
-            const struct zr_slot_place *p = job->action.kind == ZR_ACT_GATHER ? r->plan.param_slots : r->plan.grad_slots;
+            const struct zr_slot_place *p =
+                job->action.kind == ZR_ACT_GATHER ? r->plan.param_slots : r->plan.grad_slots;
             acted = p[other].bytes >= p[job->action.slot].bytes;
             if (acted)
                 changed.action.slot = other;
@@ -145,7 +151,8 @@ const char *zr_mutant_link(const struct zr_mutant *m)
     return m->link;
 }
 
-int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted, struct zr_verify_result *out)
+int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted,
+                       struct zr_verify_result *out)
 {
     *n_acted = 0;
     for (int64_t i = 0; i < n_seeds; i++) {

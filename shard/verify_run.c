@@ -1,5 +1,6 @@
-/* verify_run.c: the ranks of one case. Each has the real engine, the real plan and core, a loop by hand, and a model thread that is a
- * coroutine; the simulated world below runs their streams. Who goes on next is drawn from the seed. */
+/* verify_run.c: the ranks of one case. Each has the real engine, the real plan and core, a loop by hand, and
+ * a model thread that is a coroutine; the simulated world below runs their streams. Who goes on next is drawn
+ * from the seed. */
 #include "shard/verify_world.h"
 
 #include <stdio.h>
@@ -25,9 +26,10 @@ static bool behind(const struct zr_verify_rank *r)
 
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
-    uint64_t word[] = {job->action.kind,  (uint64_t)job->action.unit,     (uint64_t)job->action.slot, job->action.fill,
-                       job->action.sum,   job->action.accumulate,         job->action.n_folds,        job->call_hash,
-                       job->step};
+    uint64_t word[] = {
+        job->action.kind, (uint64_t)job->action.unit, (uint64_t)job->action.slot, job->action.fill,
+        job->action.sum,  job->action.accumulate,     job->action.n_folds,        job->call_hash,
+        job->step};
     for (size_t i = 0; i < sizeof word / sizeof *word; i++)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }
@@ -35,8 +37,9 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 /* The loop's hand. It knows what the model's thread knew when it gave the job. */
 static void carry(void *arg, const struct zr_job *job)
 {
-    static const char *const during[] = {[ZR_ACT_GATHER] = "gather",   [ZR_ACT_REDUCE] = "reduce", [ZR_ACT_FOLD] = "fold",
-                                         [ZR_ACT_NO_GRAD] = "no_grad", [ZR_ACT_NORM] = "norm",     [ZR_ACT_UPDATE] = "update"};
+    static const char *const during[] = {
+        [ZR_ACT_GATHER] = "gather",   [ZR_ACT_REDUCE] = "reduce", [ZR_ACT_FOLD] = "fold",
+        [ZR_ACT_NO_GRAD] = "no_grad", [ZR_ACT_NORM] = "norm",     [ZR_ACT_UPDATE] = "update"};
     struct zr_verify_rank *r = arg;
     struct zr_sim_stamp **known = &r->pushed[r->n_carried++ % QUEUE];
     struct zr_sim_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
@@ -70,7 +73,8 @@ static void awaited(void *arg, uint64_t number)
 {
     struct zr_verify_rank *r = arg;
     const struct zr_mutant *m = r->v->mutant;
-    if (m && m->what == ZR_LESS_AWAIT && (!m->during || !strcmp(m->during, zr_sim_speaker(r->v->sim)->during))) {
+    if (m && m->what == ZR_LESS_AWAIT &&
+        (!m->during || !strcmp(m->during, zr_sim_speaker(r->v->sim)->during))) {
         r->v->n_acted++;
         return;
     }
@@ -154,7 +158,8 @@ static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
     r->mean[1] = 1;
     int err = zr_engine_mean(&r->engine, r->mean, 2);
     if (!err && (r->mean[0] != (r->engine.world - 1) / 2.0 || r->mean[1] != 1))
-        zr_sim_report(r->v->sim, "rank %d: the mean of 0..%d came out as %g", r->id, r->engine.world - 1, r->mean[0]);
+        zr_sim_report(r->v->sim, "rank %d: the mean of 0..%d came out as %g", r->id, r->engine.world - 1,
+                      r->mean[0]);
     return err;
 }
 
@@ -168,7 +173,8 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
     if (err)
         return err;
     if (r->v->c->wait_result && any && result.skipped != poisoned)
-        zr_sim_report(r->v->sim, "rank %d: step %d was %s", r->id, d->step, poisoned ? "not skipped" : "skipped");
+        zr_sim_report(r->v->sim, "rank %d: step %d was %s", r->id, d->step,
+                      poisoned ? "not skipped" : "skipped");
     r->n_done += !poisoned;
     memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
     r->step_from_ns = r->step_to_ns;
@@ -178,9 +184,12 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
 
 static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
-    static const char *const during[] = {"zero_begin", "zero_end", "compute", "zero_micro", "zero_step", "zero_read", "zero_write", "zero_mean"};
+    static const char *const during[] = {"zero_begin", "zero_end",  "compute",    "zero_micro",
+                                         "zero_step",  "zero_read", "zero_write", "zero_mean"};
     struct zr_sim_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
-    struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN : d->kind == ZR_DO_END ? ZR_EV_END : ZR_EV_MICRO,
+    struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
+                                       : d->kind == ZR_DO_END ? ZR_EV_END
+                                                              : ZR_EV_MICRO,
                                .unit = d->unit,
                                .backward = d->backward};
     const struct zr_mutant *m = r->v->mutant;
@@ -189,7 +198,8 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
     l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP)); /* as jobs count them */
     if (r->id == 0 && r->v->speed && d->kind == ZR_DO_BEGIN && !d->backward && d->unit == 0)
         r->v->compute_ns = 0;
-    if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 && d->unit == 0 && d->step == 1) {
+    if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 &&
+        d->unit == 0 && d->step == 1) {
         r->v->n_acted++;
         return 0;
     }
@@ -210,7 +220,8 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 /* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
 static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, int err)
 {
-    bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) || (err == ZR_ERR_ORDER && d->kind == ZR_DO_STEP && r->v->c->skipped);
+    bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
+                (err == ZR_ERR_ORDER && d->kind == ZR_DO_STEP && r->v->c->skipped);
     return core && !atomic_load(&r->engine.failed);
 }
 
@@ -237,8 +248,8 @@ static int wrap(struct zr_verify_rank *r)
         return err;
     int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
     if (peak != v->plan->total_bytes || held != peak)
-        zr_sim_report(v->sim, "rank %d holds %lld bytes, at most %lld; the plan says %lld", r->id, (long long)held, (long long)peak,
-                      (long long)v->plan->total_bytes);
+        zr_sim_report(v->sim, "rank %d holds %lld bytes, at most %lld; the plan says %lld", r->id,
+                      (long long)held, (long long)peak, (long long)v->plan->total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
     err = zr_engine_adopt(&r->engine);
     if (!err)
@@ -470,7 +481,8 @@ static int open_rank(struct zr_verify_world *v, int id)
     r->v = v;
     r->id = id;
     r->stuck_at = -1;
-    r->pace = v->c->pace == ZR_PACE_MIXED ? (enum zr_verify_pace)zr_verify_below(&v->random, ZR_PACE_MIXED) : v->c->pace;
+    r->pace = v->c->pace == ZR_PACE_MIXED ? (enum zr_verify_pace)zr_verify_below(&v->random, ZR_PACE_MIXED)
+                                          : v->c->pace;
     r->gather = v->gather[id];
     r->reduce = v->reduce[id];
     r->layout = *v->layout;
@@ -485,9 +497,11 @@ static int open_rank(struct zr_verify_world *v, int id)
     r->pushed = calloc(QUEUE, sizeof(struct zr_sim_stamp *));
     int64_t largest = 1;
     for (int32_t t = 0; t < v->layout->n_tensors; t++)
-        largest = zr_max(largest, v->layout->tensors[t].n_elems * zr_dtype_bytes(v->layout->tensors[t].dtype));
+        largest =
+            zr_max(largest, v->layout->tensors[t].n_elems * zr_dtype_bytes(v->layout->tensors[t].dtype));
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
-    if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->stack || !r->pushed || (v->c->values && !r->scratch))
+    if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->stack || !r->pushed ||
+        (v->c->values && !r->scratch))
         abort();
     zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
     if (r->scratch)
@@ -512,7 +526,8 @@ static int open_rank(struct zr_verify_world *v, int id)
     getcontext(&r->context);
     r->context.uc_stack.ss_sp = r->stack;
     r->context.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&r->context, (void (*)(void))enter, 2, (unsigned)((uintptr_t)r >> 32), (unsigned)(uintptr_t)r);
+    makecontext(&r->context, (void (*)(void))enter, 2, (unsigned)((uintptr_t)r >> 32),
+                (unsigned)(uintptr_t)r);
     return 0;
 }
 
@@ -535,7 +550,8 @@ static void close_ranks(struct zr_verify_world *v)
         struct zr_verify_rank *r = &v->ranks[id];
         int64_t peak;
         if (r->v && zr_sim_held(v->sim, id, &peak))
-            zr_sim_report(v->sim, "rank %d left %lld bytes of device memory", id, (long long)zr_sim_held(v->sim, id, &peak));
+            zr_sim_report(v->sim, "rank %d left %lld bytes of device memory", id,
+                          (long long)zr_sim_held(v->sim, id, &peak));
         for (int i = 0; r->pushed && i < QUEUE; i++)
             zr_sim_drop(r->pushed[i]);
         for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
@@ -562,24 +578,29 @@ static void check_ends(struct zr_verify_world *v)
         const struct zr_verify_rank *r = &v->ranks[id];
         if (!r->done)
             zr_sim_report(v->sim, "rank %d never ended", id);
-        else if (died ? !r->dead && !r->error : c->fail_alloc && v->agreed_error ? r->error != ZR_ERR_NOMEM : r->error != 0)
+        else if (died                               ? !r->dead && !r->error
+                 : c->fail_alloc && v->agreed_error ? r->error != ZR_ERR_NOMEM
+                                                    : r->error != 0)
             zr_sim_report(v->sim, "rank %d ended with %d%s", id, r->error, died ? " though a rank died" : "");
         else if (!died && (r->refused != first->refused || r->n_calls != first->n_calls))
-            zr_sim_report(v->sim, "rank %d stopped at call %lld, rank 0 at call %lld", id, (long long)r->n_calls,
-                          (long long)first->n_calls);
+            zr_sim_report(v->sim, "rank %d stopped at call %lld, rank 0 at call %lld", id,
+                          (long long)r->n_calls, (long long)first->n_calls);
     }
 }
 
-static void on_ran(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns, int64_t to_ns)
+static void on_ran(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns,
+                   int64_t to_ns)
 {
     struct zr_verify_world *v = arg;
     if (!v->trace || rank > 15)
         return;
     if (to_ns > from_ns)
         fprintf(v->trace,
-                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"unit\":%d,\"step\":%u,"
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{"
+                "\"unit\":%d,\"step\":%u,"
                 "\"during\":\"%s\"}},\n",
-                info->name, rank, line, (double)from_ns / 1e3, (double)(to_ns - from_ns) / 1e3, info->unit, info->step, info->during);
+                info->name, rank, line, (double)from_ns / 1e3, (double)(to_ns - from_ns) / 1e3, info->unit,
+                info->step, info->during);
 }
 
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
@@ -611,7 +632,8 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
                                .drop = v->mutant ? zr_mutant_drops : NULL,
                                .whole_grad = whole_grad,
                                .poisoned = poisoned,
-                               .comm_flaws = v->mutant && v->mutant->what == ZR_FLAWED_COMM ? v->mutant->flaw : 0,
+                               .comm_flaws =
+                                   v->mutant && v->mutant->what == ZR_FLAWED_COMM ? v->mutant->flaw : 0,
                                .arg = v};
     if (speed) {
         o.ran = v->trace ? on_ran : NULL;
@@ -679,14 +701,15 @@ static int run_world(struct zr_verify_world *v, struct zr_verify_result *out, st
     return err;
 }
 
-int zr_verify_run(const struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)
+int zr_verify_run(const struct zr_verify_case *c, const struct zr_mutant *mutant,
+                  struct zr_verify_result *out)
 {
     struct zr_verify_world v = {.c = c, .mutant = mutant};
     return run_world(&v, out, NULL);
 }
 
-int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path, struct zr_verify_time *out,
-                   struct zr_verify_result *result)
+int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
+                   struct zr_verify_time *out, struct zr_verify_result *result)
 {
     struct zr_verify_world v = {.c = c, .speed = speed};
     FILE *trace = path ? fopen(path, "w") : NULL;

@@ -10,7 +10,8 @@
 static int64_t any_size(uint64_t *s)
 {
     static const int64_t sizes[] = {1, 15, 17, 31, 32, 33, 63, 64, 100, 127, 128, 129, 17 * 257, 8100};
-    return zr_verify_chance(s, 30) ? 1 + zr_verify_below(s, 3000) : sizes[zr_verify_below(s, sizeof sizes / sizeof *sizes)];
+    return zr_verify_chance(s, 30) ? 1 + zr_verify_below(s, 3000)
+                                   : sizes[zr_verify_below(s, sizeof sizes / sizeof *sizes)];
 }
 
 static void name_tensor(struct zr_tensor *t, int32_t i)
@@ -20,7 +21,8 @@ static void name_tensor(struct zr_tensor *t, int32_t i)
     t->name = strdup(name);
 }
 
-int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed, struct zr_tensor **out, int32_t *n)
+int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n)
 {
     uint64_t s = c->seed ^ 0x7e45;
     struct zr_tensor *t = calloc((size_t)c->n_units * 3 + 1, sizeof *t);
@@ -34,7 +36,11 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
         int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
         for (; k > 0; k--, ++*n) {
             struct zr_tensor *x = &t[*n];
-            *x = (struct zr_tensor){.param = &nowhere, .grad = &nowhere, .dtype = ZR_F32, .n_slices = 1, .unit = u < 0 ? first : u};
+            *x = (struct zr_tensor){.param = &nowhere,
+                                    .grad = &nowhere,
+                                    .dtype = ZR_F32,
+                                    .n_slices = 1,
+                                    .unit = u < 0 ? first : u};
             x->n_elems = speed ? speed->unit_elems : any_size(&s);
             name_tensor(x, *n);
             if (!x->name) {
@@ -51,8 +57,10 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
             x->no_decay = zr_verify_chance(&s, 30);
-            /* Stored instead of added: only where the model writes each gradient just once before it is handed in. */
-            bool often = c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
+            /* Stored instead of added: only where the model writes each gradient just once before it is
+             * handed in. */
+            bool often =
+                c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
             x->resident = c->resident && zr_verify_chance(&s, 30);
         }
@@ -216,8 +224,9 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
         }
         for (int a = 0; a < c->accum; a++) {
             int32_t n = 0;
-            /* The first is never left out: the longest count of backward passes tells how many micro-batches there were. A unit
-             * without backward brackets cannot be left out either: its gradient is reduced all the same, with what is in it. */
+            /* The first is never left out: the longest count of backward passes tells how many micro-batches
+             * there were. A unit without backward brackets cannot be left out either: its gradient is reduced
+             * all the same, with what is in it. */
             for (int32_t i = 0; i < c->n_units; i++)
                 if (i == 0 || !zr_verify_chance(&s, c->skipped))
                     list[n++] = all[i];
@@ -231,7 +240,8 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
                 for (; at < script.n; at++) {
                     const struct zr_deed *d = &script.deed[at];
                     if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
-                        script.order[script.n_order++] = (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
+                        script.order[script.n_order++] =
+                            (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
                 }
             }
             if (a + 1 < c->accum && (any_free || zr_verify_chance(&s, 30) || c->unbracketed))
@@ -281,25 +291,32 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
                                      .value = f->trainable ? (uint64_t)r->n_done : 0};
             elems += p->n;
             if (!*t->param) {
-                zr_sim_report(v->sim, "rank %d: the model's pointer to %s is NULL while unit %d is open", r->id, t->name, d->unit);
+                zr_sim_report(v->sim, "rank %d: the model's pointer to %s is NULL while unit %d is open",
+                              r->id, t->name, d->unit);
                 return 0;
             }
-            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
+            touch[n++] =
+                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
             if (!d->backward || !f->trainable)
                 continue;
             if (!*t->grad) {
-                zr_sim_report(v->sim, "rank %d: the model's pointer to the gradient of %s is NULL while unit %d is open", r->id, t->name,
-                              d->unit);
+                zr_sim_report(
+                    v->sim,
+                    "rank %d: the model's pointer to the gradient of %s is NULL while unit %d is open", r->id,
+                    t->name, d->unit);
                 return 0;
             }
             tag.kind = ZR_SIM_GRAD;
             tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
             tag.n = 1;
-            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes, t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, tag};
+            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes,
+                                               t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, tag};
         }
     }
     r->n_used[d->unit] += d->backward;
-    int64_t ns = v->speed ? (int64_t)((d->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens / v->speed->flops_per_s * 1e9) : 0;
+    int64_t ns = v->speed ? (int64_t)((d->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens /
+                                      v->speed->flops_per_s * 1e9)
+                          : 0;
     if (r->id == 0)
         v->compute_ns += ns;
     return zr_sim_compute(r->engine.compute, d->backward ? "backward" : "forward", touch, n, ns);

@@ -1,14 +1,16 @@
 /* verify_search.c: every order in which the host threads of small models can run.
  *
- * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is the only one: a wait means the
- * most recent record at the moment of the call, so a loop that is early or late could make it mean another. Here the calls of a
- * model go through the real core (memory copied from call to call), every action is taken apart into what engine_model.c and
- * engine_carry.c do for it (push, await, record, wait, sync), and all states of (how far each rank's model thread is, how far its
- * loop is) are visited breadth first. Bad are: a wait that finds another record than it found on another way to the same call; a
- * gather into a slot in use; a bracket whose slot holds something else; a state that is not the end and from which nobody can go
- * on. Each configuration is then run once on the simulated world, which checks the graph itself. Ranks make the same calls, so states
- * that differ in which rank is which are one. Ranks meet in syncs alone; with three of them, what a model's thread does between two points where
- * it may have to wait is one move, which loses no standstill (two ranks take every move by itself). */
+ * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is
+ * the only one: a wait means the most recent record at the moment of the call, so a loop that is early or
+ * late could make it mean another. Here the calls of a model go through the real core (memory copied from
+ * call to call), every action is taken apart into what engine_model.c and engine_carry.c do for it (push,
+ * await, record, wait, sync), and all states of (how far each rank's model thread is, how far its loop is)
+ * are visited breadth first. Bad are: a wait that finds another record than it found on another way to the
+ * same call; a gather into a slot in use; a bracket whose slot holds something else; a state that is not the
+ * end and from which nobody can go on. Each configuration is then run once on the simulated world, which
+ * checks the graph itself. Ranks make the same calls, so states that differ in which rank is which are one.
+ * Ranks meet in syncs alone; with three of them, what a model's thread does between two points where it may
+ * have to wait is one move, which loses no standstill (two ranks take every move by itself). */
 #include "shard/verify_world.h"
 
 #include <stdio.h>
@@ -57,7 +59,8 @@ static int32_t event_of(int class, int32_t which)
 static void add_op(struct tracing *t, enum host_op_kind kind, int32_t number)
 {
     struct program *p = t->p;
-    if ((t->flaw == ZR_SEARCH_NO_AWAIT && kind == HOST_AWAIT) || (t->flaw == ZR_SEARCH_NO_PUSH && kind == HOST_PUSH && number == 3))
+    if ((t->flaw == ZR_SEARCH_NO_AWAIT && kind == HOST_AWAIT) ||
+        (t->flaw == ZR_SEARCH_NO_PUSH && kind == HOST_PUSH && number == 3))
         return;
     if (p->n_ops == MOST_OPS)
         abort();
@@ -78,7 +81,8 @@ static void job_op(struct tracing *t, enum host_op_kind kind, int32_t event)
 static void wrong(struct tracing *t, const char *what, const struct zr_action *a)
 {
     if (!t->wrong)
-        snprintf(t->p->fault, sizeof t->p->fault, "%s: action %d of unit %d, slot %d", what, a->kind, a->unit, a->slot);
+        snprintf(t->p->fault, sizeof t->p->fault, "%s: action %d of unit %d, slot %d", what, a->kind, a->unit,
+                 a->slot);
     t->wrong = true;
 }
 
@@ -157,7 +161,8 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
 }
 
 /* Takes the script's calls through the core. */
-static int trace(struct program *p, const struct zr_plan *plan, const struct zr_script *s, enum zr_search_flaw flaw)
+static int trace(struct program *p, const struct zr_plan *plan, const struct zr_script *s,
+                 enum zr_search_flaw flaw)
 {
     struct tracing t = {.p = p, .plan = plan, .flaw = flaw};
     size_t bytes = zr_core_bytes(&plan->spec);
@@ -171,9 +176,11 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
         const struct zr_deed *d = &s->deed[i];
         if (d->kind == ZR_DO_USE)
             continue;
-        struct zr_core_event ev = {
-            d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN : d->kind == ZR_DO_END ? ZR_EV_END : d->kind == ZR_DO_MICRO ? ZR_EV_MICRO : ZR_EV_STEP,
-            d->unit, d->backward};
+        struct zr_core_event ev = {d->kind == ZR_DO_BEGIN   ? ZR_EV_BEGIN
+                                   : d->kind == ZR_DO_END   ? ZR_EV_END
+                                   : d->kind == ZR_DO_MICRO ? ZR_EV_MICRO
+                                                            : ZR_EV_STEP,
+                                   d->unit, d->backward};
         int32_t n;
         memcpy(next, now, bytes); /* plain data: the state is its bytes */
         err = zr_core_step(next, &ev, actions, &n);
@@ -259,14 +266,17 @@ static uint64_t pack(const int32_t (*at)[2], int world)
 static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32_t loop_at, bool by_model)
 {
     int class = op->number / 16;
-    bool of_model = class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
+    bool of_model =
+        class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
     /* A job's own records come before its waits where it has both. */
     int32_t at = of_model ? model_at : by_model ? loop_at : loop_at + (class == ZR_EVENT_GATHER_TAIL), n = 0;
     while (n < p->n_recorded[op->number] && p->recorded[op->number][n] < at)
         n++;
     if (op->found >= 0 && op->found != n) {
-        snprintf(p->fault, sizeof p->fault, "a wait of %s for event class %d, number %d finds record %d or %d: it depends on the loop's pace",
-                 by_model ? "the model's thread" : "the loop", class, op->number % 16, op->found, n);
+        snprintf(
+            p->fault, sizeof p->fault,
+            "a wait of %s for event class %d, number %d finds record %d or %d: it depends on the loop's pace",
+            by_model ? "the model's thread" : "the loop", class, op->number % 16, op->found, n);
         return false;
     }
     op->found = n;
@@ -292,13 +302,16 @@ static bool search(struct program *p, int world, struct states *s, struct zr_sea
             n_end += m == p->n_ops && l == p->n_jobs;
             if (m < p->n_ops) {
                 struct host_op *op = &p->op[m];
-                bool can = op->kind == HOST_AWAIT ? l >= op->number : op->kind == HOST_SYNC ? least >= op->number : true;
+                bool can = op->kind == HOST_AWAIT  ? l >= op->number
+                           : op->kind == HOST_SYNC ? least >= op->number
+                                                   : true;
                 if (op->kind == HOST_WAIT && !finds(p, op, m, l, true))
                     return false;
                 if (can) {
                     do
                         at[r][0]++;
-                    while (world > 2 && at[r][0] < p->n_ops && p->op[at[r][0]].kind != HOST_AWAIT && p->op[at[r][0]].kind != HOST_SYNC);
+                    while (world > 2 && at[r][0] < p->n_ops && p->op[at[r][0]].kind != HOST_AWAIT &&
+                           p->op[at[r][0]].kind != HOST_SYNC);
                     visit(s, pack((const int32_t(*)[2])at, world));
                     at[r][0] = m;
                     n_next++;
@@ -321,8 +334,9 @@ static bool search(struct program *p, int world, struct states *s, struct zr_sea
         out->n_edges += n_next;
         ended |= n_end == world;
         if (n_next == 0 && n_end < world) {
-            snprintf(p->fault, sizeof p->fault, "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at[0][0], p->n_ops, at[0][1],
-                     p->n_jobs);
+            snprintf(p->fault, sizeof p->fault,
+                     "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at[0][0], p->n_ops,
+                     at[0][1], p->n_jobs);
             return false;
         }
     }
@@ -385,7 +399,8 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
     return err;
 }
 
-int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw, struct zr_search_result *out)
+int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
+                     struct zr_search_result *out)
 {
     *out = (struct zr_search_result){0};
     if (most_units < 1 || most_units > 6 || most_ranks < 2 || most_ranks > 3)

@@ -28,7 +28,16 @@ static inline bool zr_verify_chance(uint64_t *state, int percent)
 }
 
 /* What the model does, in order; the same on every rank. */
-enum zr_deed_kind { ZR_DO_BEGIN, ZR_DO_END, ZR_DO_USE, ZR_DO_MICRO, ZR_DO_STEP, ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN };
+enum zr_deed_kind {
+    ZR_DO_BEGIN,
+    ZR_DO_END,
+    ZR_DO_USE,
+    ZR_DO_MICRO,
+    ZR_DO_STEP,
+    ZR_DO_READ,
+    ZR_DO_WRITE,
+    ZR_DO_MEAN
+};
 struct zr_deed {
     uint8_t kind, backward;
     int32_t unit; /* READ, WRITE: a tensor */
@@ -40,25 +49,46 @@ struct zr_script {
     int32_t n, cap;
     struct zr_call *order; /* of one micro-batch */
     int32_t n_order;
-    int32_t *n_contrib;    /* (n_steps, n_units) backward uses */
+    int32_t *n_contrib; /* (n_steps, n_units) backward uses */
 };
 
 /* tensors: freed by the layout they go into. */
-int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed, struct zr_tensor **out, int32_t *n);
+int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n);
 int zr_script_make(const struct zr_verify_case *c, struct zr_script *out);
 void zr_script_free(struct zr_script *s);
 
 /* What a mutant does. */
 enum zr_mutation {
-    ZR_LESS_RECORD = 1, ZR_LESS_WAIT, ZR_LESS_EVENT_SYNC, ZR_LESS_STREAM_SYNC, ZR_LESS_CLEAR, ZR_LESS_AWAIT, /* a wait is left out */
+    ZR_LESS_RECORD = 1,
+    ZR_LESS_WAIT,
+    ZR_LESS_EVENT_SYNC,
+    ZR_LESS_STREAM_SYNC,
+    ZR_LESS_CLEAR,
+    ZR_LESS_AWAIT, /* a wait is left out */
     ZR_FLAWED_COMM,
-    ZR_LESS_JOB, ZR_TWICE_JOB, ZR_LATE_JOB, ZR_OTHER_SLOT, ZR_NO_ACCUMULATE, ZR_ALWAYS_ACCUMULATE, ZR_OTHER_SUM,
+    ZR_LESS_JOB,
+    ZR_TWICE_JOB,
+    ZR_LATE_JOB,
+    ZR_OTHER_SLOT,
+    ZR_NO_ACCUMULATE,
+    ZR_ALWAYS_ACCUMULATE,
+    ZR_OTHER_SUM,
     ZR_LESS_CALL /* the model leaves out a call */
 };
 
 /* Events by what they say; see engine.h. */
-enum zr_event_class { ZR_EVENT_ANY, ZR_EVENT_PARAM_FREE, ZR_EVENT_READY, ZR_EVENT_UPDATED, ZR_EVENT_GRAD_DONE, ZR_EVENT_GRAD_FREE,
-                      ZR_EVENT_STEP_COMPUTE, ZR_EVENT_GATHER_TAIL, ZR_EVENT_STEP_NORM };
+enum zr_event_class {
+    ZR_EVENT_ANY,
+    ZR_EVENT_PARAM_FREE,
+    ZR_EVENT_READY,
+    ZR_EVENT_UPDATED,
+    ZR_EVENT_GRAD_DONE,
+    ZR_EVENT_GRAD_FREE,
+    ZR_EVENT_STEP_COMPUTE,
+    ZR_EVENT_GATHER_TAIL,
+    ZR_EVENT_STEP_NORM
+};
 enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE };
 
 struct zr_mutant {
@@ -66,10 +96,10 @@ struct zr_mutant {
     enum zr_mutation what;
     enum zr_event_class event;
     enum zr_stream_class stream;
-    const char *during;    /* only while the host does this; NULL: always */
-    int action;            /* jobs, awaits: of this kind; 0: any */
+    const char *during; /* only while the host does this; NULL: always */
+    int action;         /* jobs, awaits: of this kind; 0: any */
     unsigned flaw;
-    bool one_rank;         /* only on the last rank */
+    bool one_rank; /* only on the last rank */
 };
 
 struct zr_verify_rank {
@@ -97,8 +127,8 @@ struct zr_verify_rank {
     enum zr_verify_pace pace;
     struct zr_job held; /* of a mutant that makes a job late */
     bool holding;
-    int32_t *n_used;   /* (n_units) backward uses since the step */
-    int32_t n_done;    /* updates that were not skipped, by the script */
+    int32_t *n_used; /* (n_units) backward uses since the step */
+    int32_t n_done;  /* updates that were not skipped, by the script */
     double mean[2];
     char *scratch; /* for values read and written */
     uint64_t action_hash;
@@ -128,7 +158,8 @@ struct zr_verify_world {
 };
 
 /* verify_mutants.c */
-bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event, const struct zr_stream *stream);
+bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
+                     const struct zr_stream *stream);
 /* Carries out the job, or what the mutant makes of it. */
 void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
 

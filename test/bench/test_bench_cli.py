@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead']
+SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead', 'verify']
 
 
 class Refused(unittest.TestCase):

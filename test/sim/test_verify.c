@@ -1,5 +1,5 @@
-/* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the device answers changes what
- * is done. */
+/* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
+ * device answers changes what is done. */
 #include "shard/verify.h"
 
 #include <setjmp.h>
@@ -26,11 +26,14 @@ static void passes(const struct zr_verify_case *c, struct zr_verify_result *r)
 static void once_failed(void **state)
 {
     static const char *const cases[] = {
-        /* Gradients stored instead of added, without a reduce for every micro-batch: the first micro-batch was lost. */
+        /* Gradients stored instead of added, without a reduce for every micro-batch: the first micro-batch
+           was lost. */
         "seed=499 stage=0 world=2 n_units=1 accum=2 n_steps=1 overwrite=1 poison=-1 dead=-1",
         "seed=499 stage=1 world=2 n_units=1 accum=2 n_steps=1 overwrite=1 poison=-1 dead=-1",
-        /* A step without any gradient zeroed a sum that a slower peer was still gathering for the step before. */
-        "seed=1814 stage=0 world=2 n_units=5 accum=1 n_steps=2 frozen=63 skipped=3 overwrite=1 poison=-1 dead=-1",
+        /* A step without any gradient zeroed a sum that a slower peer was still gathering for the step
+           before. */
+        "seed=1814 stage=0 world=2 n_units=5 accum=1 n_steps=2 frozen=63 skipped=3 overwrite=1 poison=-1 "
+        "dead=-1",
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -71,7 +74,8 @@ static void replays(void **state)
         assert_int_equal(zr_verify_parse(text, &again), 0);
         passes(&c, &r);
         passes(&again, &same);
-        assert_true(r.action_hash == same.action_hash && r.n_ops == same.n_ops && r.n_accesses == same.n_accesses);
+        assert_true(r.action_hash == same.action_hash && r.n_ops == same.n_ops &&
+                    r.n_accesses == same.n_accesses);
     }
     struct zr_verify_case c;
     assert_int_equal(zr_verify_parse("stage=3 world=65 n_units=1 accum=1 n_steps=1", &c), ZR_ERR_ARG);
@@ -79,8 +83,8 @@ static void replays(void **state)
     assert_int_equal(zr_verify_parse("stage=3 world", &c), ZR_ERR_ARG);
 }
 
-/* One run of a configuration speaks for all orders of the device, since no answer of the device reaches the core: whatever it says about
- * events, and whenever the loop gets to its work, the same actions are taken. */
+/* One run of a configuration speaks for all orders of the device, since no answer of the device reaches the
+ * core: whatever it says about events, and whenever the loop gets to its work, the same actions are taken. */
 static void decisions_depend_on_calls_only(void **state)
 {
     (void)state;
