@@ -72,12 +72,16 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     return code;
 }
 
-/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each time; the first found it. */
-static void keep_first_finder(char *why)
+/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each time. The first found it, and
+ * need not be told so. */
+static void keep_first_finder(char *why, int rank)
 {
-    char *finder = strstr(why, " (found by rank "), *end = finder ? strchr(finder, ')') : NULL;
+    static const char before[] = " (found by rank ";
+    char *finder = strstr(why, before), *end = finder ? strchr(finder, ')') : NULL;
     if (end)
         end[1] = 0;
+    if (end && atoi(finder + strlen(before)) == rank)
+        *finder = 0;
 }
 
 int zr_engine_check(struct zr_engine *e)
@@ -90,7 +94,7 @@ int zr_engine_check(struct zr_engine *e)
             code = e->reduce->ops->status(e->reduce, why, sizeof why);
         if (!code)
             return 0;
-        keep_first_finder(why);
+        keep_first_finder(why, e->rank);
         zr_engine_fail(e, code, why);
     }
     uv_mutex_lock(&e->fail_lock);
