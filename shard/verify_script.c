@@ -269,6 +269,16 @@ void zr_script_free(struct zr_script *s)
 
 /* ---- compute ---- */
 
+/* At stages 2 and 3 the model has no pointer to a unit that is not open. */
+static int outside(struct zr_verify_rank *r, const struct zr_deed *d, const char *tensor, const char *what)
+{
+    zr_sim_report(r->v->sim,
+                  "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
+                  "zero_begin must come first",
+                  r->id, what, tensor, d->unit, d->backward ? "backward" : "forward", d->step);
+    return 0;
+}
+
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
 {
     struct zr_verify_world *v = r->v;
@@ -290,22 +300,14 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
                                      .first = p->first,
                                      .value = f->trainable ? (uint64_t)r->n_done : 0};
             elems += p->n;
-            if (!*t->param) {
-                zr_sim_report(v->sim, "rank %d: the model's pointer to %s is NULL while unit %d is open",
-                              r->id, t->name, d->unit);
-                return 0;
-            }
+            if (!*t->param)
+                return outside(r, d, t->name, "");
             touch[n++] =
                 (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
             if (!d->backward || !f->trainable)
                 continue;
-            if (!*t->grad) {
-                zr_sim_report(
-                    v->sim,
-                    "rank %d: the model's pointer to the gradient of %s is NULL while unit %d is open", r->id,
-                    t->name, d->unit);
-                return 0;
-            }
+            if (!*t->grad)
+                return outside(r, d, t->name, "the gradient of ");
             tag.kind = ZR_SIM_GRAD;
             tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
             tag.n = 1;

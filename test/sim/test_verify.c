@@ -105,13 +105,31 @@ static void decisions_depend_on_calls_only(void **state)
     }
 }
 
+/* A model that leaves a zero_begin out, on one rank, is told what it uses, and where. */
+static void outside_a_bracket(void **state)
+{
+    (void)state;
+    struct zr_verify_case c;
+    struct zr_verify_result r;
+    const struct zr_mutant *m = NULL;
+    assert_int_equal(
+        zr_verify_parse("seed=1 stage=3 world=2 n_units=4 accum=1 n_steps=2 poison=-1 dead=-1", &c), 0);
+    for (int i = 0; i < zr_mutant_count(); i++)
+        if (!strcmp(zr_mutant_name(zr_mutant_at(i)), "one rank does not use a unit"))
+            m = zr_mutant_at(i);
+    assert_non_null(m);
+    assert_int_equal(zr_verify_run(&c, m, &r), 0);
+    assert_true(r.n_reports > 0);
+    assert_non_null(strstr(r.text, "the model's fault: rank 1 uses t"));
+    assert_non_null(strstr(r.text, "of unit 0 in forward, step 1, outside its bracket"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(once_failed),
-        cmocka_unit_test(seeds),
-        cmocka_unit_test(replays),
-        cmocka_unit_test(decisions_depend_on_calls_only),
+        cmocka_unit_test(once_failed),       cmocka_unit_test(seeds),
+        cmocka_unit_test(replays),           cmocka_unit_test(decisions_depend_on_calls_only),
+        cmocka_unit_test(outside_a_bracket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
