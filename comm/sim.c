@@ -495,6 +495,8 @@ static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, in
 static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                         const struct zr_tag *tag)
 {
+    if (flawed(sim_of(c)->world, ZR_SIM_NO_BARRIER_IN_STEP) && tag->unit >= 0)
+        return 0;
     if (flawed(sim_of(c)->world, ZR_SIM_NO_BARRIER) && tag->unit < 0 &&
         zr_sim_speaker(sim_of(c)->world->w)->id % ZR_SIM_LINES == ZR_SIM_MODEL)
         return 0;

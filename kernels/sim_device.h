@@ -95,7 +95,8 @@ enum zr_sim_comm_flaw {
     ZR_SIM_EXCHANGE_LEAVES_ALONE = 16,
     ZR_SIM_BROADCAST_STARTS_ALONE = 32,
     ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
-    ZR_SIM_NO_BARRIER = 128
+    ZR_SIM_NO_BARRIER = 128,
+    ZR_SIM_NO_BARRIER_IN_STEP = 256 /* those of a unit */
 };
 
 struct zr_sim_options {

@@ -25,7 +25,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     c.pace = (enum zr_verify_pace)zr_verify_below(&s, ZR_PACES);
     c.budget = zr_verify_chance(&s, 25) ? 20 + (int)zr_verify_below(&s, 90) : 0;
     c.frozen = zr_verify_chance(&s, 25) ? 10 + (int)zr_verify_below(&s, 80) : 0;
-    c.skipped = zr_verify_chance(&s, 15) ? 20 : 0;
+    c.skipped = zr_verify_chance(&s, 15) ? (zr_verify_chance(&s, 50) ? 20 : 80) : 0;
+    c.changes = zr_verify_chance(&s, 25) ? 40 : 0;
     c.n_evals = zr_verify_chance(&s, 15) ? 1 + (int)zr_verify_below(&s, 2) : 0;
     c.late_evals = zr_verify_chance(&s, 15);
     c.unbracketed = c.stage <= 1 && zr_verify_chance(&s, 50) ? (zr_verify_chance(&s, 50) ? 100 : 50) : 0;
@@ -57,10 +58,11 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 /* X(field, type) */
 #define FIELDS(X)                                                                                            \
     X(stage, int)                                                                                            \
-    X(world, int) X(n_units, int) X(prefetch, int) X(accum, int) X(n_steps, int)                             \
-        X(pattern, enum zr_verify_pattern) X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int)        \
-            X(skipped, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool)   \
-                X(bf16, bool) X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool)    \
+    X(world, int)                                                                                            \
+    X(n_units, int) X(prefetch, int) X(accum, int) X(n_steps, int) X(pattern, enum zr_verify_pattern)        \
+        X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int) X(skipped, int) X(changes, int)           \
+            X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)     \
+                X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool)                  \
                     X(resident, bool) X(declared, bool) X(reversed, bool) X(sgd, bool) X(caller, bool)       \
                         X(values, bool) X(wait_result, bool) X(event_done, int) X(poison, int) X(dead, int)  \
                             X(dead_at, int) X(fail_alloc, int)

@@ -157,7 +157,11 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
     *n_acted = 0;
     for (int64_t i = 0; i < n_seeds; i++) {
         struct zr_verify_case c;
-        zr_verify_case_random(first_seed + (uint64_t)i, &c);
+        if (!m->on)
+            zr_verify_case_random(first_seed + (uint64_t)i, &c);
+        else if (zr_verify_parse(m->on, &c))
+            return -1;
+        c.seed = first_seed + (uint64_t)i;
         /* Faults of other kinds would end the run before the mutant shows. */
         c.dead = -1;
         c.fail_alloc = 0;

@@ -177,6 +177,10 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
                       poisoned ? "not skipped" : "skipped");
     r->n_done += !poisoned;
     memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+    if (r->id == 0) {
+        r->v->step_compute_ns = r->v->compute_ns;
+        r->v->compute_ns = 0;
+    }
     r->step_from_ns = r->step_to_ns;
     r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));
     return 0;
@@ -196,8 +200,6 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
     l->during = during[d->kind];
     l->unit = d->kind <= ZR_DO_USE ? d->unit : -1;
     l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP)); /* as jobs count them */
-    if (r->id == 0 && r->v->speed && d->kind == ZR_DO_BEGIN && !d->backward && d->unit == 0)
-        r->v->compute_ns = 0;
     if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 &&
         d->unit == 0 && d->step == 1) {
         r->v->n_acted++;
@@ -588,19 +590,28 @@ static void check_ends(struct zr_verify_world *v)
     }
 }
 
+/* Trace Event Format: a process is a rank, a thread one of its lines. */
 static void on_ran(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns,
                    int64_t to_ns)
 {
     struct zr_verify_world *v = arg;
-    if (!v->trace || rank > 15)
-        return;
-    if (to_ns > from_ns)
+    (void)line;
+    if (v->trace && rank < 16 && to_ns > from_ns)
         fprintf(v->trace,
-                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{"
-                "\"unit\":%d,\"step\":%u,"
-                "\"during\":\"%s\"}},\n",
-                info->name, rank, line, (double)from_ns / 1e3, (double)(to_ns - from_ns) / 1e3, info->unit,
-                info->step, info->during);
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,"
+                "\"args\":{\"unit\":%d,"
+                "\"step\":%u,\"during\":\"%s\"}},\n",
+                info->name, rank, info->line % ZR_SIM_LINES, (long long)(from_ns / 1000),
+                (int)(from_ns % 1000), (long long)((to_ns - from_ns) / 1000), (int)((to_ns - from_ns) % 1000),
+                info->unit, info->step, info->during);
+}
+
+static void name_lines(struct zr_verify_world *v)
+{
+    for (int32_t i = 0; v->trace && i < v->c->world * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
+        fprintf(v->trace,
+                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_line(v->sim, i)->name);
 }
 
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
@@ -661,6 +672,7 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         return err;
     take_turns(v);
     check_ends(v);
+    name_lines(v);
     for (int id = 0; id < c->world; id++) {
         out->n_calls += v->ranks[id].n_calls;
         out->action_hash = out->action_hash * 31 + v->ranks[id].action_hash;
@@ -670,7 +682,7 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         int64_t peak;
         zr_sim_held(v->sim, 0, &peak);
         *time = (struct zr_verify_time){.step_ns = v->ranks[0].step_to_ns - v->ranks[0].step_from_ns,
-                                        .compute_ns = v->compute_ns,
+                                        .compute_ns = v->step_compute_ns,
                                         .peak_bytes = peak,
                                         .plan_bytes = v->plan->total_bytes};
         time->exposed_ns = time->step_ns - time->compute_ns;
@@ -720,7 +732,7 @@ int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed 
         fprintf(trace, "[\n");
     int err = run_world(&v, result, out);
     if (trace) {
-        fprintf(trace, "{}]\n");
+        fprintf(trace, "{\"name\":\"libzero\",\"ph\":\"M\",\"pid\":0,\"args\":{}}]\n");
         if (fclose(trace) && !err)
             err = zr_fail(ZR_ERR_IO, "%s could not be written", path);
     }

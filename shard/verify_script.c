@@ -212,7 +212,7 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
     struct writing w = {.c = c, .s = &script, .no_forward = no_forward, .no_backward = no_backward};
     for (w.step = 0; w.step < c->n_steps; w.step++) {
         /* Sometimes the model changes its mind about the order. */
-        if (c->n_units > 1 && zr_verify_chance(&s, c->skipped ? 40 : 10)) {
+        if (c->n_units > 1 && zr_verify_chance(&s, c->changes)) {
             int64_t i = zr_verify_below(&s, c->n_units), j = zr_verify_below(&s, c->n_units);
             int32_t swap = all[i];
             all[i] = all[j];

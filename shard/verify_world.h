@@ -98,6 +98,7 @@ struct zr_mutant {
     enum zr_stream_class stream;
     const char *during; /* only while the host does this; NULL: always */
     int action;         /* jobs, awaits: of this kind; 0: any */
+    const char *on;     /* configurations that it is looked for in, the seed apart; NULL: random ones */
     unsigned flaw;
     bool one_rank; /* only on the last rank */
 };
@@ -153,7 +154,7 @@ struct zr_verify_world {
     bool lost, ended; /* ended: a hang was broken up */
     int64_t n_turns, lose_at, n_acted, n_carried;
     int n_agreed, agreed_error;
-    int64_t compute_ns; /* of rank 0, in the last step */
+    int64_t compute_ns, step_compute_ns; /* of rank 0: in this step, in the one before */
     void *trace;
 };
 
