@@ -122,6 +122,7 @@ int toy_forward(struct toy *m, zero_ctx *z, bool brackets)
         if (!err && brackets)
             err = zero_end(z, u, ZERO_FORWARD);
     }
+    (void)seen;
     return err;
 }
 
