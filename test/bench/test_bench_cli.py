@@ -49,8 +49,13 @@ class Refused(unittest.TestCase):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead']:
+        for command in ['plan', 'memory', 'overhead', 'verify']:
             self.refused([command, 'word'], 'word')
+
+    def test_verify(self):
+        self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')
+        self.refused(['verify', '--case', 'stage=4 world=2 n_units=1 accum=1 n_steps=1'], '--case', '0..3')
+        self.refused(['verify', '--seeds=0'], '--seeds')
 
     def test_plan(self):
         self.refused(['plan', '--params=0'], '--params')
