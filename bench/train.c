@@ -12,6 +12,7 @@
 #include "bench/report.h"
 #include "bench/resident.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -82,7 +83,10 @@ static int told(int err)
 
 static void log_line(void *arg, const char *line)
 {
-    fprintf(stderr, "zero-bench train: rank %d: %s\n", ((const struct run *)arg)->rank, line);
+    const struct run *r = arg;
+    if (r->o->log || strstr(line, "skipped")) { /* a checkpoint passed over has to be seen */
+        fprintf(stderr, "zero-bench train: rank %d: %s\n", r->rank, line);
+    }
 }
 
 static float or_true_zero(double x) /* in struct zero_config 0 means the default */
@@ -105,7 +109,9 @@ static int wrap(struct run *r)
     cfg.param_budget_bytes = o->budget;
     cfg.deterministic = o->deterministic;
     cfg.wire_dtype = o->wire_dtype;
-    cfg.log = o->log ? log_line : NULL;
+    cfg.save_async = o->save_async;
+    cfg.save_keep = (int32_t)o->keep;
+    cfg.log = o->log || o->load ? log_line : NULL;
     cfg.log_arg = r;
     int32_t layers = (int32_t)o->model.config.layers;
     struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
@@ -244,6 +250,74 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     return report_step(&r->report, &told_step, *stop);
 }
 
+/* ---- checkpoints. What libzero does not know of a run, the choice of text, is a function of these. ---- */
+
+struct position {
+    uint64_t seed;
+    int64_t next_step, text_bytes, batch, accum;
+};
+
+static int save(struct run *r, int64_t next_step)
+{
+    const struct train_options *o = r->o;
+    struct position p = {o->seed, next_step, r->data.n_bytes, o->batch, o->accum};
+    char text[256];
+    int n = snprintf(text, sizeof text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", (unsigned long long)p.seed,
+                     (long long)p.next_step, (long long)p.text_bytes, (long long)p.batch, (long long)p.accum);
+    TRY(told(zero_set_user_data(r->z, text, n)));
+    return told(zero_save(r->z, o->save));
+}
+
+static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
+{
+    const struct train_options *o = r->o;
+    return o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
+}
+
+/* Any checkpoint begun in DIR is for zero_load to judge; where none was, --load latest starts from the beginning. */
+static bool anything_saved(const char *dir)
+{
+    DIR *d = opendir(dir);
+    bool found = false;
+    for (const struct dirent *e; d && !found && (e = readdir(d));)
+        found = !strncmp(e->d_name, "save-", 5);
+    if (d)
+        closedir(d);
+    return found;
+}
+
+static int load(struct run *r, int64_t *next_step)
+{
+    const struct train_options *o = r->o;
+    bool latest = !strcmp(o->load, "latest");
+    double found[1] = {r->rank == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
+    TRY(told(zero_mean(r->z, found, 1)));
+    if (found[0] < 1.0) {
+        report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
+        return 0;
+    }
+    TRY(told(zero_load(r->z, latest ? o->save : o->load)));
+    const void *data;
+    int64_t n;
+    struct position p;
+    unsigned long long seed;
+    long long v[4];
+    char text[256];
+    TRY(told(zero_get_user_data(r->z, &data, &n)));
+    snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
+    if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1], &v[2], &v[3]) != 5) {
+        return zr_fail(ZR_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+    }
+    p = (struct position){seed, v[0], v[1], v[2], v[3]};
+    if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
+        return zr_fail(ZR_ERR_ARG, "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld", seed, v[1],
+                       (unsigned long long)o->seed, (long long)r->data.n_bytes);
+    }
+    *next_step = p.next_step;
+    report_text(&r->report, "going on from step %lld\n", v[0]);
+    return 0;
+}
+
 /* ---- the end ---- */
 
 static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
@@ -326,10 +400,20 @@ static int train(struct run *r)
     r->report.quiet = r->rank != 0;
     introduce(r);
     r->start_ns = zr_now_ns();
-    bool stop = o->steps == 0;
+    int64_t first = 0;
+    if (o->load) {
+        TRY(load(r, &first));
+    }
+    bool stop = first >= o->steps;
     double loss = NAN;
-    for (int64_t step = 0; !stop; step++) {
+    for (int64_t step = first; !stop; step++) {
         TRY(train_step(r, step, &stop, &loss));
+        if (save_is_due(r, step + 1, stop)) {
+            TRY(save(r, step + 1));
+        }
+    }
+    if (r->z) {
+        TRY(told(zero_save_wait(r->z)));
     }
     return summarize(r, loss);
 }

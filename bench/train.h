@@ -29,6 +29,11 @@ struct train_options {
     int wire_dtype;    /* enum zero_dtype; 0 the default */
     int threads;       /* of matrix products */
     bool plain, json, log;
+
+    const char *save; /* folder of checkpoints; NULL: none */
+    const char *load; /* a checkpoint or such a folder, or "latest": the latest in save, if any; NULL: none */
+    int64_t save_every, keep; /* steps; 0: only at the end. Checkpoints; 0: all */
+    bool save_async;
 };
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model

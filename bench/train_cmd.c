@@ -29,7 +29,12 @@ enum {
     KEY_THREADS,
     KEY_PLAIN,
     KEY_JSON,
-    KEY_LOG
+    KEY_LOG,
+    KEY_SAVE,
+    KEY_SAVE_EVERY,
+    KEY_SAVE_ASYNC,
+    KEY_KEEP,
+    KEY_LOAD
 };
 
 static const struct argp_option train_argp_options[] = {
@@ -57,10 +62,17 @@ static const struct argp_option train_argp_options[] = {
     {"wire-dtype", KEY_WIRE_DTYPE, "f32|bf16", 0, "Of gradients between ranks (that of the model)", 3},
     {"deterministic", KEY_DETERMINISTIC, "on|off", 0,
      "The same bits at every stage and power-of-two world (on)", 3},
-    {0, 0, 0, 0, "Running:", 4},
-    {"threads", KEY_THREADS, "N", 0, "For matrix products, of each rank (1)", 4},
-    {"json", KEY_JSON, NULL, 0, "JSON lines only, from rank 0", 4},
-    {"log", KEY_LOG, NULL, 0, "Show libzero's log on stderr", 4},
+    {0, 0, 0, 0, "Checkpoints:", 4},
+    {"save", KEY_SAVE, "DIR", 0, "Save checkpoints into DIR, at the end and as --save-every says", 4},
+    {"save-every", KEY_SAVE_EVERY, "K", 0, "Also after every K-th step", 4},
+    {"save-async", KEY_SAVE_ASYNC, NULL, 0, "Write them while training goes on", 4},
+    {"keep", KEY_KEEP, "N", 0, "Keep only the N latest", 4},
+    {"load", KEY_LOAD, "DIR|latest", 0,
+     "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is none yet", 4},
+    {0, 0, 0, 0, "Running:", 5},
+    {"threads", KEY_THREADS, "N", 0, "For matrix products, of each rank (1)", 5},
+    {"json", KEY_JSON, NULL, 0, "JSON lines only, from rank 0", 5},
+    {"log", KEY_LOG, NULL, 0, "Show libzero's log on stderr", 5},
     {0},
 };
 
@@ -88,6 +100,14 @@ static error_t finish(struct argp_state *state, struct train_options *o)
     if (o->model.config.vocab < 256) {
         argp_error(state, "--vocab: %lld ids are too few for bytes, which need 256",
                    (long long)o->model.config.vocab);
+        return EINVAL;
+    }
+    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest")))) {
+        argp_error(state, "--save: is needed by --save-every, --save-async, --keep and --load latest");
+        return EINVAL;
+    }
+    if (o->plain && (o->save || o->load)) {
+        argp_error(state, "--plain: saves and loads no checkpoints");
         return EINVAL;
     }
     if (o->plain && o->optimizer != ZERO_ADAMW) {
@@ -166,6 +186,19 @@ static error_t parse_train(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_LOG:
         o->log = true;
+        return 0;
+    case KEY_SAVE:
+        o->save = arg;
+        return 0;
+    case KEY_SAVE_EVERY:
+        return option_int(state, "--save-every", arg, 1, INT64_MAX / 2, &o->save_every);
+    case KEY_SAVE_ASYNC:
+        o->save_async = true;
+        return 0;
+    case KEY_KEEP:
+        return option_int(state, "--keep", arg, 1, INT32_MAX, &o->keep);
+    case KEY_LOAD:
+        o->load = arg;
         return 0;
     case ARGP_KEY_SUCCESS:
         return finish(state, o);

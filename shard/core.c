@@ -194,6 +194,7 @@ static bool same_call(const struct zr_call *a, const struct zr_call *b)
 /* The words that the hash takes in: a call, or one of these, which are no call. */
 #define MICRO_WORD (UINT64_C(1) << 40)
 #define STEP_WORD (UINT64_C(2) << 40)
+#define SNAPSHOT_WORD (UINT64_C(3) << 40)
 
 /* FNV-1a's step: cheap, and any difference stays. */
 static void note(struct zr_core *c, uint64_t word)
@@ -654,6 +655,18 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
+/* Between steps only: then the last UPDATE of every unit has been issued, on the stream that the copy goes to as well. */
+static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_save: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+    if (!zr_core_between_steps(c))
+        return zr_fail(ZR_ERR_ORDER, "zero_save: a step has begun; save before its first backward or after zero_step");
+    note(c, SNAPSHOT_WORD);
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_SNAPSHOT, .unit = -1, .slot = -1};
+    return 0;
+}
+
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
 {
     *n_out = 0;
@@ -671,6 +684,8 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return step(c, out, n_out);
     case ZR_EV_REWRITE:
         return rewrite(c, ev);
+    case ZR_EV_SNAPSHOT:
+        return snapshot(c, out, n_out);
     }
     return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
@@ -691,6 +706,11 @@ int32_t zr_core_open_unit(const struct zr_core *c)
         if (units(c)[i].open_fwd || units(c)[i].open_bwd)
             return i;
     return -1;
+}
+
+bool zr_core_between_steps(const struct zr_core *c)
+{
+    return !c->n_micro && !c->any_backward;
 }
 
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot)

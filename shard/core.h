@@ -44,7 +44,7 @@ struct zr_core_spec {
     int32_t n_order;
 };
 
-enum zr_core_event_kind { ZR_EV_BEGIN = 1, ZR_EV_END, ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_REWRITE };
+enum zr_core_event_kind { ZR_EV_BEGIN = 1, ZR_EV_END, ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_REWRITE, ZR_EV_SNAPSHOT };
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
@@ -66,7 +66,8 @@ enum zr_action_kind {
     ZR_ACT_FOLD,      /* only the folds, from sums[sum] */
     ZR_ACT_NO_GRAD,   /* no contribution this step: sums[0] of unit is zero */
     ZR_ACT_NORM,      /* all gradients are reduced: norm, clip factor, agreement over ranks */
-    ZR_ACT_UPDATE     /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_UPDATE,    /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_SNAPSHOT   /* copies this rank's shards and states, as the last UPDATE left them */
 };
 
 struct zr_action {
@@ -102,6 +103,8 @@ uint64_t zr_core_hash(const struct zr_core *c);
 struct zr_core_counts zr_core_counts(const struct zr_core *c);
 /* A unit with an open bracket, or -1. */
 int32_t zr_core_open_unit(const struct zr_core *c);
+/* No micro-batch of a step has begun, as far as calls tell. */
+bool zr_core_between_steps(const struct zr_core *c);
 /* The parameters of unit are gathered (or being gathered) in *slot (-1: resident). */
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
 

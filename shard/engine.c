@@ -176,6 +176,12 @@ static int open_memory(struct zr_engine *e)
         e->master = base;
         e->master_bytes = e->allocated[ZR_MEM_MASTER] = bytes;
     }
+    if (p->snapshot_bytes) {
+        err = e->dev->ops->alloc(e->dev, p->snapshot_bytes, &base);
+        if (err)
+            return err;
+        e->snapshot = base;
+    }
     for (int i = 0; i < p->n_states && p->state_elems; i++) {
         int64_t bytes = p->state_elems * (int64_t)sizeof(float);
         err = e->dev->ops->alloc(e->dev, bytes, &base);
@@ -208,6 +214,8 @@ static void count_arenas(struct zr_engine *e)
     e->allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
     e->allocated[ZR_MEM_GRAD_SHARDS] = sums;
     e->allocated[ZR_MEM_STAGING] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums;
+    if (e->snapshot)
+        e->allocated[ZR_MEM_STAGING] += p->snapshot_bytes;
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -262,6 +270,8 @@ void zr_engine_close(struct zr_engine *e)
         d->event_close(e->events[i]);
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
+    if (e->snapshot)
+        d->free(e->dev, e->snapshot, e->plan->snapshot_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
         if (e->state[i])
             d->free(e->dev, e->state[i], e->state_bytes);

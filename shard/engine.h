@@ -29,6 +29,7 @@
 struct zr_step_result {
     double grad_norm;
     bool clipped, skipped;
+    int64_t save_written; /* the last save whose files all ranks had written then */
 };
 
 struct zr_engine {
@@ -42,6 +43,7 @@ struct zr_engine {
 
     char *gather_base, *reduce_base; /* arenas */
     float *master, *state[ZR_MAX_STATES];
+    char *snapshot; /* plan->snapshot_bytes, or NULL */
     int64_t allocated[ZR_MEM_COUNT], master_bytes, state_bytes;
 
     struct zr_stream *compute, *gather_stream, *reduce_stream;
@@ -67,6 +69,7 @@ struct zr_engine {
     bool result_due; /* a step's result was not looked at yet */
     float lr;
     int64_t n_waits, wait_ns;
+    int64_t save_seen; /* save_written of the last step looked at */
 
     /* The loop's thread. */
     struct zr_gather_seg *gather_segs;
@@ -74,7 +77,12 @@ struct zr_engine {
     _Atomic int64_t n_gather, n_reduce;
     int64_t wire_at_open; /* what opening took from the others: not the model's traffic */
 
+    /* Any thread. */
+    _Atomic int64_t save_written; /* for the step's record */
+
     /* Streams' threads. */
+    void (*on_snapshot)(void *arg); /* called when a snapshot is complete; set before it is asked for */
+    void *on_snapshot_arg;
     struct zr_step_result result;
 
     /* The first failure, whoever met it. */
@@ -117,6 +125,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 int zr_engine_check(struct zr_engine *e);
 /* Records the first failure and ends both communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
+/* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */
+int zr_engine_settle(struct zr_engine *e);
 /* Waits until everything issued so far is done. Model's thread. */
 int zr_engine_drain(struct zr_engine *e);
 
@@ -133,6 +143,8 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
 int zr_engine_adopt(struct zr_engine *e);
 /* Collective: each of values[0..n) becomes its mean over ranks; n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
+/* Collective, blocking: mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank. */
+int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* Collective: everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 
@@ -146,6 +158,29 @@ int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+
+/* One run of values that this rank owns and a checkpoint holds. */
+struct zr_run {
+    const struct zr_flat *flat;
+    int kind;            /* as in zr_engine_read */
+    int64_t first, n;    /* elements of the flat; n may be 0 */
+    int64_t size;        /* bytes of an element */
+    char *at;            /* of element first */
+    int64_t snapshot_at; /* bytes, in the snapshot */
+};
+/* All of them, flat by flat. A non-zero result of fn ends the walk and is returned. (engine_snapshot.c) */
+int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
+/* Has the loop copy them all into the snapshot, in the order of the reduce stream: after the last step's update, before the next one's.
+ * Does not wait; on_snapshot tells. The one before must have been read by then. */
+int zr_engine_take_snapshot(struct zr_engine *e);
+int zr_engine_carry_snapshot(struct zr_engine *e); /* the loop's part of it */
+
+/* Loading. Collective, blocking, between steps (engine_restore.c). begin: nobody reads a shard any more. Then every rank writes its runs
+ * (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads what every rank holds of the others:
+ * resident parameters, and at stage 0 all state. */
+int zr_engine_restore_begin(struct zr_engine *e);
+int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src);
+int zr_engine_restore_end(struct zr_engine *e);
 
 /* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
 static inline int32_t zr_grad_place(int32_t unit, int32_t slot)

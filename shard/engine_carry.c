@@ -148,6 +148,7 @@ static void begin_record(void *arg)
     struct zr_step_record *r = zr_engine_record(f->e, f->e->rank);
     zr_exact_reset(&r->norm);
     r->call_hash = f->call_hash;
+    r->save_written = atomic_load(&f->e->save_written);
 }
 
 /* On every rank alike: the same records, the same arithmetic. */
@@ -162,9 +163,11 @@ static void finish_record(void *arg)
         zr_engine_scalars(e)->skip = 1;
         return;
     }
+    int64_t written = INT64_MAX;
     for (int r = 0; r < e->world; r++) {
         const struct zr_step_record *rec = zr_engine_record(e, r);
         zr_exact_merge(&all, &rec->norm);
+        written = zr_min(written, rec->save_written);
         char text[256];
         if (rec->call_hash != f->call_hash) {
             snprintf(text, sizeof text,
@@ -183,7 +186,7 @@ static void finish_record(void *arg)
     *zr_engine_scalars(e) = (struct zr_step_scalars){
         .grad_scale = (float)(clipped ? scale * ((double)e->opt.clip / norm) : scale),
         .skip = !finite || atomic_load(&e->failed)};
-    e->result = (struct zr_step_result){.grad_norm = norm, .clipped = clipped, .skipped = !finite};
+    e->result = (struct zr_step_result){.grad_norm = norm, .clipped = clipped, .skipped = !finite, .save_written = written};
 }
 
 static int norm(struct zr_engine *e, const struct zr_job *job)
@@ -359,6 +362,8 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
         return norm(e, job);
     case ZR_ACT_UPDATE:
         return update(e, job);
+    case ZR_ACT_SNAPSHOT:
+        return zr_engine_carry_snapshot(e);
     default:
         return zr_fail(ZR_ERR_FAILED, "action %d is not the loop's", job->action.kind);
     }

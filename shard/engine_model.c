@@ -281,7 +281,7 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
 }
 
 /* Looks at the result of the step before: whether it was skipped decides the number of the next. It is known by then. */
-static int settle(struct zr_engine *e)
+int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->result_due)
         return 0;
@@ -297,6 +297,7 @@ static int settle(struct zr_engine *e)
     e->result_due = false;
     e->t += !e->result.skipped;
     e->n_skipped += e->result.skipped;
+    e->save_seen = e->result.save_written;
     return 0;
 }
 
@@ -305,7 +306,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     int32_t n, err = zr_engine_check(e);
     if (err)
         return err;
-    err = settle(e);
+    err = zr_engine_settle(e);
     if (err)
         return err;
     struct zr_core_event ev = {.kind = ZR_EV_STEP};
@@ -321,7 +322,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = run_actions(e, n);
     e->result_due = true;
     if (!err && result) {
-        err = settle(e);
+        err = zr_engine_settle(e);
         *result = e->result;
     }
     zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);

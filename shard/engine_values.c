@@ -208,6 +208,25 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     return err;
 }
 
+int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
+{
+    int err = zr_engine_drain(e);
+    if (err)
+        return err;
+    struct zr_tag tag = tag_of(e, -1);
+    char *slots = e->reduce_base + e->plan->exchange_at;
+    err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
+    if (!err)
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+    for (int r = 0; !err && r < e->world; r++)
+        err = e->dev->ops->copy(e->reduce_stream, (char *)all + r * n_bytes, slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
+    if (err)
+        zr_engine_fail(e, err, zr_error_text());
+    /* Also after a failure: the stream may still be reading mine. */
+    int drained = zr_engine_drain(e);
+    return err ? err : drained;
+}
+
 int zr_engine_barrier(struct zr_engine *e)
 {
     struct zr_tag tag = tag_of(e, -1);

@@ -27,7 +27,7 @@ struct zr_tensor {
     char *name;
     void **param, **grad; /* the model's own pointers; grad NULL: frozen */
     enum zr_dtype dtype;
-    int64_t shape[8]; /* row-major, ended by 0 */
+    int64_t shape[8]; /* row-major, ended by 0 or by all 8; the product is n_elems */
     int64_t n_elems;  /* of the whole tensor */
     int64_t n_slices; /* layers of a stacked tensor, else 1 */
     int32_t unit;     /* of slice 0 */

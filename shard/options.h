@@ -68,6 +68,9 @@ struct zr_options {
     void (*log)(void *arg, const char *line); /* NULL: no log. A line has no newline; any thread */
     void *log_arg;
     bool trace; /* keep a timeline */
+
+    bool save_async; /* reserve memory for a snapshot, and write checkpoints from it while training goes on */
+    int save_keep;   /* checkpoints kept in a folder; 0: all */
 };
 
 #endif

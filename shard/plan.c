@@ -69,6 +69,18 @@ bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
     return f->trainable || !p->resident[f->unit];
 }
 
+bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind)
+{
+    if (kind == -2)
+        return !f->trainable || f->dtype != ZR_F32;
+    return f->trainable && kind < p->n_states;
+}
+
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
+{
+    return kind == -2 ? f->shard_bytes : f->shard_elems * (int64_t)sizeof(float);
+}
+
 /* ---- what moves ---- */
 
 static int64_t owned_bytes(const struct zr_flat *f, int rank)
@@ -213,6 +225,11 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     }
     p->n_states = opt->n_states;
     p->state_elems = l->state_elems * copies;
+    for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
+        for (int kind = -2; kind < p->n_states; kind++)
+            if (zr_plan_saves(p, &l->flats[i], kind))
+                p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
+    p->bytes[ZR_MEM_STAGING] += p->snapshot_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
     p->bytes[ZR_MEM_MOMENTS] = p->n_states * p->state_elems * (int64_t)sizeof(float);
 }

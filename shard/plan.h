@@ -30,6 +30,7 @@ const char *zr_mem_name(enum zr_mem m);
 struct zr_step_record {
     struct zr_exact_sum norm; /* of this rank's gradient shards, squared */
     uint64_t call_hash;
+    int64_t save_written; /* number of the last save whose files this rank has written */
 };
 _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
 
@@ -72,6 +73,7 @@ struct zr_plan {
     int64_t master_elems; /* fp32 */
     int32_t n_states;
     int64_t state_elems;  /* fp32, of each state */
+    int64_t snapshot_bytes; /* 0: none is kept */
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
     struct zr_traffic traffic; /* of one steady step on rank 0 */
@@ -103,6 +105,11 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k);
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
 int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
+
+/* A checkpoint holds this value of the flat (a kind as in zr_engine_read): f32 weights are their own masters and are held once. */
+bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind);
+/* What the snapshot reserves for it: bytes, one rank's. */
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);
 
 /* A flat takes part in gathers of its unit: not when it is frozen and resident, as it never changes. */
 bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f);

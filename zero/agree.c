@@ -11,6 +11,7 @@ struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
+    double save_async;
     double grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order, n_tensors;
     uint64_t layout_hash, plan_hash;
 };
@@ -34,7 +35,8 @@ struct card {
     X(param_budget_bytes)                                                                                    \
     X(deterministic)                                                                                         \
     X(wire_dtype)                                                                                            \
-    X(n_order)
+    X(n_order)                                                                                               \
+    X(save_async)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
@@ -62,6 +64,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->deterministic = o->deterministic;
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
+    c->save_async = o->save_async;
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;
@@ -153,6 +156,30 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err)
     for (int r = 0; !err && r < z->world.world; r++)
         if (all[r].err)
             err = zr_fail((int)all[r].err, "rank %d: %s", r, all[r].text);
+    if (local_err)
+        err = zr_fail(local_err, "%s", mine.text);
+    free(all);
+    return err;
+}
+
+struct verdict {
+    int32_t err;
+    char text[ZR_EXCHANGE_BYTES - 4];
+};
+
+int zr_agree_in_run(struct zero_ctx *z, int local_err)
+{
+    if (z->world.world == 1)
+        return local_err;
+    struct verdict mine = {.err = local_err}, *all = malloc((size_t)z->world.world * sizeof *all);
+    if (local_err)
+        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    if (!all) /* the others must not be left waiting */
+        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+    int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        if (all[r].err)
+            err = zr_fail(all[r].err, "rank %d: %s", r, all[r].text);
     if (local_err)
         err = zr_fail(local_err, "%s", mine.text);
     free(all);

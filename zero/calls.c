@@ -61,6 +61,10 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
     struct zr_step_result r;
     err = zr_engine_step(&z->engine, lr, info ? &r : NULL);
+    if (!err) {
+        z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
+        zr_save_notice(z);
+    }
     if (!err && info)
         *info = (struct zero_step_info){
             .t = z->engine.t, .grad_norm = r.grad_norm, .clipped = r.clipped, .skipped = r.skipped};

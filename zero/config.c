@@ -154,6 +154,8 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .log = c->log,
         .log_arg = c->log_arg,
         .trace = c->trace,
+        .save_async = c->save_async,
+        .save_keep = c->save_keep,
     };
     switch (kind) {
     case ZR_ADAMW:

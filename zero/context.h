@@ -5,6 +5,7 @@
 #include "comm/rendezvous.h"
 #include "shard/engine.h"
 #include "zero/config.h"
+#include "zero/files.h"
 
 struct zero_ctx {
     struct zr_config config;
@@ -17,6 +18,14 @@ struct zero_ctx {
     struct zr_comm *gather, *reduce;
     struct zr_engine engine;
     bool engine_open;
+
+    /* Checkpoints. */
+    const struct zr_files *files; /* the operating system's, unless a test put others here */
+    struct zr_save *save;         /* begun and not ended; NULL: none */
+    int64_t n_saves;              /* begun */
+    int64_t n_micro;              /* micro-batches of all ranks, in all steps */
+    unsigned char *user_data;     /* the program's own, for the next save or of the last load */
+    int64_t n_user_data;
 };
 
 /* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out belongs to the
@@ -29,6 +38,18 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan
 int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* The same for a later phase of zero_wrap: all succeed or all fail. */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
+
+/* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
+int zr_agree_in_run(struct zero_ctx *z, int local_err);
+
+/* log.c: a line to cfg.log, if there is one. Any thread. */
+void zr_say(const struct zero_ctx *z, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is this rank's. Returns the
+ * save's failure. */
+int zr_save_end(struct zero_ctx *z);
+/* After a step: rank 0 may commit once the step's records say that all files are written. */
+void zr_save_notice(struct zero_ctx *z);
 
 /* memory.c: refuses a plan that does not fit what the host has free for n_local ranks. */
 int zr_memory_check(const struct zr_plan *plan, int n_local);

@@ -5,24 +5,11 @@
 #include "zero/context.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define QUEUE_JOBS 4096
-
-static void say(const struct zero_ctx *z, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-static void say(const struct zero_ctx *z, const char *fmt, ...)
-{
-    if (!z->config.options.log)
-        return;
-    char line[512];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(line, sizeof line, fmt, ap);
-    va_end(ap);
-    z->config.options.log(z->config.options.log_arg, line);
-}
 
 /* cfg.update speaks of zero.h's types. */
 static int user_update(void *arg, const struct zr_user_update *u)
@@ -132,6 +119,7 @@ static void tear_down(struct zero_ctx *z)
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
     zr_config_release(&z->config);
+    free(z->user_data);
     free(z);
     zr_fail(0, "%s", text);
 }
@@ -181,7 +169,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         err = find_world(&z->config.user, &z->world);
         if (err)
             return err;
-        say(z, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
+        zr_say(z, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
         err = prepare(z, tensors, n_tensors, &backend);
     }
     if (err && z->world.world == 1)
@@ -213,6 +201,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     struct zero_ctx *z = calloc(1, sizeof *z);
     if (!z)
         return zr_fail(ZR_ERR_NOMEM, "zero_wrap: no memory for a context");
+    z->files = &zr_files_posix;
     int err = open_context(z, tensors, n_tensors, cfg);
     if (err) {
         zr_fail_more(err, "zero_wrap");
@@ -220,7 +209,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         return err;
     }
     zr_engine_point(&z->engine);
-    say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage, z->gather->ops->name,
+    zr_say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage, z->gather->ops->name,
         (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     *out = z;
     return 0;
@@ -231,9 +220,14 @@ int zero_unwrap(zero_ctx **z)
     if (!z || !*z)
         return 0;
     struct zero_ctx *ctx = *z;
+    int save_err = zr_save_end(ctx);
+    char text[ZR_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", zr_error_text());
     int err = zr_engine_check(&ctx->engine);
     if (!err)
         err = zr_engine_barrier(&ctx->engine);
+    if (!err && save_err)
+        err = zr_fail(save_err, "%s", text);
     zr_engine_unpoint(&ctx->engine);
     tear_down(ctx);
     *z = NULL;

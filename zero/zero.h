@@ -154,6 +154,11 @@ struct zero_config {
     void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's thread */
     void *log_arg;
     int32_t trace;               /* + 1: keep a timeline for zero_trace_write; default 0 */
+    int32_t reserved0;           /* 0 */
+
+    int32_t save_async;          /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory
+                                    for it (category staging): what this rank saves; default 0 */
+    int32_t save_keep;           /* + checkpoints kept in a folder of zero_save; default 0: all */
 };
 #ifdef __cplusplus
 static inline zero_config zero_config_init(void)
@@ -278,6 +283,35 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 /* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits whatever the order
  * (the sum is exact). For losses and metrics. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
+
+/* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if it is missing (not its parents), as
+ * dir/save-SERIAL-step-T: weights, optimizer states, the count of steps, the program's user data. Each rank writes what it owns, as one
+ * safetensors file; rank 0 then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were
+ * synced. Only then are those beyond the cfg.save_keep latest removed, and what unfinished saves left; all ranks see the same
+ * file system, and one run at a time saves into dir. Outside brackets, between steps.
+ *
+ * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_NOMEM) the context is as before, and so are the checkpoints in
+ * dir. With cfg.save_async the call waits for the save before it, returns its failure, if any, without beginning another, and
+ * leaves writing to a thread; zero_save_wait tells the outcome. */
+ZERO_API int zero_save(zero_ctx *z, const char *dir);
+
+/* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is none. zero_save, zero_load and
+ * zero_unwrap do the same first. */
+ZERO_API int zero_save_wait(zero_ctx *z);
+
+/* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is taken; unfinished and
+ * damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and budget loads what any other saved, bit by
+ * bit; each rank reads what it owns, and checks every block's checksums. Tensors are matched by name; names, dtypes, shapes,
+ * which are frozen, and the optimizer must be the same. Needs host memory for what this rank owns, for the time of the
+ * call. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed. Outside
+ * brackets, between steps. */
+ZERO_API int zero_load(zero_ctx *z, const char *path);
+
+/* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards, and zero_load brings them back on
+ * every rank. For what the library does not know: seeds, the position in the data. Local. */
+ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
+/* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap; NULL and 0 when there are none. */
+ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
 /* This rank's numbers; out->size is not needed: the struct is filled whole. Does not wait. */
 ZERO_API int zero_stats(zero_ctx *z, struct zero_stats *out);

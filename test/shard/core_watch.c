@@ -188,6 +188,12 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
         return expected_of_step(w);
     case ZR_EV_REWRITE:
         return w->unit[unit].open[0] || w->unit[unit].open[1] ? ZR_ERR_ORDER : 0;
+    case ZR_EV_SNAPSHOT: {
+        bool begun = w->n_open || w->n_micro;
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            begun |= w->unit[i].used[1];
+        return begun ? ZR_ERR_ORDER : 0;
+    }
     }
     return ZR_ERR_ARG;
 }
@@ -198,8 +204,9 @@ static const char *action_name(int kind)
 {
     static const char *const name[] = {"?",        "USE_PARAM", "HIDE_PARAM", "WAIT_PARAM",
                                        "USE_GRAD", "HIDE_GRAD", "GATHER",     "REDUCE",
-                                       "FOLD",     "NO_GRAD",   "NORM",       "UPDATE"};
-    return name[kind >= 1 && kind <= ZR_ACT_UPDATE ? kind : 0];
+                                       "FOLD",     "NO_GRAD",   "NORM",       "UPDATE",
+                                       "SNAPSHOT"};
+    return name[kind >= 1 && kind <= ZR_ACT_SNAPSHOT ? kind : 0];
 }
 
 /* CHECK about action a. */
@@ -351,8 +358,8 @@ static void update(struct watch *w, const struct zr_action *a)
 
 static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_kind kind, int32_t unit)
 {
-    EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_UPDATE);
-    EXPECT(a->kind == ZR_ACT_NORM ? a->unit == -1 : a->unit >= 0 && a->unit < w->spec.n_units);
+    EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_SNAPSHOT);
+    EXPECT(a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT ? a->unit == -1 : a->unit >= 0 && a->unit < w->spec.n_units);
     bool collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
@@ -397,6 +404,10 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         break;
     case ZR_ACT_UPDATE:
         update(w, a);
+        break;
+    case ZR_ACT_SNAPSHOT:
+        /* On the stream of the updates: it sees all of a step's, and none of the next one's. */
+        EXPECT(kind == ZR_EV_SNAPSHOT && !w->stepping && w->n_open == 0);
         break;
     }
 }
@@ -452,6 +463,8 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
         for (int32_t i = 0; i < w->spec.n_param_slots; i++)
             w->pslot[i].fresh &= w->pslot[i].unit != unit;
         break;
+    case ZR_EV_SNAPSHOT:
+        break;
     }
 }
 
@@ -494,6 +507,9 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
         break;
     case ZR_EV_STEP:
         after_step(w);
+        break;
+    case ZR_EV_SNAPSHOT:
+        CHECK(w->n_out == 1 && w->out[0].kind == ZR_ACT_SNAPSHOT, "%d actions of a snapshot", w->n_out);
         break;
     }
     for (int32_t u = 0; u < w->spec.n_units; u++) {

@@ -643,6 +643,8 @@ static void walk(struct random_source *r)
         finish_step(r, &w);
         if (chance(r, 10))
             watch_call(&w, ZR_EV_REWRITE, (int32_t)random_below(r, m.spec.n_units), false);
+        if (chance(r, 5))
+            watch_call(&w, ZR_EV_SNAPSHOT, -1, false);
     }
     watch_close(&w);
 }

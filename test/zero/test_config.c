@@ -93,6 +93,8 @@ static void test_defaults(void **state)
         assert_int_equal(o->timeout_ms, 30000);
         assert_null(o->log);
         assert_false(o->trace);
+        assert_false(o->save_async);
+        assert_int_equal(o->save_keep, 0);
         assert_int_equal(both[i].user.world, 0);
         zr_config_release(&both[i]);
     }
@@ -209,6 +211,8 @@ static const struct text_case text_cases[] = {
     {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
     {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
     {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
+    {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -403,6 +407,8 @@ static void test_size(void **state)
         assert_true(c.options.stage == 2 && c.options.trace);
         assert_int_equal(c.user.size, sizeof cfg);
         assert_int_equal(offsetof(struct zero_config, trace), 160);
+        assert_false(c.options.save_async);
+        assert_int_equal(offsetof(struct zero_config, save_async), 168); /* not in the padding of version 1 */
     }
 }
 

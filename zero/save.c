@@ -1,0 +1,480 @@
+/* save.c: zero_save: who does what when, over all ranks.
+ *
+ *   all     agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's
+ *   each    a thread of its own writes the rank's file (save_shard.c), from memory that nobody writes: the model's thread waits, or
+ *           (asynchronous) the snapshot is read
+ *   all     learn that every file is written and synced: by exchanges while they wait, or from the records of a step
+ *   rank 0  its thread checks the others' tables, writes the manifest, gives the folder its name, removes old ones
+ *   all     learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or zero_unwrap
+ *
+ * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
+#include "zero/checkpoint_dir.h"
+#include "zero/save.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum state { WRITING, WRITTEN, COMMITTED, FAILED };
+
+struct zr_save {
+    struct zero_ctx *z;
+    int64_t number;
+    char root[ZR_PATH_BYTES], folder[ZR_PATH_BYTES], name[ZR_CHECKPOINT_NAME_BYTES];
+    struct zr_extents extents;
+    struct zr_manifest manifest; /* rank 0's */
+
+    uv_thread_t thread;
+    bool started;
+    uv_mutex_t lock;
+    uv_cond_t changed;
+    _Atomic bool cancelled;
+    /* Under the lock. */
+    bool readable, commit_told; /* readable: the memory may be read */
+    enum state state;
+    int err;
+    char text[ZR_ERROR_BYTES];
+};
+
+static const char *optimizer_name(enum zr_optimizer kind)
+{
+    static const char *const name[] = {[0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
+    return name[kind];
+}
+
+/* Of what shapes the numbers, not of where they lie. */
+static uint64_t config_hash(const struct zr_options *o)
+{
+    double v[] = {(double)o->optimizer,    (double)o->beta1,    (double)o->beta2, (double)o->eps,           (double)o->weight_decay,
+                  (double)o->clip,         o->grad_scale,       o->grad_sum,      (double)o->n_states,      o->deterministic,
+                  (double)o->grad_accum_steps, (double)o->wire_dtype};
+    return XXH64(v, sizeof v, 0);
+}
+
+/* ---- the thread ---- */
+
+static void set_state(struct zr_save *s, enum state state, int err)
+{
+    uv_mutex_lock(&s->lock);
+    s->state = err ? FAILED : state;
+    s->err = err;
+    if (err)
+        snprintf(s->text, sizeof s->text, "%s", zr_error_text());
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+}
+
+/* Waits for a flag under the lock; false when cancelled first. */
+static bool await(struct zr_save *s, const bool *flag)
+{
+    uv_mutex_lock(&s->lock);
+    while (!*flag && !s->cancelled)
+        uv_cond_wait(&s->changed, &s->lock);
+    bool got = *flag;
+    uv_mutex_unlock(&s->lock);
+    return got;
+}
+
+static void raise_flag(struct zr_save *s, bool *flag)
+{
+    uv_mutex_lock(&s->lock);
+    *flag = true;
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+}
+
+static void on_snapshot(void *arg)
+{
+    struct zr_save *s = arg;
+    raise_flag(s, &s->readable);
+}
+
+/* The other ranks' tables and sizes, into the manifest. */
+static int collect_files(struct zr_save *s)
+{
+    const struct zr_files *fs = s->z->files;
+    struct zr_manifest *m = &s->manifest;
+    int err = 0;
+    for (int r = 0; !err && r < m->n_files; r++) {
+        struct zr_manifest_file *f = &m->files[r];
+        char path[ZR_PATH_BYTES], beside[ZR_PATH_BYTES + 8], *table = NULL;
+        bool missing;
+        int64_t n;
+        int fd;
+        err = zr_path_join(path, s->folder, f->name);
+        if (!err)
+            err = zr_file_find(fs, path, &missing, &fd);
+        if (err)
+            return err;
+        err = zr_file_size(fs, fd, path, &f->bytes);
+        zr_file_close(fs, fd, path);
+        snprintf(beside, sizeof beside, "%s%s", path, ZR_BLOCKS_SUFFIX);
+        if (!err)
+            err = zr_file_load(fs, beside, INT32_MAX, &missing, &table, &n);
+        struct zr_sum *sums = NULL;
+        if (!err)
+            err = zr_blocks_parse(beside, (unsigned char *)table, n, f->bytes, &sums);
+        if (!err)
+            f->blocks = zr_sum_of(table, n);
+        free(sums);
+        free(table);
+    }
+    return err;
+}
+
+static int commit(struct zr_save *s)
+{
+    const struct zr_files *fs = s->z->files;
+    int err = collect_files(s);
+    if (!err)
+        err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
+    if (!err)
+        err = zr_checkpoint_publish(fs, s->root, s->name);
+    return err;
+}
+
+static void run(void *arg)
+{
+    struct zr_save *s = arg;
+    struct zero_ctx *z = s->z;
+    char name[64];
+    zr_shard_name(z->world.rank, z->world.world, name);
+    int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
+    if (!err)
+        err = zr_shard_write(z->files, s->folder, name, z->layout, &s->extents, &s->cancelled);
+    set_state(s, WRITTEN, err);
+    if (err)
+        return;
+    atomic_store(&z->engine.save_written, s->number);
+    if (z->world.rank != 0 || !await(s, &s->commit_told))
+        return;
+    err = commit(s);
+    if (!err) {
+        zr_say(z, "saved %s/%s", s->root, s->name);
+        if (zr_checkpoint_prune(z->files, s->root, s->name, z->config.options.save_keep))
+            zr_say(z, "old checkpoints could not be removed: %s", zr_error_text());
+    }
+    set_state(s, COMMITTED, err);
+}
+
+/* ---- beginning ---- */
+
+static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
+{
+    const struct zr_layout *l = z->layout;
+    *m = (struct zr_manifest){.t = z->engine.t,
+                              .n_skipped = z->engine.n_skipped,
+                              .n_micro = z->n_micro,
+                              .world = z->world.world,
+                              .stage = z->plan->stage,
+                              .n_states = z->plan->n_states,
+                              .config_hash = config_hash(&z->config.options),
+                              .layout_hash = l->hash};
+    snprintf(m->version, sizeof m->version, "%s", zero_version());
+    snprintf(m->optimizer, sizeof m->optimizer, "%s", optimizer_name(z->config.options.optimizer));
+    m->tensors = calloc((size_t)l->n_tensors, sizeof *m->tensors);
+    m->files = calloc((size_t)m->world, sizeof *m->files);
+    m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;
+    bool ok = m->tensors && m->files && (m->user || !z->n_user_data);
+    m->n_user = ok ? z->n_user_data : 0;
+    if (ok && m->n_user)
+        memcpy(m->user, z->user_data, (size_t)m->n_user);
+    for (int32_t i = 0; ok && i < l->n_tensors; i++, m->n_tensors++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        t->name = strdup(l->tensors[i].name);
+        snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
+        t->n_dims = zr_tensor_dims(&l->tensors[i]);
+        memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
+        t->trainable = l->tensors[i].grad != NULL;
+        ok = t->name != NULL;
+    }
+    for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
+        zr_shard_name(r, m->world, m->files[r].name);
+    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n_tensors);
+}
+
+static void free_save(struct zr_save *s)
+{
+    free(s->extents.list);
+    zr_manifest_free(&s->manifest);
+    uv_mutex_destroy(&s->lock);
+    uv_cond_destroy(&s->changed);
+    free(s);
+}
+
+/* Both fit: see open_save. */
+static void name_folder(struct zr_save *s)
+{
+    char hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    snprintf(hidden, sizeof hidden, ".%s", s->name);
+    zr_path_join(s->folder, s->root, hidden);
+}
+
+static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
+{
+    struct zr_save *s = calloc(1, sizeof *s);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a save");
+    if (uv_mutex_init(&s->lock)) {
+        free(s);
+        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+    }
+    if (uv_cond_init(&s->changed)) {
+        uv_mutex_destroy(&s->lock);
+        free(s);
+        return zr_fail(ZR_ERR_SYSTEM, "a condition could not be made");
+    }
+    s->z = z;
+    s->commit_told = z->world.world == 1;
+    int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES, err = 0;
+    if (strlen(dir) > (size_t)longest)
+        err = zr_fail(ZR_ERR_ARG, "dir has %zu characters; allowed: %d", strlen(dir), longest);
+    if (!err)
+        snprintf(s->root, sizeof s->root, "%s", dir);
+    if (!err)
+        err = zr_extents_of(z, z->engine.snapshot, &s->extents);
+    if (!err && z->world.rank == 0)
+        err = fill_manifest(z, &s->manifest);
+    if (!err && z->world.rank == 0)
+        err = zr_checkpoint_begin(z->files, s->root, z->engine.t, s->name);
+    if (!err && z->world.rank == 0)
+        name_folder(s);
+    if (err) {
+        free_save(s);
+        return err;
+    }
+    *out = s;
+    return 0;
+}
+
+/* Rank 0's name for it, to all. */
+static int share_name(struct zero_ctx *z, struct zr_save *s)
+{
+    if (z->world.world > 1) {
+        char(*all)[ZR_CHECKPOINT_NAME_BYTES] = calloc((size_t)z->world.world, sizeof *all);
+        if (!all)
+            return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+        int err = zr_engine_exchange(&z->engine, s->name, sizeof s->name, all);
+        memcpy(s->name, all[0], sizeof s->name);
+        free(all);
+        if (err)
+            return err;
+    }
+    s->name[sizeof s->name - 1] = 0;
+    name_folder(s);
+    return 0;
+}
+
+/* ---- ending ---- */
+
+struct status {
+    int32_t state, err;
+    char text[ZR_EXCHANGE_BYTES - 8];
+};
+
+static enum state look(struct zr_save *s, int64_t wait_ns)
+{
+    int64_t until = zr_now_ns() + wait_ns;
+    uv_mutex_lock(&s->lock);
+    bool rank0 = s->z->world.rank == 0;
+    for (;;) {
+        int64_t left = until - zr_now_ns();
+        bool busy = s->state == WRITING || (rank0 && s->commit_told && s->state == WRITTEN && !s->cancelled);
+        if (!busy || left <= 0)
+            break;
+        uv_cond_timedwait(&s->changed, &s->lock, (uint64_t)left);
+    }
+    enum state state = s->state;
+    uv_mutex_unlock(&s->lock);
+    return state;
+}
+
+/* Until every rank is done, one way or the other. */
+static int meet(struct zero_ctx *z, struct zr_save *s)
+{
+    int world = z->world.world;
+    int64_t tick = zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+    if (world == 1) {
+        while (look(s, tick) < COMMITTED) {
+            int err = zr_engine_check(&z->engine); /* its snapshot may never come */
+            if (err)
+                return err;
+        }
+        return 0;
+    }
+    struct status *all = malloc((size_t)world * sizeof *all);
+    if (!all)
+        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+    int err = 0;
+    for (;;) {
+        struct status mine = {.state = (int32_t)look(s, tick)};
+        if (mine.state == FAILED) {
+            mine.err = s->err;
+            snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, s->text);
+        }
+        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+        if (err)
+            break;
+        int n_writing = 0, failed = -1;
+        for (int r = world; r-- > 0;) {
+            n_writing += all[r].state == WRITING;
+            failed = all[r].state == FAILED ? r : failed;
+        }
+        if (failed >= 0) {
+            atomic_store(&s->cancelled, true);
+            if (!n_writing) {
+                if (failed != z->world.rank) {
+                    s->err = all[failed].err;
+                    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text, all[failed].text);
+                }
+                break;
+            }
+        } else if (all[0].state == COMMITTED) {
+            break;
+        } else if (!n_writing && !s->commit_told) {
+            raise_flag(s, &s->commit_told);
+        }
+    }
+    free(all);
+    return err;
+}
+
+int zr_save_end(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    char text[ZR_ERROR_BYTES];
+    if (!s)
+        return 0;
+    z->save = NULL;
+    int err = zr_engine_check(&z->engine);
+    if (!err)
+        err = meet(z, s);
+    if (err)
+        snprintf(text, sizeof text, "%s", zr_error_text());
+    uv_mutex_lock(&s->lock);
+    atomic_store(&s->cancelled, true);
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+    if (s->started)
+        uv_thread_join(&s->thread);
+    if (!err && s->err) {
+        err = s->err;
+        snprintf(text, sizeof text, "%s", s->text);
+        if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
+            zr_say(z, "what a failed save left could not be removed: %s", zr_error_text());
+    }
+    free_save(s);
+    return err ? zr_fail(err, "%s", text) : 0;
+}
+
+void zr_save_notice(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    if (s && z->engine.save_seen >= s->number && !s->commit_told)
+        raise_flag(s, &s->commit_told);
+}
+
+/* ---- the calls ---- */
+
+static int check_call(struct zero_ctx *z, const char *call)
+{
+    int32_t open = zr_core_open_unit(z->engine.core);
+    if (open >= 0)
+        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+    if (!zr_core_between_steps(z->engine.core))
+        return zr_fail(ZR_ERR_ORDER, "%s: a step has begun; call it before the first backward or after zero_step", call);
+    return zr_engine_check(&z->engine);
+}
+
+static int start(struct zero_ctx *z, struct zr_save *s)
+{
+    int err = 0;
+    if (z->engine.snapshot) {
+        z->engine.on_snapshot = on_snapshot;
+        z->engine.on_snapshot_arg = s;
+        err = zr_engine_take_snapshot(&z->engine);
+    } else {
+        s->readable = true;
+        err = zr_engine_drain(&z->engine);
+    }
+    int thread = err ? 0 : uv_thread_create(&s->thread, run, s);
+    if (thread) {
+        zr_fail(ZR_ERR_SYSTEM, "the thread that saves could not be started: %s", uv_strerror(thread));
+        set_state(s, FAILED, ZR_ERR_SYSTEM);
+    }
+    s->started = !err && !thread;
+    return err;
+}
+
+int zero_save(zero_ctx *z, const char *dir)
+{
+    if (!z || !dir || !*dir)
+        return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
+    int err = check_call(z, "zero_save");
+    if (!err)
+        err = zr_save_end(z);
+    if (!err)
+        err = zr_engine_settle(&z->engine);
+    if (err)
+        return err;
+    struct zr_save *s = NULL;
+    err = zr_agree_in_run(z, open_save(z, dir, &s));
+    if (err) {
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        if (s && z->world.rank == 0 && zr_folder_remove(z->files, s->folder, NULL))
+            zr_say(z, "what a failed save left could not be removed: %s", zr_error_text());
+        if (s)
+            free_save(s);
+        return zr_fail(err, "zero_save: %s", text);
+    }
+    err = share_name(z, s);
+    s->number = ++z->n_saves;
+    z->save = s;
+    if (!err)
+        err = start(z, s);
+    if (err || !z->engine.snapshot) {
+        int ended = zr_save_end(z);
+        err = err ? err : ended;
+    }
+    return err ? zr_fail_more(err, "zero_save") : 0;
+}
+
+int zero_save_wait(zero_ctx *z)
+{
+    if (!z)
+        return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
+    int err = zr_engine_check(&z->engine);
+    if (!err)
+        err = zr_save_end(z);
+    return err ? zr_fail_more(err, "zero_save_wait") : 0;
+}
+
+int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)
+{
+    if (!z || (!data && bytes))
+        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: %s is NULL", z ? "data" : "z");
+    if (bytes < 0 || bytes > ZR_USER_DATA_MAX)
+        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: bytes is %lld; allowed: 0..%d", (long long)bytes, ZR_USER_DATA_MAX);
+    unsigned char *copy = malloc((size_t)bytes + 1);
+    if (!copy)
+        return zr_fail(ZR_ERR_NOMEM, "zero_set_user_data: no memory for %lld bytes", (long long)bytes);
+    if (bytes)
+        memcpy(copy, data, (size_t)bytes);
+    free(z->user_data);
+    z->user_data = copy;
+    z->n_user_data = bytes;
+    return 0;
+}
+
+int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes)
+{
+    if (!z || !data || !bytes)
+        return zr_fail(ZR_ERR_ARG, "zero_get_user_data: an argument is NULL");
+    *data = z->n_user_data ? z->user_data : NULL;
+    *bytes = z->n_user_data;
+    return 0;
+}

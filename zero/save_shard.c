@@ -1,0 +1,252 @@
+/* save_shard.c: one rank's file of a checkpoint; see save.h. */
+#include "zero/save.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- names ---- */
+
+const char *zr_kind_dtype(const struct zr_tensor *t, int kind)
+{
+    if (kind != ZR_VALUE_PARAM || t->dtype == ZR_F32)
+        return "F32";
+    return t->dtype == ZR_BF16 ? "BF16" : "F16";
+}
+
+void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
+{
+    if (kind >= 0)
+        snprintf(text, ZR_KIND_CHARS, "state%d", kind);
+    else
+        snprintf(text, ZR_KIND_CHARS, "%s", kind == ZR_VALUE_PARAM ? "model" : "master");
+}
+
+bool zr_kind_parse(const char *text, size_t n, int *kind)
+{
+    char known[ZR_KIND_CHARS];
+    for (*kind = ZR_VALUE_PARAM; *kind < ZR_MAX_STATES; ++*kind) {
+        zr_kind_print(*kind, known);
+        if (strlen(known) == n && !memcmp(known, text, n))
+            return true;
+    }
+    return false;
+}
+
+int32_t zr_tensor_dims(const struct zr_tensor *t)
+{
+    int32_t n = 0;
+    while (n < 8 && t->shape[n])
+        n++;
+    return n;
+}
+
+void zr_shard_name(int rank, int world, char out[64])
+{
+    snprintf(out, 64, "shard-%05d-of-%05d.safetensors", rank + 1, world);
+}
+
+/* ---- extents ---- */
+
+struct collecting {
+    struct zero_ctx *z;
+    char *base;
+    struct zr_extents *out; /* list NULL: only counted */
+    const struct zr_run *run;
+};
+
+static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct collecting *c = arg;
+    const struct zr_run *run = c->run;
+    (void)f;
+    if (c->out->list)
+        c->out->list[c->out->n] = (struct zr_extent){.tensor = p->tensor,
+                                                     .kind = run->kind,
+                                                     .first = p->slice * p->n + (first - p->first),
+                                                     .n = n,
+                                                     .size = run->size,
+                                                     .at = (c->base ? c->base + run->snapshot_at : run->at) +
+                                                           (first - run->first) * run->size};
+    c->out->n++;
+    return 0;
+}
+
+static int add_run(void *arg, const struct zr_run *run)
+{
+    struct collecting *c = arg;
+    c->run = run;
+    return zr_flat_ranges(c->z->layout, run->flat, run->first, run->first + run->n, add_range, c);
+}
+
+static int in_order(const void *a, const void *b)
+{
+    const struct zr_extent *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    if (x->kind != y->kind)
+        return x->kind < y->kind ? -1 : 1;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+int zr_extents_of(struct zero_ctx *z, char *base, struct zr_extents *out)
+{
+    *out = (struct zr_extents){0};
+    struct collecting c = {.z = z, .base = base, .out = out};
+    zr_engine_runs(&z->engine, add_run, &c);
+    struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
+    if (!list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
+    *out = (struct zr_extents){.list = list};
+    zr_engine_runs(&z->engine, add_run, &c);
+    qsort(list, (size_t)out->n, sizeof *list, in_order);
+    return 0;
+}
+
+/* ---- the head ---- */
+
+static bool follows(const struct zr_extent *a, const struct zr_extent *b)
+{
+    return a->tensor == b->tensor && a->kind == b->kind && a->first + a->n == b->first;
+}
+
+static void free_entries(struct zr_st_entry *e, int64_t n)
+{
+    for (int64_t i = 0; e && i < n; i++)
+        free(e[i].name);
+    free(e);
+}
+
+static char *entry_name(const struct zr_layout *l, const struct zr_extent *x)
+{
+    char kind[ZR_KIND_CHARS];
+    const char *tensor = l->tensors[x->tensor].name;
+    size_t n = strlen(tensor) + sizeof kind + 24;
+    char *name = malloc(n);
+    zr_kind_print(x->kind, kind);
+    if (name)
+        snprintf(name, n, "%s/%s/%" PRId64, tensor, kind, x->first);
+    return name;
+}
+
+static int make_head(const struct zr_layout *l, const struct zr_extents *x, char **head, int64_t *n)
+{
+    struct zr_st_entry *entries = calloc((size_t)x->n + 1, sizeof *entries);
+    int64_t n_entries = 0;
+    int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    for (int64_t i = 0; !err && i < x->n; i++) {
+        if (i && follows(&x->list[i - 1], &x->list[i])) {
+            entries[n_entries - 1].shape[0] += x->list[i].n;
+            continue;
+        }
+        struct zr_st_entry *e = &entries[n_entries];
+        *e = (struct zr_st_entry){.name = entry_name(l, &x->list[i]),
+                                  .dtype = zr_kind_dtype(&l->tensors[x->list[i].tensor], x->list[i].kind),
+                                  .n_dims = 1,
+                                  .shape = {x->list[i].n}};
+        n_entries++;
+        if (!e->name)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    }
+    if (!err)
+        err = zr_st_head(entries, n_entries, head, n);
+    free_entries(entries, n_entries);
+    return err;
+}
+
+/* ---- the file ---- */
+
+/* Fills a block, checks it in, writes it. */
+struct writer {
+    const struct zr_files *fs;
+    const char *path;
+    int fd;
+    char *block;
+    int64_t fill, at; /* bytes in the block, and of the file before it */
+    struct zr_sum *sums;
+};
+
+static int flush(struct writer *w)
+{
+    if (!w->fill)
+        return 0;
+    w->sums[w->at / ZR_BLOCK_BYTES] = zr_sum_of(w->block, w->fill);
+    int err = zr_file_write(w->fs, w->fd, w->path, w->block, w->fill, w->at);
+    w->at += w->fill;
+    w->fill = 0;
+    return err;
+}
+
+static int put(struct writer *w, const char *data, int64_t n, const _Atomic bool *cancelled)
+{
+    int err = 0;
+    while (!err && n) {
+        int64_t k = zr_min(n, ZR_BLOCK_BYTES - w->fill);
+        memcpy(w->block + w->fill, data, (size_t)k);
+        w->fill += k;
+        data += k;
+        n -= k;
+        if (w->fill < ZR_BLOCK_BYTES)
+            break;
+        err = atomic_load_explicit(cancelled, memory_order_relaxed) ? zr_fail(ZR_ERR_FAILED, "%s: given up", w->path) : flush(w);
+    }
+    return err;
+}
+
+static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes)
+{
+    char beside[ZR_PATH_BYTES];
+    unsigned char *table;
+    int64_t n;
+    snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path, ZR_BLOCKS_SUFFIX);
+    int err = zr_blocks_print(sums, bytes, &table, &n);
+    if (err)
+        return err;
+    err = zr_file_store(fs, beside, table, n);
+    free(table);
+    return err;
+}
+
+int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *l,
+                   const struct zr_extents *x, const _Atomic bool *cancelled)
+{
+    char path[ZR_PATH_BYTES], *head = NULL;
+    int64_t head_bytes, bytes;
+    struct writer w = {.fs = fs, .path = path, .fd = -1};
+    int err = zr_path_join(path, folder, name);
+    if (!err)
+        err = make_head(l, x, &head, &head_bytes);
+    if (err)
+        return err;
+    bytes = head_bytes;
+    for (int64_t i = 0; i < x->n; i++)
+        bytes += x->list[i].n * x->list[i].size;
+    w.block = malloc(ZR_BLOCK_BYTES);
+    w.sums = malloc((size_t)zr_blocks_count(bytes) * sizeof *w.sums);
+    if (!w.block || !w.sums)
+        err = zr_fail(ZR_ERR_NOMEM, "no memory to write %s", path);
+    if (!err)
+        err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &w.fd);
+    if (!err)
+        err = put(&w, head, head_bytes, cancelled);
+    for (int64_t i = 0; !err && i < x->n; i++)
+        err = put(&w, x->list[i].at, x->list[i].n * x->list[i].size, cancelled);
+    if (!err)
+        err = flush(&w);
+    if (!err)
+        err = zr_file_sync(fs, w.fd, path);
+    if (w.fd >= 0) {
+        int closed = zr_file_close(fs, w.fd, path);
+        err = err ? err : closed;
+    }
+    if (!err)
+        err = write_blocks(fs, path, w.sums, bytes);
+    if (!err)
+        err = zr_folder_sync(fs, folder);
+    free(head);
+    free(w.block);
+    free(w.sums);
+    return err;
+}
