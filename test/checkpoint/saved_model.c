@@ -1,0 +1,218 @@
+/* saved_model.c: see saved_model.h. */
+#include "test/checkpoint/saved_model.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define MAX_WORLD 8
+
+static const struct {
+    const char *name;
+    int64_t shape[8];
+    bool bf16, frozen, stacked;
+    int unit;
+} table[MODEL_TENSORS] = {
+    {"embedding", {37, 9}, true, false, false, 0},   {"layers/w", {MODEL_LAYERS, 33, 21}, true, false, true, 1},
+    {"layers/b", {MODEL_LAYERS, 67}, false, false, true, 1}, {"position", {11, 9}, false, true, false, 0},
+    {"mask", {5, 1, 13}, true, true, false, 2},      {"head", {1025}, false, false, false, 0},
+    {"scale", {1}, true, false, false, 3},
+};
+
+void model_check(bool ok, const char *file, int line, const char *what)
+{
+    if (ok)
+        return;
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, zero_last_error());
+    abort();
+}
+
+static int64_t elems(const struct zero_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < 8 && t->shape[i]; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static float noise(uint64_t a, uint64_t b, uint64_t c)
+{
+    return (float)((int64_t)(mix(a * 0x9e3779b97f4a7c15u + mix(b * 0xd1342543de82ef95u + c)) >> 43) - (1 << 20)) / (float)(1 << 20);
+}
+
+static float widen(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint16_t narrow(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static int backward_unit(struct model_rank *m, int unit, uint64_t micro)
+{
+    int err = zero_begin(m->z, unit, ZERO_BACKWARD);
+    for (int t = 0; !err && t < MODEL_TENSORS; t++) {
+        const struct zero_tensor *x = &m->tensors[t];
+        int64_t slices = table[t].stacked ? x->shape[0] : 1, n = elems(x) / slices, slice = unit - x->unit;
+        if (slice < 0 || slice >= slices || !x->grad)
+            continue;
+        for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
+            bool bf16 = x->dtype == ZERO_BF16;
+            float w = bf16 ? widen(((uint16_t *)m->place[t].param)[i]) : ((float *)m->place[t].param)[i];
+            float g = 0.25f * w + 0.125f * noise((uint64_t)t, micro, (uint64_t)i);
+            if (bf16)
+                ((uint16_t *)m->place[t].grad)[i] = narrow(g);
+            else
+                ((float *)m->place[t].grad)[i] = g;
+        }
+    }
+    return err ? err : zero_end(m->z, unit, ZERO_BACKWARD);
+}
+
+int model_steps(struct model_rank *m, int n)
+{
+    int err = 0;
+    for (int k = 0; !err && k < n; k++, m->step++) {
+        uint64_t micro = (uint64_t)(m->step * m->world + m->rank);
+        int units = m->z->layout->n_units;
+        for (int u = 0; !err && u < units; u++) {
+            err = zero_begin(m->z, u, ZERO_FORWARD);
+            if (!err)
+                err = zero_end(m->z, u, ZERO_FORWARD);
+        }
+        for (int u = units; !err && u-- > 0;)
+            err = backward_unit(m, u, micro);
+        if (!err)
+            err = zero_step(m->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+uint64_t model_hash(struct model_rank *m)
+{
+    uint64_t h = 0;
+    for (int t = 0; t < MODEL_TENSORS; t++) {
+        const struct zero_tensor *x = &m->tensors[t];
+        int64_t n = elems(x);
+        float *values = malloc((size_t)n * sizeof *values);
+        int last = x->grad ? ZERO_VALUE_STATE + m->z->plan->n_states : ZERO_VALUE_PARAM + 1;
+        for (int v = ZERO_VALUE_PARAM; v < last; v++) {
+            memset(values, 0xff, (size_t)n * sizeof *values);
+            CHECK_OK(zero_read(m->z, t, v, 0, n, values));
+            h = XXH64(values, (size_t)n * sizeof *values, h + (uint64_t)v);
+        }
+        free(values);
+    }
+    return h;
+}
+
+/* ---- ranks ---- */
+
+struct start {
+    const struct model_options *o;
+    void (*fn)(struct model_rank *m, void *arg);
+    void *arg;
+    int rank, port;
+};
+
+static void *run_rank(void *arg)
+{
+    struct start *s = arg;
+    const struct model_options *o = s->o;
+    struct model_rank m = {.rank = s->rank, .world = o->world, .stage = o->stage};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    void *own[MODEL_TENSORS];
+    char url[64];
+    cfg.stage = o->stage;
+    cfg.rank = s->rank;
+    cfg.world = o->world;
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", s->port);
+    cfg.rendezvous = o->world > 1 ? url : NULL;
+    cfg.prefetch = o->prefetch;
+    cfg.param_budget_bytes = o->budget;
+    cfg.timeout_ms = 60000;
+    cfg.weight_decay = 0.1f;
+    cfg.clip = 1;
+    cfg.save_async = o->async;
+    cfg.save_keep = o->keep;
+    cfg.log = o->log;
+    cfg.log_arg = o->log_arg;
+    for (int t = 0; t < MODEL_TENSORS; t++) {
+        struct zero_tensor *x = &m.tensors[t];
+        *x = (struct zero_tensor){.name = table[t].name,
+                                  .param = &m.place[t].param,
+                                  .grad = table[t].frozen ? NULL : &m.place[t].grad,
+                                  .dtype = table[t].bf16 ? ZERO_BF16 : ZERO_F32,
+                                  .unit = table[t].unit,
+                                  .flags = table[t].stacked ? ZERO_STACKED : 0};
+        memcpy(x->shape, table[t].shape, sizeof x->shape);
+    }
+    if (o->change)
+        o->change(m.tensors, &cfg);
+    for (int t = 0; t < MODEL_TENSORS; t++) {
+        struct zero_tensor *x = &m.tensors[t];
+        int64_t n = elems(x);
+        own[t] = m.place[t].param = malloc((size_t)n * 4);
+        for (int64_t i = 0; i < n; i++) {
+            float w = noise(o->scrambled ? 77 : 7, (uint64_t)t, (uint64_t)i);
+            if (x->dtype == ZERO_BF16)
+                ((uint16_t *)own[t])[i] = narrow(w);
+            else
+                ((float *)own[t])[i] = w;
+        }
+    }
+    CHECK_OK(zero_wrap(&m.z, m.tensors, MODEL_TENSORS, &cfg));
+    for (int t = 0; t < MODEL_TENSORS; t++)
+        free(own[t]);
+    if (o->files)
+        m.z->files = o->files;
+    s->fn(&m, s->arg);
+    zero_unwrap(&m.z);
+    return NULL;
+}
+
+static int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    CHECK_THAT(!bind(s, (struct sockaddr *)&a, n) && !getsockname(s, (struct sockaddr *)&a, &n));
+    close(s);
+    return ntohs(a.sin_port);
+}
+
+void model_run(const struct model_options *o, void (*fn)(struct model_rank *m, void *arg), void *arg)
+{
+    struct start s[MAX_WORLD];
+    pthread_t thread[MAX_WORLD];
+    int port = o->world > 1 ? free_port() : 0;
+    for (int r = 0; r < o->world; r++) {
+        s[r] = (struct start){o, fn, arg, r, port};
+        CHECK_THAT(!pthread_create(&thread[r], NULL, run_rank, &s[r]));
+    }
+    for (int r = 0; r < o->world; r++)
+        pthread_join(thread[r], NULL);
+}
