@@ -209,7 +209,7 @@ int zr_file_sync(const struct zr_files *fs, int fd, const char *path)
 
 int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *bytes)
 {
-    *bytes = fs->size(fs->arg, fd);
+    RETRY(*bytes, fs->size(fs->arg, fd));
     return *bytes < 0 ? fail_io(path, "size", *bytes) : 0;
 }
 
