@@ -171,17 +171,14 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
 {
     if (z->world.world == 1)
         return local_err;
-    struct verdict mine = {.err = local_err}, *all = malloc((size_t)z->world.world * sizeof *all);
+    struct verdict mine = {.err = local_err}, *all = z->from_all;
     if (local_err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
-    if (!all) /* the others must not be left waiting */
-        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
     int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
     for (int r = 0; !err && r < z->world.world; r++)
         if (all[r].err)
             err = zr_fail(all[r].err, "rank %d: %s", r, all[r].text);
     if (local_err)
         err = zr_fail(local_err, "%s", mine.text);
-    free(all);
     return err;
 }

@@ -216,9 +216,10 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
         err = zr_file_load(fs, path, ZR_MANIFEST_MAX, broken, &text, &n);
     if (err)
         return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder) : err;
+    /* One that is sound but cannot be read, perhaps a later version's, is not to be passed over. */
+    *broken = !zr_manifest_is_sound(text, n);
     err = zr_manifest_parse(path, text, n, out);
     free(text);
-    *broken = err == ZR_ERR_IO;
     if (err)
         return err;
     for (int32_t i = 0; !err && i < out->n_files; i++) {

@@ -26,6 +26,7 @@ struct zero_ctx {
     int64_t n_micro;              /* micro-batches of all ranks, in all steps */
     unsigned char *user_data;     /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
+    void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of memory */
 };
 
 /* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out belongs to the

@@ -348,9 +348,7 @@ static void say_line(void *arg, const char *line)
 /* Rank 0 looks, all take what it found. */
 static int choose(struct zero_ctx *z, const char *path, struct loading *l)
 {
-    struct choice mine = {0}, *all = malloc((size_t)z->world.world * sizeof *all);
-    if (!all)
-        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+    struct choice mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
         mine.err = zr_checkpoint_latest(z->files, path, mine.name, say_line, z);
     if (mine.err)
@@ -362,7 +360,6 @@ static int choose(struct zero_ctx *z, const char *path, struct loading *l)
         snprintf(l->folder, sizeof l->folder, "%s", path);
     else if (!err)
         snprintf(l->folder, sizeof l->folder, "%s/%.*s", path, ZR_CHECKPOINT_NAME_BYTES - 1, all[0].name);
-    free(all);
     return err;
 }
 
@@ -373,14 +370,11 @@ static int agree(struct zero_ctx *z, const struct loading *l, int err)
     if (err || z->world.world == 1)
         return err;
     uint64_t mine[] = {(uint64_t)l->manifest.t, l->manifest.files[0].blocks.xxh3, l->manifest.layout_hash};
-    uint64_t(*all)[3] = malloc((size_t)z->world.world * sizeof *all);
-    if (!all)
-        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+    uint64_t(*all)[3] = z->from_all;
     err = zr_engine_exchange(&z->engine, mine, sizeof mine, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (memcmp(all[r], all[0], sizeof *all) != 0)
             err = zr_fail(ZR_ERR_IO, "%s: rank %d finds another checkpoint there than rank 0", l->folder, r);
-    free(all);
     return err;
 }
 

@@ -47,7 +47,9 @@ struct zr_manifest {
 void zr_manifest_free(struct zr_manifest *m); /* a zeroed one is allowed */
 /* *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n);
-/* file: for messages. Strict: any other byte anywhere is an error (ZR_ERR_IO). */
+/* Does the checksum at its end fit what comes before it? Else it is no manifest, or was cut or changed. */
+bool zr_manifest_is_sound(const char *text, int64_t n);
+/* file: for messages. Strict: byte for byte what zr_manifest_print would make of *out. */
 int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out);
 
 /* The table of blocks of a file of `bytes` bytes, as bytes: *out is freed by the caller. */

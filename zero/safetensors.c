@@ -217,6 +217,21 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
 
 /* ---- writing ---- */
 
+/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+bool zr_is_utf8(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p <= 0xdf ? 1 : (*p & 0xf0) == 0xe0 ? 2 : *p >= 0xf0 && *p <= 0xf4 ? 3 : -1;
+        unsigned char lo = *p == 0xe0 ? 0xa0 : *p == 0xf0 ? 0x90 : 0x80, hi = *p == 0xed ? 0x9f : *p == 0xf4 ? 0x8f : 0xbf;
+        if (more < 0)
+            return false;
+        for (p++; more > 0; more--, p++, lo = 0x80, hi = 0xbf)
+            if (*p < lo || *p > hi)
+                return false;
+    }
+    return true;
+}
+
 static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
 {
     json_t *shape = json_array();
@@ -241,14 +256,9 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, char **out, int64
             bytes *= e->shape[d];
         e->begin = end;
         e->end = end += bytes;
-        json_t *name = json_string(e->name); /* refuses what is not UTF-8, or memory is out: tell which */
-        if (!name) {
-            void *probe = malloc(64);
-            err = probe ? zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8", e->name) : ZR_ERR_NOMEM;
-            free(probe);
-        }
-        json_decref(name);
-        if (!err && json_object_set_new(root, e->name, describe(e, 0)))
+        if (!zr_is_utf8(e->name))
+            err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in", e->name);
+        else if ( json_object_set_new(root, e->name, describe(e, 0)))
             err = ZR_ERR_NOMEM;
     }
     char *text = err ? NULL : json_dumps(root, JSON_COMPACT);

@@ -27,6 +27,7 @@ struct zr_st {
 
 /* Bytes of an element, 0 for a dtype that the format does not have. */
 int64_t zr_st_dtype_bytes(const char *dtype);
+bool zr_is_utf8(const char *text);
 /* "[2, 3]" */
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS]);
 

@@ -254,14 +254,11 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
 static int share_name(struct zero_ctx *z, struct zr_save *s)
 {
     if (z->world.world > 1) {
-        char(*all)[ZR_CHECKPOINT_NAME_BYTES] = calloc((size_t)z->world.world, sizeof *all);
-        if (!all)
-            return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+        char(*all)[ZR_CHECKPOINT_NAME_BYTES] = z->from_all;
         int err = zr_engine_exchange(&z->engine, s->name, sizeof s->name, all);
-        memcpy(s->name, all[0], sizeof s->name);
-        free(all);
         if (err)
             return err;
+        memcpy(s->name, all[0], sizeof s->name);
     }
     s->name[sizeof s->name - 1] = 0;
     name_folder(s);
@@ -305,9 +302,7 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
         }
         return 0;
     }
-    struct status *all = malloc((size_t)world * sizeof *all);
-    if (!all)
-        return zr_engine_fail(&z->engine, ZR_ERR_NOMEM, "no memory to compare ranks");
+    struct status *all = z->from_all;
     int err = 0;
     for (;;) {
         struct status mine = {.state = (int32_t)look(s, tick)};
@@ -338,7 +333,6 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
             raise_flag(s, &s->commit_told);
         }
     }
-    free(all);
     return err;
 }
 

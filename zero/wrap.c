@@ -45,6 +45,9 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
         z->config.options.update = user_update;
         z->config.options.update_arg = z;
     }
+    z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
+    if (!z->from_all)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
     err = zr_tensors_check(tensors, n_tensors, false, &t);
     if (err)
         return err;
@@ -120,6 +123,7 @@ static void tear_down(struct zero_ctx *z)
     zr_layout_free(z->layout);
     zr_config_release(&z->config);
     free(z->user_data);
+    free(z->from_all);
     free(z);
     zr_fail(0, "%s", text);
 }

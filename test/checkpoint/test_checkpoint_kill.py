@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Kills a run that saves every step, with SIGKILL, at random moments: it always goes on from a committed step, and ends where an
+uninterrupted run ends.
+
+    test_checkpoint_kill.py ZERO_BENCH ZERO_RUN        N_KILLS and SEED in the environment
+"""
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+BENCH, RUN = sys.argv[1:3]
+N_KILLS = int(os.environ.get("N_KILLS", "30"))
+SEED = int(os.environ.get("SEED", str(time.time_ns())))
+STEPS = 300
+MODEL = ["--layers", "2", "--heads", "2", "--channels", "16", "--context", "16", "--batch", "1", "--json"]
+
+
+def command(data, world, stage, steps, *more):
+    start = [RUN, "-n", str(world)] if world > 1 else []
+    return [*start, BENCH, "train", *MODEL, "--data", data, "--stage", str(stage), "--steps", str(steps), *more]
+
+
+def events(text):
+    for line in text.splitlines():
+        found = re.search(r"\{.*\}", line)
+        if found:
+            try:
+                yield json.loads(found[0])
+            except ValueError:
+                pass  # cut by the kill
+
+
+def fail(what, text):
+    print(f"SEED={SEED}: {what}\n{text[-3000:]}")
+    sys.exit(1)
+
+
+def finish(*args):
+    done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        fail(f"exit code {done.returncode}: {args}", done.stdout + done.stderr)
+    summary = [e for e in events(done.stdout) if e["event"] == "summary"]
+    return summary[-1]["state_sha256"]
+
+
+def main():
+    rng = random.Random(SEED)
+    kills = resumed = 0
+    with tempfile.TemporaryDirectory() as root:
+        data = os.path.join(root, "text")
+        with open(data, "w", encoding="utf-8") as f:
+            f.write("It was the best of times, it was the worst of times. " * 50)
+        for round_ in range(2):
+            world, stage, more = ((2, 3, ["--save-async"]), (1, 2, []))[round_]
+            whole = finish(data, world, stage, STEPS)
+            folder = os.path.join(root, f"run{round_}")
+            saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]
+            last = 0
+            for _ in range(N_KILLS // 2):
+                run = subprocess.Popen(command(data, world, stage, STEPS, *saving), stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, text=True, start_new_session=True)
+                try:
+                    # At random between the start and some steps on.
+                    until = time.monotonic() + rng.uniform(0.005, 0.3)
+                    while time.monotonic() < until and run.poll() is None:
+                        time.sleep(0.001)
+                    os.killpg(run.pid, signal.SIGKILL)
+                    kills += 1
+                except ProcessLookupError:
+                    pass
+                text = run.communicate(timeout=60)[0]
+                if "zero-bench train: " in re.sub(r"zero-bench train: rank \d+: skipped.*|.*was never finished.*", "", text):
+                    fail("a run that was killed had failed before", text)
+                steps = [e["step"] for e in events(text) if e["event"] == "step"]
+                if steps and steps[0] > 1:
+                    resumed += 1
+                # It goes on from where it was, or later: what was told as done before the last save may be done again.
+                if steps and steps[0] + 1 < last - 1:
+                    fail(f"went on from step {steps[0]} after {last} were told as done", text)
+                last = steps[-1] if steps else last
+                if last == STEPS:
+                    subprocess.run(["rm", "-rf", folder], check=True)
+                    last = 0
+            if finish(data, world, stage, STEPS, *saving) != whole:
+                fail("the run that went on ended elsewhere than the one that was not interrupted", "")
+            names = sorted(os.listdir(folder))
+            if any(name.startswith(".") for name in names) or len(names) > 2:
+                fail(f"left behind: {names}", "")
+    print(f"SEED={SEED}: {kills} kills, {resumed} runs went on from a checkpoint")
+
+
+main()

@@ -1,0 +1,225 @@
+/* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then on: an error, nothing lost,
+ * nothing left behind, and everything works afterwards. */
+#include "test/checkpoint/saved_model.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+#include <uv.h>
+
+#include <cmocka.h>
+
+/* ---- the allocator, by the linker's --wrap; of the library's own code, libuv and jansson ---- */
+
+static _Atomic int64_t n_calls, fail_at; /* 0: never */
+static _Atomic bool always;
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+char *__real_strdup(const char *s);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+char *__wrap_strdup(const char *s);
+
+static bool fails(void)
+{
+    int64_t at = fail_at;
+    if (!at)
+        return false;
+    int64_t k = ++n_calls;
+    return k == at || (always && k > at);
+}
+
+void *__wrap_malloc(size_t n)
+{
+    return fails() ? NULL : __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t n)
+{
+    return fails() ? NULL : __real_realloc(p, n);
+}
+
+char *__wrap_strdup(const char *s)
+{
+    return fails() ? NULL : __real_strdup(s);
+}
+
+static void begin_failing(int64_t k, bool for_good)
+{
+    n_calls = 0;
+    always = for_good;
+    fail_at = k;
+}
+
+/* Allocations since begin_failing. */
+static int64_t end_failing(void)
+{
+    fail_at = 0;
+    return n_calls;
+}
+
+/* ---- one model ---- */
+
+/* The real file system, as the one in memory allocates too; but nothing is lost here, so nothing need wait for the disk. */
+static char folder[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof folder + 8];
+
+static int no_sync(void *arg, int fd)
+{
+    (void)arg;
+    (void)fd;
+    return 0;
+}
+
+static uint64_t hashes[3];
+
+static void reach(struct model_rank *m, void *arg)
+{
+    for (int i = 1; i <= 2; i++) {
+        CHECK_OK(model_steps(m, 1));
+        uint64_t h = model_hash(m);
+        if (m->rank == 0)
+            hashes[i] = h;
+        if (i == 1)
+            CHECK_OK(zero_save(m->z, run));
+    }
+    CHECK_OK(zero_save_wait(m->z));
+    (void)arg;
+}
+
+static void fail_calls(struct model_rank *m, void *arg)
+{
+    bool for_good = *(bool *)arg, done = false;
+    reach(m, NULL);
+    for (int64_t k = 1; !done; k++) {
+        begin_failing(k, for_good);
+        int err = zero_save(m->z, run);
+        if (!err)
+            err = zero_save_wait(m->z);
+        done = end_failing() < k;
+        if (err)
+            CHECK_THAT(err == ZERO_ERR_NOMEM);
+        if (done)
+            CHECK_THAT(err == 0);
+        CHECK_THAT(model_hash(m) == hashes[2]);
+        /* It works again; and what could not be removed is. */
+        CHECK_OK(zero_save(m->z, run));
+        CHECK_OK(zero_save_wait(m->z));
+        if (done)
+            printf("%lld allocations in a save\n", (long long)k);
+    }
+    done = false;
+    for (int64_t k = 1; !done; k++) {
+        begin_failing(k, for_good);
+        int err = zero_load(m->z, run);
+        done = end_failing() < k;
+        /* jansson misreads when memory is out: then what was read is wrong somehow, and it is told how. */
+        if (err)
+            CHECK_THAT(err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO);
+        CHECK_THAT(m->z->engine.t == 2);
+        CHECK_THAT(err == 0 || !done);
+        CHECK_THAT(model_hash(m) == hashes[2]);
+        if (done)
+            printf("%lld allocations in a load\n", (long long)k);
+    }
+    done = false;
+    for (int64_t k = 1; !done && k < 100; k++) {
+        begin_failing(k, for_good);
+        int err = model_steps(m, 1);
+        done = end_failing() < k;
+        CHECK_THAT(err == 0 && done); /* nothing is allocated after zero_wrap */
+    }
+    CHECK_OK(zero_save(m->z, run));
+    CHECK_OK(zero_save_wait(m->z));
+}
+
+static int remove_one(void *arg, const char *name)
+{
+    char path[ZR_PATH_BYTES];
+    (void)arg;
+    return zr_path_join(path, run, name) || zr_folder_remove(&zr_files_posix, path, NULL);
+}
+
+static void clear(const char *path)
+{
+    assert_int_equal(zr_folder_walk(&zr_files_posix, path, NULL, remove_one, NULL), 0);
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void test_allocations_of_calls(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        bool for_good = way & 1;
+        struct zr_files files = zr_files_posix;
+        files.fsync = no_sync;
+        snprintf(run, sizeof run, "%s/run%d", folder, way);
+        struct model_options o = {.stage = 2, .world = 1, .async = way & 2, .keep = 2, .files = &files};
+        model_run(&o, fail_calls, &for_good);
+        clear(run);
+    }
+}
+
+static void test_allocations_of_wrap(void **state)
+{
+    (void)state;
+    bool done = false;
+    for (int64_t k = 1; !done; k++) {
+        float w[40] = {1, 2, 3}, v[9] = {0}, *pw = w, *gw = NULL, *pv = v, *gv = NULL;
+        struct zero_tensor t[] = {{"w", (void **)&pw, (void **)&gw, {40}, ZERO_F32, 0, 0},
+                                  {"v", (void **)&pv, (void **)&gv, {9}, ZERO_F32, 1, 0}};
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        zero_ctx *z;
+        cfg.world = 1;
+        cfg.stage = 3;
+        cfg.save_async = 1;
+        cfg.trace = 1;
+        begin_failing(k, k % 2);
+        int err = zero_wrap(&z, t, 2, &cfg);
+        done = end_failing() < k;
+        if (err) {
+            assert_int_equal(err, ZERO_ERR_NOMEM);
+            assert_true(z == NULL && pw == w && gw == NULL && !done);
+        } else {
+            assert_int_equal(zero_unwrap(&z), 0);
+        }
+    }
+}
+
+static void *counted(size_t n)
+{
+    return fails() ? NULL : __real_malloc(n);
+}
+
+static void release(void *p)
+{
+    free(p);
+}
+
+int main(void)
+{
+    uv_replace_allocator(__wrap_malloc, __wrap_realloc, __wrap_calloc, release);
+    json_set_alloc_funcs(counted, release);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_allocations_of_calls),
+        cmocka_unit_test(test_allocations_of_wrap),
+    };
+    if (!mkdtemp(folder))
+        return 1;
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return rmdir(folder) || failed;
+}
