@@ -1,0 +1,45 @@
+/* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to end and fill the file, and what
+ * the writer makes of them is read as the same. */
+#include "zero/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void demand(int ok)
+{
+    if (!ok)
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    struct zr_st st, again;
+    /* The first byte says how much data follows the header. */
+    int64_t json = (int64_t)n - 1, file = 8 + json;
+    if (n < 1)
+        return 0;
+    file += data[0];
+    if (zr_st_parse("fuzz", (const char *)data + 1, json, file, &st))
+        return 0;
+    int64_t end = 8 + json;
+    for (int64_t i = 0; i < st.n_entries; i++) {
+        demand(st.entries[i].begin == end && st.entries[i].end >= end);
+        end = st.entries[i].end;
+        int64_t bytes = zr_st_dtype_bytes(st.entries[i].dtype);
+        for (int32_t d = 0; d < st.entries[i].n_dims; d++)
+            bytes *= st.entries[i].shape[d];
+        demand(bytes == st.entries[i].end - st.entries[i].begin);
+    }
+    demand(end == file);
+    char *head;
+    int64_t head_bytes;
+    demand(!zr_st_head(st.entries, st.n_entries, &head, &head_bytes));
+    demand(!zr_st_parse("again", head + 8, head_bytes - 8, head_bytes + data[0], &again));
+    demand(again.n_entries == st.n_entries);
+    free(head);
+    zr_st_free(&again);
+    zr_st_free(&st);
+    return 0;
+}

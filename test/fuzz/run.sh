@@ -1,0 +1,42 @@
+#!/bin/sh
+# Fuzzes the parsers with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer:  sh test/fuzz/run.sh [SECONDS-EACH]
+# Needs clang and its runtime (Debian: clang-14, libclang-rt-14-dev). The last line is "N passed, N failed". An input that fails is kept in
+# build-fuzz/.
+set -eu
+
+cd "$(dirname -- "$0")/../.."
+seconds=${1:-60}
+clang=$(command -v clang || command -v clang-14 || true)
+if [ -z "$clang" ]; then
+    echo "no clang here"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+mkdir -p build-fuzz
+flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
+parsers="zero/safetensors.c zero/manifest.c zero/sums.c zero/files.c kernels/error.c"
+passed=0 failed=0
+
+# fuzz NAME SOURCE...
+fuzz() {
+    name=$1
+    shift
+    mkdir -p "build-fuzz/found-$name"
+    # shellcheck disable=SC2086 # lists of words
+    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" -ljansson -lisal -lxxhash -luv -lm -lpthread &&
+        "build-fuzz/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 -verbosity=0 \
+            -artifact_prefix="build-fuzz/$name-" "build-fuzz/found-$name" "test/fuzz/seeds/$name"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "failed: $name"
+    fi
+}
+
+# shellcheck disable=SC2086
+fuzz safetensors $parsers
+# shellcheck disable=SC2086
+fuzz manifest $parsers
+fuzz config zero/config.c zero/config_keys.c zero/errors.c kernels/error.c
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
