@@ -8,6 +8,7 @@
 #include "bench/arguments.h"
 #include "bench/bytes_data.h"
 #include "bench/gpt2.h"
+#include "bench/gpt2_names.h"
 #include "bench/plain.h"
 #include "bench/report.h"
 #include "bench/resident.h"
@@ -318,6 +319,24 @@ static int load(struct run *r, int64_t *next_step)
     return 0;
 }
 
+/* Exports or imports, whichever was asked for. */
+static int move_weights(struct run *r)
+{
+    const struct train_options *o = r->o;
+    int32_t layers = (int32_t)o->model.config.layers, n = GPT2_N_NAMES(layers);
+    struct zero_weight *map = malloc((size_t)n * sizeof *map);
+    char(*text)[40] = malloc((size_t)n * sizeof *text);
+    int err = map && text ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d names", n);
+    if (!err) {
+        gpt2_names(map, text, layers);
+        err = told(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
+                                : zero_import(r->z, o->import_from, map, n));
+    }
+    free(map);
+    free(text);
+    return err;
+}
+
 /* ---- the end ---- */
 
 static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
@@ -386,7 +405,9 @@ static int train(struct run *r)
 {
     const struct train_options *o = r->o;
     r->bad_input = true;
-    TRY(load_text(r));
+    if (!o->export_to) {
+        TRY(load_text(r));
+    }
     r->bad_input = false;
     TRY(zr_gemm_open(o->threads, &r->gemm));
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, r->gemm));
@@ -398,7 +419,14 @@ static int train(struct run *r)
         TRY(wrap(r));
     }
     r->report.quiet = r->rank != 0;
+    if (o->export_to) {
+        TRY(told(zero_load(r->z, o->load)));
+        return move_weights(r);
+    }
     introduce(r);
+    if (o->import_from) {
+        TRY(move_weights(r));
+    }
     r->start_ns = zr_now_ns();
     int64_t first = 0;
     if (o->load) {

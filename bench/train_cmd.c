@@ -34,7 +34,8 @@ enum {
     KEY_SAVE_EVERY,
     KEY_SAVE_ASYNC,
     KEY_KEEP,
-    KEY_LOAD
+    KEY_LOAD,
+    KEY_IMPORT
 };
 
 static const struct argp_option train_argp_options[] = {
@@ -69,6 +70,7 @@ static const struct argp_option train_argp_options[] = {
     {"keep", KEY_KEEP, "N", 0, "Keep only the N latest", 4},
     {"load", KEY_LOAD, "DIR|latest", 0,
      "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is none yet", 4},
+    {"import", KEY_IMPORT, "DIR", 0, "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4},
     {0, 0, 0, 0, "Running:", 5},
     {"threads", KEY_THREADS, "N", 0, "For matrix products, of each rank (1)", 5},
     {"json", KEY_JSON, NULL, 0, "JSON lines only, from rank 0", 5},
@@ -106,8 +108,8 @@ static error_t finish(struct argp_state *state, struct train_options *o)
         argp_error(state, "--save: is needed by --save-every, --save-async, --keep and --load latest");
         return EINVAL;
     }
-    if (o->plain && (o->save || o->load)) {
-        argp_error(state, "--plain: saves and loads no checkpoints");
+    if (o->plain && (o->save || o->load || o->import_from)) {
+        argp_error(state, "--plain: saves, loads and imports nothing");
         return EINVAL;
     }
     if (o->plain && o->optimizer != ZERO_ADAMW) {
@@ -199,6 +201,9 @@ static error_t parse_train(int key, char *arg, struct argp_state *state)
         return option_int(state, "--keep", arg, 1, INT32_MAX, &o->keep);
     case KEY_LOAD:
         o->load = arg;
+        return 0;
+    case KEY_IMPORT:
+        o->import_from = arg;
         return 0;
     case ARGP_KEY_SUCCESS:
         return finish(state, o);

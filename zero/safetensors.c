@@ -244,11 +244,13 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
                      (json_int_t)(e->end - data_at));
 }
 
-int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, char **out, int64_t *n_out)
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out)
 {
     int64_t end = 0;
     json_t *root = json_object();
     int err = root ? 0 : ZR_ERR_NOMEM;
+    if (!err && format && json_object_set_new(root, "__metadata__", json_pack("{s:s}", "format", format)))
+        err = ZR_ERR_NOMEM;
     for (int64_t i = 0; !err && i < n_entries; i++) {
         struct zr_st_entry *e = &entries[i];
         int64_t bytes = zr_st_dtype_bytes(e->dtype);

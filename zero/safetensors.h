@@ -38,8 +38,8 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
 void zr_st_free(struct zr_st *st); /* a zeroed one is allowed */
 
-/* Makes the head of a file, length and header, for entries in the order of their data; begin and end are filled in here. The head is a
- * multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
-int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, char **out, int64_t *n_out);
+/* Makes the head of a file, length and header, for entries in the order of their data; begin and end are filled in here. format: NULL, or what
+ * __metadata__ says of it. The head is a multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out);
 
 #endif

@@ -151,7 +151,7 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
             err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
     }
     if (!err)
-        err = zr_st_head(entries, n_entries, head, n);
+        err = zr_st_head(entries, n_entries, NULL, head, n);
     free_entries(entries, n_entries);
     return err;
 }

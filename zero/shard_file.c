@@ -85,7 +85,7 @@ static int check_again(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;
     int64_t head_bytes;
-    int err = zr_st_head(s->st.entries, s->st.n_entries, &head, &head_bytes);
+    int err = zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes);
     if (err)
         return err;
     bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);

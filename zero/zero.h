@@ -313,6 +313,25 @@ ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
 /* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap; NULL and 0 when there are none. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
+/* One tensor of a file of weights. */
+struct zero_weight {
+    const char *name;
+    int32_t tensor;     /* in the array given to zero_wrap */
+    int32_t slice;      /* of its first dimension, as a tensor of the others; negative: all of it */
+    int32_t transposed; /* 1: two dimensions, which the file has the other way round */
+};
+
+/* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors dir/model-0000i-of-0000N.safetensors of at
+ * most max_file_bytes each (0: 5 GB; one tensor at least) and model.safetensors.index.json. Rank 0 writes; files of these names are
+ * replaced. map: names and pieces, n of them; NULL: every tensor under its own name. On failure the files are incomplete, and
+ * nothing else is changed. Outside brackets. */
+ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n, int64_t max_file_bytes);
+
+/* Collective, blocking. The reverse: reads such files (or one, dir/model.safetensors), F32 or BF16, into weights and master weights;
+ * optimizer states stay. What no entry of map names is left alone, in the files and in the model. Names, shapes and dtypes are
+ * checked before anything is changed; a file that cannot be read to its end may leave some weights written. Outside brackets. */
+ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
+
 /* This rank's numbers; out->size is not needed: the struct is filled whole. Does not wait. */
 ZERO_API int zero_stats(zero_ctx *z, struct zero_stats *out);
 

@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     demand(end == file);
     char *head;
     int64_t head_bytes;
-    demand(!zr_st_head(st.entries, st.n_entries, &head, &head_bytes));
+    demand(!zr_st_head(st.entries, st.n_entries, NULL, &head, &head_bytes));
     demand(!zr_st_parse("again", head + 8, head_bytes - 8, head_bytes + data[0], &again));
     demand(again.n_entries == st.n_entries);
     free(head);
