@@ -181,6 +181,10 @@ static int open_memory(struct zr_engine *e)
         if (err)
             return err;
         e->snapshot = base;
+        /* Touched now: the first save is not to wait for pages. */
+        err = e->dev->ops->zero(e->compute, base, p->snapshot_bytes);
+        if (err)
+            return err;
     }
     for (int i = 0; i < p->n_states && p->state_elems; i++) {
         int64_t bytes = p->state_elems * (int64_t)sizeof(float);

@@ -92,14 +92,9 @@ static void parent_of(const char *path, char out[ZR_PATH_BYTES])
 
 static int make_root(const struct zr_files *fs, const char *root)
 {
-    char parent[ZR_PATH_BYTES];
     bool exists;
     int err = zr_folder_make(fs, root, &exists);
-    if (err && !exists)
-        return err;
-    /* Also when it was there: whoever made it may have died before this. */
-    parent_of(root, parent);
-    return zr_folder_sync(fs, parent);
+    return err && !exists ? err : 0;
 }
 
 int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES])
@@ -145,9 +140,13 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name)
 {
-    char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], parent[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    /* Root's own name, too: whoever made it may have died before. */
+    parent_of(root, parent);
+    int err = zr_folder_sync(fs, parent);
     snprintf(hidden, sizeof hidden, ".%s", name);
-    int err = zr_path_join(from, root, hidden);
+    if (!err)
+        err = zr_path_join(from, root, hidden);
     if (!err)
         err = zr_path_join(to, root, name);
     if (!err)

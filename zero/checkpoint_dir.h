@@ -14,12 +14,12 @@
 /* For log lines. */
 typedef void (*zr_say_fn)(void *arg, const char *line);
 
-/* Makes root if it is missing (one level, durably) and in it the folder .NAME for a checkpoint of step t; name is what it will be
+/* Makes root if it is missing (one level) and in it the folder .NAME for a checkpoint of step t; name is what it will be
  * called. Blocking; ZR_ERR_IO. */
 int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES]);
 /* The manifest, last: a temporary file, synced, renamed, and the folder synced. */
 int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m);
-/* .NAME becomes NAME, durably. */
+/* .NAME becomes NAME, and root itself, durably. */
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name);
 /* Removes what is older than the `keep` latest (0: nothing), and what other saves left unfinished; never `name`. */
 int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep);

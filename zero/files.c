@@ -45,6 +45,16 @@ static int posix_fsync(void *arg, int fd)
     return or_errno(fsync(fd));
 }
 
+static void posix_start_sync(void *arg, int fd, int64_t at, int64_t n)
+{
+    (void)arg;
+#ifdef SYNC_FILE_RANGE_WRITE
+    sync_file_range(fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)fd, (void)at, (void)n;
+#endif
+}
+
 static int posix_close(void *arg, int fd)
 {
     (void)arg;
@@ -114,6 +124,7 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .pread = posix_pread,
                                         .pwrite = posix_pwrite,
                                         .fsync = posix_fsync,
+                                        .start_sync = posix_start_sync,
                                         .close = posix_close,
                                         .size = posix_size,
                                         .rename = posix_rename,

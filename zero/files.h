@@ -19,6 +19,7 @@ struct zr_files {
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
     int64_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, int64_t at);
     int (*fsync)(void *arg, int fd);
+    void (*start_sync)(void *arg, int fd, int64_t at, int64_t n); /* a hint: begin to write these bytes to the disk; NULL: none */
     int (*close)(void *arg, int fd);
     int64_t (*size)(void *arg, int fd);
     int (*rename)(void *arg, const char *from, const char *to);

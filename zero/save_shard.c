@@ -168,15 +168,23 @@ struct writer {
     struct zr_sum *sums;
 };
 
+/* A block, or the last part of one. */
+static int write_block(struct writer *w, const char *data, int64_t n)
+{
+    w->sums[w->at / ZR_BLOCK_BYTES] = zr_sum_of(data, n);
+    int err = zr_file_write(w->fs, w->fd, w->path, data, n, w->at);
+    /* So that the disk works while the rest is made, not only at the sync. */
+    if (!err && w->fs->start_sync)
+        w->fs->start_sync(w->fs->arg, w->fd, w->at, n);
+    w->at += n;
+    return err;
+}
+
 static int flush(struct writer *w)
 {
-    if (!w->fill)
-        return 0;
-    w->sums[w->at / ZR_BLOCK_BYTES] = zr_sum_of(w->block, w->fill);
-    int err = zr_file_write(w->fs, w->fd, w->path, w->block, w->fill, w->at);
-    w->at += w->fill;
+    int64_t n = w->fill;
     w->fill = 0;
-    return err;
+    return n ? write_block(w, w->block, n) : 0;
 }
 
 static int put(struct writer *w, const char *data, int64_t n, const _Atomic bool *cancelled)
@@ -184,13 +192,18 @@ static int put(struct writer *w, const char *data, int64_t n, const _Atomic bool
     int err = 0;
     while (!err && n) {
         int64_t k = zr_min(n, ZR_BLOCK_BYTES - w->fill);
-        memcpy(w->block + w->fill, data, (size_t)k);
-        w->fill += k;
+        bool whole = k == ZR_BLOCK_BYTES; /* from where it is */
+        const char *from = data;
+        if (!whole)
+            memcpy(w->block + w->fill, data, (size_t)k);
+        w->fill += whole ? 0 : k;
         data += k;
         n -= k;
-        if (w->fill < ZR_BLOCK_BYTES)
+        if (!whole && w->fill < ZR_BLOCK_BYTES)
             break;
-        err = atomic_load_explicit(cancelled, memory_order_relaxed) ? zr_fail(ZR_ERR_FAILED, "%s: given up", w->path) : flush(w);
+        if (atomic_load_explicit(cancelled, memory_order_relaxed))
+            return zr_fail(ZR_ERR_FAILED, "%s: given up", w->path);
+        err = whole ? write_block(w, from, k) : flush(w);
     }
     return err;
 }

@@ -31,27 +31,29 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     char *block = malloc(ZR_BLOCK_BYTES);
-    int64_t held = -1, held_bytes = 0;
+    int64_t held = -1;
     int err = block ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
     qsort(requests, (size_t)n, sizeof *requests, by_place);
     for (int64_t i = 0; !err && i < n; i++) {
         const struct zr_request *q = &requests[i];
         for (int64_t at = q->at; !err && at < q->at + q->n;) {
-            int64_t k = at / ZR_BLOCK_BYTES, from = k * ZR_BLOCK_BYTES;
-            if (k != held) {
-                held = k;
-                held_bytes = least(ZR_BLOCK_BYTES, s->bytes - from);
-                err = zr_file_read(s->fs, s->fd, s->path, block, held_bytes, from);
+            int64_t k = at / ZR_BLOCK_BYTES, from = k * ZR_BLOCK_BYTES, bytes = least(ZR_BLOCK_BYTES, s->bytes - from);
+            bool whole = at == from && bytes <= q->at + q->n - at; /* read to where it belongs */
+            if (whole || k != held) {
+                char *to = whole ? q->dst + (at - q->at) : block;
+                held = whole ? held : k;
+                err = zr_file_read(s->fs, s->fd, s->path, to, bytes, from);
                 if (err)
                     break;
-                struct zr_sum sum = zr_sum_of(block, held_bytes);
+                struct zr_sum sum = zr_sum_of(to, bytes);
                 if (!zr_sum_equal(&sum, &s->sums[k])) {
-                    err = damaged(s, from, held_bytes);
+                    err = damaged(s, from, bytes);
                     break;
                 }
             }
-            int64_t part = least(q->at + q->n, from + held_bytes) - at;
-            memcpy(q->dst + (at - q->at), block + (at - from), (size_t)part);
+            int64_t part = least(q->at + q->n, from + bytes) - at;
+            if (!whole)
+                memcpy(q->dst + (at - q->at), block + (at - from), (size_t)part);
             at += part;
         }
     }
