@@ -308,7 +308,7 @@ static void rewrite_manifest(int n_files, const char *const names[])
 static void misfits(struct model_rank *m, void *arg)
 {
     (void)arg;
-    const char *first = SHARD1 + 1, *second = SHARD2 + 1;
+    const char *first = &SHARD1[1], *second = &SHARD2[1]; /* without the slash */
     struct kept own = keep_file(SECOND "/manifest.json");
     rewrite_manifest(1, (const char *const[]){first});
     refused(m, SECOND, ZERO_ERR_IO, "embedding", "are in none of the 1 files");

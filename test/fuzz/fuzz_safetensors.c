@@ -16,11 +16,11 @@ static void demand(int ok)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     struct zr_st st, again;
-    /* The first byte says how much data follows the header. */
-    int64_t json = (int64_t)n - 1, file = 8 + json;
     if (n < 1)
         return 0;
-    file += data[0];
+    /* The first byte says how much data follows the header: a space none, ( 8 bytes, and so on. */
+    uint8_t n_data = (uint8_t)(data[0] - ' ');
+    int64_t json = (int64_t)n - 1, file = 8 + json + n_data;
     if (zr_st_parse("fuzz", (const char *)data + 1, json, file, &st))
         return 0;
     int64_t end = 8 + json;
@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     char *head;
     int64_t head_bytes;
     demand(!zr_st_head(st.entries, st.n_entries, NULL, &head, &head_bytes));
-    demand(!zr_st_parse("again", head + 8, head_bytes - 8, head_bytes + data[0], &again));
+    demand(!zr_st_parse("again", head + 8, head_bytes - 8, head_bytes + n_data, &again));
     demand(again.n_entries == st.n_entries);
     free(head);
     zr_st_free(&again);
