@@ -140,6 +140,7 @@ struct finish {
     struct zr_engine *e;
     uint64_t call_hash;
     uint32_t step;
+    float lr;
 };
 
 static void begin_record(void *arg)
@@ -149,6 +150,7 @@ static void begin_record(void *arg)
     zr_exact_reset(&r->norm);
     r->call_hash = f->call_hash;
     r->save_written = atomic_load(&f->e->save_written);
+    r->lr = f->lr;
 }
 
 /* On every rank alike: the same records, the same arithmetic. */
@@ -175,6 +177,10 @@ static void finish_record(void *arg)
                      "the same, in the same order",
                      f->step, r, e->rank);
             zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+        } else if (memcmp(&rec->lr, &f->lr, sizeof f->lr)) {
+            snprintf(text, sizeof text, "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", f->step,
+                     (double)rec->lr, r, (double)f->lr, e->rank);
+            zr_engine_fail(e, ZR_ERR_MISMATCH, text);
         }
     }
     double scale = e->opt.grad_scale;
@@ -196,7 +202,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(d->event_record(e->gather_tail, e->gather_stream));
     TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
     TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
-    struct finish f = {e, job->call_hash, job->step};
+    struct finish f = {e, job->call_hash, job->step, job->lr};
     struct zr_access own = {zr_engine_record(e, e->rank), sizeof(struct zr_step_record), true};
     zr_declare(e->dev, e->reduce_stream, &own, 1);
     TRY(d->call(e->reduce_stream, begin_record, &f, sizeof f));
@@ -234,7 +240,7 @@ struct user_call {
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
-    if (zr_engine_scalars(c->e)->skip)
+    if (zr_engine_scalars(c->e)->skip || atomic_load(&c->e->failed))
         return;
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
     if (err) {

@@ -3,10 +3,21 @@
 #include "shard/engine.h"
 
 #include <string.h>
+#include <xxhash.h>
 
-static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit)
+/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call sends: a rank that reads
+ * while another means, or reads another range, would be given data that it did not ask for. */
+struct asked {
+    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE } call;
+    int32_t tensor, kind;
+    int64_t first, n;
+};
+
+static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit, const struct asked *a)
 {
-    return (struct zr_tag){.unit = unit, .step = e->step, .call_hash = zr_core_hash(e->core)};
+    const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
+    return (struct zr_tag){
+        .unit = unit, .step = e->step, .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))};
 }
 
 /* One tensor's range of elements, at most what staging holds, all inside one slice. */
@@ -16,6 +27,7 @@ struct chunk {
     int64_t first, n; /* elements of the flat */
     int64_t size;     /* bytes of an element of the value */
     int kind;
+    const struct asked *asked;
 };
 
 /* The chunk that begins at element `at` of the tensor and covers at most n. */
@@ -64,7 +76,7 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         return 0;
     }
     char *staging = e->reduce_base + e->plan->values_at;
-    struct zr_tag tag = tag_of(e, c->flat->unit);
+    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
     for (int r = 0; r < e->world; r++) {
         int64_t first, n = part(c, r, &first), at = (first - c->first) * c->size;
         if (n == 0)
@@ -108,7 +120,7 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
 {
-    struct zr_tag tag = tag_of(e, c->flat->unit);
+    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
     int err = 0;
     if (e->rank == 0)
         err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
@@ -125,14 +137,24 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
     return err ? err : store_master(e, c);
 }
 
-/* Runs fn over the chunks of a range; data may be NULL. Begins with a barrier: a peer may still be gathering a shard that is about
+static int wait_for_all(struct zr_engine *e, const struct asked *a)
+{
+    struct zr_tag tag = tag_of(e, -1, a);
+    int err = zr_engine_drain(e);
+    if (!err)
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+    return err ? err : zr_engine_drain(e);
+}
+
+/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be gathering a shard that is about
  * to be written. */
-static int for_chunks(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, char *data,
+static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
                       int (*fn)(struct zr_engine *, const struct chunk *, char *))
 {
-    int err = zr_engine_barrier(e);
-    for (int64_t at = 0; !err && at < n;) {
-        struct chunk c = chunk_at(e, tensor, kind, first + at, n - at);
+    int err = wait_for_all(e, a);
+    for (int64_t at = 0; !err && at < a->n;) {
+        struct chunk c = chunk_at(e, a->tensor, a->kind, a->first + at, a->n - at);
+        c.asked = a;
         err = fn(e, &c, data);
         if (data)
             data += c.n * c.size;
@@ -145,7 +167,8 @@ static int for_chunks(struct zr_engine *e, int32_t tensor, int kind, int64_t fir
 
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
 {
-    return for_chunks(e, tensor, kind, first, n, dst, read_chunk);
+    struct asked a = {ASKED_READ, tensor, kind, first, n};
+    return for_chunks(e, &a, dst, read_chunk);
 }
 
 static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src)
@@ -155,7 +178,8 @@ static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src
 
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
 {
-    int err = for_chunks(e, tensor, kind, first, n, (char *)(uintptr_t)src, write_any_chunk);
+    struct asked a = {ASKED_WRITE, tensor, kind, first, n};
+    int err = for_chunks(e, &a, (char *)(uintptr_t)src, write_any_chunk);
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     int32_t n_actions;
     for (int32_t s = 0; !err && kind < 0 && s < t->n_slices; s++) {
@@ -183,7 +207,8 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     int err = zr_engine_drain(e);
     if (err)
         return err;
-    struct zr_tag tag = tag_of(e, -1);
+    struct asked a = {.call = ASKED_MEAN, .n = n};
+    struct zr_tag tag = tag_of(e, -1, &a);
     const struct zr_device_ops *d = e->dev->ops;
     char *slots = e->reduce_base + e->plan->exchange_at;
     err = d->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, values, n * (int64_t)sizeof *values);
@@ -213,7 +238,8 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     int err = zr_engine_drain(e);
     if (err)
         return err;
-    struct zr_tag tag = tag_of(e, -1);
+    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
+    struct zr_tag tag = tag_of(e, -1, &a);
     char *slots = e->reduce_base + e->plan->exchange_at;
     err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
@@ -229,9 +255,6 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
 
 int zr_engine_barrier(struct zr_engine *e)
 {
-    struct zr_tag tag = tag_of(e, -1);
-    int err = zr_engine_drain(e);
-    if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
-    return err ? err : zr_engine_drain(e);
+    struct asked a = {.call = ASKED_BARRIER};
+    return wait_for_all(e, &a);
 }

@@ -31,6 +31,7 @@ struct zr_step_record {
     struct zr_exact_sum norm; /* of this rank's gradient shards, squared */
     uint64_t call_hash;
     int64_t save_written; /* number of the last save whose files this rank has written */
+    float lr; /* every rank must give the same */
 };
 _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
 

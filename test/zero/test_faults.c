@@ -604,15 +604,35 @@ enum difference {
     LEFT_OUT,
     STEP_EARLY,
     STEP_REFUSED,
+    READ_FOR_MEAN,
+    READ_OTHER_RANGE,
+    READ_OTHER_TENSOR,
+    READ_OTHER_VALUE,
     READ_FOR_WRITE,
+    MEAN_OF_FEWER,
+    UNWRAP_FOR_MEAN,
+    OTHER_LR,
     EARLY_UNWRAP,
     SILENT,
     N_DIFFERENCES
 };
 
 static const char *const difference_names[] = {
-    "begins another unit", "leaves a backward out", "steps early", "gives up when refused",
-    "reads for write",     "unwraps early",         "says nothing"};
+    [OTHER_UNIT] = "begins another unit",
+    [LEFT_OUT] = "leaves a backward out",
+    [STEP_EARLY] = "steps early",
+    [STEP_REFUSED] = "gives up when refused",
+    [READ_FOR_MEAN] = "reads for mean",
+    [READ_OTHER_RANGE] = "reads another range",
+    [READ_OTHER_TENSOR] = "reads another tensor",
+    [READ_OTHER_VALUE] = "reads another value",
+    [READ_FOR_WRITE] = "reads for write",
+    [MEAN_OF_FEWER] = "means fewer",
+    [UNWRAP_FOR_MEAN] = "unwraps for mean",
+    [OTHER_LR] = "another lr",
+    [EARLY_UNWRAP] = "unwraps early",
+    [SILENT] = "says nothing",
+};
 
 struct differing {
     int stage;
@@ -626,8 +646,27 @@ static _Atomic int n_done;
 static int differ(struct toy_rank *r, zero_ctx **z, enum difference how, bool odd)
 {
     float x[8] = {0};
+    double mean[2] = {1 + r->rank, 2};
     int err = 0;
     switch (how) {
+    case READ_FOR_MEAN:
+        err = odd ? zero_read(*z, 0, 0, 0, 8, x) : zero_mean(*z, mean, 1);
+        break;
+    case READ_OTHER_RANGE:
+        err = zero_read(*z, 0, 0, odd ? 8 : 0, 8, x);
+        break;
+    case READ_OTHER_TENSOR:
+        err = zero_read(*z, odd ? 1 : 0, 0, 0, 8, x);
+        break;
+    case READ_OTHER_VALUE:
+        err = zero_read(*z, 0, odd ? 2 : 3, 0, 8, x);
+        break;
+    case MEAN_OF_FEWER:
+        err = zero_mean(*z, mean, odd ? 1 : 2);
+        break;
+    case UNWRAP_FOR_MEAN:
+        err = odd ? zero_unwrap(z) : zero_mean(*z, mean, 1);
+        break;
     case READ_FOR_WRITE:
         err = odd ? zero_read(*z, 0, 0, 0, 8, x) : zero_write(*z, 0, 0, 0, 8, x);
         break;
@@ -687,7 +726,7 @@ static void train_differently(struct toy_rank *r)
                 err = zero_step(z, 1e-2f, NULL);
         }
         if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+            err = zero_step(z, now && c->how == OTHER_LR ? 2e-2f : 1e-2f, NULL);
     }
     toy_note(r, err);
     r->ms = toy_now_ms() - atomic_load(&differed_ms);
@@ -717,8 +756,8 @@ static void ranks_call_differently(void **state)
             for (int k = 0; k < world; k++) {
                 int want = k == odd && how == STEP_REFUSED && stage >= 2 ? ZERO_ERR_ORDER : code;
                 const char *found = strstr(r[k].text, "found by");
-                bool says = want == ZERO_ERR_ORDER ||
-                            (strstr(r[k].text, "seq") && (!found || !strstr(found + 1, "found by")));
+                bool says = want == ZERO_ERR_ORDER || (strstr(r[k].text, how == OTHER_LR ? "lr is" : "seq") &&
+                                                       (!found || !strstr(found + 1, "found by")));
                 if (r[k].wrong[0] || r[k].err != want || !says || r[k].ms > SOON_MS)
                     fail_msg("%s: stage %d world %d rank %d: code %d after %lld ms \"%s\"; %s",
                              difference_names[how], stage, world, k, r[k].err, (long long)r[k].ms, r[k].text,
