@@ -70,6 +70,20 @@ static uint16_t narrow(float f)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* Takes in every weight that forward is shown: a stale one changes the gradients. */
+static int forward_unit(struct model_rank *m, int unit, uint64_t *seen)
+{
+    int err = zero_begin(m->z, unit, ZERO_FORWARD);
+    for (int t = 0; !err && t < MODEL_TENSORS; t++) {
+        const struct zero_tensor *x = &m->tensors[t];
+        int64_t slices = table[t].stacked ? x->shape[0] : 1, n = elems(x) / slices, slice = unit - x->unit;
+        size_t bytes = (size_t)n * (x->dtype == ZERO_BF16 ? 2 : 4);
+        if (slice >= 0 && slice < slices)
+            *seen = XXH64((const char *)m->place[t].param + (size_t)slice * bytes, bytes, *seen);
+    }
+    return err ? err : zero_end(m->z, unit, ZERO_FORWARD);
+}
+
 static int backward_unit(struct model_rank *m, int unit, uint64_t micro)
 {
     int err = zero_begin(m->z, unit, ZERO_BACKWARD);
@@ -97,11 +111,10 @@ int model_steps(struct model_rank *m, int n)
     for (int k = 0; !err && k < n; k++, m->step++) {
         uint64_t micro = (uint64_t)(m->step * m->world + m->rank);
         int units = m->z->layout->n_units;
-        for (int u = 0; !err && u < units; u++) {
-            err = zero_begin(m->z, u, ZERO_FORWARD);
-            if (!err)
-                err = zero_end(m->z, u, ZERO_FORWARD);
-        }
+        uint64_t seen = 0;
+        for (int u = 0; !err && u < units; u++)
+            err = forward_unit(m, u, &seen);
+        micro ^= seen;
         for (int u = units; !err && u-- > 0;)
             err = backward_unit(m, u, micro);
         if (!err)
