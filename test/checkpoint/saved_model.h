@@ -8,7 +8,7 @@
 #include "zero/context.h"
 
 #define MODEL_TENSORS 7
-#define MODEL_LAYERS 3
+#define MODEL_LAYERS 7
 
 struct model_rank {
     zero_ctx *z;

@@ -25,16 +25,14 @@ static void quiet(void *arg, const char *line)
 /* Two committed saves, and the state a third would hold. */
 struct history {
     struct memory_files *files;
-    uint64_t hash[4]; /* of the state at step 1, 2, 3; 0: none */
+    uint64_t hashes[3][4]; /* as each rank knows it: of the state at step 1, 2, 3 */
 };
 
 static void begin_history(struct model_rank *m, struct history *h)
 {
     for (int i = 1; i <= 3; i++) {
         CHECK_OK(model_steps(m, 1));
-        uint64_t hash = model_hash(m);
-        if (m->rank == 0)
-            h->hash[i] = hash;
+        h->hashes[m->rank][i] = model_hash(m);
         if (i < 3)
             CHECK_OK(zero_save(m->z, "run"));
     }
@@ -48,7 +46,7 @@ static int64_t loaded_step(struct model_rank *m, const struct history *h)
     CHECK_OK(zero_load(m->z, "run"));
     int64_t t = m->z->engine.t;
     CHECK_THAT(t >= 1 && t <= 3);
-    CHECK_THAT(model_hash(m) == h->hash[t]);
+    CHECK_THAT(model_hash(m) == h->hashes[m->rank][t]);
     return t;
 }
 
@@ -81,7 +79,7 @@ static void fail_saves(struct model_rank *m, void *arg)
                     CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "zero_save"));
                 CHECK_THAT(memory_files_n_open(h->files) == 0);
                 /* Usable, with the state that was to be saved; what is found is a whole checkpoint, of before or of now. */
-                CHECK_THAT(model_hash(m) == h->hash[3]);
+                CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 int64_t t = loaded_step(m, h);
                 CHECK_THAT(t == 2 || t == 3);
                 if (!err)
@@ -89,7 +87,7 @@ static void fail_saves(struct model_rank *m, void *arg)
                 if (t == 2) {
                     m->step = 2;
                     CHECK_OK(model_steps(m, 1));
-                    CHECK_THAT(model_hash(m) == h->hash[3]);
+                    CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 }
                 m->step = 3;
                 if (!done && k % 8 == 0) {
@@ -130,11 +128,11 @@ static void fail_loads(struct model_rank *m, void *arg)
                 CHECK_THAT(err == 0);
             CHECK_THAT(memory_files_n_open(h->files) == 0);
             /* A call whose failure does no harm (closing what was read) may pass. */
-            CHECK_THAT(model_hash(m) == (err ? h->hash[3] : h->hash[2]));
+            CHECK_THAT(model_hash(m) == (err ? h->hashes[m->rank][3] : h->hashes[m->rank][2]));
             CHECK_THAT(m->z->engine.t == (err ? 3 : 2));
             if (!err)
                 CHECK_OK(model_steps(m, 1));
-            CHECK_THAT(model_hash(m) == h->hash[3]);
+            CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
         }
     }
 }
@@ -165,7 +163,7 @@ static void fail_among_ranks(struct model_rank *m, void *arg)
         CHECK_THAT(results[0] == 0 || results[0] == 1); /* all or none */
         if (m->rank == 0)
             memory_files_fault(h->files, FAULT_NONE, 0, false);
-        CHECK_THAT(model_hash(m) == h->hash[3]);
+        CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
         again = save_and_wait(m);
         CHECK_THAT(again == 0);
         if (m->rank == 0)
@@ -177,7 +175,7 @@ static void fail_among_ranks(struct model_rank *m, void *arg)
         CHECK_THAT(results[0] == 0 || results[0] == 1);
         if (m->rank == 0)
             memory_files_fault(h->files, FAULT_NONE, 0, false);
-        CHECK_THAT(model_hash(m) == h->hash[3] && m->z->engine.t == 3);
+        CHECK_THAT(model_hash(m) == h->hashes[m->rank][3] && m->z->engine.t == 3);
         CHECK_OK(zero_mean(m->z, results, 1));
     }
 }
