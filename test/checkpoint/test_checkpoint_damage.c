@@ -23,7 +23,7 @@
 
 static struct memory_files *disk;
 static uint64_t hashes[3];
-static int64_t n_flips = 100000;
+static int64_t n_flips = 20000; /* N_FLIPS in the environment: 100,000 take a minute or two */
 static uint64_t seed;
 
 static uint64_t next(uint64_t *s)
