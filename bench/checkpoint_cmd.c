@@ -1,5 +1,6 @@
-/* checkpoint_cmd.c: zero-bench checkpoint: how fast checkpoints are saved and loaded, beside dd on the same disk, and what an asynchronous
- * save costs the steps. The model is the tensors of a GPT-2 without its arithmetic: each backward writes every gradient. */
+/* checkpoint_cmd.c: zero-bench checkpoint: how fast checkpoints are saved and loaded, beside dd on the same
+ * disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2 without its
+ * arithmetic: each backward writes every gradient. */
 #include "bench/arguments.h"
 #include "bench/child.h"
 #include "bench/commands.h"
@@ -16,7 +17,8 @@
 enum { KEY_STAGE = 0x300, KEY_DIR, KEY_REPEAT, KEY_JSON };
 
 static const struct argp_option checkpoint_argp_options[] = {
-    {"dir", KEY_DIR, "DIR", 0, "A folder on the disk to measure; it is made, and holds two checkpoints at the end (needed)", 2},
+    {"dir", KEY_DIR, "DIR", 0,
+     "A folder on the disk to measure; it is made, and holds two checkpoints at the end (needed)", 2},
     {"stage", KEY_STAGE, "0..3", 0, "What is sharded (1)", 2},
     {"repeat", KEY_REPEAT, "N", 0, "Times that each is measured; the median counts (3)", 2},
     {"json", KEY_JSON, NULL, 0, "One JSON line, from rank 0", 2},
@@ -32,7 +34,7 @@ struct options {
 };
 
 #define MAX_REPEAT 25
-#define N_STEPS 12
+#define N_STEPS    12
 
 struct bench {
     const struct options *o;
@@ -124,7 +126,8 @@ static int step(struct bench *b)
                 continue;
             }
             int64_t n = tensor_elements(x) / (stacked ? x->shape[0] : 1);
-            float *g = (float *)b->grad[t] + (stacked ? (u - 1) * n : 0), *p = (float *)b->param[t] + (stacked ? (u - 1) * n : 0);
+            float *g = (float *)b->grad[t] + (stacked ? (u - 1) * n : 0),
+                  *p = (float *)b->param[t] + (stacked ? (u - 1) * n : 0);
             for (int64_t i = 0; i < n; i++) {
                 g[i] = 0.5f * p[i] + 1e-3f;
             }
@@ -175,7 +178,7 @@ static int run_dd(struct bench *b, bool write, double *seconds)
 }
 
 struct results {
-    double save, load, dd_write, dd_read;          /* seconds */
+    double save, load, dd_write, dd_read;                     /* seconds */
     double step_ms, saving_step_ms, save_call_ms, written_ms; /* asynchronous */
 };
 
@@ -189,7 +192,7 @@ static int measure_blocking(struct bench *b, struct results *r)
     b->rank = err ? 0 : s.rank;
     err = err ? err : step(b);
     err = err ? err : told(zero_save(b->z, b->o->dir)); /* makes the folder, warms up */
-    for (int64_t i = 0; !err && i < n; i++) { /* in turns, so that both meet the same disk */
+    for (int64_t i = 0; !err && i < n; i++) {           /* in turns, so that both meet the same disk */
         int64_t start = zr_now_ns();
         err = told(zero_save(b->z, b->o->dir));
         save[i] = seconds_since(start);
@@ -254,17 +257,20 @@ static void tell(const struct bench *b, const struct results *r)
 {
     double gb = (double)b->bytes * 1e-9;
     if (b->o->json) {
-        report_line(json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "event", "checkpoint", "bytes", (json_int_t)b->bytes,
-                              "save_gb_s", gb / r->save, "dd_write_gb_s", gb / r->dd_write, "load_gb_s", gb / r->load, "dd_read_gb_s",
-                              gb / r->dd_read, "step_ms", r->step_ms, "saving_step_ms", r->saving_step_ms, "save_call_ms",
+        report_line(json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "event", "checkpoint",
+                              "bytes", (json_int_t)b->bytes, "save_gb_s", gb / r->save, "dd_write_gb_s",
+                              gb / r->dd_write, "load_gb_s", gb / r->load, "dd_read_gb_s", gb / r->dd_read,
+                              "step_ms", r->step_ms, "saving_step_ms", r->saving_step_ms, "save_call_ms",
                               r->save_call_ms, "written_ms", r->written_ms));
         return;
     }
     printf("%s: %s a checkpoint\n", b->o->model.name, report_bytes(b->bytes).text);
-    printf("save   %6.2f GB/s, dd with fsync %6.2f GB/s: %3.0f%%\n", gb / r->save, gb / r->dd_write, 100 * r->dd_write / r->save);
-    printf("load   %6.2f GB/s, dd            %6.2f GB/s: %3.0f%% (of what the system has in memory)\n", gb / r->load, gb / r->dd_read,
-           100 * r->dd_read / r->load);
-    printf("asynchronous: a step takes %.1f ms, while a checkpoint is written %.1f ms; the call %.2f ms; on the disk after %.0f ms\n",
+    printf("save   %6.2f GB/s, dd with fsync %6.2f GB/s: %3.0f%%\n", gb / r->save, gb / r->dd_write,
+           100 * r->dd_write / r->save);
+    printf("load   %6.2f GB/s, dd            %6.2f GB/s: %3.0f%% (of what the system has in memory)\n",
+           gb / r->load, gb / r->dd_read, 100 * r->dd_read / r->load);
+    printf("asynchronous: a step takes %.1f ms, while a checkpoint is written %.1f ms; the call %.2f ms; on "
+           "the disk after %.0f ms\n",
            r->step_ms, r->saving_step_ms, r->save_call_ms, r->written_ms);
 }
 
@@ -274,7 +280,8 @@ int checkpoint_command(const char *name, int argc, char **argv)
     const struct argp argp = {
         .options = checkpoint_argp_options,
         .parser = parse_checkpoint,
-        .doc = "Measures saving and loading checkpoints of a GPT-2's size on as many ranks as zero-run starts.",
+        .doc =
+            "Measures saving and loading checkpoints of a GPT-2's size on as many ranks as zero-run starts.",
         .children = children,
     };
     struct options o = {.stage = 1, .repeat = 3};

@@ -1,4 +1,5 @@
-/* export_cmd.c: zero-bench export, the weights of a checkpoint in the files of Hugging Face's libraries, under GPT-2's published names. */
+/* export_cmd.c: zero-bench export, the weights of a checkpoint in the files of Hugging Face's libraries,
+ * under GPT-2's published names. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/train.h"
@@ -55,7 +56,13 @@ int export_command(const char *name, int argc, char **argv)
                "model-0000i-of-0000N.safetensors and model.safetensors.index.json.",
         .children = children,
     };
-    struct train_options o = {.dtype = ZERO_F32, .batch = 1, .accum = 1, .stage = 3, .optimizer = ZERO_ADAMW, .beta1 = 0.9, .beta2 = 0.95,
+    struct train_options o = {.dtype = ZERO_F32,
+                              .batch = 1,
+                              .accum = 1,
+                              .stage = 3,
+                              .optimizer = ZERO_ADAMW,
+                              .beta1 = 0.9,
+                              .beta2 = 0.95,
                               .threads = 1};
     int status = options_parse(&argp, name, argc, argv, &o);
     if (status) {

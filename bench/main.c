@@ -14,10 +14,12 @@ static const struct {
     {"plan", "memory and traffic of every stage for a model and a number of ranks, without running it",
      plan_command},
     {"memory", "run the stages for real and compare planned, allocated and resident memory", memory_command},
-    {"checkpoint", "how fast checkpoints are saved and loaded, beside dd on the same disk", checkpoint_command},
+    {"checkpoint", "how fast checkpoints are saved and loaded, beside dd on the same disk",
+     checkpoint_command},
     {"export", "weights of a checkpoint in Hugging Face's files", export_command},
     {"overhead", "time of one begin and end on the model's thread", overhead_command},
-    {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving", verify_command},
+    {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
+     verify_command},
 };
 #define N_COMMANDS (sizeof commands / sizeof commands[0])
 

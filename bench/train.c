@@ -263,8 +263,9 @@ static int save(struct run *r, int64_t next_step)
     const struct train_options *o = r->o;
     struct position p = {o->seed, next_step, r->data.n_bytes, o->batch, o->accum};
     char text[256];
-    int n = snprintf(text, sizeof text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", (unsigned long long)p.seed,
-                     (long long)p.next_step, (long long)p.text_bytes, (long long)p.batch, (long long)p.accum);
+    int n = snprintf(text, sizeof text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld",
+                     (unsigned long long)p.seed, (long long)p.next_step, (long long)p.text_bytes,
+                     (long long)p.batch, (long long)p.accum);
     TRY(told(zero_set_user_data(r->z, text, n)));
     return told(zero_save(r->z, o->save));
 }
@@ -275,7 +276,8 @@ static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
     return o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
 }
 
-/* Any checkpoint begun in DIR is for zero_load to judge; where none was, --load latest starts from the beginning. */
+/* Any checkpoint begun in DIR is for zero_load to judge; where none was, --load latest starts from the
+ * beginning. */
 static bool anything_saved(const char *dir)
 {
     DIR *d = opendir(dir);
@@ -306,13 +308,15 @@ static int load(struct run *r, int64_t *next_step)
     char text[256];
     TRY(told(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
-    if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1], &v[2], &v[3]) != 5) {
+    if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1],
+               &v[2], &v[3]) != 5) {
         return zr_fail(ZR_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     }
     p = (struct position){seed, v[0], v[1], v[2], v[3]};
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
-        return zr_fail(ZR_ERR_ARG, "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld", seed, v[1],
-                       (unsigned long long)o->seed, (long long)r->data.n_bytes);
+        return zr_fail(ZR_ERR_ARG,
+                       "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
+                       seed, v[1], (unsigned long long)o->seed, (long long)r->data.n_bytes);
     }
     *next_step = p.next_step;
     report_text(&r->report, "going on from step %lld\n", v[0]);

@@ -34,9 +34,10 @@ struct train_options {
     const char *load; /* a checkpoint or such a folder, or "latest": the latest in save, if any; NULL: none */
     int64_t save_every, keep; /* steps; 0: only at the end. Checkpoints; 0: all */
     bool save_async;
-    const char *import_from; /* weights to begin with, as zero-bench export writes them; NULL: drawn from seed */
-    const char *export_to;   /* write them there instead of training; NULL: train */
-    int64_t export_max;      /* bytes of a file; 0 the default */
+    const char
+        *import_from; /* weights to begin with, as zero-bench export writes them; NULL: drawn from seed */
+    const char *export_to; /* write them there instead of training; NULL: train */
+    int64_t export_max;    /* bytes of a file; 0 the default */
 };
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model

@@ -69,8 +69,11 @@ static const struct argp_option train_argp_options[] = {
     {"save-async", KEY_SAVE_ASYNC, NULL, 0, "Write them while training goes on", 4},
     {"keep", KEY_KEEP, "N", 0, "Keep only the N latest", 4},
     {"load", KEY_LOAD, "DIR|latest", 0,
-     "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is none yet", 4},
-    {"import", KEY_IMPORT, "DIR", 0, "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4},
+     "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
+     "none yet",
+     4},
+    {"import", KEY_IMPORT, "DIR", 0,
+     "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4},
     {0, 0, 0, 0, "Running:", 5},
     {"threads", KEY_THREADS, "N", 0, "For matrix products, of each rank (1)", 5},
     {"json", KEY_JSON, NULL, 0, "JSON lines only, from rank 0", 5},

@@ -1,15 +1,18 @@
 /* comm.h: what ranks can do together.
  *
- * A communicator owns one arena per rank: memory laid out alike on all ranks, so that a collective is described by byte
- * offsets and peers read each other's arenas directly. Two communicators are opened per context, one for gathers and one for
- * reduces, so that neither waits for the other. Collectives are put on a stream and run in its order; the calls never
- * wait. All ranks must put the same collectives on a communicator in the same order: each carries a tag, tags are
- * compared before data moves, and a difference is an error on every rank that names both.
+ * A communicator owns one arena per rank: memory laid out alike on all ranks, so that a collective is
+ * described by byte offsets and peers read each other's arenas directly. Two communicators are opened per
+ * context, one for gathers and one for reduces, so that neither waits for the other. Collectives are put on a
+ * stream and run in its order; the calls never wait. All ranks must put the same collectives on a
+ * communicator in the same order: each carries a tag, tags are compared before data moves, and a difference
+ * is an error on every rank that names both.
  *
- * After a failure (a lost peer, a tag that differs, a timeout, abort) every collective, queued or running, ends at once without
- * moving data, its stream goes on, and status() tells the first cause: events still fire, nothing hangs.
+ * After a failure (a lost peer, a tag that differs, a timeout, abort) every collective, queued or running,
+ * ends at once without moving data, its stream goes on, and status() tells the first cause: events still
+ * fire, nothing hangs.
  *
- * Thread-safety: collectives of one communicator are issued by one thread; abort() and status() may be called by any. */
+ * Thread-safety: collectives of one communicator are issued by one thread; abort() and status() may be called
+ * by any. */
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 
@@ -17,8 +20,9 @@
 
 struct zr_comm;
 
-/* One flat region cut into world slices: rank r owns bytes [r*shard_bytes, min((r+1)*shard_bytes, total_bytes)), which may be
- * empty for the last ranks. Offsets are of the communicator's arena, equal on all ranks but for dst, which only its own rank uses. */
+/* One flat region cut into world slices: rank r owns bytes [r*shard_bytes, min((r+1)*shard_bytes,
+ * total_bytes)), which may be empty for the last ranks. Offsets are of the communicator's arena, equal on all
+ * ranks but for dst, which only its own rank uses. */
 struct zr_gather_seg {
     int64_t src;         /* rank r's slice lies at src + r*src_stride in r's own arena: */
     int64_t src_stride;  /* shard_bytes when in place (src == dst), 0 when the shard has a home of its own */
@@ -41,7 +45,7 @@ enum zr_op { ZR_OP_ALL_GATHER = 1, ZR_OP_REDUCE_SCATTER, ZR_OP_BROADCAST, ZR_OP_
 const char *zr_op_name(enum zr_op op);
 
 struct zr_tag {
-    int32_t unit;       /* -1: none */
+    int32_t unit; /* -1: none */
     uint32_t step;
     uint64_t call_hash; /* of the model's calls so far; equal on all ranks when they do the same */
 };
@@ -55,32 +59,35 @@ struct zr_comm_ops {
     const char *name;   /* "self", "shm", "nccl", ... */
     bool deterministic; /* reduces in the fixed binary tree over ranks, fp32 */
 
-    /* Collective, once. Allocates bytes on every rank (equal everywhere; its content zero), returns this rank's base. Blocking;
-     * if it fails on one rank it fails on all, and nothing is left allocated. Freed by close. */
+    /* Collective, once. Allocates bytes on every rank (equal everywhere; its content zero), returns this
+     * rank's base. Blocking; if it fails on one rank it fails on all, and nothing is left allocated. Freed by
+     * close. */
     int (*arena)(struct zr_comm *c, int64_t bytes, void **base);
 
     /* A segment array is copied. dst of other ranks is untouched by this rank.
-     * all_gather: when it completes on a rank, that rank's dst is whole. Peers may still be reading this rank's src then: it may
-     *   be overwritten only after a later reduce_scatter, broadcast or exchange that every rank issued after its own gather
-     *   was done.
-     * reduce_scatter: when it completes, dst is this rank's slice of the sum over ranks, and no peer reads this rank's src any
-     *   more.
-     * broadcast: bytes at off of root's arena to off of everyone's; when it completes, no peer reads root's any more.
-     * exchange: all_gather of slot_bytes at off + rank*slot_bytes, in place; when it completes, no peer reads mine any more. */
+     * all_gather: when it completes on a rank, that rank's dst is whole. Peers may still be reading this
+     * rank's src then: it may be overwritten only after a later reduce_scatter, broadcast or exchange that
+     * every rank issued after its own gather was done. reduce_scatter: when it completes, dst is this rank's
+     * slice of the sum over ranks, and no peer reads this rank's src any more. broadcast: bytes at off of
+     * root's arena to off of everyone's; when it completes, no peer reads root's any more. exchange:
+     * all_gather of slot_bytes at off + rank*slot_bytes, in place; when it completes, no peer reads mine any
+     * more. */
     int (*all_gather)(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                       const struct zr_tag *tag);
     int (*reduce_scatter)(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                           const struct zr_tag *tag);
     int (*broadcast)(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
                      const struct zr_tag *tag);
-    int (*exchange)(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes, const struct zr_tag *tag);
+    int (*exchange)(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                    const struct zr_tag *tag);
 
     /* Fails the communicator here and, where peers can be told, there. The first cause is kept. */
     void (*abort)(struct zr_comm *c, int code, const char *why);
     /* 0, or the code of the first failure with its message copied to why (which may be NULL). */
     int (*status)(struct zr_comm *c, char *why, size_t why_bytes);
     void (*stats)(struct zr_comm *c, struct zr_comm_stats *out);
-    /* The streams it was used on must be idle. Not collective: peers may close at other times. NULL is allowed. */
+    /* The streams it was used on must be idle. Not collective: peers may close at other times. NULL is
+     * allowed. */
     void (*close)(struct zr_comm *c);
 };
 
@@ -91,11 +98,13 @@ struct zr_comm {
 
 struct zr_rendezvous;
 
-/* World 1: nothing to say to anyone. A gather in place is nothing at all, a reduce is one pass from src to dst. */
+/* World 1: nothing to say to anyone. A gather in place is nothing at all, a reduce is one pass from src to
+ * dst. */
 int zr_self_open(struct zr_device *dev, struct zr_comm **out);
 
-/* One host: every rank maps every rank's arena. Collective and blocking over rdv, which must outlive the communicator. name tells
- * its messages apart ("gather", "reduce"). timeout_ms: how long an operation waits for peers before it fails. */
+/* One host: every rank maps every rank's arena. Collective and blocking over rdv, which must outlive the
+ * communicator. name tells its messages apart ("gather", "reduce"). timeout_ms: how long an operation waits
+ * for peers before it fails. */
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *name, int64_t timeout_ms,
                 struct zr_comm **out);
 

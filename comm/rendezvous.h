@@ -1,10 +1,11 @@
-/* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later learn of a
- * rank's death.
+/* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
+ * learn of a rank's death.
  *
- * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a star). The sockets stay open while the
- * context lives and are its failure channel: a socket that closes without a goodbye is a lost rank, and rank 0 tells the
- * others. All on one libuv loop given by the caller. Before zr_rendezvous_detach the blocking calls run that loop on the
- * calling thread; afterwards whoever runs the loop (the context's own thread) gets on_lost callbacks there. */
+ * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a star). The sockets stay
+ * open while the context lives and are its failure channel: a socket that closes without a goodbye is a lost
+ * rank, and rank 0 tells the others. All on one libuv loop given by the caller. Before zr_rendezvous_detach
+ * the blocking calls run that loop on the calling thread; afterwards whoever runs the loop (the context's own
+ * thread) gets on_lost callbacks there. */
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
@@ -17,38 +18,42 @@
 /* Who we are. */
 struct zr_world {
     int rank, world, local_rank;
-    char host[256];    /* of rank 0; "" when world == 1 */
+    char host[256]; /* of rank 0; "" when world == 1 */
     int port;
-    char source[64];   /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm", "alone" */
-    char job[128];     /* token that keeps two jobs apart; ranks whose tokens differ refuse each other */
+    char source[64]; /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI",
+                        "MPICH", "Slurm", "alone" */
+    char job[128];   /* token that keeps two jobs apart; ranks whose tokens differ refuse each other */
 };
 
-/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or NULL), then
- * ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS), RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's,
- * MPICH's and Slurm's variables, else world 1. want_url, when not NULL, replaces the address found. Bad text, a rank
- * outside [0, world) and a missing variable are errors that name it, its value and what is allowed. */
+/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or
+ * NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
+ * RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's, MPICH's and Slurm's variables, else
+ * world 1. want_url, when not NULL, replaces the address found. Bad text, a rank outside [0, world) and a
+ * missing variable are errors that name it, its value and what is allowed. */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
 struct zr_rendezvous;
 
-/* Collective, blocking up to timeout_ms. Fails on all ranks that got as far, naming what is missing ("1 of 4 ranks did not come:
- * rank 3"). world 1 makes no socket. */
-int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms, struct zr_rendezvous **out);
+/* Collective, blocking up to timeout_ms. Fails on all ranks that got as far, naming what is missing ("1 of 4
+ * ranks did not come: rank 3"). world 1 makes no socket. */
+int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
+                       struct zr_rendezvous **out);
 
-/* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank order. Only before
- * zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
+/* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank
+ * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
 
-/* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread, once per lost
- * rank; it may call zr_rendezvous_close. That thread should have SIGPIPE blocked, as libuv may finish a write at a time of its
- * own; the blocking calls see to that themselves. */
-void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why), void *arg);
+/* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread,
+ * once per lost rank; it may call zr_rendezvous_close. That thread should have SIGPIPE blocked, as libuv may
+ * finish a write at a time of its own; the blocking calls see to that themselves. */
+void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
+                          void *arg);
 
-/* On the loop's thread: says goodbye and starts closing the handles; the loop must run until they are closed, then
- * zr_rendezvous_free. A failed or single rank may do this at any time. */
+/* On the loop's thread: says goodbye and starts closing the handles; the loop must run until they are closed,
+ * then zr_rendezvous_free. A failed or single rank may do this at any time. */
 void zr_rendezvous_close(struct zr_rendezvous *r);
-/* Where closing is not finished, or not even begun, it runs the loop for it (at most some 300 ms): then only on the thread that may
- * run the loop. NULL is allowed. */
+/* Where closing is not finished, or not even begun, it runs the loop for it (at most some 300 ms): then only
+ * on the thread that may run the loop. NULL is allowed. */
 void zr_rendezvous_free(struct zr_rendezvous *r);
 
 int zr_rendezvous_rank(const struct zr_rendezvous *r);

@@ -1,7 +1,8 @@
-/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once over the words of a vec_*.h.
+/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once over the words of a
+ * vec_*.h.
  *
- * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. What is left after the last whole vector goes
- * to the portable kernels: every table gives the same bits, so they may be mixed. */
+ * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. What is left after the last
+ * whole vector goes to the portable kernels: every table gives the same bits, so they may be mixed. */
 
 static void host_zero(void *dst, int64_t bytes)
 {
@@ -27,7 +28,8 @@ static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum 
             memmove(dst, src, (size_t)(n * zr_dtype_bytes(dst_dtype)));
         return;
     }
-    /* In place to the smaller type, element i is read before the bytes of element i are written: forward order is safe. */
+    /* In place to the smaller type, element i is read before the bytes of element i are written: forward
+     * order is safe. */
     if (dst_dtype == ZR_BF16)
         for (; i + VEC_LANES <= n; i += VEC_LANES)
             vec_store_bf16(to + 2 * i, vec_load_any(from + 4 * i));
@@ -36,8 +38,8 @@ static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum 
             vec_store_any(to + 4 * i, vec_load_bf16(from + 2 * i));
 #if VEC_LANES > 1
     if (i < n)
-        zr_host_portable.cast(to + i * zr_dtype_bytes(dst_dtype), dst_dtype, from + i * zr_dtype_bytes(src_dtype),
-                              src_dtype, n - i);
+        zr_host_portable.cast(to + i * zr_dtype_bytes(dst_dtype), dst_dtype,
+                              from + i * zr_dtype_bytes(src_dtype), src_dtype, n - i);
 #endif
 }
 
@@ -81,17 +83,19 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
 }
 
 /* --- sum_tree ---
- * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it, and its parts meet in blocks
- * that stay in the first-level cache. */
+ * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it, and its
+ * parts meet in blocks that stay in the first-level cache. */
 
 enum {
     TREE_DIRECT = 8, /* sources */
-    TREE_BLOCK = 512 /* elements; a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
+    TREE_BLOCK =
+        512 /* elements; a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
 };
 
 ALWAYS_INLINE vec tree_load(const void *src, enum zr_dtype dtype, int64_t i)
 {
-    return dtype == ZR_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i) : vec_load((const float *)src + i);
+    return dtype == ZR_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i)
+                            : vec_load((const float *)src + i);
 }
 
 ALWAYS_INLINE vec tree_2(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
@@ -113,8 +117,8 @@ ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zr_dtype dtype,
 }
 
 /* dst[0..n) (+)= tree of elements [at, at + n) of n_src sources, at most 8; n is a multiple of VEC_LANES. */
-ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype, int64_t at,
-                             int64_t n, bool accumulate)
+ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype,
+                             int64_t at, int64_t n, bool accumulate)
 {
     const void *src[8]; /* the compiler need not fear that dst overwrites these */
     for (int s = 0; s < n_src; s++)
@@ -125,8 +129,8 @@ ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, 
     }
 }
 
-static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at, int64_t n,
-                        bool accumulate)
+static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at,
+                        int64_t n, bool accumulate)
 {
 #define FLAT(count)                                                                                          \
     case count:                                                                                              \
@@ -153,7 +157,8 @@ static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_d
 }
 
 /* out[0..n) = the tree, n <= TREE_BLOCK and a multiple of VEC_LANES. */
-static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at, int64_t n)
+static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at,
+                       int64_t n)
 {
     if (n_src <= TREE_DIRECT) {
         tree_direct(out, src, n_src, dtype, at, n, false);

@@ -1,19 +1,22 @@
 /* body_update.h: the optimizers' element-wise update, written once over the words of a vec_*.h.
  *
- * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. Each function is instantiated for a kind of
- * optimizer and of written parameter, so that the loops have no branches. device.h defines the arithmetic. */
+ * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. Each function is
+ * instantiated for a kind of optimizer and of written parameter, so that the loops have no branches. device.h
+ * defines the arithmetic. */
 
 /* SGD splits in three: without momentum, the first step (the momentum is the gradient), and the others. */
 enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_FIRST, RULE_SGD, RULE_RMSPROP };
 enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
 
 /* Updates elements [0, n), n a multiple of VEC_LANES. */
-ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum update_rule rule, enum update_param out)
+ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum update_rule rule,
+                                enum update_param out)
 {
     const bool adam = rule == RULE_ADAMW || rule == RULE_ADAM;
     const vec scale = vec_set(u->scalars->grad_scale), lr = vec_set(u->lr), eps = vec_set(u->eps),
               decay = vec_set(u->decay), b1 = vec_set(u->beta1), one_b1 = vec_set(1.0f - u->beta1),
-              b2 = vec_set(u->beta2), one_b2 = vec_set(1.0f - u->beta2), c1 = vec_set(u->c1), c2 = vec_set(u->c2);
+              b2 = vec_set(u->beta2), one_b2 = vec_set(1.0f - u->beta2), c1 = vec_set(u->c1),
+              c2 = vec_set(u->c2);
     float *master = u->master, *param = u->param;
     unsigned char *half = u->param;
     const float *grad = u->grad;

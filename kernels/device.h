@@ -1,14 +1,15 @@
 /* device.h: what one device can do: memory, streams, events, and the kernels of a sharded optimizer.
  *
- * A device is a vtable. The engine above talks only to this header and is the same on every device. Work is put on
- * streams; a stream runs its work in order; an event orders two streams. Nothing here waits for the device except the
- * calls whose name ends in _sync (and stream_wait on a caller stream, see below).
+ * A device is a vtable. The engine above talks only to this header and is the same on every device. Work is
+ * put on streams; a stream runs its work in order; an event orders two streams. Nothing here waits for the
+ * device except the calls whose name ends in _sync (and stream_wait on a caller stream, see below).
  *
- * Events follow CUDA's rule: event_record() marks the work put on the stream so far; stream_wait() makes later work of
- * a stream wait for the most recent record made at the time of the call; waiting on an event never recorded is a no-op.
+ * Events follow CUDA's rule: event_record() marks the work put on the stream so far; stream_wait() makes
+ * later work of a stream wait for the most recent record made at the time of the call; waiting on an event
+ * never recorded is a no-op.
  *
- * Thread-safety: a device and its events may be used from any thread; one stream is fed by one thread at a time. Calls
- * return 0 or a negative zr_err with a message (error.h). */
+ * Thread-safety: a device and its events may be used from any thread; one stream is fed by one thread at a
+ * time. Calls return 0 or a negative zr_err with a message (error.h). */
 #ifndef ZR_KERNELS_DEVICE_H
 #define ZR_KERNELS_DEVICE_H
 
@@ -29,9 +30,9 @@ static inline const char *zr_dtype_name(enum zr_dtype t)
     return t == ZR_F32 ? "f32" : t == ZR_BF16 ? "bf16" : t == ZR_F16 ? "f16" : "unknown";
 }
 
-/* Element-wise optimizers, one element function each, in fp32. Each gradient is multiplied by scalars->grad_scale first,
- * t is 1-based; "decay" is weight_decay or 0 for a no-decay tensor. The order of operations below is the definition: every
- * instruction set gives the same bits, and none contracts a*b+c.
+/* Element-wise optimizers, one element function each, in fp32. Each gradient is multiplied by
+ * scalars->grad_scale first, t is 1-based; "decay" is weight_decay or 0 for a no-decay tensor. The order of
+ * operations below is the definition: every instruction set gives the same bits, and none contracts a*b+c.
  *
  *   ADAMW    (Loshchilov and Hutter, arXiv:1711.05101; the arithmetic of llm.c)
  *            m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g);
@@ -58,14 +59,15 @@ struct zr_update {
     int64_t t;                                  /* 1-based number of the step */
     int64_t n;                                  /* elements */
     float *master;                              /* (n) fp32 weights, read and written */
-    void *param;                                /* (n) param_dtype, written with the rounded weight; NULL or == master: none */
-    const float *grad;                          /* (n) fp32, already reduced, not yet scaled */
-    float *state[2];                            /* (n) each: m and v, or what the kind needs; NULL where it has none */
-    const struct zr_step_scalars *scalars;      /* device memory */
+    void *param;       /* (n) param_dtype, written with the rounded weight; NULL or == master: none */
+    const float *grad; /* (n) fp32, already reduced, not yet scaled */
+    float *state[2];   /* (n) each: m and v, or what the kind needs; NULL where it has none */
+    const struct zr_step_scalars *scalars; /* device memory */
 };
 
-/* An exact sum of doubles: order does not matter, so ranks, shards and streams may add in any order and get the same
- * bits (a long accumulator after Kulisch; see exact_sum.h). Plain data, may be copied and merged by bytes. */
+/* An exact sum of doubles: order does not matter, so ranks, shards and streams may add in any order and get
+ * the same bits (a long accumulator after Kulisch; see exact_sum.h). Plain data, may be copied and merged by
+ * bytes. */
 #define ZR_EXACT_LIMBS 70
 struct zr_exact_sum {
     int64_t limb[ZR_EXACT_LIMBS]; /* value = sum of limb[i] * 2^(32*i - 1088) */
@@ -73,8 +75,8 @@ struct zr_exact_sum {
     uint32_t nonfinite;           /* 1: a NaN or infinity was added */
 };
 
-/* The host's kernels, one table per instruction set; all give the same bits. Synchronous, on the calling thread, any
- * alignment down to the element's own. */
+/* The host's kernels, one table per instruction set; all give the same bits. Synchronous, on the calling
+ * thread, any alignment down to the element's own. */
 enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
 #define ZR_MAX_SOURCES 64 /* of sum_tree */
@@ -82,28 +84,31 @@ enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 struct zr_host_kernels {
     const char *name;
     void (*zero)(void *dst, int64_t bytes);
-    void (*copy)(void *dst, const void *src, int64_t bytes); /* may use non-temporal stores for large copies */
-    /* dst[i] = src[i] in dst_dtype. To BF16: round to nearest even; a NaN keeps its sign and upper payload and becomes quiet.
-     * To F32: the same bits, shifted. dst may be src (in place) when the destination's elements are not larger than the
-     * source's. F32 and BF16. */
+    void (*copy)(void *dst, const void *src,
+                 int64_t bytes); /* may use non-temporal stores for large copies */
+    /* dst[i] = src[i] in dst_dtype. To BF16: round to nearest even; a NaN keeps its sign and upper payload
+     * and becomes quiet. To F32: the same bits, shifted. dst may be src (in place) when the destination's
+     * elements are not larger than the source's. F32 and BF16. */
     void (*cast)(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n);
-    /* dst[i] (+)= tree(src[0][i], ..., src[n_src-1][i]) in fp32; the tree over [lo, lo+n) splits at the largest power of
-     * two below n: sum(lo, h) + sum(lo+h, n-h). accumulate: dst[i] = dst[i] + tree. n_src in 1..ZR_MAX_SOURCES, F32 and
-     * BF16; dst may be one of the F32 sources. */
-    void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n, bool accumulate);
+    /* dst[i] (+)= tree(src[0][i], ..., src[n_src-1][i]) in fp32; the tree over [lo, lo+n) splits at the
+     * largest power of two below n: sum(lo, h) + sum(lo+h, n-h). accumulate: dst[i] = dst[i] + tree. n_src
+     * in 1..ZR_MAX_SOURCES, F32 and BF16; dst may be one of the F32 sources. */
+    void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
+                     bool accumulate);
     void (*add)(float *dst, const float *src, int64_t n); /* dst[i] = dst[i] + src[i] */
-    /* Adds to acc, for each block of 32 elements (the last one padded with zeros), the block's sum of squares in double:
-     * a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order, then
+    /* Adds to acc, for each block of 32 elements (the last one padded with zeros), the block's sum of squares
+     * in double: a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order, then
      * ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)). x must start on a block boundary of its tensor. */
     void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
     void (*scale)(float *x, int64_t n, float factor); /* x[i] = x[i] * factor; factor 1 touches nothing */
-    void (*update)(const struct zr_update *u); /* param_dtype F32 and BF16 */
+    void (*update)(const struct zr_update *u);        /* param_dtype F32 and BF16 */
 };
 
 /* The table for isa, or NULL where this CPU or build does not have it. */
 const struct zr_host_kernels *zr_host_kernels(enum zr_isa isa);
-/* The best this CPU has, unless the environment variable ZERO_ISA names another that it has (portable, avx2, avx512). Reads the
- * environment: ask once and keep the answer. zr_host_device_open refuses a ZERO_ISA that cannot be had. */
+/* The best this CPU has, unless the environment variable ZERO_ISA names another that it has (portable, avx2,
+ * avx512). Reads the environment: ask once and keep the answer. zr_host_device_open refuses a ZERO_ISA that
+ * cannot be had. */
 const struct zr_host_kernels *zr_host_kernels_best(void);
 
 struct zr_device;
@@ -119,20 +124,23 @@ struct zr_access {
 
 enum zr_stream_kind {
     ZR_STREAM_QUEUE, /* asynchronous: on the host a thread with an in-order queue */
-    ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling thread,
-                        event_record completes at once, and stream_wait blocks until the event is done */
+    ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling
+                        thread, event_record completes at once, and stream_wait blocks until the event is done
+                      */
 };
 
 struct zr_device_ops {
     const char *name;
-    bool compute_on_caller; /* the model computes on the calling thread (host): a wait on its stream blocks the thread */
+    bool compute_on_caller; /* the model computes on the calling thread (host): a wait on its stream blocks
+                               the thread */
     void (*close)(struct zr_device *dev);
 
     /* bytes > 0; 4096-byte aligned; content is unspecified (NaN bytes, 0xFF, when ZERO_POISON=1). */
     int (*alloc)(struct zr_device *dev, int64_t bytes, void **out);
     void (*free)(struct zr_device *dev, void *p, int64_t bytes);
 
-    /* name: for traces and debuggers, copied. native: the user's stream for ZR_STREAM_CALLER on a GPU, else NULL. */
+    /* name: for traces and debuggers, copied. native: the user's stream for ZR_STREAM_CALLER on a GPU, else
+     * NULL. */
     int (*stream_open)(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                        struct zr_stream **out);
     void (*stream_close)(struct zr_stream *s); /* finishes queued work first; NULL is allowed */
@@ -145,18 +153,20 @@ struct zr_device_ops {
     int (*event_sync)(struct zr_event *e);
     bool (*event_done)(struct zr_event *e); /* the most recent record has completed, or there was none */
 
-    /* fn(copy of arg) in stream order, on a thread of the device's. arg_bytes <= ZR_CALL_BYTES; fn must not call the
-     * device. On a GPU this is a host function and must be short. */
+    /* fn(copy of arg) in stream order, on a thread of the device's. arg_bytes <= ZR_CALL_BYTES; fn must not
+     * call the device. On a GPU this is a host function and must be short. */
     int (*call)(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes);
-    /* What the next call() on s touches, or with s NULL what the calling thread touches now: a device that checks cannot look into a
-     * function. NULL on devices that do not check; use zr_declare(). */
+    /* What the next call() on s touches, or with s NULL what the calling thread touches now: a device that
+     * checks cannot look into a function. NULL on devices that do not check; use zr_declare(). */
     void (*declare)(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n);
 
-    /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too). Semantics as in
-     * struct zr_host_kernels. A dtype that is not F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad arguments ZR_ERR_ARG. */
+    /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too). Semantics as
+     * in struct zr_host_kernels. A dtype that is not F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad
+     * arguments ZR_ERR_ARG. */
     int (*zero)(struct zr_stream *s, void *dst, int64_t bytes);
     int (*copy)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
-    int (*cast)(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st, int64_t n);
+    int (*cast)(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                int64_t n);
     int (*add)(struct zr_stream *s, float *dst, const float *src, int64_t n);
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
@@ -178,8 +188,8 @@ static inline void zr_declare(struct zr_device *dev, struct zr_stream *s, const 
 /* Nanoseconds on a clock that never goes back. */
 int64_t zr_now_ns(void);
 
-/* The host device: streams are threads with in-order queues, kernels are zr_host_kernels_best(). The caller closes it
- * with ops->close after its streams and events are closed. */
+/* The host device: streams are threads with in-order queues, kernels are zr_host_kernels_best(). The caller
+ * closes it with ops->close after its streams and events are closed. */
 int zr_host_device_open(struct zr_device **out);
 
 #endif

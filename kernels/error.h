@@ -1,9 +1,10 @@
 /* error.h: the codes every floor returns, and the message of the last failure on this thread.
  *
- * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message once, with
- * zr_fail(); callers pass the code up untouched, or add a prefix with zr_fail_more(). The message lives in
- * thread-local storage: nothing is shared, nothing is allocated, and it can be read after any failure, out of memory too.
- * zero/zero.h publishes the same numbers as enum zero_err; zero/errors.c asserts at compile time that they agree. */
+ * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message
+ * once, with zr_fail(); callers pass the code up untouched, or add a prefix with zr_fail_more(). The message
+ * lives in thread-local storage: nothing is shared, nothing is allocated, and it can be read after any
+ * failure, out of memory too. zero/zero.h publishes the same numbers as enum zero_err; zero/errors.c asserts
+ * at compile time that they agree. */
 #ifndef ZR_KERNELS_ERROR_H
 #define ZR_KERNELS_ERROR_H
 

@@ -10,13 +10,14 @@ struct zr_core {
     int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
     int32_t n_sharded; /* units that need slots */
     bool grad_resident, reduce_each, tree;
-    int64_t reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
-    int64_t second;   /* bytes of the largest slot but that one */
+    int64_t
+        reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
+    int64_t second; /* bytes of the largest slot but that one */
 
-    int32_t n_open;   /* brackets */
-    int32_t n_micro;  /* zero_micro calls since the step */
+    int32_t n_open;    /* brackets */
+    int32_t n_micro;   /* zero_micro calls since the step */
     bool any_backward; /* a backward bracket ended since the step */
-    uint64_t clock;   /* counts grants and releases of gradient slots: the oldest release is reused first */
+    uint64_t clock;    /* counts grants and releases of gradient slots: the oldest release is reused first */
     uint64_t hash;
     struct zr_core_counts counts;
 
@@ -29,8 +30,8 @@ struct zr_core {
 
 struct unit {
     int64_t param_bytes, grad_bytes;
-    int32_t pslot;   /* slot that holds it, -1 none (or resident) */
-    int32_t gslot;   /* granted gradient slot, -1 none */
+    int32_t pslot;     /* slot that holds it, -1 none (or resident) */
+    int32_t gslot;     /* granted gradient slot, -1 none */
     int32_t n_contrib; /* contributions reduced this step */
     int32_t n_bwd;     /* backward brackets ended this step */
     int32_t first_use; /* position in the order of its first begin, NEVER: none */
@@ -38,8 +39,8 @@ struct unit {
     bool resident, trainable;
     bool open_fwd, open_bwd;
     bool used_fwd, used_bwd; /* bracketed since the step */
-    bool pending; /* its resident gradient holds something not yet reduced */
-    bool dirty;   /* its resident gradient was reduced and must be zeroed before it is added to */
+    bool pending;            /* its resident gradient holds something not yet reduced */
+    bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */
 };
 
 struct pslot {
@@ -192,8 +193,8 @@ static bool same_call(const struct zr_call *a, const struct zr_call *b)
 }
 
 /* The words that the hash takes in: a call, or one of these, which are no call. */
-#define MICRO_WORD (UINT64_C(1) << 40)
-#define STEP_WORD (UINT64_C(2) << 40)
+#define MICRO_WORD    (UINT64_C(1) << 40)
+#define STEP_WORD     (UINT64_C(2) << 40)
 #define SNAPSHOT_WORD (UINT64_C(3) << 40)
 
 /* FNV-1a's step: cheap, and any difference stays. */
@@ -214,9 +215,9 @@ static void drop_repeat(struct zr_core *c)
     c->n_rec = half;
 }
 
-/* A model that makes its first call again, unexpectedly and with nothing open and nothing reduced, either begins a pass anew (it has
- * been evaluating) or uses its first unit once more (a head tied to the embedding). What it does until its first backward
- * tells which. */
+/* A model that makes its first call again, unexpectedly and with nothing open and nothing reduced, either
+ * begins a pass anew (it has been evaluating) or uses its first unit once more (a head tied to the
+ * embedding). What it does until its first backward tells which. */
 static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
 {
     if (c->n_open || c->any_backward || c->n_rec == 0)
@@ -271,8 +272,9 @@ static int32_t next_use(const struct zr_core *c, int32_t u)
 
 /* ---- parameter slots ---- */
 
-/* A slot of at most `most` bytes that can hold `bytes`: an empty one, the smallest that does; else the one whose unit is used last,
- * and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit is wanted. -1: none. */
+/* A slot of at most `most` bytes that can hold `bytes`: an empty one, the smallest that does; else the one
+ * whose unit is used last, and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit
+ * is wanted. -1: none. */
 static int32_t pick_below(const struct zr_core *c, int64_t bytes, int64_t most, int32_t wanted)
 {
     int32_t best = -1, farthest = -1;
@@ -405,16 +407,19 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (!u->resident && pslot < 0) {
         pslot = pick_param_slot(c, u->param_bytes, NEVER);
         if (pslot < 0)
-            return zr_fail(ZR_ERR_BUDGET,
-                           "zero_begin: no parameter slot for unit %d (%lld bytes): every slot large enough is held by an open "
-                           "bracket; declare the nesting in cfg.order, or raise prefetch or param_budget_bytes",
-                           ev->unit, (long long)u->param_bytes);
+            return zr_fail(
+                ZR_ERR_BUDGET,
+                "zero_begin: no parameter slot for unit %d (%lld bytes): every slot large enough is held by "
+                "an open "
+                "bracket; declare the nesting in cfg.order, or raise prefetch or param_budget_bytes",
+                ev->unit, (long long)u->param_bytes);
     }
     if (need_grad && !c->grad_resident) {
         gslot = pick_grad_slot(c, u->grad_bytes);
         if (gslot < 0)
             return zr_fail(ZR_ERR_BUDGET,
-                           "zero_begin: no gradient slot for unit %d (%lld bytes): all %d are held by open backward brackets; "
+                           "zero_begin: no gradient slot for unit %d (%lld bytes): all %d are held by open "
+                           "backward brackets; "
                            "declare the nesting in cfg.order",
                            ev->unit, (long long)u->grad_bytes, c->n_gslots);
     }
@@ -440,7 +445,8 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
             gslots(c)[gslot].unit = ev->unit;
             u->gslot = gslot;
         }
-        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_USE_GRAD, .unit = ev->unit, .slot = gslot, .fill = fill};
+        out[(*n)++] =
+            (struct zr_action){.kind = ZR_ACT_USE_GRAD, .unit = ev->unit, .slot = gslot, .fill = fill};
     }
     prefetch(c, out, n);
     return 0;
@@ -451,7 +457,8 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     struct unit *u = &units(c)[ev->unit];
     bool *open = ev->backward ? &u->open_bwd : &u->open_fwd;
     if (!*open)
-        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev->backward));
+        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit,
+                       phase_name(ev->backward));
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
     *open = false;
     c->n_open--;
@@ -480,7 +487,8 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     return 0;
 }
 
-/* Units whose gradients the model writes without brackets (stages 0 and 1): reduce them all, then give them back zeroed. */
+/* Units whose gradients the model writes without brackets (stages 0 and 1): reduce them all, then give them
+ * back zeroed. */
 static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -504,10 +512,12 @@ static void return_unbracketed(struct zr_core *c, struct zr_action *out, int32_t
 static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_micro: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
     if (c->n_micro + 1 >= c->accum)
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends the last micro-batch",
+                       "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends "
+                       "the last micro-batch",
                        c->accum, c->accum - 1);
     c->n_micro++;
     note(c, MICRO_WORD);
@@ -518,8 +528,9 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward brackets (a unit used
- * twice per pass counts double, one that was left out counts less, so the largest count decides), others by zero_micro. */
+/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward brackets
+ * (a unit used twice per pass counts double, one that was left out counts less, so the largest count
+ * decides), others by zero_micro. */
 static int check_count(const struct zr_core *c)
 {
     int32_t most = 0, unit = -1, n_trainable = 0;
@@ -532,16 +543,18 @@ static int check_count(const struct zr_core *c)
         }
     }
     if (most > 0 && most % c->accum)
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_step: unit %d has had %d backward passes since the last step; grad_accum_steps is %d", unit, most,
-                       c->accum);
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "zero_step: unit %d has had %d backward passes since the last step; grad_accum_steps is %d", unit,
+            most, c->accum);
     if (most > 0 || n_trainable == 0)
         return 0;
     if (!c->grad_resident)
         return zr_fail(ZR_ERR_ORDER, "zero_step: no backward bracket has ended since the last step");
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call zero_micro after each "
+                       "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
+                       "zero_micro after each "
                        "backward but the last, or bracket backward, or set deterministic to -1",
                        c->n_micro, c->accum);
     return 0;
@@ -587,7 +600,8 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
 static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+        return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
     int err = check_count(c);
     if (err)
         return err;
@@ -655,13 +669,16 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
     return 0;
 }
 
-/* Between steps only: then the last UPDATE of every unit has been issued, on the stream that the copy goes to as well. */
+/* Between steps only: then the last UPDATE of every unit has been issued, on the stream that the copy goes to
+ * as well. */
 static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_save: unit %d has an open bracket; end it first", zr_core_open_unit(c));
+        return zr_fail(ZR_ERR_ORDER, "zero_save: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
     if (!zr_core_between_steps(c))
-        return zr_fail(ZR_ERR_ORDER, "zero_save: a step has begun; save before its first backward or after zero_step");
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_save: a step has begun; save before its first backward or after zero_step");
     note(c, SNAPSHOT_WORD);
     out[(*n)++] = (struct zr_action){.kind = ZR_ACT_SNAPSHOT, .unit = -1, .slot = -1};
     return 0;

@@ -1,22 +1,22 @@
 /* core.h: the schedule: what to gather, reduce, update and wait for, and when.
  *
- * A pure function of the calls the model makes: zr_core_step(core, call) -> actions. The core is one block of plain data without
- * pointers, so it can be copied, compared and hashed by bytes; it has no clock, thread, allocation or view of the outside.
- * Decisions depend only on the sequence of calls, never on timing, so every rank that makes the same calls issues the
- * same collectives in the same order.
+ * A pure function of the calls the model makes: zr_core_step(core, call) -> actions. The core is one block of
+ * plain data without pointers, so it can be copied, compared and hashed by bytes; it has no clock, thread,
+ * allocation or view of the outside. Decisions depend only on the sequence of calls, never on timing, so
+ * every rank that makes the same calls issues the same collectives in the same order.
  *
- * Parameters. A unit is *resident* (it has a place of its own: always at stages 0 to 2, at world 1, and where the budget
- * allows) or *sharded*: gathered into one of a few slots when it is needed, ahead of time where the order of calls is
- * known. A slot is taken from the unit whose next use is farthest away (Belady, 1966: optimal when the order is known). Open
- * brackets pin their slot.
+ * Parameters. A unit is *resident* (it has a place of its own: always at stages 0 to 2, at world 1, and where
+ * the budget allows) or *sharded*: gathered into one of a few slots when it is needed, ahead of time where
+ * the order of calls is known. A slot is taken from the unit whose next use is farthest away (Belady, 1966:
+ * optimal when the order is known). Open brackets pin their slot.
  *
- * Gradients. Resident (stages 0 and 1: whole) or handed out in slots (stages 2 and 3), and reduced into an fp32 shard.
- * The contributions of one step are added in the shape of a binary counter when `tree` is set, which makes the sum over global
- * micro-batch ids one fixed binary tree at every power-of-two world.
+ * Gradients. Resident (stages 0 and 1: whole) or handed out in slots (stages 2 and 3), and reduced into an
+ * fp32 shard. The contributions of one step are added in the shape of a binary counter when `tree` is set,
+ * which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
  *
- * The order is the declared one until the model's own is known: calls are recorded, and a step whose calls differed from the
- * order makes its own calls the order of the next. Until then the core follows on demand. Passes of evaluation (forward
- * only, nothing reduced) are not recorded. */
+ * The order is the declared one until the model's own is known: calls are recorded, and a step whose calls
+ * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
+ * Passes of evaluation (forward only, nothing reduced) are not recorded. */
 #ifndef ZR_SHARD_CORE_H
 #define ZR_SHARD_CORE_H
 
@@ -35,16 +35,25 @@ struct zr_core_spec {
     const int64_t *param_slot_bytes, *grad_slot_bytes;
     int32_t stage, world, prefetch, grad_accum_steps;
     bool grad_resident; /* stages 0 and 1 */
-    bool reduce_each;   /* reduce every contribution as it ends; else (stages 0 and 1 only) once per grad_accum_steps */
+    bool reduce_each;   /* reduce every contribution as it ends; else (stages 0 and 1 only) once per
+                           grad_accum_steps */
     int32_t n_sums;     /* gradient shard buffers per unit, >= 1; more than 1: tree */
     bool tree;
-    bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that large, is left to units
-                             that fit no other, so that any two units can be open at once */
+    bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that
+                             large, is left to units that fit no other, so that any two units can be open at
+                             once */
     const struct zr_call *order; /* of one micro-batch; balanced, units in range */
     int32_t n_order;
 };
 
-enum zr_core_event_kind { ZR_EV_BEGIN = 1, ZR_EV_END, ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_REWRITE, ZR_EV_SNAPSHOT };
+enum zr_core_event_kind {
+    ZR_EV_BEGIN = 1,
+    ZR_EV_END,
+    ZR_EV_MICRO,
+    ZR_EV_STEP,
+    ZR_EV_REWRITE,
+    ZR_EV_SNAPSHOT
+};
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
@@ -52,22 +61,24 @@ struct zr_core_event {
     uint8_t backward; /* BEGIN, END */
 };
 
-/* An action, in the order it has to be taken. Those of the first group are taken by the model's thread on the compute
- * stream; the others by the loop, on the gather stream (GATHER) or the reduce stream (the rest). */
+/* An action, in the order it has to be taken. Those of the first group are taken by the model's thread on the
+ * compute stream; the others by the loop, on the gather stream (GATHER) or the reduce stream (the rest). */
 enum zr_action_kind {
     ZR_ACT_USE_PARAM = 1, /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_HIDE_PARAM,    /* the outermost bracket closed: compute is done with slot (record it) */
     ZR_ACT_WAIT_PARAM,    /* compute waits for the parameters of unit; the model's pointers stay */
-    ZR_ACT_USE_GRAD,      /* compute waits until the gradient place may be written; if fill, zero it; point the model there */
-    ZR_ACT_HIDE_GRAD,     /* the contribution is complete: record it on the compute stream */
+    ZR_ACT_USE_GRAD,  /* compute waits until the gradient place may be written; if fill, zero it; point the
+                         model there */
+    ZR_ACT_HIDE_GRAD, /* the contribution is complete: record it on the compute stream */
     ZR_ACT_FIRST_CARRIED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_CARRIED,
-    ZR_ACT_REDUCE,    /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] += sums[sum], sum-- */
-    ZR_ACT_FOLD,      /* only the folds, from sums[sum] */
-    ZR_ACT_NO_GRAD,   /* no contribution this step: sums[0] of unit is zero */
-    ZR_ACT_NORM,      /* all gradients are reduced: norm, clip factor, agreement over ranks */
-    ZR_ACT_UPDATE,    /* optimizer on unit's shard (stage 0: on all of it) */
-    ZR_ACT_SNAPSHOT   /* copies this rank's shards and states, as the last UPDATE left them */
+    ZR_ACT_REDUCE,  /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
+                       sums[sum], sum-- */
+    ZR_ACT_FOLD,    /* only the folds, from sums[sum] */
+    ZR_ACT_NO_GRAD, /* no contribution this step: sums[0] of unit is zero */
+    ZR_ACT_NORM,    /* all gradients are reduced: norm, clip factor, agreement over ranks */
+    ZR_ACT_UPDATE,  /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_SNAPSHOT /* copies this rank's shards and states, as the last UPDATE left them */
 };
 
 struct zr_action {
@@ -94,8 +105,8 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *spec);
 /* The most actions one call can need. */
 int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 
-/* Takes one call. 0 with *n_out actions in out, or ZR_ERR_ORDER / ZR_ERR_ARG / ZR_ERR_BUDGET with a message and the core
- * unchanged. */
+/* Takes one call. 0 with *n_out actions in out, or ZR_ERR_ORDER / ZR_ERR_ARG / ZR_ERR_BUDGET with a message
+ * and the core unchanged. */
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
 
 /* Of all calls so far: equal on ranks that made the same. */

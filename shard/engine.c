@@ -1,4 +1,5 @@
-/* engine.c: opens and closes an engine, keeps its first failure, and knows the address of every element it holds. */
+/* engine.c: opens and closes an engine, keeps its first failure, and knows the address of every element it
+ * holds. */
 #include "shard/engine.h"
 
 #include <stdlib.h>
@@ -6,7 +7,8 @@
 
 /* ---- addresses ---- */
 
-int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn, void *arg)
+int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn,
+                   void *arg)
 {
     for (int32_t k = 0; k < f->n_pieces; k++) {
         const struct zr_piece *p = &l->pieces[f->first_piece + k];
@@ -72,8 +74,8 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     return code;
 }
 
-/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each time. The first found it, and
- * need not be told so. */
+/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each
+ * time. The first found it, and need not be told so. */
 static void keep_first_finder(char *why, int rank)
 {
     static const char before[] = " (found by rank ";
@@ -109,7 +111,8 @@ int zr_engine_check(struct zr_engine *e)
 static int open_events(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
-    int32_t units = e->layout->n_units, params = p->n_param_slots, places = p->grad_resident ? units : p->n_grad_slots;
+    int32_t units = e->layout->n_units, params = p->n_param_slots,
+            places = p->grad_resident ? units : p->n_grad_slots;
     int32_t n = params + 2 * units + 2 * places + 3;
     e->events = calloc((size_t)n, sizeof *e->events);
     e->grad_job = calloc((size_t)places + 1, sizeof *e->grad_job);
@@ -148,8 +151,8 @@ static int open_tables(struct zr_engine *e)
     e->grad_slot = calloc(units, sizeof *e->grad_slot);
     e->gather_segs = calloc(flats, sizeof *e->gather_segs);
     e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
-    if (!e->core || !e->actions || !e->unit_job || !e->n_shown_param || !e->n_shown_grad || !e->param_shown || !e->grad_shown ||
-        !e->param_slot || !e->grad_slot || !e->gather_segs || !e->reduce_segs)
+    if (!e->core || !e->actions || !e->unit_job || !e->n_shown_param || !e->n_shown_grad || !e->param_shown ||
+        !e->grad_shown || !e->param_slot || !e->grad_slot || !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
     return 0;
@@ -201,7 +204,8 @@ static int open_memory(struct zr_engine *e)
     return e->dev->ops->stream_sync(e->compute);
 }
 
-/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of both, is staging. */
+/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of both,
+ * is staging. */
 static void count_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;

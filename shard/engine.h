@@ -1,20 +1,22 @@
-/* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's actions.
+/* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's
+ * actions.
  *
- *   model's thread:  call -> core -> actions -> the model's pointers and the compute stream      (engine_model.c)
- *                                            -> queue -> loop's thread -> gather, reduce streams  (engine_carry.c)
+ *   model's thread:  call -> core -> actions -> the model's pointers and the compute stream (engine_model.c)
+ *                                            -> queue -> loop's thread -> gather, reduce streams
+ * (engine_carry.c)
  *
- * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and cannot depend on
- * the loop's timing. The loop only issues, in the order of the queue.
+ * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
+ * cannot depend on the loop's timing. The loop only issues, in the order of the queue.
  *
  * Every arrow between streams is one event:
  *   param_free[slot]  compute -> gather   the last bracket that read the slot ended
  *   ready[unit]       gather  -> compute  the unit's parameters are gathered
- *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute where nothing is gathered)
- *   grad_done[place]  compute -> reduce   backward has written the gradient
- *   grad_free[place]  reduce  -> compute  the gradient was reduced, by every rank: its place may be written again
- *   step_compute      compute -> reduce   everything before zero_step is done with the parameters
- *   gather_tail       gather  -> reduce   every gather of the old parameters is done
- *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known */
+ *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute where nothing is
+ * gathered) grad_done[place]  compute -> reduce   backward has written the gradient grad_free[place]  reduce
+ * -> compute  the gradient was reduced, by every rank: its place may be written again step_compute compute ->
+ * reduce   everything before zero_step is done with the parameters gather_tail       gather  -> reduce every
+ * gather of the old parameters is done step_norm         reduce  -> host     norm, clip factor and skip flag
+ * of the step are known */
 #ifndef ZR_SHARD_ENGINE_H
 #define ZR_SHARD_ENGINE_H
 
@@ -55,16 +57,16 @@ struct zr_engine {
     /* The model's thread. */
     struct zr_core *core;
     struct zr_action *actions;
-    bool unkicked;             /* pushed, but the loop was not told */
-    uint64_t n_jobs;           /* pushed */
-    uint64_t norm_job;         /* the last step's */
-    uint64_t *unit_job;        /* (n_units) the last job that writes the unit's parameters */
-    uint64_t *grad_job;        /* (places) the last job that reads the gradient place */
+    bool unkicked;                         /* pushed, but the loop was not told */
+    uint64_t n_jobs;                       /* pushed */
+    uint64_t norm_job;                     /* the last step's */
+    uint64_t *unit_job;                    /* (n_units) the last job that writes the unit's parameters */
+    uint64_t *grad_job;                    /* (places) the last job that reads the gradient place */
     int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
     bool *param_shown, *grad_shown;        /* (n_units) */
     int32_t *param_slot, *grad_slot;       /* (n_units) where it is shown */
-    uint32_t step; /* calls of zero_step */
-    int64_t t;     /* steps that were not skipped */
+    uint32_t step;                         /* calls of zero_step */
+    int64_t t;                             /* steps that were not skipped */
     int64_t n_skipped;
     bool result_due; /* a step's result was not looked at yet */
     float lr;
@@ -98,16 +100,18 @@ struct zr_engine_parts {
     struct zr_comm *gather, *reduce;
     const struct zr_plan *plan; /* and its layout */
     const struct zr_options *opt;
-    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs are carried out by the
-                             model's thread; where that thread computes too (host), it then does all the work itself */
+    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs
+                             are carried out by the model's thread; where that thread computes too (host), it
+                             then does all the work itself */
     void *native_stream;  /* the model's compute stream on a GPU */
 };
 
-/* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. e is the caller's memory (its address is
- * the loop's argument); on failure nothing is left in it. */
+/* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. e is the caller's
+ * memory (its address is the loop's argument); on failure nothing is left in it. */
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
-/* Collective, blocking: the arenas and the optimizer's memory. The parameters are not loaded: see zr_engine_adopt. On failure
- * what was allocated is freed by zr_engine_close (and the arenas with their communicators). */
+/* Collective, blocking: the arenas and the optimizer's memory. The parameters are not loaded: see
+ * zr_engine_adopt. On failure what was allocated is freed by zr_engine_close (and the arenas with their
+ * communicators). */
 int zr_engine_allocate(struct zr_engine *e);
 /* Local. The loop must have been stopped or never started. */
 void zr_engine_close(struct zr_engine *e);
@@ -121,7 +125,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 /* The step: result may be NULL; if not, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
 
-/* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another rank, are found here. */
+/* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another
+ * rank, are found here. */
 int zr_engine_check(struct zr_engine *e);
 /* Records the first failure and ends both communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
@@ -134,8 +139,8 @@ int zr_engine_drain(struct zr_engine *e);
 void zr_engine_point(struct zr_engine *e);
 void zr_engine_unpoint(struct zr_engine *e); /* all at NULL */
 
-/* Values. kind: -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see zero_read and
- * zero_write. write: rank 0's data counts. */
+/* Values. kind: -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see
+ * zero_read and zero_write. write: rank 0's data counts. */
 enum { ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
@@ -148,9 +153,12 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
 /* Collective: everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 
-/* Calls fn for every range of elements of `flat` in [lo, hi) that belongs to one piece: first is the flat's element. */
-typedef int (*zr_range_fn)(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n);
-int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn, void *arg);
+/* Calls fn for every range of elements of `flat` in [lo, hi) that belongs to one piece: first is the flat's
+ * element. */
+typedef int (*zr_range_fn)(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                           int64_t n);
+int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t lo, int64_t hi, zr_range_fn fn,
+                   void *arg);
 
 /* Elements of a flat whose state this rank holds: its shard, or at stage 0 all. */
 int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first);
@@ -170,14 +178,15 @@ struct zr_run {
 };
 /* All of them, flat by flat. A non-zero result of fn ends the walk and is returned. (engine_snapshot.c) */
 int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
-/* Has the loop copy them all into the snapshot, in the order of the reduce stream: after the last step's update, before the next one's.
- * Does not wait; on_snapshot tells. The one before must have been read by then. */
+/* Has the loop copy them all into the snapshot, in the order of the reduce stream: after the last step's
+ * update, before the next one's. Does not wait; on_snapshot tells. The one before must have been read by
+ * then. */
 int zr_engine_take_snapshot(struct zr_engine *e);
 int zr_engine_carry_snapshot(struct zr_engine *e); /* the loop's part of it */
 
-/* Loading. Collective, blocking, between steps (engine_restore.c). begin: nobody reads a shard any more. Then every rank writes its runs
- * (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads what every rank holds of the others:
- * resident parameters, and at stage 0 all state. */
+/* Loading. Collective, blocking, between steps (engine_restore.c). begin: nobody reads a shard any more. Then
+ * every rank writes its runs (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end
+ * spreads what every rank holds of the others: resident parameters, and at stage 0 all state. */
 int zr_engine_restore_begin(struct zr_engine *e);
 int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src);
 int zr_engine_restore_end(struct zr_engine *e);
@@ -195,7 +204,8 @@ static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *
 
 static inline struct zr_step_record *zr_engine_record(const struct zr_engine *e, int rank)
 {
-    return (struct zr_step_record *)(e->reduce_base + e->plan->exchange_at + rank * (int64_t)ZR_EXCHANGE_BYTES);
+    return (struct zr_step_record *)(e->reduce_base + e->plan->exchange_at +
+                                     rank * (int64_t)ZR_EXCHANGE_BYTES);
 }
 
 #endif

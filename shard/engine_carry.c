@@ -37,19 +37,22 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
             continue;
         bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
         int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
-        e->gather_segs[n_segs++] = (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
-                                                          .src_stride = home ? f[i].shard_bytes : 0,
-                                                          .dst = full,
-                                                          .shard_bytes = f[i].shard_bytes,
-                                                          .total_bytes = f[i].total_bytes};
+        e->gather_segs[n_segs++] =
+            (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
+                                   .src_stride = home ? f[i].shard_bytes : 0,
+                                   .dst = full,
+                                   .shard_bytes = f[i].shard_bytes,
+                                   .total_bytes = f[i].total_bytes};
     }
     struct zr_tag tag = tag_of(job);
     if (slot >= 0)
         TRY(d->stream_wait(e->gather_stream, e->param_free[slot]));
     TRY(d->stream_wait(e->gather_stream, e->updated[unit]));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit,
+                         job->step, false));
     TRY(e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, n_segs, &tag));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step, true));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit,
+                         job->step, true));
     e->n_gather++;
     return d->event_record(e->ready[unit], e->gather_stream);
 }
@@ -69,7 +72,8 @@ static int fold(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     for (; n_folds > 0; n_folds--, sum--)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
-                TRY(e->dev->ops->add(e->reduce_stream, sum_at(e, &f[i], sum - 1), sum_at(e, &f[i], sum), f[i].shard_elems));
+                TRY(e->dev->ops->add(e->reduce_stream, sum_at(e, &f[i], sum - 1), sum_at(e, &f[i], sum),
+                                     f[i].shard_elems));
     return 0;
 }
 
@@ -80,7 +84,8 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     int32_t n, n_segs = 0, place = zr_grad_place(a->unit, a->slot);
     const struct zr_flat *f = flats_of(e, a->unit, &n);
     TRY(d->stream_wait(e->reduce_stream, e->grad_done[place]));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
+                         job->step, false));
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
@@ -95,7 +100,8 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
             /* In place: the gradient is consumed by this reduce anyway. */
             void *grad = e->reduce_base + seg.src;
             int64_t ratio = zr_dtype_bytes(seg.dtype) / zr_dtype_bytes(wire);
-            TRY(d->cast(e->reduce_stream, grad, wire, grad, seg.dtype, seg.total_bytes / zr_dtype_bytes(seg.dtype)));
+            TRY(d->cast(e->reduce_stream, grad, wire, grad, seg.dtype,
+                        seg.total_bytes / zr_dtype_bytes(seg.dtype)));
             seg.shard_bytes /= ratio;
             seg.total_bytes /= ratio;
             seg.dtype = wire;
@@ -107,21 +113,24 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     TRY(d->event_record(e->grad_free[place], e->reduce_stream));
     e->n_reduce++;
     TRY(fold(e, a->unit, a->sum, a->n_folds));
-    return zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step, true);
+    return zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
+                            job->step, true);
 }
 
 static int no_grad(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n;
     const struct zr_flat *f = flats_of(e, job->action.unit, &n);
-    /* A peer may still be gathering this sum for its update of the step before (stage 0), and in a step without any gradient no reduce
-     * stands in between: everyone has to be past it. */
+    /* A peer may still be gathering this sum for its update of the step before (stage 0), and in a step
+     * without any gradient no reduce stands in between: everyone has to be past it. */
     struct zr_tag tag = tag_of(job);
     if (e->plan->state_full && e->world > 1)
-        TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
+        TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                     &tag));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
-            TRY(e->dev->ops->zero(e->reduce_stream, sum_at(e, &f[i], 0), f[i].shard_elems * (int64_t)sizeof(float)));
+            TRY(e->dev->ops->zero(e->reduce_stream, sum_at(e, &f[i], 0),
+                                  f[i].shard_elems * (int64_t)sizeof(float)));
     return 0;
 }
 
@@ -133,7 +142,8 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
     (void)p;
     int64_t own;
     zr_flat_owned(f, e->rank, &own);
-    return e->dev->ops->sum_squares(e->reduce_stream, &zr_engine_record(e, e->rank)->norm, sum_at(e, f, 0) + (first - own), n);
+    return e->dev->ops->sum_squares(e->reduce_stream, &zr_engine_record(e, e->rank)->norm,
+                                    sum_at(e, f, 0) + (first - own), n);
 }
 
 struct finish {
@@ -173,13 +183,15 @@ static void finish_record(void *arg)
         char text[256];
         if (rec->call_hash != f->call_hash) {
             snprintf(text, sizeof text,
-                     "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d; every rank must make "
+                     "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d; "
+                     "every rank must make "
                      "the same, in the same order",
                      f->step, r, e->rank);
             zr_engine_fail(e, ZR_ERR_MISMATCH, text);
         } else if (memcmp(&rec->lr, &f->lr, sizeof f->lr)) {
-            snprintf(text, sizeof text, "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", f->step,
-                     (double)rec->lr, r, (double)f->lr, e->rank);
+            snprintf(text, sizeof text,
+                     "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same",
+                     f->step, (double)rec->lr, r, (double)f->lr, e->rank);
             zr_engine_fail(e, ZR_ERR_MISMATCH, text);
         }
     }
@@ -192,7 +204,8 @@ static void finish_record(void *arg)
     *zr_engine_scalars(e) = (struct zr_step_scalars){
         .grad_scale = (float)(clipped ? scale * ((double)e->opt.clip / norm) : scale),
         .skip = !finite || atomic_load(&e->failed)};
-    e->result = (struct zr_step_result){.grad_norm = norm, .clipped = clipped, .skipped = !finite, .save_written = written};
+    e->result = (struct zr_step_result){
+        .grad_norm = norm, .clipped = clipped, .skipped = !finite, .save_written = written};
 }
 
 static int norm(struct zr_engine *e, const struct zr_job *job)
@@ -201,7 +214,8 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(d->stream_wait(e->reduce_stream, e->step_compute));
     TRY(d->event_record(e->gather_tail, e->gather_stream));
     TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
+                         false));
     struct finish f = {e, job->call_hash, job->step, job->lr};
     struct zr_access own = {zr_engine_record(e, e->rank), sizeof(struct zr_step_record), true};
     zr_declare(e->dev, e->reduce_stream, &own, 1);
@@ -219,7 +233,8 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
                               {&e->result, sizeof e->result, true}};
     zr_declare(e->dev, e->reduce_stream, all, 3);
     TRY(d->call(e->reduce_stream, finish_record, &f, sizeof f));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
+                         true));
     return d->event_record(e->step_norm, e->reduce_stream);
 }
 
@@ -228,8 +243,8 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
 struct updating {
     struct zr_engine *e;
     const struct zr_job *job;
-    const float *grad;   /* of the flat's first kept element */
-    int64_t first_kept;  /* element of the flat */
+    const float *grad;  /* of the flat's first kept element */
+    int64_t first_kept; /* element of the flat */
 };
 
 struct user_call {
@@ -246,13 +261,15 @@ static void call_user(void *arg)
     if (err) {
         char text[256];
         snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
-                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first, (long long)(c->u.first + c->u.n - 1));
+                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first,
+                 (long long)(c->u.first + c->u.n - 1));
         zr_engine_fail(c->e, ZR_ERR_FAILED, text);
     }
 }
 _Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
 
-static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_piece *p, int64_t first_in_piece)
+static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_piece *p,
+                          int64_t first_in_piece)
 {
     struct zr_engine *e = up->e;
     const struct zr_device_ops *d = e->dev->ops;
@@ -279,7 +296,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     return 0;
 }
 
-static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                        int64_t n)
 {
     struct updating *up = arg;
     struct zr_engine *e = up->e;
@@ -311,7 +329,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return e->dev->ops->update(e->reduce_stream, &k);
 }
 
-/* Stage 0: every rank updates everything, so it needs the whole reduced gradient of the unit: the second half of an all-reduce. */
+/* Stage 0: every rank updates everything, so it needs the whole reduced gradient of the unit: the second half
+ * of an all-reduce. */
 static int gather_grad(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, n_segs = 0;
@@ -321,11 +340,11 @@ static int gather_grad(struct zr_engine *e, const struct zr_job *job)
         if (!f[i].trainable)
             continue;
         int64_t shard = f[i].shard_elems * (int64_t)sizeof(float);
-        e->gather_segs[n_segs++] = (struct zr_gather_seg){.src = zr_plan_sum(e->plan, &f[i], 0),
-                                                          .dst = at,
-                                                          .shard_bytes = shard,
-                                                          .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) *
-                                                                         (int64_t)sizeof(float)};
+        e->gather_segs[n_segs++] = (struct zr_gather_seg){
+            .src = zr_plan_sum(e->plan, &f[i], 0),
+            .dst = at,
+            .shard_bytes = shard,
+            .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)};
         at += shard * e->world;
     }
     struct zr_tag tag = tag_of(job);
@@ -337,7 +356,8 @@ static int update(struct zr_engine *e, const struct zr_job *job)
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = flats_of(e, unit, &n);
     bool gathered = e->plan->state_full && e->world > 1;
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit,
+                         job->step, false));
     if (gathered)
         TRY(gather_grad(e, job));
     float *full = (float *)(e->reduce_base + e->plan->full_grad_at);
@@ -349,7 +369,8 @@ static int update(struct zr_engine *e, const struct zr_job *job)
         TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
         full += f[i].shard_elems * e->world;
     }
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step, true));
+    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit,
+                         job->step, true));
     return e->dev->ops->event_record(e->updated[unit], e->reduce_stream);
 }
 

@@ -1,4 +1,5 @@
-/* engine_model.c: the model's hand: calls -> core -> the model's pointers, the compute stream, and jobs for the loop. */
+/* engine_model.c: the model's hand: calls -> core -> the model's pointers, the compute stream, and jobs for
+ * the loop. */
 #include "shard/engine.h"
 
 #include <string.h>
@@ -10,26 +11,31 @@ static int64_t slice_bytes(const struct zr_tensor *t)
     return t->n_elems / t->n_slices * zr_dtype_bytes(t->dtype);
 }
 
-/* Where the model's pointer for this piece must stand so that base + slice*stride is the piece. Biased pointers may lie outside
- * any object, so the arithmetic is on integers. */
+/* Where the model's pointer for this piece must stand so that base + slice*stride is the piece. Biased
+ * pointers may lie outside any object, so the arithmetic is on integers. */
 static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const char *at)
 {
     return (void *)((uintptr_t)at - (uintptr_t)(p->slice * slice_bytes(t)));
 }
 
-static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                           int32_t slot)
 {
-    const char *at = e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    const char *at =
+        e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
-static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                          int32_t slot)
 {
-    const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    const char *at =
+        e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
-typedef void (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot);
+typedef void (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                         int32_t slot);
 
 static void for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
 {
@@ -103,7 +109,8 @@ void zr_engine_unpoint(struct zr_engine *e)
     }
 }
 
-static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                           int32_t slot)
 {
     if (p->slice)
         return; /* slice 0 gives the base of all */
@@ -123,7 +130,8 @@ void zr_engine_point(struct zr_engine *e)
 
 static void push(struct zr_engine *e, const struct zr_action *a)
 {
-    struct zr_job job = {.action = *a, .call_hash = zr_core_hash(e->core), .step = e->step, .lr = e->lr, .t = e->t + 1};
+    struct zr_job job = {
+        .action = *a, .call_hash = zr_core_hash(e->core), .step = e->step, .lr = e->lr, .t = e->t + 1};
     e->n_jobs++;
     if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
         e->unit_job[a->unit] = e->n_jobs;
@@ -160,7 +168,8 @@ static void await_issue(struct zr_engine *e, uint64_t job)
 static int wait_param(struct zr_engine *e, int32_t unit)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    bool gathered = !e->plan->resident[unit] || (e->world > 1 && e->plan->stage > 0 && e->layout->units[unit].trainable);
+    bool gathered =
+        !e->plan->resident[unit] || (e->world > 1 && e->plan->stage > 0 && e->layout->units[unit].trainable);
     await_issue(e, e->unit_job[unit]);
     struct zr_event *ev = gathered ? e->ready[unit] : e->updated[unit];
     if (!d->compute_on_caller)
@@ -280,7 +289,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     return err;
 }
 
-/* Looks at the result of the step before: whether it was skipped decides the number of the next. It is known by then. */
+/* Looks at the result of the step before: whether it was skipped decides the number of the next. It is known
+ * by then. */
 int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->result_due)

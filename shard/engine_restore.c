@@ -1,4 +1,5 @@
-/* engine_restore.c: values from a checkpoint into the shards, and from the shards to wherever else they are held. */
+/* engine_restore.c: values from a checkpoint into the shards, and from the shards to wherever else they are
+ * held. */
 #include "shard/engine.h"
 
 int zr_engine_restore_begin(struct zr_engine *e)
@@ -35,7 +36,8 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     return e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, u->n_flats, &tag);
 }
 
-/* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element 0. */
+/* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element
+ * 0. */
 static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -48,7 +50,8 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
             int64_t bytes = zr_min(most, n - k) * (int64_t)sizeof(float);
             int err = r == e->rank ? d->copy(e->reduce_stream, staging, at + first + k, bytes) : 0;
             if (!err)
-                err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, bytes, r, &tag);
+                err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, bytes, r,
+                                                &tag);
             if (!err && r != e->rank)
                 err = d->copy(e->reduce_stream, at + first + k, staging, bytes);
             if (err)

@@ -1,7 +1,8 @@
-/* engine_snapshot.c: what of this rank's memory a checkpoint holds, and a copy of it taken while training goes on.
+/* engine_snapshot.c: what of this rank's memory a checkpoint holds, and a copy of it taken while training
+ * goes on.
  *
- * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last step's updates and before
- * the next step's, and neither the model nor the gathers wait for it. */
+ * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last
+ * step's updates and before the next step's, and neither the model nor the gathers wait for it. */
 #include "shard/engine.h"
 
 int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
@@ -34,7 +35,9 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
 static int copy_run(void *arg, const struct zr_run *run)
 {
     struct zr_engine *e = arg;
-    return run->n ? e->dev->ops->copy(e->reduce_stream, e->snapshot + run->snapshot_at, run->at, run->n * run->size) : 0;
+    return run->n ? e->dev->ops->copy(e->reduce_stream, e->snapshot + run->snapshot_at, run->at,
+                                      run->n * run->size)
+                  : 0;
 }
 
 static void tell(void *arg)

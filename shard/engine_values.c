@@ -1,12 +1,14 @@
-/* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the mean over ranks; the
- * barrier. All blocking, between steps, over the reduce communicator and the plan's staging. */
+/* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
+ * mean over ranks; the barrier. All blocking, between steps, over the reduce communicator and the plan's
+ * staging. */
 #include "shard/engine.h"
 
 #include <string.h>
 #include <xxhash.h>
 
-/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call sends: a rank that reads
- * while another means, or reads another range, would be given data that it did not ask for. */
+/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call
+ * sends: a rank that reads while another means, or reads another range, would be given data that it did not
+ * ask for. */
 struct asked {
     enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE } call;
     int32_t tensor, kind;
@@ -16,8 +18,9 @@ struct asked {
 static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit, const struct asked *a)
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
-    return (struct zr_tag){
-        .unit = unit, .step = e->step, .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))};
+    return (struct zr_tag){.unit = unit,
+                           .step = e->step,
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))};
 }
 
 /* One tensor's range of elements, at most what staging holds, all inside one slice. */
@@ -85,7 +88,8 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         if (r == e->rank)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
-            err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at + at, n * c->size, r, &tag);
+            err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at + at, n * c->size,
+                                            r, &tag);
         if (err)
             return err;
     }
@@ -115,7 +119,8 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
         return 0;
     const char *from = e->reduce_base + e->plan->values_at + (first - c->first) * c->size;
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
-    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given, n);
+    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
+                             n);
 }
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
@@ -125,7 +130,8 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
     if (e->rank == 0)
         err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
     if (!err)
-        err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, c->n * c->size, 0, &tag);
+        err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, c->n * c->size, 0,
+                                        &tag);
     if (err)
         return err;
     int64_t first = c->first, n = c->n;
@@ -142,12 +148,13 @@ static int wait_for_all(struct zr_engine *e, const struct asked *a)
     struct zr_tag tag = tag_of(e, -1, a);
     int err = zr_engine_drain(e);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                       &tag);
     return err ? err : zr_engine_drain(e);
 }
 
-/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be gathering a shard that is about
- * to be written. */
+/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
+ * gathering a shard that is about to be written. */
 static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
                       int (*fn)(struct zr_engine *, const struct chunk *, char *))
 {
@@ -193,7 +200,8 @@ int zr_engine_adopt(struct zr_engine *e)
 {
     int err = 0;
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
-        err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, e->layout->tensors[t].n_elems, *e->layout->tensors[t].param);
+        err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, e->layout->tensors[t].n_elems,
+                              *e->layout->tensors[t].param);
     struct zr_comm_stats s;
     e->gather->ops->stats(e->gather, &s);
     e->wire_at_open = s.wire_bytes;
@@ -211,9 +219,11 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     struct zr_tag tag = tag_of(e, -1, &a);
     const struct zr_device_ops *d = e->dev->ops;
     char *slots = e->reduce_base + e->plan->exchange_at;
-    err = d->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, values, n * (int64_t)sizeof *values);
+    err = d->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, values,
+                  n * (int64_t)sizeof *values);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                       &tag);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     err = zr_engine_drain(e);
@@ -243,9 +253,11 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     char *slots = e->reduce_base + e->plan->exchange_at;
     err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                       &tag);
     for (int r = 0; !err && r < e->world; r++)
-        err = e->dev->ops->copy(e->reduce_stream, (char *)all + r * n_bytes, slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
+        err = e->dev->ops->copy(e->reduce_stream, (char *)all + r * n_bytes,
+                                slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
     /* Also after a failure: the stream may still be reading mine. */

@@ -47,8 +47,8 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     int64_t n = 0;
     for (int32_t i = 0; i < l->n_tensors; i++)
         n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
-    /* Slices cannot fill more units than there are slices: if any unit is empty, one of the first n_slices + 1 is, however
-     * high the numbers go. */
+    /* Slices cannot fill more units than there are slices: if any unit is empty, one of the first n_slices +
+     * 1 is, however high the numbers go. */
     int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
     unsigned char *seen = calloc((size_t)zr_max(n_looked_at, 1), 1);
     if (!seen)
@@ -62,8 +62,8 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
         gap++;
     free(seen);
     if (gap < n_looked_at)
-        return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps", (long long)gap,
-                       (long long)n - 1);
+        return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps",
+                       (long long)gap, (long long)n - 1);
     *n_units = (int32_t)n;
     return 0;
 }
@@ -101,12 +101,14 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
     return f;
 }
 
-/* The tensors with a slice in one unit, as a list of (tensor, slice): first-come order of the model's table. */
+/* The tensors with a slice in one unit, as a list of (tensor, slice): first-come order of the model's table.
+ */
 struct member {
     int32_t tensor, slice, next;
 };
 
-static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head, unsigned char *done)
+static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head,
+                       unsigned char *done)
 {
     struct zr_unit *unit = &l->units[u];
     unit->first_flat = l->n_flats;
@@ -169,7 +171,8 @@ static void place_in_place(struct zr_layout *l)
 
 const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 {
-    int32_t lo = 0, hi = l->n_flats - 1; /* flats own consecutive pieces: the last one that starts at or before it */
+    int32_t lo = 0,
+            hi = l->n_flats - 1; /* flats own consecutive pieces: the last one that starts at or before it */
     while (lo < hi) {
         int32_t mid = (lo + hi + 1) / 2;
         if (l->flats[mid].first_piece <= piece)
@@ -182,7 +185,7 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
-    int64_t v[] = {t->dtype, t->n_elems, t->n_slices, t->unit,      t->grad != NULL,
+    int64_t v[] = {t->dtype,   t->n_elems,  t->n_slices,  t->unit,    t->grad != NULL,
                    t->stacked, t->no_decay, t->overwrite, t->resident};
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
@@ -196,7 +199,8 @@ static uint64_t hash_layout(const struct zr_layout *l)
     return h;
 }
 
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, struct zr_layout **out)
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place,
+                   struct zr_layout **out)
 {
     struct member *members = NULL;
     int32_t *head = NULL, *tail = NULL;

@@ -2,25 +2,26 @@
  *
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
- *   flat    the tensors of one unit that share dtype and trainability, laid end to end: a run of total_bytes that is
- *           cut into world slices of shard_bytes; rank r owns the r-th. A collective moves whole flats.
- *   piece   one tensor slice inside a flat.
+ *   flat    the tensors of one unit that share dtype and trainability, laid end to end: a run of total_bytes
+ * that is cut into world slices of shard_bytes; rank r owns the r-th. A collective moves whole flats. piece
+ * one tensor slice inside a flat.
  *
- * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable), each 256-byte aligned, padded so
- * that all ranks' slices are equal. An *in-place* flat is one slice of a stacked tensor that has to lie in one buffer with the
- * other slices (stages 0 and 1, where the model uses base + l*stride with no bracket to re-point base): nothing can be
- * padded there, so its last slices may be short or empty.
+ * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable), each 256-byte
+ * aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked tensor
+ * that has to lie in one buffer with the other slices (stages 0 and 1, where the model uses base + l*stride
+ * with no bracket to re-point base): nothing can be padded there, so its last slices may be short or empty.
  *
- * Slices of a rank start at multiples of 256 bytes from the flat's start and pieces at multiples of 256, so every shard
- * boundary is a multiple of 32 elements from the start of its tensor slice, for every world and both kinds: the canonical
- * blocks of the gradient norm are never cut. */
+ * Slices of a rank start at multiples of 256 bytes from the flat's start and pieces at multiples of 256, so
+ * every shard boundary is a multiple of 32 elements from the start of its tensor slice, for every world and
+ * both kinds: the canonical blocks of the gradient norm are never cut. */
 #ifndef ZR_SHARD_LAYOUT_H
 #define ZR_SHARD_LAYOUT_H
 
 #include "kernels/device.h"
 
 #define ZR_PIECE_ALIGN 256 /* bytes, start of a piece in a packed flat */
-#define ZR_SHARD_ALIGN 256 /* bytes; shard_bytes is a multiple: of 128 still when f32 goes over the wire as bf16 */
+#define ZR_SHARD_ALIGN                                                                                       \
+    256 /* bytes; shard_bytes is a multiple: of 128 still when f32 goes over the wire as bf16 */
 
 /* As given by the model, checked and copied. */
 struct zr_tensor {
@@ -46,11 +47,11 @@ struct zr_flat {
     bool trainable, in_place;
     int32_t first_piece, n_pieces;
     int64_t total_bytes, shard_bytes;
-    /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and the same for
-     * gradients (trainable flats only). */
+    /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
+     * the same for gradients (trainable flats only). */
     int64_t param_at, grad_at;
-    int64_t shard_at; /* one rank's slice, inside the unit's packed parameter shards (bytes) */
-    int64_t state_at; /* and inside an fp32 array over the shards of all trainable flats (elements) */
+    int64_t shard_at;    /* one rank's slice, inside the unit's packed parameter shards (bytes) */
+    int64_t state_at;    /* and inside an fp32 array over the shards of all trainable flats (elements) */
     int64_t shard_elems; /* shard_bytes in elements; what every rank reserves */
 };
 
@@ -71,17 +72,18 @@ struct zr_layout {
     struct zr_unit *units;
     struct zr_flat *flats;   /* by unit */
     struct zr_piece *pieces; /* by flat */
-    int32_t *piece_of;       /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
-    int32_t *slice_base;     /* (n_tensors + 1) */
+    int32_t *piece_of;   /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
+    int32_t *slice_base; /* (n_tensors + 1) */
     int64_t in_place_param_bytes, in_place_grad_bytes;
-    int64_t state_elems;     /* fp32 elements of one gradient shard array: all trainable flats' shards */
-    int64_t n_params;        /* elements of the model */
-    uint64_t hash;           /* of everything that must agree between ranks */
+    int64_t state_elems; /* fp32 elements of one gradient shard array: all trainable flats' shards */
+    int64_t n_params;    /* elements of the model */
+    uint64_t hash;       /* of everything that must agree between ranks */
 };
 
-/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place: see above. Errors: ZR_ERR_ARG for
- * units that leave a gap; ZR_ERR_NOMEM. */
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, struct zr_layout **out);
+/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place: see above. Errors:
+ * ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place,
+                   struct zr_layout **out);
 void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
 /* Of all that must agree between ranks; not of the pointers. */
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed);

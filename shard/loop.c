@@ -47,7 +47,8 @@ static bool carry_all(struct zr_loop *l)
         return false;
     for (; done < pushed; done++) {
         l->carry(l->arg, &l->ring[done & l->mask]);
-        /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter. */
+        /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
+         */
         atomic_store(&l->n_carried, done + 1);
         if (atomic_load(&l->waited_for)) {
             uv_mutex_lock(&l->lock);
@@ -70,8 +71,8 @@ static void on_wake(uv_async_t *a)
         }
         if (until && zr_now_ns() < until && !atomic_load_explicit(&l->stop, memory_order_relaxed))
             continue;
-        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us. Both sides store, then load,
-         * sequentially consistent: one of them sees the other. */
+        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us.
+         * Both sides store, then load, sequentially consistent: one of them sees the other. */
         atomic_store(&l->asleep, true);
         if (atomic_load(&l->n_pushed) == atomic_load(&l->n_carried))
             break;
@@ -84,7 +85,8 @@ static void on_wake(uv_async_t *a)
     }
 }
 
-static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
+static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                      struct zr_loop **out)
 {
     struct zr_loop *l = calloc(1, sizeof *l);
     if (!l)
@@ -124,7 +126,8 @@ uint64_t zr_loop_carry_next(struct zr_loop *l)
     return done + 1;
 }
 
-int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg, struct zr_loop **out)
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                 struct zr_loop **out)
 {
     struct zr_loop *l = NULL;
     int err = open_queue(n_jobs, carry, arg, &l);
@@ -156,8 +159,10 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
-    /* A write to a rank that died must be an error, not the end of this process; and the program's signals are for its own threads. */
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}; /* of this thread: the program may watch for them */
+    /* A write to a rank that died must be an error, not the end of this process; and the program's signals
+     * are for its own threads. */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL,
+                                 SIGTRAP, SIGSYS}; /* of this thread: the program may watch for them */
     sigset_t mask;
     sigfillset(&mask);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
@@ -196,8 +201,8 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
 
 void zr_loop_kick(struct zr_loop *l)
 {
-    /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it cannot see that flag as it was
-     * before the loop's last round (libuv issues 349 and 4584). */
+    /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it
+     * cannot see that flag as it was before the loop's last round (libuv issues 349 and 4584). */
     if (!l->by_hand && atomic_load(&l->asleep))
         uv_async_send(&l->wake);
 }

@@ -1,9 +1,11 @@
 /* loop.h: the libuv loop on its own thread, and the queue by which the model's thread gives it work.
  *
- * One producer (the model's thread), one consumer (the loop's thread). Jobs are carried out in order. The model's thread never waits for
- * the loop except when the queue is full, or when it asks until when a job has been carried out (zr_loop_await).
+ * One producer (the model's thread), one consumer (the loop's thread). Jobs are carried out in order. The
+ * model's thread never waits for the loop except when the queue is full, or when it asks until when a job has
+ * been carried out (zr_loop_await).
  *
- * Waking a loop costs a system call, so the producer makes it only when the loop has said that it is about to sleep. */
+ * Waking a loop costs a system call, so the producer makes it only when the loop has said that it is about to
+ * sleep. */
 #ifndef ZR_SHARD_LOOP_H
 #define ZR_SHARD_LOOP_H
 
@@ -23,10 +25,11 @@ struct zr_job {
 struct zr_loop;
 
 /* carry is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
-int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg, struct zr_loop **out);
-/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_carry_next alone; pushed is called after each push, and
- * awaited where the model's thread has to wait for a job: when it returns, the job must have been carried out. Start and kick do
- * nothing, and close drops what is queued. */
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
+                 struct zr_loop **out);
+/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_carry_next alone; pushed is
+ * called after each push, and awaited where the model's thread has to wait for a job: when it returns, the
+ * job must have been carried out. Start and kick do nothing, and close drops what is queued. */
 struct zr_loop_by_hand {
     void (*pushed)(void *arg);
     void (*awaited)(void *arg, uint64_t number);
@@ -46,8 +49,9 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
 void zr_loop_kick(struct zr_loop *l);
 /* Blocks until job `number` has been carried out. */
 void zr_loop_await(struct zr_loop *l, uint64_t number);
-/* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed), joins, frees. Also
- * for a loop that was never started: then everything runs on the calling thread. NULL is allowed. */
+/* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed),
+ * joins, frees. Also for a loop that was never started: then everything runs on the calling thread. NULL is
+ * allowed. */
 void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *arg), void *arg);
 
 #endif

@@ -11,11 +11,13 @@
 
 const char *zr_mem_name(enum zr_mem m)
 {
-    static const char *const name[ZR_MEM_COUNT] = {
-        [ZR_MEM_PARAM_SHARDS] = "parameter shards", [ZR_MEM_PARAM_SLOTS] = "parameter slots",
-        [ZR_MEM_GRAD_SHARDS] = "gradient shards",   [ZR_MEM_GRAD_SLOTS] = "gradient slots",
-        [ZR_MEM_MASTER] = "master weights",         [ZR_MEM_MOMENTS] = "optimizer moments",
-        [ZR_MEM_STAGING] = "staging"};
+    static const char *const name[ZR_MEM_COUNT] = {[ZR_MEM_PARAM_SHARDS] = "parameter shards",
+                                                   [ZR_MEM_PARAM_SLOTS] = "parameter slots",
+                                                   [ZR_MEM_GRAD_SHARDS] = "gradient shards",
+                                                   [ZR_MEM_GRAD_SLOTS] = "gradient slots",
+                                                   [ZR_MEM_MASTER] = "master weights",
+                                                   [ZR_MEM_MOMENTS] = "optimizer moments",
+                                                   [ZR_MEM_STAGING] = "staging"};
     return name[m];
 }
 
@@ -153,7 +155,8 @@ static int measure(struct zr_plan *p, const struct zr_options *opt)
 
 /* ---- placing ---- */
 
-/* Buffers of a binary counter that takes n contributions: the stack is deepest just after an even-numbered one. */
+/* Buffers of a binary counter that takes n contributions: the stack is deepest just after an even-numbered
+ * one. */
 static int32_t counter_depth(int32_t n)
 {
     int32_t most = 1;
@@ -246,10 +249,11 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     if (!units || !order)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
     for (int32_t u = 0; u < l->n_units; u++) {
-        units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
-                                              .grad_bytes = l->units[u].grad_bytes,
-                                              .resident = p->stage <= 2 || p->world == 1 || l->units[u].resident,
-                                              .trainable = l->units[u].trainable};
+        units[u] =
+            (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
+                                       .grad_bytes = l->units[u].grad_bytes,
+                                       .resident = p->stage <= 2 || p->world == 1 || l->units[u].resident,
+                                       .trainable = l->units[u].trainable};
     }
     if (opt->n_order)
         memcpy(order, opt->order, (size_t)n_order * sizeof *order);
@@ -259,7 +263,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
             int32_t u = (backward ? n_order - 1 - i : i) / 2;
             order[i] = (struct zr_call){.unit = u, .backward = backward, .is_end = i & 1};
         } else if (order[i].unit >= l->n_units) {
-            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, order[i].unit, l->n_units - 1);
+            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, order[i].unit,
+                           l->n_units - 1);
         }
     }
     s->n_units = l->n_units;
@@ -270,7 +275,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->grad_accum_steps = opt->grad_accum_steps;
     s->grad_resident = p->grad_resident;
     s->reduce_each = p->stage >= 2 || opt->deterministic || opt->grad_accum_steps == 1;
-    /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced first. */
+    /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
+     * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     s->tree = opt->deterministic && opt->grad_accum_steps > 1;
@@ -281,8 +287,9 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {p->stage,       p->world, p->n_states,        p->n_sums,        s->prefetch,    s->grad_accum_steps,
-                      s->reduce_each, s->tree,  s->reserve_largest, s->n_param_slots, s->n_grad_slots};
+    int64_t head[] = {
+        p->stage,       p->world, p->n_states,        p->n_sums,        s->prefetch,    s->grad_accum_steps,
+        s->reduce_each, s->tree,  s->reserve_largest, s->n_param_slots, s->n_grad_slots};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
     h = XXH64(p->bytes, sizeof p->bytes, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);

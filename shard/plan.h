@@ -1,7 +1,8 @@
 /* plan.h: how much memory each rank takes and where everything in it lies; made before anything is allocated.
  *
- * A plan follows from the layout, the options and the world alone, is the same on every rank and never changes. Its traffic figures come
- * from running the schedule core over the declared order, so they are what a steady step does, not an estimate. */
+ * A plan follows from the layout, the options and the world alone, is the same on every rank and never
+ * changes. Its traffic figures come from running the schedule core over the declared order, so they are what
+ * a steady step does, not an estimate. */
 #ifndef ZR_SHARD_PLAN_H
 #define ZR_SHARD_PLAN_H
 
@@ -22,16 +23,17 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES 640      /* of one rank's record in the agreement at each step; see struct zr_step_record */
-#define ZR_CONTROL_BYTES 256       /* step scalars */
-#define ZR_VALUE_BYTES (256 << 10) /* at most: staging of zero_read, zero_write */
+#define ZR_EXCHANGE_BYTES                                                                                    \
+    640 /* of one rank's record in the agreement at each step; see struct zr_step_record */
+#define ZR_CONTROL_BYTES 256         /* step scalars */
+#define ZR_VALUE_BYTES   (256 << 10) /* at most: staging of zero_read, zero_write */
 
 /* What ranks tell each other at a step. */
 struct zr_step_record {
     struct zr_exact_sum norm; /* of this rank's gradient shards, squared */
     uint64_t call_hash;
     int64_t save_written; /* number of the last save whose files this rank has written */
-    float lr; /* every rank must give the same */
+    float lr;             /* every rank must give the same */
 };
 _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
 
@@ -50,8 +52,8 @@ struct zr_plan {
     bool grad_resident, state_full;
 
     /* Offsets in the gather arena. */
-    int64_t *param_at;  /* (n_units) resident: the full unit; sharded: this rank's shard of it */
-    bool *resident;     /* (n_units) */
+    int64_t *param_at; /* (n_units) resident: the full unit; sharded: this rank's shard of it */
+    bool *resident;    /* (n_units) */
     int64_t in_place_param_at;
     int32_t n_param_slots;
     struct zr_slot_place *param_slots;
@@ -63,17 +65,18 @@ struct zr_plan {
     int32_t n_grad_slots;
     struct zr_slot_place *grad_slots;
     int32_t n_sums;
-    int64_t sums_at;   /* n_sums arrays of layout->state_elems floats, end to end */
+    int64_t sums_at; /* n_sums arrays of layout->state_elems floats, end to end */
     int64_t exchange_at, control_at;
     int64_t full_grad_at; /* stage 0: one unit's gradient gathered, fp32 */
     int64_t values_at, values_bytes;
     int64_t reduce_bytes;
 
     /* Device memory of its own. */
-    int64_t *master_at;   /* (n_flats) element in the master array, -1: the parameters are their own masters, or frozen */
+    int64_t *master_at; /* (n_flats) element in the master array, -1: the parameters are their own masters, or
+                           frozen */
     int64_t master_elems; /* fp32 */
     int32_t n_states;
-    int64_t state_elems;  /* fp32, of each state */
+    int64_t state_elems;    /* fp32, of each state */
     int64_t snapshot_bytes; /* 0: none is kept */
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
@@ -83,8 +86,8 @@ struct zr_plan {
     struct zr_core_spec spec; /* for the schedule core; its arrays belong to the plan */
 };
 
-/* layout must outlive the plan. Errors: ZR_ERR_BUDGET naming the field, the unit and the bytes; ZR_ERR_ARG for an order with units that
- * do not exist; ZR_ERR_NOMEM. */
+/* layout must outlive the plan. Errors: ZR_ERR_BUDGET naming the field, the unit and the bytes; ZR_ERR_ARG
+ * for an order with units that do not exist; ZR_ERR_NOMEM. */
 int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, struct zr_plan **out);
 void zr_plan_free(struct zr_plan *p); /* NULL is allowed */
 
@@ -94,20 +97,22 @@ static inline bool zr_plan_in_place(int stage)
     return stage <= 1;
 }
 
-/* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given its slot or -1 for
- * the resident place, and of the slice that `rank` keeps. */
+/* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given
+ * its slot or -1 for the resident place, and of the slice that `rank` keeps. */
 int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
 int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, int rank);
 int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
 /* Of a flat's slice in sums[k]. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k);
 
-/* Bytes that rank takes from the others to gather the unit, to reduce it, and at stage 0 to gather its gradient. */
+/* Bytes that rank takes from the others to gather the unit, to reduce it, and at stage 0 to gather its
+ * gradient. */
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
 int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
 
-/* A checkpoint holds this value of the flat (a kind as in zr_engine_read): f32 weights are their own masters and are held once. */
+/* A checkpoint holds this value of the flat (a kind as in zr_engine_read): f32 weights are their own masters
+ * and are held once. */
 bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind);
 /* What the snapshot reserves for it: bytes, one rank's. */
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);

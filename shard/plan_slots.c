@@ -1,13 +1,14 @@
 /* plan_slots.c: chooses the slots; see plan_slots.h.
  *
- * At any moment some units are live: those whose brackets are open and those being gathered ahead (for gradients: being
- * reduced). Slot j must hold the j-th largest live unit at every moment of the order; that is the least memory in which the
- * prefetch depth can be kept. Where slots would take as much as keeping every unit whole (few units, or a budget for all), all
- * units are resident.
+ * At any moment some units are live: those whose brackets are open and those being gathered ahead (for
+ * gradients: being reduced). Slot j must hold the j-th largest live unit at every moment of the order; that
+ * is the least memory in which the prefetch depth can be kept. Where slots would take as much as keeping
+ * every unit whole (few units, or a budget for all), all units are resident.
  *
- * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then one slot after another, the
- * smallest first, in which units stay from forward to backward. A link that would raise the traffic is left out, and the budget
- * only decides how far along the chain to go: more of it never costs traffic. */
+ * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then one
+ * slot after another, the smallest first, in which units stay from forward to backward. A link that would
+ * raise the traffic is left out, and the budget only decides how far along the chain to go: more of it never
+ * costs traffic. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
@@ -27,7 +28,9 @@ static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *pl
 
 int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
 {
-    enum { MOST_STEPS = 8 }; /* copies of frozen units outlive a step: they take a few to settle, or take turns for ever */
+    enum {
+        MOST_STEPS = 8
+    }; /* copies of frozen units outlive a step: they take a few to settle, or take turns for ever */
     void *mem = malloc(zr_core_bytes(spec));
     struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
     int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
@@ -40,7 +43,8 @@ int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t 
     note_places(core, spec->n_units, places);
     memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
     int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
-    bool steady = false, same = false; /* same: the step left the places as it found them, so the next one is steady */
+    bool steady = false,
+         same = false; /* same: the step left the places as it found them, so the next one is steady */
     for (int s = 0; !steady; s++) {
         memset(reduces, 0, (size_t)spec->n_units * sizeof *reduces);
         for (int64_t i = 0; i <= n_calls; i++) {
@@ -51,7 +55,8 @@ int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t 
             }
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
-            /* An order without backward passes has no step to take: it is gone through again, as evaluation is. */
+            /* An order without backward passes has no step to take: it is gone through again, as evaluation
+             * is. */
             if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
             if (err)
@@ -78,7 +83,8 @@ out:
     return err;
 }
 
-/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments. */
+/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments.
+ */
 struct window {
     int64_t *live, *need;
     int32_t n_live, n_need;
@@ -107,8 +113,8 @@ static int64_t sum(const int64_t *x, int32_t n)
     return s;
 }
 
-/* An order that was not declared may turn out to hold any two units open at once (an embedding around the layers): the two largest
- * must fit. */
+/* An order that was not declared may turn out to hold any two units open at once (an embedding around the
+ * layers): the two largest must fit. */
 static void need_pair(struct window *w, int64_t first, int64_t second)
 {
     while (w->n_need < 2)
@@ -131,9 +137,10 @@ static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first
     }
 }
 
-/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the pass. Units above
- * `most` bytes have a slot of their own and are left out. */
-static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w, int32_t *open, int32_t *seen)
+/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the
+ * pass. Units above `most` bytes have a slot of their own and are left out. */
+static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w,
+                       int32_t *open, int32_t *seen)
 {
     w->n_need = 0;
     memset(open, 0, (size_t)s->n_units * sizeof *open);
@@ -202,9 +209,9 @@ static int gather_cost(struct zr_plan *p, const int64_t *slots, int32_t n, int64
     return err;
 }
 
-/* The windows say how many slots are needed and how large, not that the core's way of filling them finds one for every bracket at
- * once: while one finds none, one more slot is made as large as the largest. Few models need this (brackets of odd sizes that
- * overlap). slots and n_slots are s's own that are meant. */
+/* The windows say how many slots are needed and how large, not that the core's way of filling them finds one
+ * for every bracket at once: while one finds none, one more slot is made as large as the largest. Few models
+ * need this (brackets of odd sizes that overlap). slots and n_slots are s's own that are meant. */
 static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, int64_t *scratch)
 {
     for (int32_t i = 1;; i++) {
@@ -216,8 +223,8 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, i
 }
 
 /* The slots for a prefetch depth. */
-static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t ahead, struct window *w, int32_t *a, int32_t *b,
-                       int64_t *scratch)
+static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t ahead, struct window *w,
+                       int32_t *a, int32_t *b, int64_t *scratch)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
@@ -255,8 +262,8 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
 }
 
 /* Goes along the chain as far as the budget allows. `trial` is a second window's worth of memory. */
-static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct window *w, int64_t *trial, int32_t *a, int32_t *b,
-                        int64_t *scratch)
+static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct window *w, int64_t *trial,
+                        int32_t *a, int32_t *b, int64_t *scratch)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t budget = opt->param_budget_bytes, used = 0, cost = 0, bytes;
@@ -267,8 +274,10 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
         int err = depth_slots(p, opt, ahead, &next, a, b, scratch);
         int64_t need = sum(trial, next.n_need);
         if (!err && need > budget && n == 0)
-            err = zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
-                          (long long)budget, (long long)need);
+            err = zr_fail(
+                ZR_ERR_BUDGET,
+                "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
+                (long long)budget, (long long)need);
         deep = need <= budget;
         if (!err && deep)
             err = gather_cost(p, trial, next.n_need, scratch, &bytes);
@@ -308,11 +317,12 @@ static int keep_all(struct zr_core_spec *s, struct window *w)
     return 0;
 }
 
-static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w, int64_t *trial, int32_t *a,
-                              int32_t *b, int64_t *scratch)
+static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w,
+                              int64_t *trial, int32_t *a, int32_t *b, int64_t *scratch)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, rest = 0, largest, second; /* rest: of all units, but for this rank's shards */
+    int64_t budget = opt->param_budget_bytes, rest = 0, largest,
+            second; /* rest: of all units, but for this rank's shards */
     int32_t largest_unit = -1;
     largest_two(s, false, &largest, &second);
     for (int32_t u = 0; u < s->n_units; u++) {
@@ -328,9 +338,10 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     if (budget && budget >= rest)
         return keep_all(s, w);
     if (budget && budget < largest)
-        return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld", (long long)budget,
-                       largest_unit, (long long)largest);
-    int err = budget ? spend_budget(p, opt, w, trial, a, b, scratch) : depth_slots(p, opt, s->prefetch, w, a, b, scratch);
+        return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
+                       (long long)budget, largest_unit, (long long)largest);
+    int err = budget ? spend_budget(p, opt, w, trial, a, b, scratch)
+                     : depth_slots(p, opt, s->prefetch, w, a, b, scratch);
     return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
@@ -347,7 +358,8 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     struct zr_core_spec *s = &p->spec;
     size_t n = (size_t)s->n_units + 1;
     int64_t *params = calloc(n, sizeof *params), *grads = calloc(n, sizeof *grads);
-    int64_t *live = calloc(n, sizeof *live), *trial = calloc(n, sizeof *trial), *scratch = calloc(2 * n, sizeof *scratch);
+    int64_t *live = calloc(n, sizeof *live), *trial = calloc(n, sizeof *trial),
+            *scratch = calloc(2 * n, sizeof *scratch);
     int32_t *a = calloc(n, sizeof *a), *b = calloc(n, sizeof *b);
     struct window w = {.live = live, .need = grads};
     int err = ZR_ERR_NOMEM;

@@ -4,11 +4,12 @@
 
 #include "shard/plan.h"
 
-/* Fills p->param_slots, p->grad_slots (sizes, not places) and their part of p->spec, and makes units resident where the
- * budget allows. p->spec must hold units and order. */
+/* Fills p->param_slots, p->grad_slots (sizes, not places) and their part of p->spec, and makes units resident
+ * where the budget allows. p->spec must hold units and order. */
 int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt);
 
-/* Runs a core of spec over its order, step by step, until steps are alike (8 at most); gathers[u] and reduces[u] get what such a step does. */
+/* Runs a core of spec over its order, step by step, until steps are alike (8 at most); gathers[u] and
+ * reduces[u] get what such a step does. */
 int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces);
 
 #endif

@@ -49,7 +49,8 @@ void zr_timeline_close(struct zr_timeline *t)
     free(t);
 }
 
-void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit, uint32_t step)
+void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
+                       uint32_t step)
 {
     if (!t)
         return;
@@ -121,8 +122,9 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
     fprintf(f, "{\"traceEvents\":[\n");
     for (int i = 0; i < ZR_TRACK_COUNT; i++) {
         const struct track *k = &t->track[i];
-        fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, i,
-                track_name[i]);
+        fprintf(f,
+                "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                rank, i, track_name[i]);
         uint64_t oldest = k->n > (uint64_t)t->n_spans ? k->n - (uint64_t)t->n_spans : 0;
         for (uint64_t j = oldest; j < k->n; j++) {
             const struct span *s = &k->ring[j % (uint64_t)t->n_spans];
@@ -138,7 +140,8 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
             fprintf(f, ",\"args\":{\"unit\":%d,\"step\":%u}},\n", s->unit, s->step);
         }
     }
-    fprintf(f, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}\n]}\n", rank, rank);
+    fprintf(f, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}\n]}\n",
+            rank, rank);
     bool bad = ferror(f);
     if (fclose(f) || bad)
         return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));

@@ -1,4 +1,5 @@
-/* timeline.h: what happened when, for zero_trace_write: spans on a few tracks, in a ring that keeps the latest. */
+/* timeline.h: what happened when, for zero_trace_write: spans on a few tracks, in a ring that keeps the
+ * latest. */
 #ifndef ZR_SHARD_TIMELINE_H
 #define ZR_SHARD_TIMELINE_H
 
@@ -6,8 +7,17 @@
 
 enum zr_track { ZR_TRACK_MODEL, ZR_TRACK_GATHER, ZR_TRACK_REDUCE, ZR_TRACK_COUNT };
 
-enum zr_span_kind { ZR_SPAN_FORWARD, ZR_SPAN_BACKWARD, ZR_SPAN_WAIT, ZR_SPAN_STEP, ZR_SPAN_GATHER, ZR_SPAN_REDUCE, ZR_SPAN_NORM,
-                    ZR_SPAN_UPDATE, ZR_SPAN_COUNT };
+enum zr_span_kind {
+    ZR_SPAN_FORWARD,
+    ZR_SPAN_BACKWARD,
+    ZR_SPAN_WAIT,
+    ZR_SPAN_STEP,
+    ZR_SPAN_GATHER,
+    ZR_SPAN_REDUCE,
+    ZR_SPAN_NORM,
+    ZR_SPAN_UPDATE,
+    ZR_SPAN_COUNT
+};
 
 struct zr_timeline;
 
@@ -15,9 +25,10 @@ struct zr_timeline;
 int zr_timeline_open(int32_t n_spans, struct zr_timeline **out);
 void zr_timeline_close(struct zr_timeline *t); /* NULL is allowed */
 
-/* Begins and ends a span; spans of one track are begun and ended by one thread at a time. They may nest on the model's track,
- * where unit and kind tell which one ends. t may be NULL: nothing happens. */
-void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit, uint32_t step);
+/* Begins and ends a span; spans of one track are begun and ended by one thread at a time. They may nest on
+ * the model's track, where unit and kind tell which one ends. t may be NULL: nothing happens. */
+void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
+                       uint32_t step);
 void zr_timeline_end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit);
 
 /* The same in the order of a stream. */

@@ -39,7 +39,7 @@ struct zr_verify_case {
     int budget;      /* percent of all parameters; 0: none */
     int frozen;      /* percent of tensors */
     int skipped;     /* percent of the uses of units left out */
-    int changes;       /* percent of steps from which on the model uses its units in another order */
+    int changes;     /* percent of steps from which on the model uses its units in another order */
     int n_evals;     /* forward passes before each step's micro-batches */
     bool late_evals; /* the same between the last backward and the step */
     int unbracketed; /* percent of units, stages 0 and 1 only */

@@ -59,7 +59,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 #define FIELDS(X)                                                                                            \
     X(stage, int)                                                                                            \
     X(world, int)                                                                                            \
-    X(n_units, int) X(prefetch, int) X(accum, int) X(n_steps, int) X(pattern, enum zr_verify_pattern)        \
+    X(n_units, int)                                                                                          \
+    X(prefetch, int) X(accum, int) X(n_steps, int) X(pattern, enum zr_verify_pattern)                        \
         X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int) X(skipped, int) X(changes, int)           \
             X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)     \
                 X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool)                  \

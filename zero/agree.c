@@ -1,5 +1,5 @@
-/* agree.c: before the first collective, all ranks lay their cards open: what differs is named, and a fault found by one rank is an
- * error on all. */
+/* agree.c: before the first collective, all ranks lay their cards open: what differs is named, and a fault
+ * found by one rank is an error on all. */
 #include "zero/context.h"
 
 #include <stddef.h>
@@ -70,7 +70,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->plan_hash = z->plan->hash;
 }
 
-/* The first tensor that differs between any rank and rank 0. All ranks get the same hashes and come to the same answer. */
+/* The first tensor that differs between any rank and rank 0. All ranks get the same hashes and come to the
+ * same answer. */
 static int name_tensor(struct zero_ctx *z)
 {
     int32_t n = z->layout->n_tensors, world = z->world.world;
@@ -87,7 +88,8 @@ static int name_tensor(struct zero_ctx *z)
         for (int32_t r = 1; !err && r < world; r++)
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[i])
                 err = zr_fail(ZR_ERR_MISMATCH,
-                              "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, dtype, unit, flags or "
+                              "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, "
+                              "dtype, unit, flags or "
                               "whether it has a gradient",
                               i, z->layout->tensors[i].name, r);
     if (!err)
@@ -107,7 +109,8 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
     if (cards[r].field != cards[0].field)                                                                    \
-        return zr_fail(ZR_ERR_MISMATCH, "%s is %.9g on rank %d and %.9g on rank 0; all ranks must have the same", #field, \
+        return zr_fail(ZR_ERR_MISMATCH,                                                                      \
+                       "%s is %.9g on rank %d and %.9g on rank 0; all ranks must have the same", #field,     \
                        cards[r].field, r, cards[0].field);
         CARD_FIELDS(COMPARE)
 #undef COMPARE
@@ -117,7 +120,8 @@ static int compare(struct zero_ctx *z, const struct card *cards)
             return name_tensor(z);
     for (int r = 1; r < world; r++)
         if (cards[r].plan_hash != cards[0].plan_hash)
-            return zr_fail(ZR_ERR_MISMATCH, "order on rank %d differs from rank 0's; all ranks must make the same calls", r);
+            return zr_fail(ZR_ERR_MISMATCH,
+                           "order on rank %d differs from rank 0's; all ranks must make the same calls", r);
     return 0;
 }
 

@@ -1,5 +1,5 @@
-/* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named, the rest is the
- * engine's. */
+/* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
+ * the rest is the engine's. */
 #include "zero/context.h"
 
 #include <math.h>
@@ -9,7 +9,8 @@ static int need_context(const struct zero_ctx *z, const char *call)
     return z ? 0 : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
 }
 
-/* A context that has failed says so whatever it is asked: the arguments may be wrong only because of the failure. */
+/* A context that has failed says so whatever it is asked: the arguments may be wrong only because of the
+ * failure. */
 static int need_healthy(struct zero_ctx *z, const char *call)
 {
     int err = need_context(z, call);
@@ -28,7 +29,8 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
         if (err)
             return err;
         if (!known_phase)
-            return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call, (int)phase);
+            return zr_fail(ZR_ERR_ARG, "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD", call,
+                           (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
@@ -72,26 +74,32 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 }
 
 /* Checks a range and turns the public value into the engine's. */
-static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int32_t value, int64_t first, int64_t n, int *kind)
+static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int32_t value, int64_t first,
+                       int64_t n, int *kind)
 {
     int err = need_healthy(z, call);
     if (err)
         return err;
     if (tensor < 0 || tensor >= z->layout->n_tensors)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor, z->layout->n_tensors - 1);
+        return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
+                       z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
     if (value < ZERO_VALUE_PARAM || value >= ZERO_VALUE_STATE + z->plan->n_states)
         return zr_fail(ZR_ERR_ARG, "%s: value is %d; allowed: 0..%d (with %d optimizer states)", call, value,
                        ZERO_VALUE_STATE + z->plan->n_states - 1, z->plan->n_states);
     if (value != ZERO_VALUE_PARAM && !t->grad)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call, t->name);
+        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call,
+                       t->name);
     if (first < 0 || n < 0 || first > t->n_elems - n)
-        return zr_fail(ZR_ERR_ARG, "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s", call,
-                       (long long)first, (long long)n, (long long)t->n_elems, t->name);
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
+                       call, (long long)first, (long long)n, (long long)t->n_elems, t->name);
     int32_t open = zr_core_open_unit(z->engine.core);
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
-    *kind = value == ZERO_VALUE_PARAM ? ZR_VALUE_PARAM : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER : value - ZERO_VALUE_STATE;
+    *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
+            : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
+                                         : value - ZERO_VALUE_STATE;
     return 0;
 }
 
@@ -117,7 +125,7 @@ int zero_mean(zero_ctx *z, double *values, int32_t n)
     if (err)
         return err;
     if (!values || n < 0 || n > 64)
-        return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL", n,
-                       values ? "set" : "NULL");
+        return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
+                       n, values ? "set" : "NULL");
     return zr_engine_mean(&z->engine, values, n);
 }

@@ -97,7 +97,8 @@ static int make_root(const struct zr_files *fs, const char *root)
     return err && !exists ? err : 0;
 }
 
-int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES])
+int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t,
+                        char name[ZR_CHECKPOINT_NAME_BYTES])
 {
     struct list l;
     bool missing;
@@ -187,7 +188,8 @@ int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char 
 
 /* ---- finding ---- */
 
-static int check_file(const struct zr_files *fs, const char *folder, const char *name, int64_t bytes, bool *broken)
+static int check_file(const struct zr_files *fs, const char *folder, const char *name, int64_t bytes,
+                      bool *broken)
 {
     char path[ZR_PATH_BYTES];
     int64_t n;
@@ -199,7 +201,8 @@ static int check_file(const struct zr_files *fs, const char *folder, const char 
     err = zr_file_size(fs, fd, path, &n);
     *broken = !err && n != bytes;
     if (*broken)
-        err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; the manifest says %lld", path, (long long)n, (long long)bytes);
+        err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; the manifest says %lld", path, (long long)n,
+                      (long long)bytes);
     zr_file_close(fs, fd, path);
     return err;
 }
@@ -214,7 +217,8 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     if (!err)
         err = zr_file_load(fs, path, ZR_MANIFEST_MAX, broken, &text, &n);
     if (err)
-        return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder) : err;
+        return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
+                       : err;
     /* One that is sound but cannot be read, perhaps a later version's, is not to be passed over. */
     *broken = !zr_manifest_is_sound(text, n);
     err = zr_manifest_parse(path, text, n, out);
@@ -233,7 +237,8 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     return err;
 }
 
-int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES], zr_say_fn say, void *arg)
+int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
+                         zr_say_fn say, void *arg)
 {
     char path[ZR_PATH_BYTES], *text, line[ZR_ERROR_BYTES + 64];
     struct list l;
@@ -263,7 +268,8 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
             break;
         bool broken;
         int open_err = zr_checkpoint_open(fs, path, &broken, &m);
-        if (open_err && !broken) { /* perhaps a good one: to go back to an older could not be told from losing it */
+        if (open_err &&
+            !broken) { /* perhaps a good one: to go back to an older could not be told from losing it */
             err = open_err;
             break;
         }
@@ -277,7 +283,8 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
         }
     }
     if (!err && !found)
-        err = zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save", root);
+        err = zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save",
+                      root);
     free(l.names);
     return err;
 }

@@ -1,8 +1,9 @@
 /* checkpoint_dir.h: the folder that holds a run's checkpoints: names, which is the latest, which may go.
  *
- * A checkpoint is a folder save-SERIAL-step-T with a manifest that validates and with every file it names, in the size it names.
- * SERIAL counts the saves into this folder: the latest is the last saved, also when a run was taken back to an earlier step. While it is
- * written its name begins with a dot; a folder of such a name is never a checkpoint. One run at a time saves into a folder. */
+ * A checkpoint is a folder save-SERIAL-step-T with a manifest that validates and with every file it names, in
+ * the size it names. SERIAL counts the saves into this folder: the latest is the last saved, also when a run
+ * was taken back to an earlier step. While it is written its name begins with a dot; a folder of such a name
+ * is never a checkpoint. One run at a time saves into a folder. */
 #ifndef ZR_ZERO_CHECKPOINT_DIR_H
 #define ZR_ZERO_CHECKPOINT_DIR_H
 
@@ -14,21 +15,24 @@
 /* For log lines. */
 typedef void (*zr_say_fn)(void *arg, const char *line);
 
-/* Makes root if it is missing (one level) and in it the folder .NAME for a checkpoint of step t; name is what it will be
- * called. Blocking; ZR_ERR_IO. */
-int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES]);
+/* Makes root if it is missing (one level) and in it the folder .NAME for a checkpoint of step t; name is what
+ * it will be called. Blocking; ZR_ERR_IO. */
+int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t,
+                        char name[ZR_CHECKPOINT_NAME_BYTES]);
 /* The manifest, last: a temporary file, synced, renamed, and the folder synced. */
 int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m);
 /* .NAME becomes NAME, and root itself, durably. */
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name);
-/* Removes what is older than the `keep` latest (0: nothing), and what other saves left unfinished; never `name`. */
+/* Removes what is older than the `keep` latest (0: nothing), and what other saves left unfinished; never
+ * `name`. */
 int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep);
 
-/* Reads a folder's manifest and checks that what it names is there. *out is released with zr_manifest_free. broken: set
- * when it is no checkpoint, and not just could not be read. */
+/* Reads a folder's manifest and checks that what it names is there. *out is released with zr_manifest_free.
+ * broken: set when it is no checkpoint, and not just could not be read. */
 int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *broken, struct zr_manifest *out);
-/* The name of the latest checkpoint in root, "" when root itself is one. Unfinished or damaged ones that are newer are skipped and told.
- * ZR_ERR_IO when there is none. */
-int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES], zr_say_fn say, void *arg);
+/* The name of the latest checkpoint in root, "" when root itself is one. Unfinished or damaged ones that are
+ * newer are skipped and told. ZR_ERR_IO when there is none. */
+int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
+                         zr_say_fn say, void *arg);
 
 #endif

@@ -22,7 +22,7 @@
  * the old size (put an explicit reserved field in the padding if need be), write the old size as a number in
  * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
 #define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
-#define CONFIG_BYTES 176 /* version 2: save_async, save_keep */
+#define CONFIG_BYTES    176 /* version 2: save_async, save_keep */
 _Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_BYTES,
                "struct zero_config changed");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, save_async) >= CONFIG_V1_BYTES,
@@ -31,8 +31,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, trace) + 8 ==
                "trace and 4 bytes of padding end version 1");
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
-_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
+_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
                "32 fields");
 #pragma GCC diagnostic pop
 

@@ -26,16 +26,17 @@ struct zero_ctx {
     int64_t n_micro;              /* micro-batches of all ranks, in all steps */
     unsigned char *user_data;     /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
-    void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of memory */
+    void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
+                       fail for want of memory */
 };
 
-/* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out belongs to the
- * caller (zr_tensors_free). */
+/* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out
+ * belongs to the caller (zr_tensors_free). */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out);
 
-/* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go to the others;
- * returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout
- * and z->plan may be NULL when local_err is not 0. */
+/* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
+ * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,
+ * tensor and ranks that differ. z->layout and z->plan may be NULL when local_err is not 0. */
 int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* The same for a later phase of zero_wrap: all succeed or all fail. */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
@@ -46,8 +47,8 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err);
 /* log.c: a line to cfg.log, if there is one. Any thread. */
 void zr_say(const struct zero_ctx *z, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is this rank's. Returns the
- * save's failure. */
+/* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
+ * this rank's. Returns the save's failure. */
 int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);

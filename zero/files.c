@@ -154,7 +154,8 @@ int zr_path_join(char path[ZR_PATH_BYTES], const char *folder, const char *name)
 {
     int n = snprintf(path, ZR_PATH_BYTES, "%s/%s", folder, name);
     if (n < 0 || n >= ZR_PATH_BYTES)
-        return zr_fail(ZR_ERR_ARG, "%.200s.../%.100s: the path has %d characters; allowed: %d", folder, name, n, ZR_PATH_BYTES - 1);
+        return zr_fail(ZR_ERR_ARG, "%.200s.../%.100s: the path has %d characters; allowed: %d", folder, name,
+                       n, ZR_PATH_BYTES - 1);
     return 0;
 }
 
@@ -187,7 +188,8 @@ int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf,
         if (got < 0)
             return fail_io(path, "read", got);
         if (got == 0)
-            return zr_fail(ZR_ERR_IO, "%s: ends at byte %lld, %lld bytes before it should", path, (long long)at, (long long)n);
+            return zr_fail(ZR_ERR_IO, "%s: ends at byte %lld, %lld bytes before it should", path,
+                           (long long)at, (long long)n);
         p += got;
         at += got;
         n -= got;
@@ -226,7 +228,8 @@ int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *b
 
 int zr_file_close(const struct zr_files *fs, int fd, const char *path)
 {
-    /* On Linux the descriptor is released even when close is interrupted: to repeat it could close another thread's. */
+    /* On Linux the descriptor is released even when close is interrupted: to repeat it could close another
+     * thread's. */
     int err = fs->close(fs->arg, fd);
     return err < 0 && err != -EINTR ? fail_io(path, "close", err) : 0;
 }
@@ -257,7 +260,8 @@ int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists)
     return err < 0 ? fail_io(path, "make folder", err) : 0;
 }
 
-int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing, int (*fn)(void *, const char *), void *arg)
+int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
+                   int (*fn)(void *, const char *), void *arg)
 {
     void *dir;
     char name[256];
@@ -332,7 +336,8 @@ int zr_folder_remove(const struct zr_files *fs, const char *path, const char *fi
     return err < 0 && err != -ENOENT ? fail_io(path, "remove folder", err) : 0;
 }
 
-int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out, int64_t *n)
+int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
+                 int64_t *n)
 {
     int fd = -1, err = zr_file_find(fs, path, missing, &fd);
     char *data = NULL;
@@ -343,7 +348,8 @@ int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool 
         err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; allowed: %lld", path, (long long)*n, (long long)max);
     if (!err) {
         data = malloc((size_t)*n + 1);
-        err = data ? zr_file_read(fs, fd, path, data, *n, 0) : zr_fail(ZR_ERR_NOMEM, "no memory to read %s", path);
+        err = data ? zr_file_read(fs, fd, path, data, *n, 0)
+                   : zr_fail(ZR_ERR_NOMEM, "no memory to read %s", path);
     }
     zr_file_close(fs, fd, path);
     if (err) {

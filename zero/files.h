@@ -1,8 +1,8 @@
-/* files.h: every call that checkpoints make to the file system, as one small table that tests replace, and what is always wanted above
- * it: whole transfers, retries of interrupted calls, messages that name the file.
+/* files.h: every call that checkpoints make to the file system, as one small table that tests replace, and
+ * what is always wanted above it: whole transfers, retries of interrupted calls, messages that name the file.
  *
- * Functions of the table return 0 or more, or a negative errno. Thread-safety: the table's functions may be called by several
- * threads at once, on different descriptors. */
+ * Functions of the table return 0 or more, or a negative errno. Thread-safety: the table's functions may be
+ * called by several threads at once, on different descriptors. */
 #ifndef ZR_ZERO_FILES_H
 #define ZR_ZERO_FILES_H
 
@@ -15,11 +15,13 @@
 #define ZR_PATH_BYTES 1024 /* of a path, its terminating zero included */
 
 struct zr_files {
-    int (*open)(void *arg, const char *path, int flags, unsigned mode); /* a descriptor; folders too, to sync them */
+    int (*open)(void *arg, const char *path, int flags,
+                unsigned mode); /* a descriptor; folders too, to sync them */
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
     int64_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, int64_t at);
     int (*fsync)(void *arg, int fd);
-    void (*start_sync)(void *arg, int fd, int64_t at, int64_t n); /* a hint: begin to write these bytes to the disk; NULL: none */
+    void (*start_sync)(void *arg, int fd, int64_t at,
+                       int64_t n); /* a hint: begin to write these bytes to the disk; NULL: none */
     int (*close)(void *arg, int fd);
     int64_t (*size)(void *arg, int fd);
     int (*rename)(void *arg, const char *from, const char *to);
@@ -27,7 +29,8 @@ struct zr_files {
     int (*unlink)(void *arg, const char *path);
     int (*rmdir)(void *arg, const char *path);
     int (*opendir)(void *arg, const char *path, void **out);
-    int (*readdir)(void *arg, void *dir, char *name, size_t name_bytes); /* 1: a name, 0: no more; "." and ".." included */
+    int (*readdir)(void *arg, void *dir, char *name,
+                   size_t name_bytes); /* 1: a name, 0: no more; "." and ".." included */
     int (*closedir)(void *arg, void *dir);
     void *arg;
 };
@@ -35,14 +38,15 @@ struct zr_files {
 /* The operating system's own. */
 extern const struct zr_files zr_files_posix;
 
-/* All below: 0 or ZR_ERR_IO (what was asked for is in the message: the call, the path, the reason), ZR_ERR_ARG for a path too long. Blocking.
- * Interrupted calls are repeated, short transfers continued. */
+/* All below: 0 or ZR_ERR_IO (what was asked for is in the message: the call, the path, the reason),
+ * ZR_ERR_ARG for a path too long. Blocking. Interrupted calls are repeated, short transfers continued. */
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd);
 /* The same for reading; missing is set when there is no such file. */
 int zr_file_find(const struct zr_files *fs, const char *path, bool *missing, int *fd);
 /* Exactly n bytes; an end of file before that is an error that says where. */
 int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf, int64_t n, int64_t at);
-int zr_file_write(const struct zr_files *fs, int fd, const char *path, const void *buf, int64_t n, int64_t at);
+int zr_file_write(const struct zr_files *fs, int fd, const char *path, const void *buf, int64_t n,
+                  int64_t at);
 int zr_file_sync(const struct zr_files *fs, int fd, const char *path);
 int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *bytes);
 /* The descriptor is gone also when this fails. */
@@ -54,13 +58,15 @@ int zr_file_rename(const struct zr_files *fs, const char *from, const char *to);
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists);
 /* Removes a folder of files, `first` (or NULL) before the others. A missing one is no error. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first);
-/* Calls fn with each name but "." and ".."; non-zero ends the walk and is returned. missing: NULL, or set when there is no
- * such folder. */
-int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing, int (*fn)(void *arg, const char *name), void *arg);
+/* Calls fn with each name but "." and ".."; non-zero ends the walk and is returned. missing: NULL, or set
+ * when there is no such folder. */
+int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
+                   int (*fn)(void *arg, const char *name), void *arg);
 
-/* The whole of a file, at most max bytes of it, with a zero after them; *out is freed by the caller. missing is set when there is no such
- * file. */
-int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out, int64_t *n);
+/* The whole of a file, at most max bytes of it, with a zero after them; *out is freed by the caller. missing
+ * is set when there is no such file. */
+int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool *missing, char **out,
+                 int64_t *n);
 /* Makes the file, writes it, syncs it and closes it. A file of that name is replaced. */
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n);
 

@@ -1,8 +1,8 @@
-/* load.c: zero_load. First everything is read and checked, into memory of its own; then the ranks agree that all of them could; only then is
- * anything changed.
+/* load.c: zero_load. First everything is read and checked, into memory of its own; then the ranks agree that
+ * all of them could; only then is anything changed.
  *
- * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that they cover the model once,
- * and reads the parts that meet what it owns. */
+ * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
+ * they cover the model once, and reads the parts that meet what it owns. */
 #include "zero/checkpoint_dir.h"
 #include "zero/save.h"
 #include "zero/shard_file.h"
@@ -93,11 +93,13 @@ static int check_tensor(const struct loading *l, const struct zr_manifest_tensor
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
         zr_shape_print(m->shape, m->n_dims, theirs);
         zr_shape_print(t->shape, n_dims, ours);
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder, m->name, theirs, ours);
+        return zr_fail(ZR_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder,
+                       m->name, theirs, ours);
     }
     const char *dtype = zr_kind_dtype(t, ZR_VALUE_PARAM);
     if (strcmp(dtype, m->dtype) != 0)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name, m->dtype, dtype);
+        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
+                       m->dtype, dtype);
     if (m->trainable != (t->grad != NULL))
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->trainable ? "trainable" : "frozen", t->grad ? "trainable" : "frozen");
@@ -108,10 +110,12 @@ static int check_model(struct loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
     const struct zr_manifest *m = &l->manifest;
-    static const char *const optimizers[] = {[0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
+    static const char *const optimizers[] = {
+        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
     const char *optimizer = optimizers[l->z->config.options.optimizer];
     bool *seen = calloc((size_t)layout->n_tensors, sizeof *seen);
-    int err = seen ? index_names(l) : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
+    int err =
+        seen ? index_names(l) : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
         err = check_tensor(l, &m->tensors[i]);
         if (err)
@@ -123,10 +127,11 @@ static int check_model(struct loading *l)
     }
     for (int32_t i = 0; !err && i < layout->n_tensors; i++)
         if (!seen[i])
-            err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not there", l->folder, layout->tensors[i].name);
+            err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not there", l->folder,
+                          layout->tensors[i].name);
     if (!err && (strcmp(optimizer, m->optimizer) != 0 || m->n_states != l->z->plan->n_states))
-        err = zr_fail(ZR_ERR_ARG, "%s: optimizer is %s with %d states there and %s with %d here", l->folder, m->optimizer, m->n_states,
-                      optimizer, l->z->plan->n_states);
+        err = zr_fail(ZR_ERR_ARG, "%s: optimizer is %s with %d states there and %s with %d here", l->folder,
+                      m->optimizer, m->n_states, optimizer, l->z->plan->n_states);
     free(seen);
     return err;
 }
@@ -160,8 +165,8 @@ static int read_entry(const struct loading *l, int32_t file, const struct zr_st_
     if (strcmp(dtype, e->dtype) != 0)
         return zr_fail(ZR_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
     if (out->n < 0 || out->first > t->n_elems - out->n)
-        return zr_fail(ZR_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path, e->name,
-                       (long long)t->n_elems, t->name);
+        return zr_fail(ZR_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
+                       e->name, (long long)t->n_elems, t->name);
     return 0;
 }
 
@@ -196,19 +201,24 @@ static int check_cover(const struct loading *l)
             for (; i < l->n_ranges && l->ranges[i].tensor == t && l->ranges[i].kind == kind; i++) {
                 const struct range *r = &l->ranges[i];
                 if (!should)
-                    return zr_fail(ZR_ERR_IO, "%s: tensor %s has %s values, which it should not", l->shards[r->file].path, tensor->name,
-                                   text);
+                    return zr_fail(ZR_ERR_IO, "%s: tensor %s has %s values, which it should not",
+                                   l->shards[r->file].path, tensor->name, text);
                 if (r->first < end)
-                    return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in another file too", l->shards[r->file].path,
-                                   text, (long long)r->first, (long long)(zr_min(end, r->first + r->n) - 1), tensor->name);
+                    return zr_fail(ZR_ERR_IO,
+                                   "%s: %s elements %lld..%lld of tensor %s are in another file too",
+                                   l->shards[r->file].path, text, (long long)r->first,
+                                   (long long)(zr_min(end, r->first + r->n) - 1), tensor->name);
                 if (r->first > end)
                     break;
                 end = r->first + r->n;
             }
             if (end != should) {
-                int64_t next = i < l->n_ranges && l->ranges[i].tensor == t && l->ranges[i].kind == kind ? l->ranges[i].first : should;
-                return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files", l->folder, text,
-                               (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
+                int64_t next = i < l->n_ranges && l->ranges[i].tensor == t && l->ranges[i].kind == kind
+                                   ? l->ranges[i].first
+                                   : should;
+                return zr_fail(
+                    ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files",
+                    l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
             }
         }
     }
@@ -406,7 +416,8 @@ static int apply(struct loading *l)
     z->n_user_data = m->n_user;
     m->user = NULL;
     if (z->world.rank == 0)
-        zr_say(z, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder, (long long)m->t, m->stage, m->world);
+        zr_say(z, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder, (long long)m->t, m->stage,
+               m->world);
     return 0;
 }
 
@@ -451,7 +462,8 @@ int zero_load(zero_ctx *z, const char *path)
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "zero_load: unit %d has an open bracket; end it first", open);
     if (!zr_core_between_steps(z->engine.core))
-        return zr_fail(ZR_ERR_ORDER, "zero_load: a step has begun; load before the first backward or after zero_step");
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_load: a step has begun; load before the first backward or after zero_step");
     int err = zr_engine_check(&z->engine);
     if (!err)
         err = load(z, path);

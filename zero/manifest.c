@@ -9,8 +9,8 @@
 
 #include <jansson.h>
 
-#define FORMAT "libzero checkpoint 1"
-#define TRAILER ",\"checksum\":\""
+#define FORMAT        "libzero checkpoint 1"
+#define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
 void zr_manifest_free(struct zr_manifest *m)
@@ -55,8 +55,8 @@ static json_t *print_tensors(const struct zr_manifest *m)
             json_decref(shape);
             shape = NULL;
         }
-        if (json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype, "shape", shape,
-                                                  "trainable", (int)t->trainable))) {
+        if (json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype,
+                                                  "shape", shape, "trainable", (int)t->trainable))) {
             json_decref(list);
             return NULL;
         }
@@ -84,7 +84,8 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     char *text = NULL, *all = NULL;
     for (int32_t i = 0; i < m->n_tensors; i++)
         if (!zr_is_utf8(m->tensors[i].name))
-            return zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in", m->tensors[i].name);
+            return zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in",
+                           m->tensors[i].name);
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
@@ -176,8 +177,10 @@ static int get_tensor(const char *file, const json_t *o, struct zr_manifest_tens
     int err = get_text(file, o, "dtype", t->dtype, sizeof t->dtype);
     if (err)
         return err;
-    if (!json_is_boolean(trainable) || json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file, name);
+    if (!json_is_boolean(trainable) || json_array_size(shape) < 1 || json_array_size(shape) > 8 ||
+        !zr_st_dtype_bytes(t->dtype))
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
+                       name);
     t->trainable = json_is_true(trainable);
     t->n_dims = (int32_t)json_array_size(shape);
     int64_t n = 8;
@@ -185,7 +188,9 @@ static int get_tensor(const char *file, const json_t *o, struct zr_manifest_tens
         const json_t *d = json_array_get(shape, (size_t)i);
         t->shape[i] = json_integer_value(d);
         if (!json_is_integer(d) || t->shape[i] < 1 || __builtin_mul_overflow(n, t->shape[i], &n))
-            return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large", file, name);
+            return zr_fail(ZR_ERR_IO,
+                           "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
+                           file, name);
     }
     t->name = strdup(name);
     return t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
@@ -289,8 +294,8 @@ bool zr_manifest_is_sound(const char *text, int64_t n)
     return !memcmp(text + body, trailer, (size_t)TRAILER_BYTES);
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So what was read is printed again
- * and must be what was there. */
+/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
+ * what was read is printed again and must be what was there. */
 static int check_again(const char *file, const char *text, int64_t n, const struct zr_manifest *m)
 {
     char *again;
@@ -300,7 +305,9 @@ static int check_again(const char *file, const char *text, int64_t n, const stru
         return err;
     bool same = n == n_again && !memcmp(text, again, (size_t)n);
     free(again);
-    return same ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: not as this library writes it, or there is no memory to read it", file);
+    return same ? 0
+                : zr_fail(ZR_ERR_NOMEM, "%s: not as this library writes it, or there is no memory to read it",
+                          file);
 }
 
 int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out)
@@ -308,10 +315,13 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
     json_error_t why;
     *out = (struct zr_manifest){0};
     if (!zr_manifest_is_sound(text, n))
-        return zr_fail(ZR_ERR_IO, "%s: the checksum at its end is not that of the bytes before it: it was cut or changed", file);
+        return zr_fail(
+            ZR_ERR_IO,
+            "%s: the checksum at its end is not that of the bytes before it: it was cut or changed", file);
     json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
     if (!root)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no JSON: byte %d: %.100s; or there is no memory to read it", file, why.position, why.text);
+        return zr_fail(ZR_ERR_NOMEM, "%s: no JSON: byte %d: %.100s; or there is no memory to read it", file,
+                       why.position, why.text);
     int err = get_all(file, root, out);
     json_decref(root);
     if (!err)
@@ -341,7 +351,8 @@ int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **ou
     return 0;
 }
 
-int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes, struct zr_sum **sums)
+int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
+                    struct zr_sum **sums)
 {
     int64_t count = zr_blocks_count(bytes);
     uint64_t told = 0;
@@ -350,8 +361,8 @@ int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int6
     for (int i = 0; i < 8; i++)
         told |= (uint64_t)data[8 + i] << 8 * i;
     if (told != (uint64_t)bytes)
-        return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file, (unsigned long long)told,
-                       (long long)bytes);
+        return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
+                       (unsigned long long)told, (long long)bytes);
     struct zr_sum *s = malloc((size_t)(count + 1) * sizeof *s);
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);

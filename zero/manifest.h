@@ -1,8 +1,9 @@
-/* manifest.h: the one file that makes a folder a checkpoint: what was saved, and the sizes and checksums of everything
- * else in it.
+/* manifest.h: the one file that makes a folder a checkpoint: what was saved, and the sizes and checksums of
+ * everything else in it.
  *
- * It is a line of JSON whose last member is the checksum of all bytes before it. Each data file has a table of its blocks'
- * checksums beside it (name + ZR_BLOCKS_SUFFIX); the manifest holds the checksum of that table. */
+ * It is a line of JSON whose last member is the checksum of all bytes before it. Each data file has a table
+ * of its blocks' checksums beside it (name + ZR_BLOCKS_SUFFIX); the manifest holds the checksum of that
+ * table. */
 #ifndef ZR_ZERO_MANIFEST_H
 #define ZR_ZERO_MANIFEST_H
 
@@ -10,9 +11,9 @@
 #include "zero/sums.h"
 
 #define ZR_MANIFEST_NAME "manifest.json"
-#define ZR_MANIFEST_MAX (64 << 20)       /* bytes */
-#define ZR_USER_DATA_MAX (64 << 10)      /* bytes of the program's own */
-#define ZR_BLOCK_BYTES (1 << 20)         /* of a data file under one checksum */
+#define ZR_MANIFEST_MAX  (64 << 20) /* bytes */
+#define ZR_USER_DATA_MAX (64 << 10) /* bytes of the program's own */
+#define ZR_BLOCK_BYTES   (1 << 20)  /* of a data file under one checksum */
 #define ZR_BLOCKS_SUFFIX ".blocks"
 
 struct zr_manifest_tensor {
@@ -30,10 +31,10 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
-    char version[32];   /* of the library that saved it */
-    int64_t t;          /* steps taken, skipped ones not counted */
+    char version[32]; /* of the library that saved it */
+    int64_t t;        /* steps taken, skipped ones not counted */
     int64_t n_skipped;
-    int64_t n_micro;    /* micro-batches of all ranks, in all steps */
+    int64_t n_micro; /* micro-batches of all ranks, in all steps */
     int32_t world, stage, n_states;
     char optimizer[16];
     uint64_t config_hash, layout_hash;
@@ -55,7 +56,8 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
 /* The table of blocks of a file of `bytes` bytes, as bytes: *out is freed by the caller. */
 int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **out, int64_t *n);
 /* *sums (zr_blocks_count(bytes) of them) is freed by the caller. */
-int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes, struct zr_sum **sums);
+int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
+                    struct zr_sum **sums);
 static inline int64_t zr_blocks_count(int64_t bytes)
 {
     return (bytes + ZR_BLOCK_BYTES - 1) / ZR_BLOCK_BYTES;

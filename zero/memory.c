@@ -1,5 +1,5 @@
-/* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error with a table and not
- * the kernel's killer in the middle of the first step. */
+/* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error
+ * with a table and not the kernel's killer in the middle of the first step. */
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -35,10 +35,12 @@ static int64_t host_available(void)
     return kib < 0 ? -1 : kib * 1024;
 }
 
-/* What the container may still take, control groups version 2. Page cache counts as used there but can be taken back. */
+/* What the container may still take, control groups version 2. Page cache counts as used there but can be
+ * taken back. */
 static int64_t group_available(void)
 {
-    int64_t max = read_number("/sys/fs/cgroup/memory.max"), used = read_number("/sys/fs/cgroup/memory.current");
+    int64_t max = read_number("/sys/fs/cgroup/memory.max"),
+            used = read_number("/sys/fs/cgroup/memory.current");
     if (max < 0 || used < 0)
         return -1;
     char line[256];
@@ -60,6 +62,7 @@ int zr_memory_check(const struct zr_plan *plan, int n_local)
         return 0;
     char table[1024];
     zr_plan_table(plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM, "the plan needs %lld bytes for each of %d ranks on this host, which has %lld free:\n%s",
+    return zr_fail(ZR_ERR_NOMEM,
+                   "the plan needs %lld bytes for each of %d ranks on this host, which has %lld free:\n%s",
                    (long long)plan->total_bytes, n_local, (long long)free_bytes, table);
 }

@@ -13,8 +13,9 @@
 static const struct {
     const char *name;
     int64_t bytes;
-} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"I64", 8}, {"I32", 4},     {"I16", 2},    {"I8", 1},
-              {"U64", 8}, {"U32", 4},  {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2},  {"F64", 8},     {"I64", 8},
+              {"I32", 4}, {"I16", 2},  {"I8", 1},   {"U64", 8},     {"U32", 4},
+              {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
 #define N_DTYPES (sizeof dtypes / sizeof *dtypes)
 
 int64_t zr_st_dtype_bytes(const char *dtype)
@@ -58,18 +59,21 @@ static int read_dtype(const char *file, const char *name, const json_t *o, struc
     for (size_t i = 0; i < N_DTYPES; i++)
         if (!strcmp(text, dtypes[i].name))
             e->dtype = dtypes[i].name;
-    return e->dtype ? 0 : zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype is %.20s, which the format does not have", file, name, text);
+    return e->dtype ? 0
+                    : zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype is %.20s, which the format does not have",
+                              file, name, text);
 }
 
 /* *bytes: of all elements. */
-static int read_shape(const char *file, const char *name, const json_t *o, struct zr_st_entry *e, int64_t *bytes)
+static int read_shape(const char *file, const char *name, const json_t *o, struct zr_st_entry *e,
+                      int64_t *bytes)
 {
     const json_t *shape = json_object_get(o, "shape");
     if (!json_is_array(shape))
         return bad(file, name, "shape is not an array");
     if (json_array_size(shape) > ZR_ST_MAX_DIMS)
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name, json_array_size(shape),
-                       ZR_ST_MAX_DIMS);
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name,
+                       json_array_size(shape), ZR_ST_MAX_DIMS);
     e->n_dims = (int32_t)json_array_size(shape);
     *bytes = zr_st_dtype_bytes(e->dtype);
     for (int32_t i = 0; i < e->n_dims; i++) {
@@ -83,7 +87,8 @@ static int read_shape(const char *file, const char *name, const json_t *o, struc
     return 0;
 }
 
-static int read_entry(const char *file, const char *name, const json_t *o, int64_t data_at, int64_t file_bytes, struct zr_st_entry *e)
+static int read_entry(const char *file, const char *name, const json_t *o, int64_t data_at,
+                      int64_t file_bytes, struct zr_st_entry *e)
 {
     if (!json_is_object(o) || json_object_size(o) != 3)
         return bad(file, name, "is not described by dtype, shape and data_offsets alone");
@@ -93,18 +98,21 @@ static int read_entry(const char *file, const char *name, const json_t *o, int64
         err = read_shape(file, name, o, e, &bytes);
     if (err)
         return err;
-    const json_t *at = json_object_get(o, "data_offsets"), *begin = json_array_get(at, 0), *end = json_array_get(at, 1);
+    const json_t *at = json_object_get(o, "data_offsets"), *begin = json_array_get(at, 0),
+                 *end = json_array_get(at, 1);
     if (json_array_size(at) != 2 || !json_is_integer(begin) || !json_is_integer(end))
         return bad(file, name, "data_offsets is not an array of two whole numbers");
     int64_t b = json_integer_value(begin), n = json_integer_value(end);
     if (b < 0 || n < b || n > file_bytes - data_at)
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRId64 " bytes of data",
+        return zr_fail(ZR_ERR_IO,
+                       "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRId64
+                       " bytes of data",
                        file, name, b, n, file_bytes - data_at);
     if (n - b != bytes) {
         char shape[ZR_SHAPE_CHARS];
         zr_shape_print(e->shape, e->n_dims, shape);
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %" PRId64 " bytes of data, but %s of shape %s has %" PRId64, file, name, n - b,
-                       e->dtype, shape, bytes);
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %" PRId64 " bytes of data, but %s of shape %s has %" PRId64,
+                       file, name, n - b, e->dtype, shape, bytes);
     }
     e->begin = data_at + b;
     e->end = data_at + n;
@@ -117,8 +125,7 @@ static int check_metadata(const char *file, const json_t *o)
     const char *key;
     json_t *value;
     bool strings = json_is_object(o);
-    json_object_foreach((json_t *)(uintptr_t)o, key, value)
-        strings &= json_is_string(value);
+    json_object_foreach((json_t *)(uintptr_t)o, key, value) strings &= json_is_string(value);
     return strings ? 0 : zr_fail(ZR_ERR_IO, "%s: __metadata__ is not an object of strings", file);
 }
 
@@ -136,9 +143,11 @@ static int check_contiguous(const char *file, const struct zr_st *st, int64_t da
     for (int64_t i = 0; i < st->n_entries; i++) {
         const struct zr_st_entry *e = &st->entries[i];
         if (e->begin < end)
-            return zr_fail(ZR_ERR_IO, "%s: tensors %s and %s overlap", file, st->entries[i - 1].name, e->name);
+            return zr_fail(ZR_ERR_IO, "%s: tensors %s and %s overlap", file, st->entries[i - 1].name,
+                           e->name);
         if (e->begin > end)
-            return zr_fail(ZR_ERR_IO, "%s: a hole of %" PRId64 " bytes before tensor %s", file, e->begin - end, e->name);
+            return zr_fail(ZR_ERR_IO, "%s: a hole of %" PRId64 " bytes before tensor %s", file,
+                           e->begin - end, e->name);
         end = e->end;
     }
     if (end != file_bytes)
@@ -146,7 +155,8 @@ static int check_contiguous(const char *file, const struct zr_st *st, int64_t da
     return 0;
 }
 
-static int read_entries(const char *file, const json_t *root, int64_t data_at, int64_t file_bytes, struct zr_st *out)
+static int read_entries(const char *file, const json_t *root, int64_t data_at, int64_t file_bytes,
+                        struct zr_st *out)
 {
     const char *key;
     json_t *value;
@@ -196,15 +206,18 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
     uint64_t n = 0;
     *out = (struct zr_st){0};
     if (file_bytes < 8)
-        return zr_fail(ZR_ERR_IO, "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with", file, file_bytes);
+        return zr_fail(ZR_ERR_IO,
+                       "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with",
+                       file, file_bytes);
     int err = zr_file_read(fs, fd, file, length, sizeof length, 0);
     if (err)
         return err;
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
-        return zr_fail(ZR_ERR_IO, "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64, file, n,
-                       ZR_ST_MAX_HEADER, file_bytes);
+        return zr_fail(ZR_ERR_IO,
+                       "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,
+                       file, n, ZR_ST_MAX_HEADER, file_bytes);
     char *json = malloc((size_t)n + 1);
     if (!json)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", file, n);
@@ -221,8 +234,17 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
 bool zr_is_utf8(const char *text)
 {
     for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p <= 0xdf ? 1 : (*p & 0xf0) == 0xe0 ? 2 : *p >= 0xf0 && *p <= 0xf4 ? 3 : -1;
-        unsigned char lo = *p == 0xe0 ? 0xa0 : *p == 0xf0 ? 0x90 : 0x80, hi = *p == 0xed ? 0x9f : *p == 0xf4 ? 0x8f : 0xbf;
+        int more = *p < 0x80                  ? 0
+                   : *p >= 0xc2 && *p <= 0xdf ? 1
+                   : (*p & 0xf0) == 0xe0      ? 2
+                   : *p >= 0xf0 && *p <= 0xf4 ? 3
+                                              : -1;
+        unsigned char lo = *p == 0xe0   ? 0xa0
+                           : *p == 0xf0 ? 0x90
+                                        : 0x80,
+                      hi = *p == 0xed   ? 0x9f
+                           : *p == 0xf4 ? 0x8f
+                                        : 0xbf;
         if (more < 0)
             return false;
         for (p++; more > 0; more--, p++, lo = 0x80, hi = 0xbf)
@@ -240,8 +262,8 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
             json_decref(shape);
             return NULL;
         }
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype, "shape", shape, "data_offsets", (json_int_t)(e->begin - data_at),
-                     (json_int_t)(e->end - data_at));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype, "shape", shape, "data_offsets",
+                     (json_int_t)(e->begin - data_at), (json_int_t)(e->end - data_at));
 }
 
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out)
@@ -259,13 +281,15 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *forma
         e->begin = end;
         e->end = end += bytes;
         if (!zr_is_utf8(e->name))
-            err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in", e->name);
-        else if ( json_object_set_new(root, e->name, describe(e, 0)))
+            err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in",
+                          e->name);
+        else if (json_object_set_new(root, e->name, describe(e, 0)))
             err = ZR_ERR_NOMEM;
     }
     char *text = err ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
-    int64_t used = text ? (int64_t)strlen(text) : 0, n = (8 + used + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
+    int64_t used = text ? (int64_t)strlen(text) : 0,
+            n = (8 + used + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
     char *head = text ? malloc((size_t)n) : NULL;
     if (err != ZR_ERR_ARG && !head)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld tensors", (long long)n_entries);

@@ -1,16 +1,17 @@
 /* safetensors.h: the safetensors file format, read strictly and written plainly.
  *
- * A file is 8 bytes, the length N of the header, little-endian; N bytes of JSON, which spaces may follow up to N: for each tensor
- * its dtype, shape and data_offsets [begin, end) in what comes next; and the data, which the tensors fill without hole
- * or overlap (the format's own rule, github.com/huggingface/safetensors). */
+ * A file is 8 bytes, the length N of the header, little-endian; N bytes of JSON, which spaces may follow up
+ * to N: for each tensor its dtype, shape and data_offsets [begin, end) in what comes next; and the data,
+ * which the tensors fill without hole or overlap (the format's own rule, github.com/huggingface/safetensors).
+ */
 #ifndef ZR_ZERO_SAFETENSORS_H
 #define ZR_ZERO_SAFETENSORS_H
 
 #include "zero/files.h"
 
 #define ZR_ST_MAX_HEADER 100000000 /* bytes: the format's own limit */
-#define ZR_ST_MAX_DIMS 8
-#define ZR_SHAPE_CHARS 200
+#define ZR_ST_MAX_DIMS   8
+#define ZR_SHAPE_CHARS   200
 
 struct zr_st_entry {
     char *name;
@@ -31,15 +32,18 @@ bool zr_is_utf8(const char *text);
 /* "[2, 3]" */
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS]);
 
-/* Reads a header: `json` is what follows the length, n bytes of it; file_bytes the whole file's. file is for messages. ZR_ERR_IO says what
- * is wrong and of which tensor. On success release with zr_st_free. */
+/* Reads a header: `json` is what follows the length, n bytes of it; file_bytes the whole file's. file is for
+ * messages. ZR_ERR_IO says what is wrong and of which tensor. On success release with zr_st_free. */
 int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out);
 /* The same from an open file. */
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
 void zr_st_free(struct zr_st *st); /* a zeroed one is allowed */
 
-/* Makes the head of a file, length and header, for entries in the order of their data; begin and end are filled in here. format: NULL, or what
- * __metadata__ says of it. The head is a multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
-int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out);
+/* Makes the head of a file, length and header, for entries in the order of their data; begin and end are
+ * filled in here. format: NULL, or what
+ * __metadata__ says of it. The head is a multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a
+ * name that is not UTF-8, ZR_ERR_NOMEM. */
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out,
+               int64_t *n_out);
 
 #endif

@@ -1,15 +1,15 @@
 /* save.c: zero_save: who does what when, over all ranks.
  *
  *   all     agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's
- *   each    a thread of its own writes the rank's file (save_shard.c), from memory that nobody writes: the model's thread waits, or
- *           (asynchronous) the snapshot is read
- *   all     learn that every file is written and synced: by exchanges while they wait, or from the records of a step
- *   rank 0  its thread checks the others' tables, writes the manifest, gives the folder its name, removes old ones
- *   all     learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or zero_unwrap
+ *   each    a thread of its own writes the rank's file (save_shard.c), from memory that nobody writes: the
+ * model's thread waits, or (asynchronous) the snapshot is read all     learn that every file is written and
+ * synced: by exchanges while they wait, or from the records of a step rank 0  its thread checks the others'
+ * tables, writes the manifest, gives the folder its name, removes old ones all     learn that, or of the
+ * failure, by exchanges in zero_save_wait, the next zero_save, zero_load or zero_unwrap
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
-#include "zero/checkpoint_dir.h"
 #include "zero/save.h"
+#include "zero/checkpoint_dir.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,16 +41,26 @@ struct zr_save {
 
 static const char *optimizer_name(enum zr_optimizer kind)
 {
-    static const char *const name[] = {[0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
+    static const char *const name[] = {
+        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
     return name[kind];
 }
 
 /* Of what shapes the numbers, not of where they lie. */
 static uint64_t config_hash(const struct zr_options *o)
 {
-    double v[] = {(double)o->optimizer,    (double)o->beta1,    (double)o->beta2, (double)o->eps,           (double)o->weight_decay,
-                  (double)o->clip,         o->grad_scale,       o->grad_sum,      (double)o->n_states,      o->deterministic,
-                  (double)o->grad_accum_steps, (double)o->wire_dtype};
+    double v[] = {(double)o->optimizer,
+                  (double)o->beta1,
+                  (double)o->beta2,
+                  (double)o->eps,
+                  (double)o->weight_decay,
+                  (double)o->clip,
+                  o->grad_scale,
+                  o->grad_sum,
+                  (double)o->n_states,
+                  o->deterministic,
+                  (double)o->grad_accum_steps,
+                  (double)o->wire_dtype};
     return XXH64(v, sizeof v, 0);
 }
 
@@ -323,7 +333,8 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
             if (!n_writing) {
                 if (failed != z->world.rank) {
                     s->err = all[failed].err;
-                    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text, all[failed].text);
+                    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text,
+                             all[failed].text);
                 }
                 break;
             }
@@ -379,7 +390,8 @@ static int check_call(struct zero_ctx *z, const char *call)
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     if (!zr_core_between_steps(z->engine.core))
-        return zr_fail(ZR_ERR_ORDER, "%s: a step has begun; call it before the first backward or after zero_step", call);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: a step has begun; call it before the first backward or after zero_step", call);
     return zr_engine_check(&z->engine);
 }
 
@@ -452,7 +464,8 @@ int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)
     if (!z || (!data && bytes))
         return zr_fail(ZR_ERR_ARG, "zero_set_user_data: %s is NULL", z ? "data" : "z");
     if (bytes < 0 || bytes > ZR_USER_DATA_MAX)
-        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: bytes is %lld; allowed: 0..%d", (long long)bytes, ZR_USER_DATA_MAX);
+        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: bytes is %lld; allowed: 0..%d", (long long)bytes,
+                       ZR_USER_DATA_MAX);
     unsigned char *copy = malloc((size_t)bytes + 1);
     if (!copy)
         return zr_fail(ZR_ERR_NOMEM, "zero_set_user_data: no memory for %lld bytes", (long long)bytes);

@@ -1,8 +1,9 @@
 /* save.h: what a rank writes of a checkpoint, and the file it goes to.
  *
- * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank owns, named
- * TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32 weights; f32 weights are their own masters
- * and are held once, as these) or state0, state1, ... Ranges that follow each other are one entry. */
+ * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank
+ * owns, named TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32
+ * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
+ * follow each other are one entry. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
@@ -24,8 +25,8 @@ struct zr_extents {
     int64_t n;
 };
 
-/* What this rank owns: where it is, or (base not NULL) where it is relative to a buffer laid out as the snapshot is. *out is released with
- * free(out->list). ZR_ERR_NOMEM. */
+/* What this rank owns: where it is, or (base not NULL) where it is relative to a buffer laid out as the
+ * snapshot is. *out is released with free(out->list). ZR_ERR_NOMEM. */
 int zr_extents_of(struct zero_ctx *z, char *base, struct zr_extents *out);
 
 /* safetensors' name of the dtype that a kind of the tensor has. */
@@ -38,9 +39,10 @@ int32_t zr_tensor_dims(const struct zr_tensor *t);
 /* "shard-00001-of-00004.safetensors", counted from 1. */
 void zr_shard_name(int rank, int world, char out[64]);
 
-/* Writes the rank's file and its table of blocks into folder, and syncs both and the folder. Any thread. cancelled is looked at
- * now and then: non-zero ends it with ZR_ERR_FAILED. */
-int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *layout,
-                   const struct zr_extents *extents, const _Atomic bool *cancelled);
+/* Writes the rank's file and its table of blocks into folder, and syncs both and the folder. Any thread.
+ * cancelled is looked at now and then: non-zero ends it with ZR_ERR_FAILED. */
+int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
+                   const struct zr_layout *layout, const struct zr_extents *extents,
+                   const _Atomic bool *cancelled);
 
 #endif

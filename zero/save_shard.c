@@ -213,7 +213,8 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     char beside[ZR_PATH_BYTES];
     unsigned char *table;
     int64_t n;
-    snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path, ZR_BLOCKS_SUFFIX);
+    snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path,
+             ZR_BLOCKS_SUFFIX);
     int err = zr_blocks_print(sums, bytes, &table, &n);
     if (err)
         return err;

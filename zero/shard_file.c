@@ -24,8 +24,9 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
             tensor = s->st.entries[i].name;
             break;
         }
-    return zr_fail(ZR_ERR_IO, "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved", s->path,
-                   (long long)from, (long long)(from + n - 1), tensor);
+    return zr_fail(ZR_ERR_IO,
+                   "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved",
+                   s->path, (long long)from, (long long)(from + n - 1), tensor);
 }
 
 int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_t n)
@@ -37,7 +38,8 @@ int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_
     for (int64_t i = 0; !err && i < n; i++) {
         const struct zr_request *q = &requests[i];
         for (int64_t at = q->at; !err && at < q->at + q->n;) {
-            int64_t k = at / ZR_BLOCK_BYTES, from = k * ZR_BLOCK_BYTES, bytes = least(ZR_BLOCK_BYTES, s->bytes - from);
+            int64_t k = at / ZR_BLOCK_BYTES, from = k * ZR_BLOCK_BYTES,
+                    bytes = least(ZR_BLOCK_BYTES, s->bytes - from);
             bool whole = at == from && bytes <= q->at + q->n - at; /* read to where it belongs */
             if (whole || k != held) {
                 char *to = whole ? q->dst + (at - q->at) : block;
@@ -74,15 +76,17 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
         return err;
     struct zr_sum sum = zr_sum_of(table, n);
     if (!zr_sum_equal(&sum, &file->blocks))
-        err = zr_fail(ZR_ERR_IO, "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint", path);
+        err =
+            zr_fail(ZR_ERR_IO,
+                    "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint", path);
     if (!err)
         err = zr_blocks_parse(path, (unsigned char *)table, n, file->bytes, &s->sums);
     free(table);
     return err;
 }
 
-/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So what was read is printed again
- * and must be what was there. */
+/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
+ * what was read is printed again and must be what was there. */
 static int check_again(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;
@@ -92,7 +96,10 @@ static int check_again(struct zr_shard *s, const char *json, int64_t n)
         return err;
     bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);
     free(head);
-    return same ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: the header is not as this library writes it, or there is no memory to read it", s->path);
+    return same ? 0
+                : zr_fail(ZR_ERR_NOMEM,
+                          "%s: the header is not as this library writes it, or there is no memory to read it",
+                          s->path);
 }
 
 static int read_head(struct zr_shard *s)
@@ -105,11 +112,12 @@ static int read_head(struct zr_shard *s)
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
-        return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld", s->path,
-                       (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
+        return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
+                       s->path, (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
     char *json = malloc((size_t)n + 1);
     if (!json)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path, (unsigned long long)n);
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path,
+                       (unsigned long long)n);
     err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
     if (!err)
         err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);
@@ -119,7 +127,8 @@ static int read_head(struct zr_shard *s)
     return err;
 }
 
-int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file, struct zr_shard *s)
+int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
+                  struct zr_shard *s)
 {
     bool missing;
     *s = (struct zr_shard){.fs = fs, .fd = -1, .bytes = file->bytes};

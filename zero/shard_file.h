@@ -1,4 +1,5 @@
-/* shard_file.h: one rank's file of a checkpoint, for reading: nothing of it is believed before its block's checksums agree. */
+/* shard_file.h: one rank's file of a checkpoint, for reading: nothing of it is believed before its block's
+ * checksums agree. */
 #ifndef ZR_ZERO_SHARD_FILE_H
 #define ZR_ZERO_SHARD_FILE_H
 
@@ -21,10 +22,11 @@ struct zr_request {
 };
 
 /* Opens what the manifest of folder names and reads its head. On failure nothing is held. */
-int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file, struct zr_shard *out);
+int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
+                  struct zr_shard *out);
 void zr_shard_close(struct zr_shard *s);
-/* Reads each block that a request touches once, checks it, and copies. Sorts the requests. ZR_ERR_IO names the file, the block and, where
- * the head is known, the tensor. */
+/* Reads each block that a request touches once, checks it, and copies. Sorts the requests. ZR_ERR_IO names
+ * the file, the block and, where the head is known, the tensor. */
 int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_t n);
 
 #endif

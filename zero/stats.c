@@ -16,7 +16,8 @@ void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
         out->total += bytes[i];
 }
 
-static void to_traffic(int stage, int64_t n_gather, int64_t n_reduce, int64_t wire_bytes, struct zero_traffic *out)
+static void to_traffic(int stage, int64_t n_gather, int64_t n_reduce, int64_t wire_bytes,
+                       struct zero_traffic *out)
 {
     *out = (struct zero_traffic){.n_all_gather = n_gather,
                                  .n_reduce_scatter = stage ? n_reduce : 0,
@@ -24,8 +25,8 @@ static void to_traffic(int stage, int64_t n_gather, int64_t n_reduce, int64_t wi
                                  .wire_bytes = wire_bytes};
 }
 
-/* The ZeRO paper counts parameters and gradients in the model's dtype and the optimizer's state at K bytes per parameter
- * (arXiv:1910.02054, section 3.1 and figure 1: K = 12 for mixed-precision Adam). */
+/* The ZeRO paper counts parameters and gradients in the model's dtype and the optimizer's state at K bytes
+ * per parameter (arXiv:1910.02054, section 3.1 and figure 1: K = 12 for mixed-precision Adam). */
 static int64_t paper_bytes(const struct zr_plan *p)
 {
     double params = 0, grads = 0, state = 0, n = p->world;
@@ -38,10 +39,12 @@ static int64_t paper_bytes(const struct zr_plan *p)
         grads += elems * size;
         state += elems * (4.0 * p->n_states + (t->dtype == ZR_F32 ? 0 : 4));
     }
-    return (int64_t)(params / (p->stage >= 3 ? n : 1) + grads / (p->stage >= 2 ? n : 1) + state / (p->stage >= 1 ? n : 1) + 0.5);
+    return (int64_t)(params / (p->stage >= 3 ? n : 1) + grads / (p->stage >= 2 ? n : 1) +
+                     state / (p->stage >= 1 ? n : 1) + 0.5);
 }
 
-int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg, struct zero_plan_info *out)
+int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
+              struct zero_plan_info *out)
 {
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_plan: out is NULL");
@@ -59,10 +62,13 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (!err)
         err = zr_plan_make(layout, &config.options, &plan);
     if (!err) {
-        *out = (struct zero_plan_info){
-            .world = world, .stage = plan->stage, .n_params = layout->n_params, .paper_bytes = paper_bytes(plan)};
+        *out = (struct zero_plan_info){.world = world,
+                                       .stage = plan->stage,
+                                       .n_params = layout->n_params,
+                                       .paper_bytes = paper_bytes(plan)};
         zr_plan_to_bytes(plan->bytes, &out->bytes);
-        to_traffic(plan->stage, plan->traffic.n_gather, plan->traffic.n_reduce, plan->traffic.wire_bytes, &out->traffic);
+        to_traffic(plan->stage, plan->traffic.n_gather, plan->traffic.n_reduce, plan->traffic.wire_bytes,
+                   &out->traffic);
     } else {
         zr_fail_more(err, "zero_plan");
     }
@@ -91,7 +97,8 @@ int zero_stats(zero_ctx *z, struct zero_stats *out)
     out->n_skipped = e->n_skipped;
     zr_plan_to_bytes(e->allocated, &out->allocated);
     zr_plan_to_bytes(z->plan->bytes, &out->planned);
-    to_traffic(z->plan->stage, e->n_gather, e->n_reduce, gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &out->traffic);
+    to_traffic(z->plan->stage, e->n_gather, e->n_reduce,
+               gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &out->traffic);
     out->n_waits = e->n_waits;
     out->wait_ns = e->wait_ns;
     out->n_replans = zr_core_counts(e->core).n_replans;
@@ -103,7 +110,8 @@ int zero_trace_write(zero_ctx *z, const char *path)
     if (!z || !path)
         return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
     if (!z->engine.timeline)
-        return zr_fail(ZR_ERR_ARG, "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
     int err = zr_engine_drain(&z->engine);
     return err ? err : zr_timeline_write(z->engine.timeline, z->engine.rank, path);
 }

@@ -1,5 +1,6 @@
-/* sums.h: checksums of blocks. Two functions of different families guard each: XXH3 of 64 bits, and CRC-32C, which finds every burst of
- * errors up to 32 bits; both from libraries (xxHash; ISA-L's crc32_iscsi, which uses the CPU's instruction). */
+/* sums.h: checksums of blocks. Two functions of different families guard each: XXH3 of 64 bits, and CRC-32C,
+ * which finds every burst of errors up to 32 bits; both from libraries (xxHash; ISA-L's crc32_iscsi, which
+ * uses the CPU's instruction). */
 #ifndef ZR_ZERO_SUMS_H
 #define ZR_ZERO_SUMS_H
 

@@ -6,8 +6,8 @@
 
 #define KNOWN_FLAGS (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT)
 
-/* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an int64_t, and no table
- * over units needs offsets of more than 32 bits. */
+/* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
+ * int64_t, and no table over units needs offsets of more than 32 bits. */
 #define MOST_ELEMS  (INT64_C(1) << 48)
 #define MOST_LAYERS (1 << 24)
 
@@ -23,18 +23,21 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     int rank = 0;
     for (; rank < 8 && t->shape[rank]; rank++) {
         if (t->shape[rank] < 0) {
-            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape[%d] is %lld; allowed: 1 and more, ended by 0", i, t->name, rank,
-                    (long long)t->shape[rank]);
+            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape[%d] is %lld; allowed: 1 and more, ended by 0", i,
+                    t->name, rank, (long long)t->shape[rank]);
             return -1;
         }
         if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > MOST_ELEMS) {
-            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape overflows at shape[%d] = %lld; allowed: %lld elements in all", i, t->name,
-                    rank, (long long)t->shape[rank], (long long)MOST_ELEMS);
+            zr_fail(ZR_ERR_ARG,
+                    "tensors[%d] (%s): shape overflows at shape[%d] = %lld; allowed: %lld elements in all", i,
+                    t->name, rank, (long long)t->shape[rank], (long long)MOST_ELEMS);
             return -1;
         }
     }
     if (rank == 0) {
-        zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape[0] is 0; a tensor has at least one dimension and one element", i, t->name);
+        zr_fail(ZR_ERR_ARG,
+                "tensors[%d] (%s): shape[0] is 0; a tensor has at least one dimension and one element", i,
+                t->name);
         return -1;
     }
     return n;
@@ -49,13 +52,16 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
     if (!for_plan && !*t->param)
         return bad(t, i, "*param is NULL; the parameters must be allocated and initialised before zero_wrap");
     if (t->dtype != ZERO_F32 && t->dtype != ZERO_BF16 && t->dtype != ZERO_F16)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16", i, t->name, (int)t->dtype);
+        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16", i, t->name,
+                       (int)t->dtype);
     if (t->dtype == ZERO_F16 && !for_plan)
-        return zr_fail(ZR_ERR_NOTSUP, "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, ZERO_BF16", i,
-                       t->name);
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, ZERO_BF16",
+                       i, t->name);
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i, t->name,
-                       t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i,
+                       t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
     if (t->unit < 0)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
     int64_t n = count_elems(t, i);
@@ -63,8 +69,9 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
         return ZR_ERR_ARG;
     bool stacked = t->flags & ZERO_STACKED;
     if (stacked && (t->shape[0] > 1 << 20 || t->unit > INT32_MAX - t->shape[0]))
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i, t->name,
-                       (long long)t->shape[0], 1 << 20);
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i,
+                       t->name, (long long)t->shape[0], 1 << 20);
     *out = (struct zr_tensor){.param = t->param,
                               .grad = t->grad,
                               .dtype = (enum zr_dtype)t->dtype,
@@ -98,8 +105,8 @@ static int check_names(const struct zr_tensor *t, int32_t n)
     for (int32_t i = 1; !err && i < n; i++)
         if (!strcmp(sorted[i]->name, sorted[i - 1]->name))
             err = zr_fail(ZR_ERR_ARG, "tensors[%d] and tensors[%d] are both named %s; names must be unique",
-                          (int)zr_min(sorted[i - 1] - t, sorted[i] - t), (int)zr_max(sorted[i - 1] - t, sorted[i] - t),
-                          sorted[i]->name);
+                          (int)zr_min(sorted[i - 1] - t, sorted[i] - t),
+                          (int)zr_max(sorted[i - 1] - t, sorted[i] - t), sorted[i]->name);
     free(sorted);
     return err;
 }
@@ -133,8 +140,8 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
     return false;
 }
 
-/* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same weights, as tied ones are, would
- * be given places of their own and part. */
+/* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same
+ * weights, as tied ones are, would be given places of their own and part. */
 static int check_pointers(const struct zr_tensor *t, int32_t n)
 {
     struct range *r = malloc(2 * (size_t)n * sizeof *r);
@@ -149,13 +156,18 @@ static int check_pointers(const struct zr_tensor *t, int32_t n)
             r[n_ranges++] = (struct range){(uintptr_t)t[i].grad, sizeof(void *), t[i].name, "grad"};
     }
     if (find_overlap(r, n_ranges, &a, &b))
-        err = zr_fail(ZR_ERR_ARG, "%s of tensor %s and %s of tensor %s are the same pointer of the model; each must be one of its own",
+        err = zr_fail(ZR_ERR_ARG,
+                      "%s of tensor %s and %s of tensor %s are the same pointer of the model; each must be "
+                      "one of its own",
                       a->what, a->tensor, b->what, b->tensor);
     for (int32_t i = 0; i < n; i++)
-        r[i] = (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)), t[i].name, "*param"};
+        r[i] = (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)),
+                              t[i].name, "*param"};
     if (!err && find_overlap(r, (size_t)n, &a, &b))
-        err = zr_fail(ZR_ERR_ARG, "*param of tensors %s and %s share memory; tied weights are one tensor, under one pointer",
-                      a->tensor, b->tensor);
+        err = zr_fail(
+            ZR_ERR_ARG,
+            "*param of tensors %s and %s share memory; tied weights are one tensor, under one pointer",
+            a->tensor, b->tensor);
     free(r);
     return err;
 }
@@ -176,11 +188,12 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)
-            err = zr_fail(ZR_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld", i, (long long)elems,
-                          (long long)MOST_ELEMS);
+            err = zr_fail(ZR_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld",
+                          i, (long long)elems, (long long)MOST_ELEMS);
     }
     if (!err && slices > MOST_LAYERS)
-        err = zr_fail(ZR_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices, MOST_LAYERS);
+        err = zr_fail(ZR_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices,
+                      MOST_LAYERS);
     if (!err)
         err = check_names(t, n);
     if (!err && !for_plan)

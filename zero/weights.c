@@ -1,5 +1,6 @@
-/* weights.c: the model's weights alone, in the files that others read and write: model-0000i-of-0000N.safetensors and
- * model.safetensors.index.json, as Hugging Face's libraries have them. Rank 0 does the input and output, a piece at a time. */
+/* weights.c: the model's weights alone, in the files that others read and write:
+ * model-0000i-of-0000N.safetensors and model.safetensors.index.json, as Hugging Face's libraries have them.
+ * Rank 0 does the input and output, a piece at a time. */
 #include "zero/context.h"
 #include "zero/safetensors.h"
 
@@ -11,10 +12,10 @@
 
 #include <jansson.h>
 
-#define INDEX_NAME "model.safetensors.index.json"
+#define INDEX_NAME  "model.safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 #define PIECE_BYTES (4 << 20)
-#define MAX_INDEX (256 << 20)
+#define MAX_INDEX   (256 << 20)
 
 /* One weight of the map, resolved. */
 struct weight {
@@ -38,21 +39,26 @@ static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, in
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
         return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
     if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor, z->layout->n_tensors - 1);
+        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
+                       z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[m->tensor];
     int32_t n_dims = 0;
     while (n_dims < 8 && t->shape[n_dims])
         n_dims++;
     bool whole = m->slice < 0;
     if (m->slice >= t->shape[0] || (!whole && n_dims < 2))
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): slice is %d of tensor %s, whose first dimension is %lld", i, m->name, m->slice, t->name,
-                       (long long)t->shape[0]);
-    *w = (struct weight){.name = m->name, .tensor = m->tensor, .transposed = m->transposed, .n_dims = whole ? n_dims : n_dims - 1};
+        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): slice is %d of tensor %s, whose first dimension is %lld", i,
+                       m->name, m->slice, t->name, (long long)t->shape[0]);
+    *w = (struct weight){.name = m->name,
+                         .tensor = m->tensor,
+                         .transposed = m->transposed,
+                         .n_dims = whole ? n_dims : n_dims - 1};
     memcpy(w->shape, t->shape + !whole, (size_t)w->n_dims * sizeof *w->shape);
     w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
     w->first = whole ? 0 : m->slice * w->n;
     if (m->transposed && w->n_dims != 2)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i, m->name, w->n_dims);
+        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
+                       m->name, w->n_dims);
     if (m->transposed) {
         int64_t rows = w->shape[0];
         w->shape[0] = w->shape[1];
@@ -118,10 +124,10 @@ static void assign_files(struct weights *ws, int64_t max_file_bytes)
     ws->n_files++;
 }
 
-/* Reads a weight on all ranks and writes it on rank 0. *local keeps rank 0's first failure, after which it only takes part. Only a failure
- * among ranks is returned. */
-static int export_one(struct weights *ws, const struct weight *w, char *buffer, int64_t buffer_bytes, int fd, const char *path, int64_t at,
-                      int *local)
+/* Reads a weight on all ranks and writes it on rank 0. *local keeps rank 0's first failure, after which it
+ * only takes part. Only a failure among ranks is returned. */
+static int export_one(struct weights *ws, const struct weight *w, char *buffer, int64_t buffer_bytes, int fd,
+                      const char *path, int64_t at, int *local)
 {
     struct zero_ctx *z = ws->z;
     int64_t size = elem_bytes(ws, w), piece = w->transposed ? w->n : zr_min(w->n, PIECE_BYTES / size);
@@ -142,7 +148,8 @@ static int export_one(struct weights *ws, const struct weight *w, char *buffer, 
     return 0;
 }
 
-static int begin_file(struct weights *ws, int32_t file, char path[ZR_PATH_BYTES], int *fd, struct zr_st_entry *entries)
+static int begin_file(struct weights *ws, int32_t file, char path[ZR_PATH_BYTES], int *fd,
+                      struct zr_st_entry *entries)
 {
     char name[80], *head = NULL;
     int64_t n = 0, head_bytes;
@@ -178,7 +185,8 @@ static int write_index(const struct weights *ws)
         ok = ok && !json_object_set_new(map, ws->list[i].name, json_string(name));
         total += ws->list[i].n * elem_bytes(ws, &ws->list[i]);
     }
-    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+    json_t *root =
+        json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
     char *text = ok && root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!text)
@@ -213,7 +221,8 @@ static int export_files(struct weights *ws)
             local = begin_file(ws, file, path, &fd, entries);
         for (int32_t i = 0; !err && i < ws->n; i++)
             if (ws->list[i].file == file)
-                err = export_one(ws, &ws->list[i], buffer, buffer_bytes, fd, path, writes && !local ? entries[k++].begin : 0, &local);
+                err = export_one(ws, &ws->list[i], buffer, buffer_bytes, fd, path,
+                                 writes && !local ? entries[k++].begin : 0, &local);
         if (fd >= 0 && !local)
             local = zr_file_sync(z->files, fd, path);
         int closed = fd >= 0 ? zr_file_close(z->files, fd, path) : 0;
@@ -236,7 +245,8 @@ static int check_call(struct zero_ctx *z, const char *dir, const char *call)
     return zr_engine_check(&z->engine);
 }
 
-int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n, int64_t max_file_bytes)
+int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
+                int64_t max_file_bytes)
 {
     int err = check_call(z, dir, "zero_export");
     if (err)
@@ -283,7 +293,8 @@ static int open_source(const struct weights *ws, struct sources *s, const char *
         if (!strcmp(s->list[*out].name, name))
             return 0;
     if (!*name || *name == '.' || strchr(name, '/') || strlen(name) >= sizeof s->list->name)
-        return zr_fail(ZR_ERR_IO, "%s/" INDEX_NAME ": \"%.100s\" is not the name of a file beside it", ws->dir, name);
+        return zr_fail(ZR_ERR_IO, "%s/" INDEX_NAME ": \"%.100s\" is not the name of a file beside it",
+                       ws->dir, name);
     struct source *more = realloc(s->list, ((size_t)s->n + 1) * sizeof *more);
     if (!more)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", s->n + 1);
@@ -351,14 +362,15 @@ static int check_weight(const struct weights *ws, const struct sources *s, const
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
         zr_shape_print(e->shape, e->n_dims, theirs);
         zr_shape_print(w->shape, w->n_dims, ours);
-        return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s", ws->dir, file, w->name, theirs,
-                       t->name, ours);
+        return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
+                       ws->dir, file, w->name, theirs, t->name, ours);
     }
     if (strcmp(e->dtype, "F32") != 0 && (strcmp(e->dtype, "BF16") != 0))
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name, e->dtype);
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name,
+                       e->dtype);
     if (!t->grad && strcmp(e->dtype, dtype_name(t->dtype)) != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file, w->name, e->dtype, t->name,
-                       dtype_name(t->dtype));
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file,
+                       w->name, e->dtype, t->name, dtype_name(t->dtype));
     return 0;
 }
 
@@ -373,7 +385,9 @@ static int find_weights(struct weights *ws, struct sources *s)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++) {
         struct weight *w = sorted[i] = &ws->list[i];
-        const char *name = index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name)) : SINGLE_NAME;
+        const char *name =
+            index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
+                  : SINGLE_NAME;
         w->entry = -1;
         err = name ? open_source(ws, s, name, &w->file)
                    : zr_fail(ZR_ERR_IO, "%s/" INDEX_NAME ": tensor %s is not in it", ws->dir, w->name);
@@ -390,8 +404,8 @@ static int find_weights(struct weights *ws, struct sources *s)
 }
 
 /* Trainable weights go in as fp32 masters, which the model's own are rounded from; frozen ones have none. */
-static int import_one(struct weights *ws, const struct sources *s, const struct weight *w, char *buffer, char *turned, int *local,
-                      bool *stopped)
+static int import_one(struct weights *ws, const struct sources *s, const struct weight *w, char *buffer,
+                      char *turned, int *local, bool *stopped)
 {
     struct zero_ctx *z = ws->z;
     const struct zr_tensor *t = &z->layout->tensors[w->tensor];
@@ -404,7 +418,8 @@ static int import_one(struct weights *ws, const struct sources *s, const struct 
             const struct source *f = &s->list[w->file];
             const struct zr_st_entry *e = &f->st.entries[w->entry];
             int64_t theirs = zr_st_dtype_bytes(e->dtype);
-            char *at = buffer + n * (size - theirs); /* at the end, so that widening in place reads before it writes */
+            char *at = buffer +
+                       n * (size - theirs); /* at the end, so that widening in place reads before it writes */
             if (size < theirs)
                 at = buffer;
             *local = zr_file_read(z->files, f->fd, f->name, at, n * theirs, e->begin + k * theirs);
@@ -450,13 +465,15 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         bytes = zr_max(bytes, ws.list[i].transposed ? ws.list[i].n * (int64_t)sizeof(float) : 0);
     if (!err && reads) {
         buffer = malloc((size_t)bytes * 2);
-        err = buffer ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
+        err =
+            buffer ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)(2 * bytes));
     }
     err = zr_agree_in_run(z, err);
     int local = 0;
     bool begun = !err, stopped = false;
     for (int32_t i = 0; !err && !stopped && i < ws.n; i++)
-        err = import_one(&ws, reads ? &s : NULL, &ws.list[i], buffer, reads ? buffer + bytes : NULL, &local, &stopped);
+        err = import_one(&ws, reads ? &s : NULL, &ws.list[i], buffer, reads ? buffer + bytes : NULL, &local,
+                         &stopped);
     if (begun && !err)
         err = zr_agree_in_run(z, local);
     char text[ZR_ERROR_BYTES];

@@ -1,7 +1,8 @@
 /* wrap.c: opens and closes a context.
  *
- * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a fault on one is an error
- * on all; then memory is taken, and compared again; the model's own pointers are touched last, when nothing can fail any more. */
+ * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a
+ * fault on one is an error on all; then memory is taken, and compared again; the model's own pointers are
+ * touched last, when nothing can fail any more. */
 #include "zero/context.h"
 
 #include <sched.h>
@@ -35,7 +36,8 @@ static int find_world(const struct zero_config *cfg, struct zr_world *w)
 }
 
 /* Everything that needs no other rank. */
-static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors, enum zero_backend *backend)
+static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
+                   enum zero_backend *backend)
 {
     struct zr_tensor *t;
     int err = zr_config_backend(&z->config, z->world.world, backend);
@@ -89,7 +91,8 @@ static void on_lost(void *arg, int rank, const char *why)
     zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
 }
 
-/* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's compute. */
+/* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
+ * compute. */
 static int64_t loop_spin_ns(int n_local)
 {
     cpu_set_t set;
@@ -104,7 +107,8 @@ static void on_stop(void *arg)
         zr_rendezvous_close(z->rendezvous);
 }
 
-/* Of whatever there is, from any phase. This thread's message stays what it is: taking leave may fail, of ranks that are gone. */
+/* Of whatever there is, from any phase. This thread's message stays what it is: taking leave may fail, of
+ * ranks that are gone. */
 static void tear_down(struct zero_ctx *z)
 {
     char text[ZR_ERROR_BYTES];
@@ -155,12 +159,14 @@ static int start(struct zero_ctx *z)
     return zr_engine_adopt(&z->engine);
 }
 
-static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg)
+static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
+                        const struct zero_config *cfg)
 {
     enum zero_backend backend = ZERO_BACKEND_AUTO;
     int err = zr_config_resolve(cfg, &z->config);
     if (err) {
-        /* The others are told, if they can be found with what is legible of the configuration, or by the environment alone. */
+        /* The others are told, if they can be found with what is legible of the configuration, or by the
+         * environment alone. */
         const struct zero_config plain = ZERO_CONFIG_INIT;
         char text[ZR_ERROR_BYTES];
         snprintf(text, sizeof text, "%s", zr_error_text());
@@ -197,7 +203,8 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     return err ? err : start(z);
 }
 
-int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg)
+int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
+              const struct zero_config *cfg)
 {
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_wrap: out is NULL");
@@ -214,7 +221,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     }
     zr_engine_point(&z->engine);
     zr_say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage, z->gather->ops->name,
-        (long long)z->plan->total_bytes, (long long)z->layout->n_params);
+           (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     *out = z;
     return 0;
 }

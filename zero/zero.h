@@ -6,25 +6,26 @@
  *     if (zero_wrap(&z, tensors, n_tensors, &cfg))
  *         fprintf(stderr, "%s\n", zero_last_error()), exit(1);
  *     for each step:
- *         for each layer l:           zero_begin(z, l, ZERO_FORWARD);  forward(l);  zero_end(z, l, ZERO_FORWARD);
- *         for each layer l, reversed: zero_begin(z, l, ZERO_BACKWARD); backward(l); zero_end(z, l, ZERO_BACKWARD);
- *         zero_step(z, lr, NULL);
- *     zero_unwrap(&z);
+ *         for each layer l:           zero_begin(z, l, ZERO_FORWARD);  forward(l);  zero_end(z, l,
+ * ZERO_FORWARD); for each layer l, reversed: zero_begin(z, l, ZERO_BACKWARD); backward(l); zero_end(z, l,
+ * ZERO_BACKWARD); zero_step(z, lr, NULL); zero_unwrap(&z);
  *
- * Words. A *unit* is what is gathered together, usually a layer. At stage 1 optimizer state is sharded over the ranks, at
- * stage 2 gradients too, at stage 3 parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *bracket* is a
- * zero_begin/zero_end pair around the model's use of a unit.
+ * Words. A *unit* is what is gathered together, usually a layer. At stage 1 optimizer state is sharded over
+ * the ranks, at stage 2 gradients too, at stage 3 parameters too (ZeRO, arXiv:1910.02054; FSDP,
+ * arXiv:2304.11277). A *bracket* is a zero_begin/zero_end pair around the model's use of a unit.
  *
- * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says what, where, and
- * which rank, unit or tensor. A failed call leaves nothing to clean up and changes nothing, except that a failure among ranks (a
- * lost peer, a timeout, ranks that differ) ends the context: every later call returns the same cause, and only
- * zero_unwrap is left.
+ * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
+ * what, where, and which rank, unit or tensor. A failed call leaves nothing to clean up and changes nothing,
+ * except that a failure among ranks (a lost peer, a timeout, ranks that differ) ends the context: every later
+ * call returns the same cause, and only zero_unwrap is left.
  *
- * "Collective" means: every rank must make the call, in the same order relative to its other collective calls. zero_begin,
- * zero_end and zero_micro are collective in this sense, though they do not wait for other ranks at stages 0 to 2.
+ * "Collective" means: every rank must make the call, in the same order relative to its other collective
+ * calls. zero_begin, zero_end and zero_micro are collective in this sense, though they do not wait for other
+ * ranks at stages 0 to 2.
  *
- * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and the functions
- * without a context, are independent. The library has no global state, prints nothing, never exits. */
+ * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
+ * the functions without a context, are independent. The library has no global state, prints nothing, never
+ * exits. */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
 
@@ -76,15 +77,16 @@ enum zero_backend { ZERO_BACKEND_AUTO = 0, ZERO_BACKEND_SELF = 1, ZERO_BACKEND_S
 
 /* Flags of a tensor. */
 enum {
-    ZERO_STACKED = 1 << 0,        /* shape[0] layers in one buffer, addressed by the model as base + l*stride: slice l
-                                     belongs to unit + l */
-    ZERO_NO_DECAY = 1 << 1,       /* no weight decay (biases, norms) */
-    ZERO_GRAD_OVERWRITE = 1 << 2, /* backward stores this gradient instead of adding to it: it need not be zeroed */
-    ZERO_RESIDENT = 1 << 3        /* keep its unit gathered for the whole step at stage 3 */
+    ZERO_STACKED = 1 << 0,  /* shape[0] layers in one buffer, addressed by the model as base + l*stride: slice
+                               l  belongs to unit + l */
+    ZERO_NO_DECAY = 1 << 1, /* no weight decay (biases, norms) */
+    ZERO_GRAD_OVERWRITE =
+        1 << 2,            /* backward stores this gradient instead of adding to it: it need not be zeroed */
+    ZERO_RESIDENT = 1 << 3 /* keep its unit gathered for the whole step at stage 3 */
 };
 
-/* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points *param and *grad
- * whenever the tensor's place changes. */
+/* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
+ * *param and *grad whenever the tensor's place changes. */
 struct zero_tensor {
     const char *name;      /* unique; used in errors, traces and checkpoints */
     void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
@@ -104,61 +106,68 @@ struct zero_call {
 typedef struct CUstream_st *zero_stream;
 typedef struct zero_ctx zero_ctx;
 
-/* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32 elements. */
+/* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32
+ * elements. */
 struct zero_update {
     const char *tensor;   /* its name */
     int32_t tensor_index; /* in the array given to zero_wrap */
     int64_t first;        /* element of the tensor, in row-major order, that index 0 here is */
     int64_t n;            /* elements */
-    float *master;        /* weights: read and write; rounded to the model's dtype by the library afterwards */
-    const float *grad;    /* reduced over ranks and micro-batches, scaled and clipped */
-    float *state[4];      /* cfg.n_states of them, zero at first */
-    float lr;             /* as given to zero_step */
-    int64_t t;            /* 1-based number of this step */
-    zero_stream stream;   /* NULL on the host: compute at once on the calling thread */
+    float *master;      /* weights: read and write; rounded to the model's dtype by the library afterwards */
+    const float *grad;  /* reduced over ranks and micro-batches, scaled and clipped */
+    float *state[4];    /* cfg.n_states of them, zero at first */
+    float lr;           /* as given to zero_step */
+    int64_t t;          /* 1-based number of this step */
+    zero_stream stream; /* NULL on the host: compute at once on the calling thread */
 };
 
-/* Configuration. Start from ZERO_CONFIG_INIT; 0 in a field means the documented default. New fields are only ever
- * appended. Names are also the keys of zero_config_set and, as ZERO_<KEY IN CAPITALS>, environment variables that
- * override the program (fields marked + only). */
+/* Configuration. Start from ZERO_CONFIG_INIT; 0 in a field means the documented default. New fields are only
+ * ever appended. Names are also the keys of zero_config_set and, as ZERO_<KEY IN CAPITALS>, environment
+ * variables that override the program (fields marked + only). */
 struct zero_config {
-    size_t size;                 /* set by ZERO_CONFIG_INIT */
-    int32_t stage;               /* + 0..3; default 0: plain data parallel */
-    int32_t backend;             /* + auto, self, shm; auto: self for world 1, else shm */
-    int32_t rank, world;         /* explicit when world > 0; else found in the environment (see README) */
-    const char *rendezvous;      /* "tcp://host:port" of rank 0; default from the environment */
-    int64_t timeout_ms;          /* + for peers, in every operation; default 30000 */
+    size_t size;            /* set by ZERO_CONFIG_INIT */
+    int32_t stage;          /* + 0..3; default 0: plain data parallel */
+    int32_t backend;        /* + auto, self, shm; auto: self for world 1, else shm */
+    int32_t rank, world;    /* explicit when world > 0; else found in the environment (see README) */
+    const char *rendezvous; /* "tcp://host:port" of rank 0; default from the environment */
+    int64_t timeout_ms;     /* + for peers, in every operation; default 30000 */
 
-    int32_t optimizer;           /* + enum zero_optimizer; default adamw */
-    float beta1, beta2, eps;     /* + defaults 0.9 (sgd: 0), 0.999 (rmsprop: 0.99), 1e-8. To mean a true 0, give a negative value */
-    float weight_decay;          /* + default 0 */
-    float clip;                  /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
-    double grad_scale;           /* + multiplies the gradients before everything else; default 1 */
-    int32_t grad_accum_steps;    /* + micro-batches per zero_step; default 1 */
-    int32_t grad_sum;            /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
-    int (*update)(void *arg, const struct zero_update *u); /* the model's own optimizer, element-wise; called on a
-                                    thread of the library's (host) and must not call zero_*; non-zero: the step fails */
+    int32_t optimizer;       /* + enum zero_optimizer; default adamw */
+    float beta1, beta2, eps; /* + defaults 0.9 (sgd: 0), 0.999 (rmsprop: 0.99), 1e-8. To mean a true 0, give a
+                                negative value */
+    float weight_decay;      /* + default 0 */
+    float clip;        /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
+    double grad_scale; /* + multiplies the gradients before everything else; default 1 */
+    int32_t grad_accum_steps; /* + micro-batches per zero_step; default 1 */
+    int32_t grad_sum;         /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
+    int (*update)(void *arg,
+                  const struct zero_update *u); /* the model's own optimizer, element-wise; called on a
+                         thread of the library's (host) and must not call zero_*; non-zero: the step fails */
     void *update_arg;
-    int32_t n_states;            /* of update, 0..4 fp32 arrays like the weights */
+    int32_t n_states; /* of update, 0..4 fp32 arrays like the weights */
 
-    int32_t prefetch;            /* + units gathered ahead; default 2; negative: none */
-    int64_t param_budget_bytes;  /* + for gathered parameters at stage 3, besides the shards; default: what prefetch needs */
-    int32_t deterministic;       /* + 1 on, negative off; default on where it costs nothing (self, shm): same bits at every
-                                    stage, prefetch and budget, and at every power-of-two world for equal micro-batches */
-    int32_t wire_dtype;          /* + of gradients between ranks: f32, bf16; default: the tensor's own */
-    const struct zero_call *order; /* calls of one micro-batch; default: each unit forward, then each backward, reversed.
-                                    Only a hint that saves the first step's prefetch and sizes the slots */
+    int32_t prefetch;           /* + units gathered ahead; default 2; negative: none */
+    int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default: what
+                                   prefetch needs */
+    int32_t deterministic; /* + 1 on, negative off; default on where it costs nothing (self, shm): same bits
+                              at every stage, prefetch and budget, and at every power-of-two world for equal
+                              micro-batches */
+    int32_t wire_dtype;    /* + of gradients between ranks: f32, bf16; default: the tensor's own */
+    const struct zero_call
+        *order; /* calls of one micro-batch; default: each unit forward, then each backward, reversed.
+                 Only a hint that saves the first step's prefetch and sizes the slots */
     int32_t n_order;
 
-    zero_stream stream;          /* the model's compute stream on a GPU; NULL on the host */
-    void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's thread */
+    zero_stream stream; /* the model's compute stream on a GPU; NULL on the host */
+    void (*log)(void *arg,
+                const char *line); /* a line without newline; may be called from the library's thread */
     void *log_arg;
-    int32_t trace;               /* + 1: keep a timeline for zero_trace_write; default 0 */
-    int32_t reserved0;           /* 0 */
+    int32_t trace;     /* + 1: keep a timeline for zero_trace_write; default 0 */
+    int32_t reserved0; /* 0 */
 
-    int32_t save_async;          /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory
-                                    for it (category staging): what this rank saves; default 0 */
-    int32_t save_keep;           /* + checkpoints kept in a folder of zero_save; default 0: all */
+    int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
+                           on. Reserves memory for it (category staging): what this rank saves; default 0 */
+    int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: all */
 };
 #ifdef __cplusplus
 static inline zero_config zero_config_init(void)
@@ -169,7 +178,10 @@ static inline zero_config zero_config_init(void)
 }
 #define ZERO_CONFIG_INIT zero_config_init()
 #else
-#define ZERO_CONFIG_INIT {.size = sizeof(struct zero_config)}
+#define ZERO_CONFIG_INIT                                                                                     \
+    {                                                                                                        \
+        .size = sizeof(struct zero_config)                                                                   \
+    }
 #endif
 
 /* Memory per rank, by category. X(name, text)
@@ -207,8 +219,8 @@ struct zero_plan_info {
     int64_t n_params;            /* elements over all tensors */
     struct zero_bytes bytes;     /* of every rank: all are alike */
     struct zero_traffic traffic; /* of a steady step of grad_accum_steps micro-batches in cfg.order */
-    int64_t paper_bytes;         /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and
-                                    optimizer state only */
+    int64_t paper_bytes;         /* the ZeRO paper's formula for the same model, stage and world: parameters,
+                                    gradients and         optimizer state only */
 };
 
 /* What a rank has done since zero_wrap. */
@@ -217,11 +229,12 @@ struct zero_stats {
     const char *backend; /* "self", "shm" */
     const char *device;  /* "host" */
     int64_t n_steps, n_skipped;
-    struct zero_bytes allocated, planned; /* allocated: counted where memory was taken; equal to planned to the byte */
-    struct zero_traffic traffic;          /* total since zero_wrap */
-    int64_t n_waits;                      /* begins that had to wait for their unit */
-    int64_t wait_ns;                      /* in those: exposed communication as the model's thread saw it */
-    int64_t n_replans;                    /* times the call order changed and was learned anew */
+    struct zero_bytes allocated,
+        planned;                 /* allocated: counted where memory was taken; equal to planned to the byte */
+    struct zero_traffic traffic; /* total since zero_wrap */
+    int64_t n_waits;             /* begins that had to wait for their unit */
+    int64_t wait_ns;             /* in those: exposed communication as the model's thread saw it */
+    int64_t n_replans;           /* times the call order changed and was learned anew */
 };
 
 struct zero_step_info {
@@ -233,84 +246,96 @@ struct zero_step_info {
 
 /* What zero_read and zero_write move. */
 enum zero_value {
-    ZERO_VALUE_PARAM = 0,  /* the weights in the tensor's dtype */
-    ZERO_VALUE_MASTER = 1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
-    ZERO_VALUE_STATE = 2   /* + i: the i-th fp32 optimizer state; not for frozen tensors */
+    ZERO_VALUE_PARAM = 0, /* the weights in the tensor's dtype */
+    ZERO_VALUE_MASTER =
+        1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
+    ZERO_VALUE_STATE = 2 /* + i: the i-th fp32 optimizer state; not for frozen tensors */
 };
 
-/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16"). ZERO_ERR_ARG names the nearest key
- * when there is none of that name. Any thread. */
+/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16"). ZERO_ERR_ARG
+ * names the nearest key when there is none of that name. Any thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
-/* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating device memory
- * and without talking to anybody. param and grad pointers are not followed; grad non-NULL still means trainable. */
+/* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
+ * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
+ * means trainable. */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
-/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad of every tensor
- * are re-pointed (at stages 2 and 3 they are NULL outside brackets), and the model's own buffers may be freed afterwards. On failure *out
- * is NULL, no pointer was changed and nothing is left behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes
- * with the plan's table, before anything was allocated. */
+/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad
+ * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets), and the model's own
+ * buffers may be freed afterwards. On failure *out is NULL, no pointer was changed and nothing is left
+ * behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes with the plan's table, before
+ * anything was allocated. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
-/* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless ZERO_GRAD_OVERWRITE) and points the
- * model at them until the matching zero_end. Brackets of different units may nest and overlap, and
- * a unit may be open in forward and in backward at once (recompute), but not twice in one phase. Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the host it returns when the
- * parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around
- * every use of a unit or around none. */
+/* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless
+ * ZERO_GRAD_OVERWRITE) and points the model at them until the matching zero_end. Brackets of different units
+ * may nest and overlap, and a unit may be open in forward and in backward at once (recompute), but not twice
+ * in one phase. Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the
+ * host it returns when the parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1,
+ * where it buys overlap: use it around every use of a unit or around none. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
-/* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after each backward
- * but the last (zero_step ends that one). No effect on units that were bracketed. */
+/* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
+ * each backward but the last (zero_step ends that one). No effect on units that were bracketed. */
 ZERO_API int zero_micro(zero_ctx *z);
 
-/* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning rate of this step.
- * info may be NULL; if it is not, the call waits for the global norm (not for the update). Refused with ZERO_ERR_ORDER, and nothing
- * changed, while a bracket is open or when the micro-batches counted are not cfg.grad_accum_steps (which a
- * model without brackets and with grad_accum_steps 1 is trusted to have run). */
+/* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning
+ * rate of this step. info may be NULL; if it is not, the call waits for the global norm (not for the update).
+ * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open or when the micro-batches counted
+ * are not cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have
+ * run). */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
-/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element size of the
- * value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it. Outside brackets. */
+/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element
+ * size of the value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it.
+ * Outside brackets. */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
-/* Collective, blocking. The reverse; rank 0's src counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the
- * same value; writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Outside brackets. */
-ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src);
+/* Collective, blocking. The reverse; rank 0's src counts, others may give NULL. Writing ZERO_VALUE_PARAM sets
+ * the master weights to the same value; writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Outside
+ * brackets. */
+ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
+                        const void *src);
 
-/* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits whatever the order
- * (the sum is exact). For losses and metrics. */
+/* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits
+ * whatever the order (the sum is exact). For losses and metrics. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
-/* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if it is missing (not its parents), as
- * dir/save-SERIAL-step-T: weights, optimizer states, the count of steps, the program's user data. Each rank writes what it owns, as one
- * safetensors file; rank 0 then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were
- * synced. Only then are those beyond the cfg.save_keep latest removed, and what unfinished saves left; all ranks see the same
- * file system, and one run at a time saves into dir. Outside brackets, between steps.
+/* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
+ * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,
+ * the program's user data. Each rank writes what it owns, as one safetensors file; rank 0 then writes the
+ * manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were synced.
+ * Only then are those beyond the cfg.save_keep latest removed, and what unfinished saves left; all ranks see
+ * the same file system, and one run at a time saves into dir. Outside brackets, between steps.
  *
- * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_NOMEM) the context is as before, and so are the checkpoints in
- * dir. With cfg.save_async the call waits for the save before it, returns its failure, if any, without beginning another, and
- * leaves writing to a thread; zero_save_wait tells the outcome. */
+ * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_NOMEM) the context is as before, and so
+ * are the checkpoints in dir. With cfg.save_async the call waits for the save before it, returns its failure,
+ * if any, without beginning another, and leaves writing to a thread; zero_save_wait tells the outcome. */
 ZERO_API int zero_save(zero_ctx *z, const char *dir);
 
-/* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is none. zero_save, zero_load and
- * zero_unwrap do the same first. */
+/* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is
+ * none. zero_save, zero_load and zero_unwrap do the same first. */
 ZERO_API int zero_save_wait(zero_ctx *z);
 
-/* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is taken; unfinished and
- * damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and budget loads what any other saved, bit by
- * bit; each rank reads what it owns, and checks every block's checksums. Tensors are matched by name; names, dtypes, shapes,
- * which are frozen, and the optimizer must be the same. Needs host memory for what this rank owns, for the time of the
- * call. On failure (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed. Outside
- * brackets, between steps. */
+/* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
+ * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and
+ * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's
+ * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and the optimizer must be
+ * the same. Needs host memory for what this rank owns, for the time of the call. On failure (ZERO_ERR_IO,
+ * ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed. Outside brackets,
+ * between steps. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
-/* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards, and zero_load brings them back on
- * every rank. For what the library does not know: seeds, the position in the data. Local. */
+/* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
+ * and zero_load brings them back on every rank. For what the library does not know: seeds, the position in
+ * the data. Local. */
 ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
-/* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap; NULL and 0 when there are none. */
+/* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap;
+ * NULL and 0 when there are none. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
 /* One tensor of a file of weights. */
@@ -321,25 +346,29 @@ struct zero_weight {
     int32_t transposed; /* 1: two dimensions, which the file has the other way round */
 };
 
-/* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors dir/model-0000i-of-0000N.safetensors of at
- * most max_file_bytes each (0: 5 GB; one tensor at least) and model.safetensors.index.json. Rank 0 writes; files of these names are
- * replaced. map: names and pieces, n of them; NULL: every tensor under its own name. On failure the files are incomplete, and
- * nothing else is changed. Outside brackets. */
-ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n, int64_t max_file_bytes);
+/* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
+ * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
+ * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. map: names and pieces, n of
+ * them; NULL: every tensor under its own name. On failure the files are incomplete, and nothing else is
+ * changed. Outside brackets. */
+ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
+                         int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: reads such files (or one, dir/model.safetensors), F32 or BF16, into weights and master weights;
- * optimizer states stay. What no entry of map names is left alone, in the files and in the model. Names, shapes and dtypes are
- * checked before anything is changed; a file that cannot be read to its end may leave some weights written. Outside brackets. */
+/* Collective, blocking. The reverse: reads such files (or one, dir/model.safetensors), F32 or BF16, into
+ * weights and master weights; optimizer states stay. What no entry of map names is left alone, in the files
+ * and in the model. Names, shapes and dtypes are checked before anything is changed; a file that cannot be
+ * read to its end may leave some weights written. Outside brackets. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
 /* This rank's numbers; out->size is not needed: the struct is filled whole. Does not wait. */
 ZERO_API int zero_stats(zero_ctx *z, struct zero_stats *out);
 
-/* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs cfg.trace. Blocking. */
+/* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs
+ * cfg.trace. Blocking. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Collective when the context is healthy, local when it has failed. Frees everything and sets *z to NULL; pointers the
- * library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. */
+/* Collective when the context is healthy, local when it has failed. Frees everything and sets *z to NULL;
+ * pointers the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */

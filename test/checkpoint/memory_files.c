@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define MAX_OPEN 64
-#define NAME 128
+#define NAME     128
 
 struct bytes {
     unsigned char *p;
@@ -199,8 +199,9 @@ static int enter(struct memory_files *m, bool transfers)
     pthread_mutex_lock(&m->lock);
     m->calls++;
     int result = 0;
-    if (m->fault != FAULT_NONE && (m->calls == m->fault_at || (m->calls > m->fault_at && (m->always || m->fault == FAULT_DEAD))))
-        result = m->fault == FAULT_ENOSPC ? -ENOSPC
+    if (m->fault != FAULT_NONE &&
+        (m->calls == m->fault_at || (m->calls > m->fault_at && (m->always || m->fault == FAULT_DEAD))))
+        result = m->fault == FAULT_ENOSPC  ? -ENOSPC
                  : m->fault == FAULT_EINTR ? -EINTR
                  : m->fault == FAULT_SHORT ? transfers
                                            : -EIO;
@@ -274,7 +275,8 @@ static int64_t do_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t a
         n = 1;
     put_bytes(&node->now, buf, (int64_t)n, at);
     node->writes = realloc(node->writes, ((size_t)node->n_writes + 1) * sizeof *node->writes);
-    node->writes[node->n_writes++] = (struct write){at, copy_bytes((struct bytes){(unsigned char *)(uintptr_t)buf, (int64_t)n})};
+    node->writes[node->n_writes++] =
+        (struct write){at, copy_bytes((struct bytes){(unsigned char *)(uintptr_t)buf, (int64_t)n})};
     leave(m, 0);
     return (int64_t)n;
 }
@@ -486,7 +488,8 @@ struct memory_files *memory_files_crash(struct memory_files *m, uint64_t seed)
         struct entries names = copy_entries(n->durable_names);
         for (int k = 0; k < n->n_writes; k++)
             if (next(&s) % 100 < keep) {
-                int64_t whole = n->writes[k].data.n, part = next(&s) % 4 && keep < 100 ? whole : 1 + (int64_t)(next(&s) % (uint64_t)whole);
+                int64_t whole = n->writes[k].data.n,
+                        part = next(&s) % 4 && keep < 100 ? whole : 1 + (int64_t)(next(&s) % (uint64_t)whole);
                 put_bytes(&data, n->writes[k].data.p, keep == 100 ? whole : part, n->writes[k].at);
             }
         for (int k = 0; k < n->n_changes; k++)

@@ -1,7 +1,8 @@
 /* memory_files.h: a file system in memory that forgets what was not synced, and fails when it is told to.
  *
- * Of a file, what was written since its last fsync may be lost, each write by itself and in part; of a folder, each name made,
- * renamed or removed since its fsync. That is all that POSIX promises. Thread-safe. */
+ * Of a file, what was written since its last fsync may be lost, each write by itself and in part; of a
+ * folder, each name made, renamed or removed since its fsync. That is all that POSIX promises. Thread-safe.
+ */
 #ifndef ZR_TEST_MEMORY_FILES_H
 #define ZR_TEST_MEMORY_FILES_H
 

@@ -21,9 +21,12 @@ static const struct {
     bool bf16, frozen, stacked;
     int unit;
 } table[MODEL_TENSORS] = {
-    {"embedding", {37, 9}, true, false, false, 0},   {"layers/w", {MODEL_LAYERS, 33, 21}, true, false, true, 1},
-    {"layers/b", {MODEL_LAYERS, 67}, false, false, true, 1}, {"position", {11, 9}, false, true, false, 0},
-    {"mask", {5, 1, 13}, true, true, false, 2},      {"head", {1025}, false, false, false, 0},
+    {"embedding", {37, 9}, true, false, false, 0},
+    {"layers/w", {MODEL_LAYERS, 33, 21}, true, false, true, 1},
+    {"layers/b", {MODEL_LAYERS, 67}, false, false, true, 1},
+    {"position", {11, 9}, false, true, false, 0},
+    {"mask", {5, 1, 13}, true, true, false, 2},
+    {"head", {1025}, false, false, false, 0},
     {"scale", {1}, true, false, false, 3},
 };
 
@@ -52,7 +55,9 @@ static uint64_t mix(uint64_t x)
 
 static float noise(uint64_t a, uint64_t b, uint64_t c)
 {
-    return (float)((int64_t)(mix(a * 0x9e3779b97f4a7c15u + mix(b * 0xd1342543de82ef95u + c)) >> 43) - (1 << 20)) / (float)(1 << 20);
+    return (float)((int64_t)(mix(a * 0x9e3779b97f4a7c15u + mix(b * 0xd1342543de82ef95u + c)) >> 43) -
+                   (1 << 20)) /
+           (float)(1 << 20);
 }
 
 static float widen(uint16_t x)

@@ -1,14 +1,15 @@
-/* saved_model.h: a small model of every kind of tensor, run by ranks that are threads, for tests of checkpoints.
+/* saved_model.h: a small model of every kind of tensor, run by ranks that are threads, for tests of
+ * checkpoints.
  *
- * Its gradient depends on the weights that it is shown, on the step and on the micro-batch, so training goes on alike only from the
- * same state, and from the same place in it. */
+ * Its gradient depends on the weights that it is shown, on the step and on the micro-batch, so training goes
+ * on alike only from the same state, and from the same place in it. */
 #ifndef ZR_TEST_SAVED_MODEL_H
 #define ZR_TEST_SAVED_MODEL_H
 
 #include "zero/context.h"
 
 #define MODEL_TENSORS 7
-#define MODEL_LAYERS 7
+#define MODEL_LAYERS  7
 
 struct model_rank {
     zero_ctx *z;
@@ -25,14 +26,16 @@ struct model_options {
     int64_t budget;
     bool async;
     int keep;
-    bool scrambled;              /* begin from other weights: a load must replace all of them */
+    bool scrambled; /* begin from other weights: a load must replace all of them */
     void (*log)(void *arg, const char *line);
     void *log_arg;
     const struct zr_files *files; /* NULL: the operating system's */
-    void (*change)(struct zero_tensor *tensors, struct zero_config *cfg); /* NULL, or makes it another model before it is wrapped */
+    void (*change)(struct zero_tensor *tensors,
+                   struct zero_config *cfg); /* NULL, or makes it another model before it is wrapped */
 };
 
-/* Runs fn on every rank of a new world, each with its own context, and returns when all are back. Fails the test when wrapping fails. */
+/* Runs fn on every rank of a new world, each with its own context, and returns when all are back. Fails the
+ * test when wrapping fails. */
 void model_run(const struct model_options *o, void (*fn)(struct model_rank *m, void *arg), void *arg);
 
 /* 0 or the library's code. */
@@ -42,7 +45,7 @@ uint64_t model_hash(struct model_rank *m);
 
 /* Checks that say where; usable on threads other than cmocka's. */
 void model_check(bool ok, const char *file, int line, const char *what);
-#define CHECK_THAT(x) model_check(x, __FILE__, __LINE__, #x)
+#define CHECK_THAT(x)  model_check(x, __FILE__, __LINE__, #x)
 #define CHECK_OK(call) model_check((call) == 0, __FILE__, __LINE__, #call)
 
 #endif

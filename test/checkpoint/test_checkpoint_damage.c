@@ -1,4 +1,5 @@
-/* test_checkpoint_damage.c: what is cut, flipped, swapped or of another model is refused by an error that names it, and changes nothing. */
+/* test_checkpoint_damage.c: what is cut, flipped, swapped or of another model is refused by an error that
+ * names it, and changes nothing. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/manifest.h"
@@ -16,7 +17,7 @@
 
 #include <cmocka.h>
 
-#define FIRST "run/save-00000001-step-00000001"
+#define FIRST  "run/save-00000001-step-00000001"
 #define SECOND "run/save-00000002-step-00000002"
 #define SHARD1 "/shard-00001-of-00002.safetensors"
 #define SHARD2 "/shard-00002-of-00002.safetensors"
@@ -50,7 +51,8 @@ static int open_disk(void **state)
 {
     (void)state;
     disk = memory_files_open();
-    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)}, save_two, NULL);
+    model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)}, save_two,
+              NULL);
     return 0;
 }
 
@@ -84,7 +86,8 @@ struct flipping {
     int64_t n;
 };
 
-static void flip_and_load(struct model_rank *m, struct flipping *f, unsigned char *at, int bit, const char *where)
+static void flip_and_load(struct model_rank *m, struct flipping *f, unsigned char *at, int bit,
+                          const char *where)
 {
     *at ^= (unsigned char)(1 << bit);
     int err = zero_load(m->z, SECOND);
@@ -101,7 +104,8 @@ static void unchanged(struct model_rank *m, const struct flipping *f)
     CHECK_THAT(model_hash(m) == f->before && m->z->engine.t == 0);
 }
 
-static void flip_every_bit(struct model_rank *m, struct flipping *f, const char *path, int64_t from, int64_t to)
+static void flip_every_bit(struct model_rank *m, struct flipping *f, const char *path, int64_t from,
+                           int64_t to)
 {
     int64_t *n;
     unsigned char *p = memory_files_content(disk, path, &n);
@@ -143,7 +147,8 @@ static void flip_data(struct model_rank *m, void *arg)
     for (int64_t i = 0; i < n_flips; i++) {
         int64_t *n, from = header_end(paths[i % 2]);
         unsigned char *p = memory_files_content(disk, paths[i % 2], &n);
-        flip_and_load(m, &f, p + from + next(&seed) % (uint64_t)(*n - from), (int)(next(&seed) % 8), strrchr(paths[i % 2], '/'));
+        flip_and_load(m, &f, p + from + next(&seed) % (uint64_t)(*n - from), (int)(next(&seed) % 8),
+                      strrchr(paths[i % 2], '/'));
     }
     unchanged(m, &f);
     printf("%lld flips of data refused\n", (long long)f.n);
@@ -176,7 +181,8 @@ static void cut(struct model_rank *m, void *arg)
         int64_t whole = *n;
         for (int64_t at = whole; at-- > 0; at -= at > 600 && at < whole - 600 ? 97 : 0) {
             *n = at < 0 ? 0 : at;
-            CHECK_THAT(zero_load(m->z, SECOND) == ZERO_ERR_IO && strstr(zero_last_error(), strrchr(paths[i], '/')));
+            CHECK_THAT(zero_load(m->z, SECOND) == ZERO_ERR_IO &&
+                       strstr(zero_last_error(), strrchr(paths[i], '/')));
         }
         *n = whole;
         CHECK_THAT(model_hash(m) == before);
@@ -254,7 +260,8 @@ static void swap_files(struct model_rank *m, void *arg)
     }
     /* swapped, files and tables */
     for (int i = 0; i < 2; i++) {
-        struct kept a = keep_file(i ? SECOND SHARD1 ".blocks" : SECOND SHARD1), b = keep_file(i ? SECOND SHARD2 ".blocks" : SECOND SHARD2);
+        struct kept a = keep_file(i ? SECOND SHARD1 ".blocks" : SECOND SHARD1),
+                    b = keep_file(i ? SECOND SHARD2 ".blocks" : SECOND SHARD2);
         memory_files_put(disk, i ? SECOND SHARD1 ".blocks" : SECOND SHARD1, b.p, b.n);
         memory_files_put(disk, i ? SECOND SHARD2 ".blocks" : SECOND SHARD2, a.p, a.n);
         refused(m, SECOND, ZERO_ERR_IO, "/shard-0000", "");
@@ -375,7 +382,8 @@ static void test_another_model(void **state)
 {
     (void)state;
     for (change = 0; change < (int)(sizeof told / sizeof *told); change++) {
-        struct model_options o = {.stage = 1, .world = 2, .change = make_another, .files = memory_files_table(disk)};
+        struct model_options o = {
+            .stage = 1, .world = 2, .change = make_another, .files = memory_files_table(disk)};
         model_run(&o, load_another, NULL);
     }
 }
@@ -385,7 +393,8 @@ static void test_another_model(void **state)
 static void test_safetensors(void **state)
 {
     (void)state;
-#define T(name, begin, end, shape) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
+#define T(name, begin, end, shape)                                                                           \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
     static const struct {
         const char *json;
         int64_t data;
@@ -425,8 +434,10 @@ static void test_safetensors(void **state)
         if (err != ZR_ERR_IO || !strstr(zr_error_text(), bad[i].what) || !strstr(zr_error_text(), "file: "))
             fail_msg("%s: %d: %s", bad[i].json, err, zr_error_text());
     }
-    const char *good = "{\"__metadata__\":{\"format\":\"pt\"}," T("b", 8, 8, "0,5") "," T("a", 0, 8, "1,2") "," T("c", 8, 12, "") "}  ";
-    assert_int_equal(zr_st_parse("file", good, (int64_t)strlen(good), 8 + (int64_t)strlen(good) + 12, &st), 0);
+    const char *good = "{\"__metadata__\":{\"format\":\"pt\"}," T("b", 8, 8, "0,5") "," T(
+        "a", 0, 8, "1,2") "," T("c", 8, 12, "") "}  ";
+    assert_int_equal(zr_st_parse("file", good, (int64_t)strlen(good), 8 + (int64_t)strlen(good) + 12, &st),
+                     0);
     assert_int_equal(st.n_entries, 3);
     assert_string_equal(st.entries[0].name, "a");
     assert_true(st.entries[0].n_dims == 2 && st.entries[0].end - st.entries[0].begin == 8);
@@ -462,8 +473,10 @@ static void on_disk(struct model_rank *m, void *arg)
     /* A folder that cannot be written: also root cannot make a file inside a file. */
     snprintf(inside, sizeof inside, "%s/save-00000001-step-00000001/manifest.json/run", path);
     uint64_t later = model_hash(m);
-    CHECK_THAT(zero_save(m->z, inside) == ZERO_ERR_IO && strstr(zero_last_error(), "manifest.json/run: make folder: not a directory"));
-    CHECK_THAT(zero_save(m->z, "/proc/nothing-here") == ZERO_ERR_IO && strstr(zero_last_error(), "/proc/nothing-here"));
+    CHECK_THAT(zero_save(m->z, inside) == ZERO_ERR_IO &&
+               strstr(zero_last_error(), "manifest.json/run: make folder: not a directory"));
+    CHECK_THAT(zero_save(m->z, "/proc/nothing-here") == ZERO_ERR_IO &&
+               strstr(zero_last_error(), "/proc/nothing-here"));
     CHECK_THAT(model_hash(m) == later);
     CHECK_OK(zero_load(m->z, path));
     CHECK_THAT(model_hash(m) == hash);
@@ -491,8 +504,9 @@ int main(void)
     printf("SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
 #define ON_DISK(test) cmocka_unit_test_setup_teardown(test, open_disk, close_disk)
-        ON_DISK(test_flipped_heads), ON_DISK(test_flipped_data),  ON_DISK(test_cut),         ON_DISK(test_swapped),
-        ON_DISK(test_misfits),       ON_DISK(test_another_model), ON_DISK(test_safetensors), cmocka_unit_test(test_on_disk),
+        ON_DISK(test_flipped_heads), ON_DISK(test_flipped_data),     ON_DISK(test_cut),
+        ON_DISK(test_swapped),       ON_DISK(test_misfits),          ON_DISK(test_another_model),
+        ON_DISK(test_safetensors),   cmocka_unit_test(test_on_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

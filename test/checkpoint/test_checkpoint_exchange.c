@@ -1,5 +1,5 @@
-/* test_checkpoint_exchange.c: what one stage and world saves, every other loads, bit by bit; and training goes on from it as if
- * nothing had been. */
+/* test_checkpoint_exchange.c: what one stage and world saves, every other loads, bit by bit; and training
+ * goes on from it as if nothing had been. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint_dir.h"
@@ -13,10 +13,10 @@
 #include <cmocka.h>
 
 #define STEPS 3
-#define MORE 10
+#define MORE  10
 static const int worlds[] = {1, 2, 3, 4, 5, 8};
 #define N_WORLDS 6
-#define N_WAYS (4 * N_WORLDS)
+#define N_WAYS   (4 * N_WORLDS)
 
 static struct way {
     uint64_t hash, later; /* after STEPS, and after MORE steps on */
@@ -144,7 +144,8 @@ static void test_asynchronous(void **state)
     for (int world = 1; world <= 3; world++) {
         uint64_t hash = 0;
         files = memory_files_open();
-        struct model_options o = {.stage = world, .world = world, .async = true, .keep = 3, .files = memory_files_table(files)};
+        struct model_options o = {
+            .stage = world, .world = world, .async = true, .keep = 3, .files = memory_files_table(files)};
         model_run(&o, save_every_step, &hash);
         n_names = 0;
         assert_int_equal(zr_folder_walk(o.files, "run", NULL, count_name, NULL), 0);
@@ -167,7 +168,8 @@ static void commit_by_steps(struct model_rank *m, void *arg)
         struct zr_manifest manifest;
         bool broken;
         CHECK_OK(model_steps(m, 1));
-        if (m->rank == 0 && !zr_checkpoint_open(m->z->files, "run/save-00000001-step-00000001", &broken, &manifest)) {
+        if (m->rank == 0 &&
+            !zr_checkpoint_open(m->z->files, "run/save-00000001-step-00000001", &broken, &manifest)) {
             zr_manifest_free(&manifest);
             found = 1;
         }
@@ -196,7 +198,8 @@ static void refuse(struct model_rank *m, void *arg)
     memset(longest, 'x', ZR_PATH_BYTES);
     longest[ZR_PATH_BYTES] = 0;
     CHECK_THAT(zero_save(NULL, "run") == ZERO_ERR_ARG && zero_load(NULL, "run") == ZERO_ERR_ARG);
-    CHECK_THAT(zero_save(m->z, NULL) == ZERO_ERR_ARG && zero_save(m->z, "") == ZERO_ERR_ARG && zero_load(m->z, "") == ZERO_ERR_ARG);
+    CHECK_THAT(zero_save(m->z, NULL) == ZERO_ERR_ARG && zero_save(m->z, "") == ZERO_ERR_ARG &&
+               zero_load(m->z, "") == ZERO_ERR_ARG);
     CHECK_THAT(zero_save(m->z, longest) == ZERO_ERR_ARG && zero_load(m->z, longest) == ZERO_ERR_ARG);
     CHECK_THAT(zero_set_user_data(m->z, longest, (64 << 10) + 1) == ZERO_ERR_ARG);
     CHECK_OK(zero_begin(m->z, 1, ZERO_FORWARD));
@@ -226,8 +229,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_pair),      cmocka_unit_test(test_across_stages), cmocka_unit_test(test_asynchronous),
-        cmocka_unit_test(test_commit_by_steps), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_every_pair),   cmocka_unit_test(test_across_stages),
+        cmocka_unit_test(test_asynchronous), cmocka_unit_test(test_commit_by_steps),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

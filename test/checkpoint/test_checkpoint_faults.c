@@ -1,5 +1,6 @@
-/* test_checkpoint_faults.c: every file call of a save and of a load fails in turn, in every way; and the power fails at every one, with
- * what was not synced kept in part. What was committed is always there, and nothing else ever is. */
+/* test_checkpoint_faults.c: every file call of a save and of a load fails in turn, in every way; and the
+ * power fails at every one, with what was not synced kept in part. What was committed is always there, and
+ * nothing else ever is. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint_dir.h"
@@ -71,14 +72,16 @@ static void fail_saves(struct model_rank *m, void *arg)
             for (int64_t k = 1; !done; k++) {
                 memory_files_fault(h->files, faults[f], k, always);
                 int err = save_and_wait(m);
-                done = memory_files_calls(h->files) < k || (faults[f] == FAULT_SHORT && always); /* from the first on: byte by byte */
+                done = memory_files_calls(h->files) < k ||
+                       (faults[f] == FAULT_SHORT && always); /* from the first on: byte by byte */
                 memory_files_fault(h->files, FAULT_NONE, 0, false);
                 if (faults[f] == FAULT_EINTR || faults[f] == FAULT_SHORT || done)
                     CHECK_THAT(err == 0);
                 else if (err)
                     CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "zero_save"));
                 CHECK_THAT(memory_files_n_open(h->files) == 0);
-                /* Usable, with the state that was to be saved; what is found is a whole checkpoint, of before or of now. */
+                /* Usable, with the state that was to be saved; what is found is a whole checkpoint, of before
+                 * or of now. */
                 CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 int64_t t = loaded_step(m, h);
                 CHECK_THAT(t == 2 || t == 3);
@@ -104,8 +107,12 @@ static void test_save_calls_fail(void **state)
     (void)state;
     for (int async = 0; async < 2; async++) {
         struct history h = {.files = memory_files_open()};
-        struct model_options o = {
-            .stage = 2, .world = 1, .async = async, .keep = 2, .log = quiet, .files = memory_files_table(h.files)};
+        struct model_options o = {.stage = 2,
+                                  .world = 1,
+                                  .async = async,
+                                  .keep = 2,
+                                  .log = quiet,
+                                  .files = memory_files_table(h.files)};
         model_run(&o, fail_saves, &h);
         memory_files_close(h.files);
     }
@@ -185,8 +192,12 @@ static void test_among_ranks(void **state)
     (void)state;
     for (int async = 0; async < 2; async++) {
         struct history h = {.files = memory_files_open()};
-        struct model_options o = {
-            .stage = 3, .world = 3, .async = async, .keep = 2, .log = quiet, .files = memory_files_table(h.files)};
+        struct model_options o = {.stage = 3,
+                                  .world = 3,
+                                  .async = async,
+                                  .keep = 2,
+                                  .log = quiet,
+                                  .files = memory_files_table(h.files)};
         model_run(&o, fail_among_ranks, &h);
         assert_int_equal(memory_files_n_open(h.files), 0);
         memory_files_close(h.files);
@@ -200,7 +211,8 @@ static void lose_power(struct model_rank *m, void *arg)
     struct history *h = arg;
     int64_t n_calls = 1, n_loads = 0, n_new = 0;
     for (int64_t k = 1; k <= n_calls + 1; k++) {
-        /* Anew each time: two committed saves of which the first is to go, and the power fails at call k of the third. */
+        /* Anew each time: two committed saves of which the first is to go, and the power fails at call k of
+         * the third. */
         struct memory_files *disk = memory_files_open();
         m->z->files = memory_files_table(disk);
         m->step = 0;
@@ -218,8 +230,8 @@ static void lose_power(struct model_rank *m, void *arg)
             struct memory_files *found = memory_files_crash(disk, first_seed + (uint64_t)(k * 1000 + i));
             m->z->files = memory_files_table(found);
             int64_t t = loaded_step(m, h);
-            CHECK_THAT(t >= 2);          /* no commit is lost */
-            CHECK_THAT(err || t == 3);   /* and this was one */
+            CHECK_THAT(t >= 2);        /* no commit is lost */
+            CHECK_THAT(err || t == 3); /* and this was one */
             n_new += t == 3;
             n_loads++;
             if (i == 0) { /* and it goes on from there: what is left lying about hinders nothing */
@@ -235,8 +247,8 @@ static void lose_power(struct model_rank *m, void *arg)
             break;
         n_calls = k + 1;
     }
-    printf("power failures at %lld calls, %lld loads, %lld of them of the new checkpoint\n", (long long)n_calls, (long long)n_loads,
-           (long long)n_new);
+    printf("power failures at %lld calls, %lld loads, %lld of them of the new checkpoint\n",
+           (long long)n_calls, (long long)n_loads, (long long)n_new);
     CHECK_THAT(n_calls > 20 && n_new > 0 && n_new < n_loads);
 }
 
@@ -258,8 +270,12 @@ static void test_power_failures(void **state)
     (void)state;
     for (int async = 0; async < 2; async++) {
         struct history h = {.files = memory_files_open()};
-        struct model_options o = {
-            .stage = 0, .world = 1, .async = async, .keep = 2, .log = quiet, .files = memory_files_table(h.files)};
+        struct model_options o = {.stage = 0,
+                                  .world = 1,
+                                  .async = async,
+                                  .keep = 2,
+                                  .log = quiet,
+                                  .files = memory_files_table(h.files)};
         model_run(&o, start_and_lose_power, &h);
         memory_files_close(h.files);
     }

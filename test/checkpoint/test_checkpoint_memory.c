@@ -1,5 +1,5 @@
-/* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then on: an error, nothing lost,
- * nothing left behind, and everything works afterwards. */
+/* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then
+ * on: an error, nothing lost, nothing left behind, and everything works afterwards. */
 #include "test/checkpoint/saved_model.h"
 
 #include <pthread.h>
@@ -75,7 +75,8 @@ static int64_t end_failing(void)
 
 /* ---- one model ---- */
 
-/* The real file system, as the one in memory allocates too; but nothing is lost here, so nothing need wait for the disk. */
+/* The real file system, as the one in memory allocates too; but nothing is lost here, so nothing need wait
+ * for the disk. */
 static char folder[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof folder + 8];
 
 static int no_sync(void *arg, int fd)

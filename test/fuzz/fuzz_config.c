@@ -1,4 +1,5 @@
-/* fuzz_config.c: any bytes as key and value (KEY=VALUE, one a line) of zero_config_set. What is accepted resolves, or is refused with a message. */
+/* fuzz_config.c: any bytes as key and value (KEY=VALUE, one a line) of zero_config_set. What is accepted
+ * resolves, or is refused with a message. */
 #include "zero/config.h"
 
 #include <stdlib.h>
@@ -28,7 +29,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     int err = zr_config_resolve(&cfg, &resolved);
     if (!err) {
         const struct zr_options *o = &resolved.options;
-        if (o->stage < 0 || o->stage > 3 || o->grad_accum_steps < 1 || o->prefetch < 0 || o->timeout_ms <= 0 || o->n_states > ZR_MAX_STATES)
+        if (o->stage < 0 || o->stage > 3 || o->grad_accum_steps < 1 || o->prefetch < 0 ||
+            o->timeout_ms <= 0 || o->n_states > ZR_MAX_STATES)
             abort();
         zr_config_release(&resolved);
     } else if (!*zero_last_error()) {

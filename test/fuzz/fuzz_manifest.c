@@ -1,5 +1,5 @@
-/* fuzz_manifest.c: any bytes as a manifest. They are also tried with the checksum that they should have, to get past it; what is accepted
- * is printed as the same bytes. */
+/* fuzz_manifest.c: any bytes as a manifest. They are also tried with the checksum that they should have, to
+ * get past it; what is accepted is printed as the same bytes. */
 #include "zero/manifest.h"
 
 #include <stdio.h>
@@ -27,7 +27,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct zr_sum *sums;
     try((const char *)data, (int64_t)n);
     /* As a table of blocks, too. */
-    if (n > 16 && !zr_blocks_parse("fuzz", data, (int64_t)n, (int64_t)(n - 16) / ZR_SUM_BYTES * ZR_BLOCK_BYTES, &sums))
+    if (n > 16 &&
+        !zr_blocks_parse("fuzz", data, (int64_t)n, (int64_t)(n - 16) / ZR_SUM_BYTES * ZR_BLOCK_BYTES, &sums))
         free(sums);
     /* Up to where a checksum begins, if one does. */
     const char *mark = ",\"checksum\":\"";

@@ -1,5 +1,5 @@
-/* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to end and fill the file, and what
- * the writer makes of them is read as the same. */
+/* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to
+ * end and fill the file, and what the writer makes of them is read as the same. */
 #include "zero/safetensors.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* replay.c: runs a fuzz target on files and folders of them, for compilers without libFuzzer and as a plain test: each input whole, and each
- * cut short. */
+/* replay.c: runs a fuzz target on files and folders of them, for compilers without libFuzzer and as a plain
+ * test: each input whole, and each cut short. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

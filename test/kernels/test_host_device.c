@@ -1,7 +1,7 @@
 /* test_host_device.c: the device suite on the host, and what only the host promises: allocations that fail on
  * demand, poison, instruction sets by name. --bench times streams and events. */
-#include "test/kernels/device_suite.h"
 #include "kernels/host_device.h"
+#include "test/kernels/device_suite.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

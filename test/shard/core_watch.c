@@ -202,10 +202,9 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
 
 static const char *action_name(int kind)
 {
-    static const char *const name[] = {"?",        "USE_PARAM", "HIDE_PARAM", "WAIT_PARAM",
-                                       "USE_GRAD", "HIDE_GRAD", "GATHER",     "REDUCE",
-                                       "FOLD",     "NO_GRAD",   "NORM",       "UPDATE",
-                                       "SNAPSHOT"};
+    static const char *const name[] = {"?",         "USE_PARAM", "HIDE_PARAM", "WAIT_PARAM", "USE_GRAD",
+                                       "HIDE_GRAD", "GATHER",    "REDUCE",     "FOLD",       "NO_GRAD",
+                                       "NORM",      "UPDATE",    "SNAPSHOT"};
     return name[kind >= 1 && kind <= ZR_ACT_SNAPSHOT ? kind : 0];
 }
 
@@ -359,7 +358,8 @@ static void update(struct watch *w, const struct zr_action *a)
 static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_kind kind, int32_t unit)
 {
     EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_SNAPSHOT);
-    EXPECT(a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT ? a->unit == -1 : a->unit >= 0 && a->unit < w->spec.n_units);
+    EXPECT(a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT ? a->unit == -1
+                                                                : a->unit >= 0 && a->unit < w->spec.n_units);
     bool collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:

@@ -41,7 +41,8 @@ static void give(struct zr_device *dev, void *p, int64_t bytes)
     free(p);
 }
 
-static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native, struct zr_stream **out)
+static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                       struct zr_stream **out)
 {
     (void)dev;
     (void)kind;
@@ -124,7 +125,8 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return 0;
 }
 
-static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st, int64_t n)
+static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                int64_t n)
 {
     (void)s;
     (void)dst;
@@ -214,7 +216,8 @@ static int arena(struct zr_comm *c, int64_t bytes, void **base)
     return o->arena ? 0 : ZR_ERR_NOMEM;
 }
 
-static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg, const struct zr_tag *tag)
+static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                      const struct zr_tag *tag)
 {
     struct overlap_comm *o = (struct overlap_comm *)c;
     (void)seg;
@@ -237,7 +240,8 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
     return 0;
 }
 
-static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
+static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                     const struct zr_tag *tag)
 {
     (void)c;
     (void)s;
@@ -248,7 +252,8 @@ static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
     return 0;
 }
 
-static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes, const struct zr_tag *tag)
+static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                    const struct zr_tag *tag)
 {
     struct overlap_comm *o = (struct overlap_comm *)c;
     (void)s;

@@ -1,8 +1,8 @@
-/* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with compute c per unit
- * forward, 2c backward and communication m per unit, m < c, only the first gather and the last reduce may be exposed:
- * forward = m + L*c, backward = 2m + L*2c. */
-#include "test/shard/overlap_device.h"
+/* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
+ * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
+ * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
 #include "shard/engine.h"
+#include "test/shard/overlap_device.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,8 @@ struct world {
     int64_t c, m;
 };
 
-static void open_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch, int64_t budget)
+static void open_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch,
+                       int64_t budget)
 {
     memset(w, 0, sizeof *w);
     w->n_units = n_units;
@@ -89,7 +90,8 @@ static int64_t max(int64_t a, int64_t b)
 /* Everything that is running now, done. */
 static int64_t all_done(struct world *w)
 {
-    return max(overlap_now(w->e.compute), max(overlap_now(w->e.gather_stream), overlap_now(w->e.reduce_stream)));
+    return max(overlap_now(w->e.compute),
+               max(overlap_now(w->e.gather_stream), overlap_now(w->e.reduce_stream)));
 }
 
 /* From the optimizer's end to the end of the last unit's compute. */
@@ -132,7 +134,8 @@ static void only_the_ends_are_exposed(void **state)
                         int64_t fwd = forward(&w);
                         /* Nothing was updated before the first step, so what is resident is not gathered. */
                         assert_int_equal(fwd, (w.plan->resident[0] && s == 0 ? 0 : m) + L * c);
-                        /* The last units of forward stay for backward: not even the first gather is exposed. */
+                        /* The last units of forward stay for backward: not even the first gather is exposed.
+                         */
                         assert_int_equal(backward(&w), m + L * 2 * c);
                         assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
                     }
@@ -140,7 +143,8 @@ static void only_the_ends_are_exposed(void **state)
                 }
 }
 
-/* When nothing is left of forward (here: everything was written in between), the first gather of backward is exposed too. */
+/* When nothing is left of forward (here: everything was written in between), the first gather of backward is
+ * exposed too. */
 static void backward_from_nothing(void **state)
 {
     (void)state;

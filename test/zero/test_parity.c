@@ -1,10 +1,11 @@
 /* test_parity.c: random models, trained every way there is, must come out the same.
  *
- * A model is drawn from a seed: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked tensors, gradients added or
- * overwritten; and a way of calling: nested, recomputing, a unit used twice, left out, an order that changes, evaluation in
- * between. Its gradient depends on the weights it is shown and on the global micro-batch, so a stale or missing gather, a
- * double or missing reduce, or a wrong pointer changes the result. It is run at stages 0 to 3, several worlds (ranks are
- * threads), prefetch depths and budgets. Compared: weights, masters and moments bit by bit, norms, and an fp64 AdamW that knows nothing of
+ * A model is drawn from a seed: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked
+ * tensors, gradients added or overwritten; and a way of calling: nested, recomputing, a unit used twice, left
+ * out, an order that changes, evaluation in between. Its gradient depends on the weights it is shown and on
+ * the global micro-batch, so a stale or missing gather, a double or missing reduce, or a wrong pointer
+ * changes the result. It is run at stages 0 to 3, several worlds (ranks are threads), prefetch depths and
+ * budgets. Compared: weights, masters and moments bit by bit, norms, and an fp64 AdamW that knows nothing of
  * sharding. */
 #include "zero/zero.h"
 
@@ -25,8 +26,8 @@
 #include <cmocka.h>
 
 #define MAX_TENSORS 32
-#define MAX_UNITS 12
-#define STEPS 4
+#define MAX_UNITS   12
+#define STEPS       4
 
 /* ---- the model, a function of a seed ---- */
 
@@ -39,7 +40,7 @@ struct model {
         int unit;
         bool bf16, frozen, overwrite, no_decay, stacked;
     } t[MAX_TENSORS];
-    int accum;   /* micro-batches per step over all ranks */
+    int accum; /* micro-batches per step over all ranks */
     float clip;
     bool nest, recompute, twice, skip, reorder, evaluate;
     bool bf16_wire;
@@ -67,7 +68,8 @@ static int below(uint64_t *s, int n)
 /* In [-1, 1), a multiple of 2^-20. */
 static float noise(uint64_t seed, uint64_t a, uint64_t b)
 {
-    return (float)((int64_t)(mix(seed ^ mix(a * 0x9e3779b97f4a7c15u + b)) >> 43) - (1 << 20)) / (float)(1 << 20);
+    return (float)((int64_t)(mix(seed ^ mix(a * 0x9e3779b97f4a7c15u + b)) >> 43) - (1 << 20)) /
+           (float)(1 << 20);
 }
 
 static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
@@ -343,7 +345,8 @@ static void *run_rank(void *arg)
                                     .shape = {m->t[k].slices, m->t[k].n / m->t[k].slices},
                                     .dtype = m->t[k].bf16 ? ZERO_BF16 : ZERO_F32,
                                     .unit = m->t[k].unit,
-                                    .flags = (m->t[k].stacked ? ZERO_STACKED : 0) | (m->t[k].no_decay ? ZERO_NO_DECAY : 0) |
+                                    .flags = (m->t[k].stacked ? ZERO_STACKED : 0) |
+                                             (m->t[k].no_decay ? ZERO_NO_DECAY : 0) |
                                              (m->t[k].overwrite ? ZERO_GRAD_OVERWRITE : 0)};
     }
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -433,8 +436,9 @@ static void run_world(const struct model *m, const struct run *like, struct run 
         pthread_join(thread[i], NULL);
     for (int i = 0; i < like->world; i++) {
         if (r[i].err)
-            fail_msg("seed 0x%llx stage %d world %d prefetch %d budget %lld: rank %d: %s", (unsigned long long)m->seed,
-                     like->stage, like->world, like->prefetch, (long long)like->budget, i, r[i].text);
+            fail_msg("seed 0x%llx stage %d world %d prefetch %d budget %lld: rank %d: %s",
+                     (unsigned long long)m->seed, like->stage, like->world, like->prefetch,
+                     (long long)like->budget, i, r[i].text);
 #define SAME_BYTES(name, text) assert_int_equal(r[i].stats.allocated.name, r[i].stats.planned.name);
         ZERO_MEM_MAP(SAME_BYTES)
         assert_int_equal(r[i].stats.allocated.total, r[i].stats.planned.total);
@@ -456,16 +460,19 @@ static void assert_same(const struct model *m, const struct run *a, const struct
         for (int k = 0; k < 4 && a->values[t][k]; k++)
             for (int64_t i = 0; i < m->t[t].n; i++)
                 if (memcmp(&a->values[t][k][i], &b->values[t][k][i], 4))
-                    fail_msg("seed 0x%llx: tensor %d element %lld value %d: %.9g at stage %d world %d prefetch %d budget %lld brackets "
+                    fail_msg("seed 0x%llx: tensor %d element %lld value %d: %.9g at stage %d world %d "
+                             "prefetch %d budget %lld brackets "
                              "%d, %.9g at stage %d world %d prefetch %d budget %lld brackets %d",
-                             (unsigned long long)m->seed, t, (long long)i, k, (double)a->values[t][k][i], a->stage, a->world,
-                             a->prefetch, (long long)a->budget, a->brackets, (double)b->values[t][k][i], b->stage, b->world,
-                             b->prefetch, (long long)b->budget, b->brackets);
+                             (unsigned long long)m->seed, t, (long long)i, k, (double)a->values[t][k][i],
+                             a->stage, a->world, a->prefetch, (long long)a->budget, a->brackets,
+                             (double)b->values[t][k][i], b->stage, b->world, b->prefetch,
+                             (long long)b->budget, b->brackets);
     for (int s = 0; s < STEPS; s++)
         assert_true(a->norm[s] == b->norm[s]);
 }
 
-/* AdamW in fp64 over the whole model at once, as an unsharded program has it. Weights are rounded where the model's are. */
+/* AdamW in fp64 over the whole model at once, as an unsharded program has it. Weights are rounded where the
+ * model's are. */
 static void assert_near_reference(const struct model *m, const struct run *a)
 {
     double *w[MAX_TENSORS], *mo[MAX_TENSORS], *ve[MAX_TENSORS], *g[MAX_TENSORS];
@@ -502,13 +509,15 @@ static void assert_near_reference(const struct model *m, const struct run *a)
                 mo[t][i] = 0.9 * mo[t][i] + 0.1 * x;
                 ve[t][i] = 0.999 * ve[t][i] + 0.001 * x * x;
                 double decay = m->t[t].no_decay ? 0 : (double)0.1f;
-                w[t][i] -= (double)1e-2f * (mo[t][i] / (1 - pow(0.9, s + 1)) / (sqrt(ve[t][i] / (1 - pow(0.999, s + 1))) + 1e-8) +
+                w[t][i] -= (double)1e-2f * (mo[t][i] / (1 - pow(0.9, s + 1)) /
+                                                (sqrt(ve[t][i] / (1 - pow(0.999, s + 1))) + 1e-8) +
                                             decay * w[t][i]);
             }
         }
     }
     for (int t = 0; t < m->n_tensors; t++) {
-        /* A gradient rounded to bf16 is off by 2^-9, and near zero AdamW turns that into a part of the learning rate. */
+        /* A gradient rounded to bf16 is off by 2^-9, and near zero AdamW turns that into a part of the
+         * learning rate. */
         bool rounded = m->t[t].bf16 || m->bf16_wire;
         double tolerance = rounded ? 1.2e-2 : 5e-5, off = 0;
         for (int64_t i = 0; i < m->t[t].n; i++) {
@@ -518,7 +527,8 @@ static void assert_near_reference(const struct model *m, const struct run *a)
         }
         /* In the mean far less: few gradients are near zero. */
         if (off / (double)m->t[t].n > tolerance)
-            fail_msg("seed 0x%llx: tensor %d is off by %g in the mean", (unsigned long long)m->seed, t, off / (double)m->t[t].n);
+            fail_msg("seed 0x%llx: tensor %d is off by %g in the mean", (unsigned long long)m->seed, t,
+                     off / (double)m->t[t].n);
         free(w[t]);
         free(mo[t]);
         free(ve[t]);
@@ -544,14 +554,20 @@ static void stages_agree(void **state)
         static const struct {
             int stage, prefetch;
             int64_t budget;
-        } ways[] = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 1, 0}, {3, 6, 0}, {3, 2, 1 << 17}, {3, 3, 1 << 20}, {3, -1, 0}};
+        } ways[] = {{0, 0, 0}, {1, 0, 0},       {2, 0, 0},       {3, 1, 0},
+                    {3, 6, 0}, {3, 2, 1 << 17}, {3, 3, 1 << 20}, {3, -1, 0}};
         for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
-            /* A nesting that was not declared needs a second slot, which no prefetch, or a small budget, does not give. */
+            /* A nesting that was not declared needs a second slot, which no prefetch, or a small budget, does
+             * not give. */
             if (m.nest && (ways[k].prefetch < 0 || ways[k].budget))
                 continue;
             struct run other;
-            run_world(&m, &(struct run){.stage = ways[k].stage, .world = world, .prefetch = ways[k].prefetch,
-                                        .budget = ways[k].budget, .brackets = true},
+            run_world(&m,
+                      &(struct run){.stage = ways[k].stage,
+                                    .world = world,
+                                    .prefetch = ways[k].prefetch,
+                                    .budget = ways[k].budget,
+                                    .brackets = true},
                       &other);
             assert_same(&m, &first, &other);
             free_values(&other);
@@ -575,7 +591,8 @@ static void worlds_agree(void **state)
             for (int stage = (int)(mix(m.seed + (uint64_t)world) % 2); stage <= 3; stage += 2)
                 for (int brackets = stage > 1; brackets < 2; brackets++) {
                     struct run other;
-                    run_world(&m, &(struct run){.stage = stage, .world = world, .brackets = brackets}, &other);
+                    run_world(&m, &(struct run){.stage = stage, .world = world, .brackets = brackets},
+                              &other);
                     assert_same(&m, &first, &other);
                     free_values(&other);
                 }
