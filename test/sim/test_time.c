@@ -86,7 +86,8 @@ static void trace_is_written(void **state)
         named |= !strcmp(
             text,
             "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":3,\"args\":{\"name\":\"gather\"}},\n");
-        ended = !strcmp(text + strlen(text) - 3, "}]\n");
+        size_t n = strlen(text);
+        ended = n >= 3 && !strcmp(text + n - 3, "}]\n");
     }
     fclose(f);
     unlink(path);
