@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs those of .ci/packages that are missing, saying which. Uses sudo when not root. Says nothing and asks the
-# network nothing when all is there. Called by bench/run.sh and test/run.sh.
+# Installs those of .ci/packages (or of the list beside it that is named) that are missing, saying which. Uses sudo when not root. Says nothing and asks the
+# network nothing when all is there. Called by bench/run.sh, test/run.sh and test/fuzz/run.sh.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-wanted=$(sed 's/#.*//' "$here/packages")
+wanted=$(sed 's/#.*//' "$here/${1:-packages}")
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     echo "no apt-get here: going on with what is installed. The build needs what Debian calls" $wanted

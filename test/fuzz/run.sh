@@ -1,11 +1,12 @@
 #!/bin/sh
 # Fuzzes the parsers with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer:  sh test/fuzz/run.sh [SECONDS-EACH]
-# Needs clang and its runtime (Debian: clang-14, libclang-rt-14-dev). The last line is "N passed, N failed". An input that fails is kept in
+# Installs clang and its runtime where they are missing. The last line is "N passed, N failed". An input that fails is kept in
 # build-fuzz/.
 set -eu
 
 cd "$(dirname -- "$0")/../.."
 seconds=${1:-60}
+sh .ci/install.sh packages-fuzz </dev/null || true # another clang may be there
 clang=$(command -v clang || command -v clang-14 || true)
 if [ -z "$clang" ]; then
     echo "no clang here"
