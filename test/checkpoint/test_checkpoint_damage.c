@@ -346,7 +346,7 @@ static const struct {
 
 static void make_another(struct zero_tensor *t, struct zero_config *cfg)
 {
-    static void *grad[MODEL_TENSORS];
+    static _Thread_local void *grad[MODEL_TENSORS];
     switch (change) {
     case 0:
         t[0].shape[0] = 9;
