@@ -10,7 +10,6 @@
 struct self {
     struct zr_comm base; /* first: callers hold its address */
     struct zr_device *dev;
-    const struct zr_host_kernels *kernels;
     char *arena;
     int64_t arena_bytes;
     _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange;
@@ -69,21 +68,6 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     return err;
 }
 
-/* bf16 added to fp32 has no device kernel of its own; on the host the CPU does it in stream order. */
-struct widening_add {
-    const struct zr_host_kernels *kernels;
-    float *dst;
-    const void *src;
-    enum zr_dtype dtype;
-    int64_t n;
-};
-
-static void widening_add(void *arg)
-{
-    const struct widening_add *a = arg;
-    a->kernels->sum_tree(a->dst, &a->src, 1, a->dtype, a->n, true);
-}
-
 static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduce_seg *g)
 {
     const struct zr_device_ops *ops = m->dev->ops;
@@ -96,13 +80,7 @@ static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduc
         return dst == src ? 0 : ops->copy(s, dst, src, g->total_bytes);
     if (!g->accumulate)
         return ops->cast(s, dst, ZR_F32, src, g->dtype, n);
-    if (g->dtype == ZR_F32)
-        return ops->add(s, dst, src, n);
-    if (!ops->compute_on_caller)
-        return zr_fail(ZR_ERR_NOTSUP, "self reduce_scatter: accumulating %s on the %s device",
-                       zr_dtype_name(g->dtype), ops->name);
-    struct widening_add a = {.kernels = m->kernels, .dst = dst, .src = src, .dtype = g->dtype, .n = n};
-    return ops->call(s, widening_add, &a, sizeof a);
+    return ops->add(s, dst, src, g->dtype, n);
 }
 
 static int self_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
@@ -202,7 +180,6 @@ int zr_self_open(struct zr_device *dev, struct zr_comm **out)
         return zr_fail(ZR_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
     m->base = (struct zr_comm){.ops = &self_ops, .rank = 0, .world = 1};
     m->dev = dev;
-    m->kernels = zr_host_kernels_best();
     *out = &m->base;
     return 0;
 }

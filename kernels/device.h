@@ -111,6 +111,50 @@ const struct zr_host_kernels *zr_host_kernels(enum zr_isa isa);
  * cannot be had. */
 const struct zr_host_kernels *zr_host_kernels_best(void);
 
+/* What a rank tells the others at a step. Written in two parts: norm by sum_squares (zeroed before), the rest
+ * by put. */
+struct zr_step_record {
+    struct zr_exact_sum norm; /* of this rank's gradient shards, squared, unscaled */
+    struct zr_step_words {
+        uint64_t call_hash;   /* of the model's calls so far */
+        uint64_t serial;      /* of this step; a record of another step did not arrive */
+        int64_t save_written; /* number of the last save whose files this rank has written */
+        float lr;             /* every rank must give the same */
+        uint32_t unused;      /* 0 */
+    } words;
+};
+
+/* What all ranks' records together say, for the host. */
+struct zr_step_outcome {
+    double grad_norm;     /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
+    int64_t save_written; /* the least over ranks */
+    uint64_t serial;      /* of the step */
+    int32_t clipped, skipped;
+    int32_t other; /* the first rank whose words are not this rank's; -1: none */
+    float other_lr;
+    uint32_t other_is_late; /* its serial differs: its record did not arrive */
+    uint32_t other_called;  /* its call_hash differs */
+};
+
+/* The end of a step's agreement, on every rank alike: the same records, the same arithmetic. With sum the
+ * exact sum of the ranks' norms:
+ *
+ *   grad_norm  = sqrt(sum) * |scale|, in double
+ *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
+ *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
+ *   skip       = grad_norm is not finite, or another rank's call_hash, serial or lr (by bits) is not this
+ * one's
+ */
+struct zr_finish {
+    const void *records; /* (n_ranks) struct zr_step_record, stride_bytes apart, in device memory */
+    int64_t stride_bytes;
+    int32_t n_ranks, rank; /* rank: this one */
+    double scale;
+    float clip;                      /* 0: none */
+    struct zr_step_scalars *scalars; /* written; device memory */
+    struct zr_step_outcome *outcome; /* written; host_alloc memory, read after an event */
+};
+
 struct zr_device;
 struct zr_stream;
 struct zr_event;
@@ -133,11 +177,18 @@ struct zr_device_ops {
     const char *name;
     bool compute_on_caller; /* the model computes on the calling thread (host): a wait on its stream blocks
                                the thread */
+    bool host_memory; /* alloc gives memory that the CPU may touch once the streams that use it are idle */
     void (*close)(struct zr_device *dev);
 
     /* bytes > 0; 4096-byte aligned; content is unspecified (NaN bytes, 0xFF, when ZERO_POISON=1). */
     int (*alloc)(struct zr_device *dev, int64_t bytes, void **out);
     void (*free)(struct zr_device *dev, void *p, int64_t bytes);
+    /* Memory of the host that streams reach too (page-locked on a GPU), 4096-byte aligned, zeroed. bytes > 0.
+     */
+    int (*host_alloc)(struct zr_device *dev, int64_t bytes, void **out);
+    void (*host_free)(struct zr_device *dev, void *p, int64_t bytes);
+    /* Of the device's own memory. NULL where alloc takes the host's, of which others know more. */
+    int (*memory)(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes);
 
     /* name: for traces and debuggers, copied. native: the user's stream for ZR_STREAM_CALLER on a GPU, else
      * NULL. */
@@ -145,6 +196,7 @@ struct zr_device_ops {
                        struct zr_stream **out);
     void (*stream_close)(struct zr_stream *s); /* finishes queued work first; NULL is allowed */
     int (*stream_sync)(struct zr_stream *s);
+    void *(*stream_native)(struct zr_stream *s); /* the device's own handle; NULL on the host */
 
     int (*event_open)(struct zr_device *dev, struct zr_event **out);
     void (*event_close)(struct zr_event *e); /* NULL is allowed */
@@ -159,21 +211,31 @@ struct zr_device_ops {
     /* What the next call() on s touches, or with s NULL what the calling thread touches now: a device that
      * checks cannot look into a function. NULL on devices that do not check; use zr_declare(). */
     void (*declare)(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n);
+    /* The time when the stream gets there, on the clock of zr_now_ns(), to *out_ns in host_alloc memory. */
+    int (*stamp)(struct zr_stream *s, int64_t *out_ns);
 
-    /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too). Semantics as
-     * in struct zr_host_kernels. A dtype that is not F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad
-     * arguments ZR_ERR_ARG. */
+    /* Kernels, asynchronous in stream order. Pointers are device memory (copy: host memory too, which must
+     * stay as it is until the stream has passed). Semantics as in struct zr_host_kernels. A dtype that is not
+     * F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad arguments ZR_ERR_ARG. */
     int (*zero)(struct zr_stream *s, void *dst, int64_t bytes);
     int (*copy)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
+    /* dst: device memory, 8-byte aligned; src: the caller's, copied before the call returns. bytes: a
+     * multiple of 8, at most ZR_PUT_BYTES. */
+    int (*put)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
     int (*cast)(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                 int64_t n);
-    int (*add)(struct zr_stream *s, float *dst, const float *src, int64_t n);
+    /* dst[i] = dst[i] + src[i], src widened to fp32 first */
+    int (*add)(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
+    int (*sum_tree)(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                    int64_t n, bool accumulate); /* the array src is copied */
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);
+    int (*finish)(struct zr_stream *s, const struct zr_finish *f);
 };
 #define ZR_CALL_BYTES 192
+#define ZR_PUT_BYTES  64
 
 struct zr_device {
     const struct zr_device_ops *ops;

@@ -43,6 +43,20 @@ static void device_free(struct zr_device *dev, void *p, int64_t bytes)
     free(p);
 }
 
+static int host_alloc(struct zr_device *dev, int64_t bytes, void **out)
+{
+    int err = device_alloc(dev, bytes, out);
+    if (!err)
+        memset(*out, 0, (size_t)bytes);
+    return err;
+}
+
+static void *stream_native(struct zr_stream *s)
+{
+    (void)s;
+    return NULL;
+}
+
 static void device_close(struct zr_device *base)
 {
     struct zr_host_device *dev = (struct zr_host_device *)base;
@@ -55,12 +69,16 @@ static void device_close(struct zr_device *base)
 static const struct zr_device_ops host_ops = {
     .name = "host",
     .compute_on_caller = true,
+    .host_memory = true,
     .close = device_close,
     .alloc = device_alloc,
     .free = device_free,
+    .host_alloc = host_alloc,
+    .host_free = device_free,
     .stream_open = zr_host_stream_open,
     .stream_close = zr_host_stream_close,
     .stream_sync = zr_host_stream_sync,
+    .stream_native = stream_native,
     .event_open = zr_host_event_open,
     .event_close = zr_host_event_close,
     .event_record = zr_host_event_record,
@@ -68,13 +86,17 @@ static const struct zr_device_ops host_ops = {
     .event_sync = zr_host_event_sync,
     .event_done = zr_host_event_done,
     .call = zr_host_call,
+    .stamp = zr_host_stamp,
     .zero = zr_host_zero,
     .copy = zr_host_copy,
+    .put = zr_host_put_value,
     .cast = zr_host_cast,
     .add = zr_host_add,
+    .sum_tree = zr_host_sum_tree,
     .sum_squares = zr_host_sum_squares,
     .scale = zr_host_scale,
     .update = zr_host_update,
+    .finish = zr_host_finish,
 };
 
 /* Cores this process may run on. */

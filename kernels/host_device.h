@@ -109,7 +109,12 @@ int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes);
 int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
 int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                  int64_t n);
-int zr_host_add(struct zr_stream *s, float *dst, const float *src, int64_t n);
+int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
+int zr_host_stamp(struct zr_stream *s, int64_t *out_ns);
+int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
+int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                     int64_t n, bool accumulate);
+int zr_host_finish(struct zr_stream *s, const struct zr_finish *f);
 int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
 int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 int zr_host_update(struct zr_stream *s, const struct zr_update *u);

@@ -1,7 +1,9 @@
 /* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
+#include "kernels/finish.h"
 #include "kernels/host_device.h"
 
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static int check_dtype(const char *op, enum zr_dtype t)
 {
@@ -85,19 +87,94 @@ int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *s
     return err;
 }
 
+struct put_args {
+    void *dst;
+    int64_t bytes;
+    unsigned char value[ZR_PUT_BYTES];
+};
+
+static void put_op(void *arg)
+{
+    const struct put_args *a = arg;
+    memcpy(a->dst, a->value, (size_t)a->bytes);
+}
+
+int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    struct put_args a = {.dst = dst, .bytes = bytes};
+    if (bytes < 0 || bytes > ZR_PUT_BYTES || bytes % 8)
+        return zr_fail(ZR_ERR_ARG, "put: bytes is %lld, must be a multiple of 8 up to %d", (long long)bytes,
+                       ZR_PUT_BYTES);
+    memcpy(a.value, src, (size_t)bytes);
+    zr_host_put(s, put_op, &a, sizeof a);
+    return 0;
+}
+
+static void stamp_op(void *arg)
+{
+    **(int64_t **)arg = zr_now_ns();
+}
+
+int zr_host_stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    zr_host_put(s, stamp_op, &out_ns, sizeof out_ns);
+    return 0;
+}
+
 static void add_op(void *arg)
 {
     const struct args *a = arg;
-    a->k->add(a->dst, a->src, a->n);
+    if (a->src_dtype == ZR_F32)
+        a->k->add(a->dst, a->src, a->n);
+    else
+        a->k->sum_tree(a->dst, &a->src, 1, a->src_dtype, a->n, true);
 }
 
-int zr_host_add(struct zr_stream *s, float *dst, const float *src, int64_t n)
+int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
-    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n};
-    int err = check_count("add", "n", n);
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .src_dtype = st};
+    int err = check_dtype("add", st);
+    if (!err)
+        err = check_count("add", "n", n);
     if (!err)
         zr_host_put(s, add_op, &a, sizeof a);
     return err;
+}
+
+/* More sources than fit into a closure: it carries their address. */
+struct tree {
+    struct args a;
+    int n_src;
+    bool accumulate;
+    const void *src[ZR_MAX_SOURCES];
+};
+
+static void tree_op(void *arg)
+{
+    struct tree *t = *(struct tree **)arg;
+    t->a.k->sum_tree(t->a.dst, t->src, t->n_src, t->a.src_dtype, t->a.n, t->accumulate);
+    free(t);
+}
+
+int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                     int64_t n, bool accumulate)
+{
+    int err = check_dtype("sum_tree", st);
+    if (!err)
+        err = check_count("sum_tree", "n", n);
+    if (!err && (n_src < 1 || n_src > ZR_MAX_SOURCES))
+        err = zr_fail(ZR_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+    if (err)
+        return err;
+    struct tree *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
+    t->a = (struct args){.k = s->dev->kernels, .dst = dst, .n = n, .src_dtype = st};
+    t->n_src = n_src;
+    t->accumulate = accumulate;
+    memcpy(t->src, src, (size_t)n_src * sizeof *src);
+    zr_host_put(s, tree_op, &t, sizeof t);
+    return 0;
 }
 
 static void sum_squares_op(void *arg)
@@ -155,4 +232,16 @@ int zr_host_update(struct zr_stream *s, const struct zr_update *u)
     if (!err)
         zr_host_put(s, update_op, &a, sizeof a);
     return err;
+}
+
+static void finish_op(void *arg)
+{
+    zr_finish_step(arg);
+}
+_Static_assert(sizeof(struct zr_finish) <= ZR_CALL_BYTES, "must fit into a closure");
+
+int zr_host_finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    zr_host_put(s, finish_op, f, sizeof *f);
+    return 0;
 }

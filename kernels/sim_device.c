@@ -3,6 +3,7 @@
  * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one
  * order stands for all. */
 #include "kernels/sim_device.h"
+#include "kernels/finish.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -404,6 +405,8 @@ static void run_effect(struct zr_sim *w, struct zr_sim_line *l, struct op *op, i
         bytes = op->count;
         zr_shadow_write(w, l, op->dst, op->count);
         zr_shadow_set(w, op->dst, op->count, (struct zr_sim_tag){.kind = ZR_SIM_ZERO});
+        if (op->count <= 1024)
+            memset(op->dst, 0, (size_t)op->count);
         break;
     case OP_COPY:
         bytes = op->count * 2;
@@ -689,6 +692,12 @@ static int stream_sync(struct zr_stream *s)
     return 0;
 }
 
+static void *stream_native(struct zr_stream *s)
+{
+    (void)s;
+    return NULL;
+}
+
 static int event_open(struct zr_device *dev, struct zr_event **out)
 {
     *out = calloc(1, sizeof **out);
@@ -762,19 +771,25 @@ static bool event_done(struct zr_event *e)
     return e->latest->done;
 }
 
-static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
+static struct op *new_call(struct zr_stream *s, const char *name, void (*fn)(void *), const void *arg,
+                           size_t arg_bytes)
 {
-    if (arg_bytes > ZR_CALL_BYTES)
-        return zr_fail(ZR_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes,
-                       ZR_CALL_BYTES);
-    struct op *op = new_op(s, OP_CALL, "call");
+    struct op *op = new_op(s, OP_CALL, name);
     op->fn = fn;
     op->access = s->declared;
     op->n = s->n_declared;
     s->declared = NULL;
     s->n_declared = 0;
     memcpy(op->copy, arg, arg_bytes);
-    return put(s, op);
+    return op;
+}
+
+static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
+{
+    if (arg_bytes > ZR_CALL_BYTES)
+        return zr_fail(ZR_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes,
+                       ZR_CALL_BYTES);
+    return put(s, new_call(s, "call", fn, arg, arg_bytes));
 }
 
 static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n)
@@ -828,13 +843,86 @@ static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *sr
     return put(s, op);
 }
 
-static int add(struct zr_stream *s, float *dst, const float *src, int64_t n)
+static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
     struct op *op = new_op(s, OP_ADD, "add");
     op->dst = dst;
     op->src = src;
+    op->src_type = st;
     op->count = n;
     return put(s, op);
+}
+
+/* As adding one after the other: for ranges and tags it is the same. */
+static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                    int64_t n, bool accumulate)
+{
+    int err = accumulate ? 0 : zero(s, dst, n * (int64_t)sizeof *dst);
+    for (int i = 0; i < n_src && !err; i++)
+        err = add(s, dst, src[i], st, n);
+    return err;
+}
+
+/* A function of this file, with what it touches. */
+static int call_with(struct zr_stream *s, const char *name, void (*fn)(void *), const void *arg,
+                     size_t arg_bytes, const struct zr_access *a, int n)
+{
+    declare(&s->dev->base, s, a, n);
+    struct op *op = new_call(s, name, fn, arg, arg_bytes);
+    return put(s, op);
+}
+
+struct value {
+    void *dst;
+    int64_t bytes;
+    unsigned char value[ZR_PUT_BYTES];
+};
+
+static void put_value(void *arg)
+{
+    const struct value *v = arg;
+    memcpy(v->dst, v->value, (size_t)v->bytes);
+}
+
+static int put_op(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    struct value v = {.dst = dst, .bytes = bytes};
+    if (bytes > ZR_PUT_BYTES)
+        return zr_fail(ZR_ERR_ARG, "sim: put of %lld bytes; allowed: %d", (long long)bytes, ZR_PUT_BYTES);
+    memcpy(v.value, src, (size_t)bytes);
+    struct zr_access a = {dst, bytes, true};
+    return call_with(s, "put", put_value, &v, sizeof v, &a, 1);
+}
+
+static void finish_value(void *arg)
+{
+    zr_finish_step(arg);
+}
+
+static int finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    const struct zr_access a[] = {{f->records, f->n_ranks * f->stride_bytes, false},
+                                  {f->scalars, sizeof *f->scalars, true},
+                                  {f->outcome, sizeof *f->outcome, true}};
+    return call_with(s, "finish", finish_value, f, sizeof *f, a, 3);
+}
+
+struct stamping {
+    struct zr_sim_line *line;
+    int64_t *out_ns;
+};
+
+static void stamp_value(void *arg)
+{
+    const struct stamping *m = arg;
+    *m->out_ns = zr_sim_now(m->line);
+}
+
+static int stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    struct stamping m = {s->line, out_ns};
+    struct zr_access a = {out_ns, sizeof *out_ns, true};
+    return call_with(s, "stamp", stamp_value, &m, sizeof m, &a, 1);
 }
 
 static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
@@ -895,10 +983,14 @@ static const struct zr_device_ops sim_ops = {
     .name = "sim",
     .close = device_close,
     .alloc = device_alloc,
+    .host_memory = true,
     .free = device_free,
+    .host_alloc = device_alloc,
+    .host_free = device_free,
     .stream_open = stream_open,
     .stream_close = stream_close,
     .stream_sync = stream_sync,
+    .stream_native = stream_native,
     .event_open = event_open,
     .event_close = event_close,
     .event_record = event_record,
@@ -907,13 +999,17 @@ static const struct zr_device_ops sim_ops = {
     .event_done = event_done,
     .call = call,
     .declare = declare,
+    .stamp = stamp,
     .zero = zero,
     .copy = copy,
+    .put = put_op,
     .cast = cast,
     .add = add,
+    .sum_tree = sum_tree,
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .finish = finish,
 };
 
 static const struct zr_device_ops sim_caller_ops = {
@@ -921,10 +1017,14 @@ static const struct zr_device_ops sim_caller_ops = {
     .compute_on_caller = true,
     .close = device_close,
     .alloc = device_alloc,
+    .host_memory = true,
     .free = device_free,
+    .host_alloc = device_alloc,
+    .host_free = device_free,
     .stream_open = stream_open,
     .stream_close = stream_close,
     .stream_sync = stream_sync,
+    .stream_native = stream_native,
     .event_open = event_open,
     .event_close = event_close,
     .event_record = event_record,
@@ -933,13 +1033,17 @@ static const struct zr_device_ops sim_caller_ops = {
     .event_done = event_done,
     .call = call,
     .declare = declare,
+    .stamp = stamp,
     .zero = zero,
     .copy = copy,
+    .put = put_op,
     .cast = cast,
     .add = add,
+    .sum_tree = sum_tree,
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .finish = finish,
 };
 
 /* ---- the world ---- */

@@ -179,15 +179,17 @@ static int open_memory(struct zr_engine *e)
         e->master = base;
         e->master_bytes = e->allocated[ZR_MEM_MASTER] = bytes;
     }
+    err = e->dev->ops->host_alloc(e->dev, p->words_bytes, &base);
+    if (err)
+        return err;
+    e->outcome = base;
+    e->words = (char *)base + ZR_OUTCOME_BYTES;
     if (p->snapshot_bytes) {
-        err = e->dev->ops->alloc(e->dev, p->snapshot_bytes, &base);
+        /* Zeroed, and so touched: the first save is not to wait for pages. */
+        err = e->dev->ops->host_alloc(e->dev, p->snapshot_bytes, &base);
         if (err)
             return err;
         e->snapshot = base;
-        /* Touched now: the first save is not to wait for pages. */
-        err = e->dev->ops->zero(e->compute, base, p->snapshot_bytes);
-        if (err)
-            return err;
     }
     for (int i = 0; i < p->n_states && p->state_elems; i++) {
         int64_t bytes = p->state_elems * (int64_t)sizeof(float);
@@ -222,8 +224,7 @@ static void count_arenas(struct zr_engine *e)
     e->allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
     e->allocated[ZR_MEM_GRAD_SHARDS] = sums;
     e->allocated[ZR_MEM_STAGING] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums;
-    if (e->snapshot)
-        e->allocated[ZR_MEM_STAGING] += p->snapshot_bytes;
+    e->allocated[ZR_MEM_STAGING] += p->words_bytes + (e->snapshot ? p->snapshot_bytes : 0);
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -279,7 +280,9 @@ void zr_engine_close(struct zr_engine *e)
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
     if (e->snapshot)
-        d->free(e->dev, e->snapshot, e->plan->snapshot_bytes);
+        d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
+    if (e->outcome)
+        d->host_free(e->dev, e->outcome, e->plan->words_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
         if (e->state[i])
             d->free(e->dev, e->state[i], e->state_bytes);

@@ -45,7 +45,9 @@ struct zr_engine {
 
     char *gather_base, *reduce_base; /* arenas */
     float *master, *state[ZR_MAX_STATES];
-    char *snapshot; /* plan->snapshot_bytes, or NULL */
+    char *snapshot;                  /* plan->snapshot_bytes of host_alloc memory, or NULL */
+    struct zr_step_outcome *outcome; /* of the last step; host_alloc memory, valid after step_norm */
+    char *words;                     /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
     int64_t allocated[ZR_MEM_COUNT], master_bytes, state_bytes;
 
     struct zr_stream *compute, *gather_stream, *reduce_stream;
@@ -68,7 +70,8 @@ struct zr_engine {
     uint32_t step;                         /* calls of zero_step */
     int64_t t;                             /* steps that were not skipped */
     int64_t n_skipped;
-    bool result_due; /* a step's result was not looked at yet */
+    bool result_due;              /* a step's outcome was not looked at yet */
+    struct zr_step_result result; /* of the last step looked at */
     float lr;
     int64_t n_waits, wait_ns;
     int64_t save_seen; /* save_written of the last step looked at */
@@ -85,7 +88,6 @@ struct zr_engine {
     /* Streams' threads. */
     void (*on_snapshot)(void *arg); /* called when a snapshot is complete; set before it is asked for */
     void *on_snapshot_arg;
-    struct zr_step_result result;
 
     /* The first failure, whoever met it. */
     _Atomic int failed;

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 /* A device or communicator call; the first failure ends the job. */
 #define TRY(call)                                                                                            \
@@ -73,7 +72,7 @@ static int fold(struct zr_engine *e, int32_t unit, int sum, int n_folds)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
                 TRY(e->dev->ops->add(e->reduce_stream, sum_at(e, &f[i], sum - 1), sum_at(e, &f[i], sum),
-                                     f[i].shard_elems));
+                                     ZR_F32, f[i].shard_elems));
     return 0;
 }
 
@@ -146,68 +145,6 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
                                     sum_at(e, f, 0) + (first - own), n);
 }
 
-struct finish {
-    struct zr_engine *e;
-    uint64_t call_hash;
-    uint32_t step;
-    float lr;
-};
-
-static void begin_record(void *arg)
-{
-    const struct finish *f = arg;
-    struct zr_step_record *r = zr_engine_record(f->e, f->e->rank);
-    zr_exact_reset(&r->norm);
-    r->call_hash = f->call_hash;
-    r->save_written = atomic_load(&f->e->save_written);
-    r->lr = f->lr;
-}
-
-/* On every rank alike: the same records, the same arithmetic. */
-static void finish_record(void *arg)
-{
-    const struct finish *f = arg;
-    struct zr_engine *e = f->e;
-    struct zr_exact_sum all;
-    zr_exact_reset(&all);
-    if (e->reduce->ops->status(e->reduce, NULL, 0)) {
-        /* The records did not arrive: leave the weights alone. */
-        zr_engine_scalars(e)->skip = 1;
-        return;
-    }
-    int64_t written = INT64_MAX;
-    for (int r = 0; r < e->world; r++) {
-        const struct zr_step_record *rec = zr_engine_record(e, r);
-        zr_exact_merge(&all, &rec->norm);
-        written = zr_min(written, rec->save_written);
-        char text[256];
-        if (rec->call_hash != f->call_hash) {
-            snprintf(text, sizeof text,
-                     "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d; "
-                     "every rank must make "
-                     "the same, in the same order",
-                     f->step, r, e->rank);
-            zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-        } else if (memcmp(&rec->lr, &f->lr, sizeof f->lr)) {
-            snprintf(text, sizeof text,
-                     "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same",
-                     f->step, (double)rec->lr, r, (double)f->lr, e->rank);
-            zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-        }
-    }
-    double scale = e->opt.grad_scale;
-    if (!e->opt.grad_sum)
-        scale /= (double)e->world * e->opt.grad_accum_steps;
-    double norm = sqrt(zr_exact_value(&all)) * fabs(scale);
-    bool finite = isfinite(norm);
-    bool clipped = finite && e->opt.clip > 0 && norm > (double)e->opt.clip;
-    *zr_engine_scalars(e) = (struct zr_step_scalars){
-        .grad_scale = (float)(clipped ? scale * ((double)e->opt.clip / norm) : scale),
-        .skip = !finite || atomic_load(&e->failed)};
-    e->result = (struct zr_step_result){
-        .grad_norm = norm, .clipped = clipped, .skipped = !finite, .save_written = written};
-}
-
 static int norm(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -216,10 +153,13 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
     TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
                          false));
-    struct finish f = {e, job->call_hash, job->step, job->lr};
-    struct zr_access own = {zr_engine_record(e, e->rank), sizeof(struct zr_step_record), true};
-    zr_declare(e->dev, e->reduce_stream, &own, 1);
-    TRY(d->call(e->reduce_stream, begin_record, &f, sizeof f));
+    struct zr_step_record *own = zr_engine_record(e, e->rank);
+    const struct zr_step_words words = {.call_hash = job->call_hash,
+                                        .serial = job->step,
+                                        .save_written = atomic_load(&e->save_written),
+                                        .lr = job->lr};
+    TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));
+    TRY(d->put(e->reduce_stream, &own->words, &words, sizeof words));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         int64_t first, n = zr_flat_owned(flat, e->rank, &first);
@@ -228,11 +168,18 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     }
     struct zr_tag tag = tag_of(job);
     TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
-    struct zr_access all[] = {{zr_engine_record(e, 0), e->world * (int64_t)ZR_EXCHANGE_BYTES, false},
-                              {zr_engine_scalars(e), sizeof(struct zr_step_scalars), true},
-                              {&e->result, sizeof e->result, true}};
-    zr_declare(e->dev, e->reduce_stream, all, 3);
-    TRY(d->call(e->reduce_stream, finish_record, &f, sizeof f));
+    double scale = e->opt.grad_scale;
+    if (!e->opt.grad_sum)
+        scale /= (double)e->world * e->opt.grad_accum_steps;
+    const struct zr_finish f = {.records = zr_engine_record(e, 0),
+                                .stride_bytes = ZR_EXCHANGE_BYTES,
+                                .n_ranks = e->world,
+                                .rank = e->rank,
+                                .scale = scale,
+                                .clip = e->opt.clip,
+                                .scalars = zr_engine_scalars(e),
+                                .outcome = e->outcome};
+    TRY(d->finish(e->reduce_stream, &f));
     TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
                          true));
     return d->event_record(e->step_norm, e->reduce_stream);
@@ -255,7 +202,7 @@ struct user_call {
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
-    if (zr_engine_scalars(c->e)->skip || atomic_load(&c->e->failed))
+    if (c->e->outcome->skipped || c->e->outcome->other >= 0 || atomic_load(&c->e->failed))
         return;
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
     if (err) {
@@ -284,13 +231,20 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     for (int i = 0; i < e->opt.n_states; i++)
         c.u.state[i] = e->state[i] + (k->state[0] - e->state[0]);
     TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
-    int64_t bytes = k->n * (int64_t)sizeof(float);
-    struct zr_access used[3 + ZR_MAX_STATES] = {
-        {k->scalars, sizeof *k->scalars, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
-    for (int i = 0; i < e->opt.n_states; i++)
-        used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
-    zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);
-    TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
+    if (d->host_memory) {
+        int64_t bytes = k->n * (int64_t)sizeof(float);
+        struct zr_access used[3 + ZR_MAX_STATES] = {
+            {e->outcome, sizeof *e->outcome, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
+        for (int i = 0; i < e->opt.n_states; i++)
+            used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
+        zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);
+        TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
+    } else {
+        /* It puts its own kernels on the stream, and only if the step is not skipped. */
+        c.u.native_stream = d->stream_native(e->reduce_stream);
+        TRY(d->event_sync(e->step_norm));
+        call_user(&c);
+    }
     if (k->param != k->master)
         TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));
     return 0;

@@ -2,6 +2,7 @@
  * the loop. */
 #include "shard/engine.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- pointers ---- */
@@ -289,7 +290,27 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     return err;
 }
 
-/* Looks at the result of the step before: whether it was skipped decides the number of the next. It is known
+/* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
+ * every rank. */
+static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
+{
+    char text[256];
+    if (o->other_is_late)
+        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->step, o->other);
+    else if (o->other_called)
+        snprintf(
+            text, sizeof text,
+            "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d; every rank "
+            "must make the same, in the same order",
+            e->step, o->other, e->rank);
+    else
+        snprintf(text, sizeof text,
+                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", e->step,
+                 (double)o->other_lr, o->other, (double)e->lr, e->rank);
+    return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+}
+
+/* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
  * by then. */
 int zr_engine_settle(struct zr_engine *e)
 {
@@ -302,12 +323,21 @@ int zr_engine_settle(struct zr_engine *e)
     err = zr_engine_check(e);
     if (err)
         return err;
-    struct zr_access result = {&e->result, sizeof e->result, false};
-    zr_declare(e->dev, NULL, &result, 1);
+    struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
+    zr_declare(e->dev, NULL, &seen, 1);
+    const struct zr_step_outcome *o = e->outcome;
     e->result_due = false;
-    e->t += !e->result.skipped;
-    e->n_skipped += e->result.skipped;
-    e->save_seen = e->result.save_written;
+    if (o->other >= 0) {
+        disagreement(e, o);
+        return zr_engine_check(e);
+    }
+    e->result = (struct zr_step_result){.grad_norm = o->grad_norm,
+                                        .clipped = o->clipped,
+                                        .skipped = o->skipped,
+                                        .save_written = o->save_written};
+    e->t += !o->skipped;
+    e->n_skipped += o->skipped;
+    e->save_seen = o->save_written;
     return 0;
 }
 
@@ -348,5 +378,9 @@ int zr_engine_drain(struct zr_engine *e)
         err = d->stream_sync(e->reduce_stream);
     if (!err)
         err = d->stream_sync(e->compute);
-    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_check(e);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    /* A step that ranks did not agree on is found here at the latest. */
+    err = zr_engine_check(e);
+    return err ? err : zr_engine_settle(e);
 }

@@ -210,59 +210,56 @@ int zr_engine_adopt(struct zr_engine *e)
     return err;
 }
 
-int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
+/* Each rank's n_bytes at mine to e->words (world, n_bytes) of every rank. */
+static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
 {
     int err = zr_engine_drain(e);
     if (err)
         return err;
-    struct asked a = {.call = ASKED_MEAN, .n = n};
-    struct zr_tag tag = tag_of(e, -1, &a);
-    const struct zr_device_ops *d = e->dev->ops;
-    char *slots = e->reduce_base + e->plan->exchange_at;
-    err = d->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, values,
-                  n * (int64_t)sizeof *values);
-    if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
-                                       &tag);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
-    err = zr_engine_drain(e);
-    struct zr_access all = {slots, e->world * (int64_t)ZR_EXCHANGE_BYTES, false};
-    if (!err)
-        zr_declare(e->dev, NULL, &all, 1);
-    for (int32_t i = 0; !err && i < n; i++) {
-        struct zr_exact_sum sum;
-        zr_exact_reset(&sum);
-        for (int r = 0; r < e->world; r++) {
-            double x;
-            memcpy(&x, slots + r * (int64_t)ZR_EXCHANGE_BYTES + i * (int64_t)sizeof x, sizeof x);
-            zr_exact_add(&sum, x);
-        }
-        values[i] = zr_exact_value(&sum) / e->world;
-    }
-    return err;
-}
-
-int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
-{
-    int err = zr_engine_drain(e);
-    if (err)
-        return err;
-    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
-    struct zr_tag tag = tag_of(e, -1, &a);
+    struct zr_tag tag = tag_of(e, -1, a);
     char *slots = e->reduce_base + e->plan->exchange_at;
     err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
         err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
                                        &tag);
     for (int r = 0; !err && r < e->world; r++)
-        err = e->dev->ops->copy(e->reduce_stream, (char *)all + r * n_bytes,
+        err = e->dev->ops->copy(e->reduce_stream, e->words + r * n_bytes,
                                 slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
     /* Also after a failure: the stream may still be reading mine. */
     int drained = zr_engine_drain(e);
     return err ? err : drained;
+}
+
+int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
+{
+    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
+    int err = exchange(e, &a, mine, n_bytes);
+    if (!err)
+        memcpy(all, e->words, (size_t)(e->world * n_bytes));
+    return err;
+}
+
+int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
+{
+    struct asked a = {.call = ASKED_MEAN, .n = n};
+    int64_t n_bytes = n * (int64_t)sizeof *values;
+    int err = exchange(e, &a, values, n_bytes);
+    struct zr_access seen = {e->words, e->world * n_bytes, false};
+    if (!err)
+        zr_declare(e->dev, NULL, &seen, 1);
+    for (int32_t i = 0; !err && i < n; i++) {
+        struct zr_exact_sum sum;
+        zr_exact_reset(&sum);
+        for (int r = 0; r < e->world; r++) {
+            double x;
+            memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
+            zr_exact_add(&sum, x);
+        }
+        values[i] = zr_exact_value(&sum) / e->world;
+    }
+    return err;
 }
 
 int zr_engine_barrier(struct zr_engine *e)

@@ -63,6 +63,9 @@ struct zr_options {
     const struct zr_call *order;
     int n_order;
 
+    int64_t
+        scratch_bytes; /* that the communicator wants at the end of the reduce arena; a multiple of 4096 */
+
     int64_t timeout_ms; /* for peers, in every operation; > 0 */
 
     void (*log)(void *arg, const char *line); /* NULL: no log. A line has no newline; any thread */

@@ -187,7 +187,7 @@ static void place_params(struct zr_plan *p)
     p->bytes[ZR_MEM_STAGING] += p->gather_bytes - end;
 }
 
-static void place_grads(struct zr_plan *p)
+static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
 {
     const struct zr_layout *l = p->layout;
     int64_t end = 0;
@@ -210,7 +210,7 @@ static void place_grads(struct zr_plan *p)
     p->full_grad_at = take(&end, p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0);
     p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
     p->values_at = take(&end, p->values_bytes);
-    p->reduce_bytes = zr_round_up(end, 4096);
+    p->reduce_bytes = zr_round_up(end, 4096) + scratch_bytes;
     p->bytes[ZR_MEM_STAGING] += p->reduce_bytes - staging;
 }
 
@@ -232,7 +232,9 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         for (int kind = -2; kind < p->n_states; kind++)
             if (zr_plan_saves(p, &l->flats[i], kind))
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
-    p->bytes[ZR_MEM_STAGING] += p->snapshot_bytes;
+    p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * ZR_EXCHANGE_BYTES;
+    p->host_bytes = p->snapshot_bytes + p->words_bytes;
+    p->bytes[ZR_MEM_STAGING] += p->host_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
     p->bytes[ZR_MEM_MOMENTS] = p->n_states * p->state_elems * (int64_t)sizeof(float);
 }
@@ -330,7 +332,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     for (int32_t u = 0; u < l->n_units; u++)
         p->resident[u] = p->spec.units[u].resident;
     place_params(p);
-    place_grads(p);
+    place_grads(p, opt->scratch_bytes);
     place_state(p, opt);
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         p->total_bytes += p->bytes[i];

@@ -26,15 +26,9 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_EXCHANGE_BYTES                                                                                    \
     640 /* of one rank's record in the agreement at each step; see struct zr_step_record */
 #define ZR_CONTROL_BYTES 256         /* step scalars */
+#define ZR_OUTCOME_BYTES 256         /* what the host reads of a step; struct zr_step_outcome */
 #define ZR_VALUE_BYTES   (256 << 10) /* at most: staging of zero_read, zero_write */
 
-/* What ranks tell each other at a step. */
-struct zr_step_record {
-    struct zr_exact_sum norm; /* of this rank's gradient shards, squared */
-    uint64_t call_hash;
-    int64_t save_written; /* number of the last save whose files this rank has written */
-    float lr;             /* every rank must give the same */
-};
 _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
 
 struct zr_traffic {
@@ -69,15 +63,19 @@ struct zr_plan {
     int64_t exchange_at, control_at;
     int64_t full_grad_at; /* stage 0: one unit's gradient gathered, fp32 */
     int64_t values_at, values_bytes;
-    int64_t reduce_bytes;
+    int64_t reduce_bytes; /* the last opt->scratch_bytes of them are the communicator's */
 
     /* Device memory of its own. */
     int64_t *master_at; /* (n_flats) element in the master array, -1: the parameters are their own masters, or
                            frozen */
     int64_t master_elems; /* fp32 */
     int32_t n_states;
-    int64_t state_elems;    /* fp32, of each state */
+    int64_t state_elems; /* fp32, of each state */
+
+    /* Memory of the host that the device reaches. */
     int64_t snapshot_bytes; /* 0: none is kept */
+    int64_t words_bytes;    /* the outcome of a step, and what each rank said in an exchange */
+    int64_t host_bytes;     /* both; part of total_bytes */
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
     struct zr_traffic traffic; /* of one steady step on rank 0 */

@@ -605,7 +605,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
     assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
     assert_int_equal(ops->sum_squares(s, acc, x, N), 0);
-    assert_int_equal(ops->add(s, x, y, N), 0);
+    assert_int_equal(ops->add(s, x, y, ZR_F32, N), 0);
     assert_int_equal(ops->scale(s, x, N, scalars), 0);
     assert_int_equal(ops->cast(s, h, ZR_BF16, x, ZR_F32, N), 0);
     assert_int_equal(ops->copy(s, got, x, sizeof got), 0);
@@ -685,6 +685,206 @@ static void test_kernels(void **state)
     dev->ops->stream_close(caller);
 }
 
+/* Sums of several sources, of both dtypes, written and added, as the portable kernel's. */
+static void run_sums(struct zr_device *dev, struct zr_stream *s)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    for (int round = 0; round < 40; round++) {
+        enum zr_dtype dtype = round % 2 ? ZR_BF16 : ZR_F32;
+        int n_src = round < 4 ? ZR_MAX_SOURCES : 1 + (int)(random_bits(&rng) % 9);
+        int64_t n = 1 + (int64_t)(random_bits(&rng) % N), bytes = n * zr_dtype_bytes(dtype);
+        bool accumulate = round & 2;
+        float wide[N], start[N], got[N], want[N];
+        char given[ZR_MAX_SOURCES][N * sizeof(float)];
+        const void *host[ZR_MAX_SOURCES], *src[ZR_MAX_SOURCES];
+        for (int j = 0; j < n_src; j++) {
+            for (int64_t i = 0; i < n; i++)
+                wide[i] = random_normal(&rng);
+            k->cast(given[j], dtype, wide, ZR_F32, n);
+            host[j] = given[j];
+            void *p = device_memory(dev, bytes);
+            assert_int_equal(ops->copy(s, p, given[j], bytes), 0);
+            src[j] = p;
+        }
+        for (int64_t i = 0; i < n; i++)
+            start[i] = random_normal(&rng);
+        float *dst = device_memory(dev, n * (int64_t)sizeof *dst);
+        int64_t out_bytes = n * (int64_t)sizeof *dst;
+        assert_int_equal(ops->copy(s, dst, start, out_bytes), 0);
+        assert_int_equal(ops->sum_tree(s, dst, src, n_src, dtype, n, accumulate), 0);
+        assert_int_equal(ops->add(s, dst, src[0], dtype, n), 0);
+        const void *freed[ZR_MAX_SOURCES];
+        memcpy(freed, src, sizeof freed);
+        memset(src, 0, sizeof src); /* the array was copied */
+        assert_int_equal(ops->copy(s, got, dst, out_bytes), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        memcpy(want, start, (size_t)out_bytes);
+        k->sum_tree(want, host, n_src, dtype, n, accumulate);
+        k->cast(wide, ZR_F32, given[0], dtype, n);
+        k->add(want, wide, n);
+        assert_memory_equal(got, want, (size_t)out_bytes);
+        ops->free(dev, dst, out_bytes);
+        for (int j = 0; j < n_src; j++)
+            ops->free(dev, (void *)(uintptr_t)freed[j], bytes);
+    }
+}
+
+static void test_sums(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = stream(dev, ZR_STREAM_QUEUE);
+    run_sums(dev, s);
+    dev->ops->stream_close(s);
+}
+
+/* A value given by the caller, who changes it at once. */
+static void test_put(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = stream(dev, ZR_STREAM_QUEUE);
+    uint64_t value[ZR_PUT_BYTES / 8], want[3][ZR_PUT_BYTES / 8], got[3][ZR_PUT_BYTES / 8];
+    memset(want, 0, sizeof want);
+    void *p = device_memory(dev, sizeof got);
+    assert_int_equal(dev->ops->zero(s, p, sizeof got), 0);
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = ZR_PUT_BYTES >> i;
+        for (size_t j = 0; j < sizeof value / sizeof *value; j++)
+            value[j] = random_bits(&rng);
+        memcpy(want[i], value, (size_t)bytes);
+        assert_int_equal(dev->ops->put(s, (char *)p + i * ZR_PUT_BYTES, value, bytes), 0);
+        memset(value, 0, sizeof value);
+    }
+    assert_int_equal(dev->ops->copy(s, got, p, sizeof got), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    assert_memory_equal(got, want, sizeof got);
+    dev->ops->free(dev, p, sizeof got);
+    dev->ops->stream_close(s);
+}
+
+/* Memory of the host: zeroed, aligned, reached by streams. Stamps are in order, on the host's clock. */
+static void test_host_memory_and_stamps(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = stream(dev, ZR_STREAM_QUEUE);
+    void *p, *host;
+    assert_int_equal(dev->ops->host_alloc(dev, 0, &host), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->host_alloc(dev, 100, &host), 0);
+    assert_int_equal((uintptr_t)host % 4096, 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(((char *)host)[i], 0);
+    p = device_memory(dev, 100);
+    memset(host, 7, 50);
+    assert_int_equal(dev->ops->copy(s, p, host, 50), 0);
+    assert_int_equal(dev->ops->copy(s, (char *)host + 50, p, 50), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(((char *)host)[i], 7);
+    dev->ops->free(dev, p, 100);
+    dev->ops->host_free(dev, host, 100);
+
+    int64_t *at;
+    assert_int_equal(dev->ops->host_alloc(dev, 3 * sizeof *at, &host), 0);
+    at = host;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(dev->ops->stamp(s, &at[i]), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    assert_true(at[0] > 0 && at[0] <= at[1] && at[1] <= at[2]);
+    dev->ops->host_free(dev, host, 3 * sizeof *at);
+    dev->ops->stream_close(s);
+}
+
+/* What the ranks' records say together, against plain arithmetic. */
+struct finishing {
+    int n_ranks, rank;
+    double scale;
+    float clip;
+    struct zr_step_record rec[5];
+};
+
+static struct zr_step_outcome finish(struct zr_device *dev, const struct finishing *f,
+                                     struct zr_step_scalars *scalars)
+{
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = stream(dev, ZR_STREAM_QUEUE);
+    enum { STRIDE = 640 };
+    char *records = device_memory(dev, f->n_ranks * STRIDE);
+    struct zr_step_scalars *on_device = device_memory(dev, sizeof *on_device);
+    void *outcome;
+    assert_int_equal(ops->host_alloc(dev, sizeof(struct zr_step_outcome), &outcome), 0);
+    memset(outcome, 0xff, sizeof(struct zr_step_outcome));
+    for (int r = 0; r < f->n_ranks; r++)
+        assert_int_equal(ops->copy(s, records + r * STRIDE, &f->rec[r], sizeof f->rec[r]), 0);
+    struct zr_finish args = {.records = records,
+                             .stride_bytes = STRIDE,
+                             .n_ranks = f->n_ranks,
+                             .rank = f->rank,
+                             .scale = f->scale,
+                             .clip = f->clip,
+                             .scalars = on_device,
+                             .outcome = outcome};
+    assert_int_equal(ops->finish(s, &args), 0);
+    memset(&args, 0xff, sizeof args); /* it was copied */
+    assert_int_equal(ops->copy(s, scalars, on_device, sizeof *scalars), 0);
+    assert_int_equal(ops->stream_sync(s), 0);
+    struct zr_step_outcome out = *(struct zr_step_outcome *)outcome;
+    ops->host_free(dev, outcome, sizeof(struct zr_step_outcome));
+    ops->free(dev, on_device, sizeof *on_device);
+    ops->free(dev, records, f->n_ranks * STRIDE);
+    ops->stream_close(s);
+    return out;
+}
+
+static struct finishing some_records(int n_ranks, struct zr_exact_sum *all)
+{
+    struct finishing f = {.n_ranks = n_ranks, .rank = n_ranks / 2, .scale = -0.125};
+    zr_exact_reset(all);
+    for (int r = 0; r < n_ranks; r++) {
+        f.rec[r].words =
+            (struct zr_step_words){.call_hash = 77, .serial = 12, .save_written = 9 - r, .lr = 0.1f};
+        for (int i = 0; i < 50; i++) {
+            double x = exp(20 * (double)random_normal(&rng));
+            zr_exact_add(&f.rec[r].norm, x);
+            zr_exact_add(all, x);
+        }
+    }
+    return f;
+}
+
+static void test_finish(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_exact_sum all;
+    struct zr_step_scalars scalars;
+    for (int n = 1; n <= 5; n++) {
+        struct finishing f = some_records(n, &all);
+        double norm = sqrt(zr_exact_value(&all)) * 0.125;
+        struct zr_step_outcome o = finish(dev, &f, &scalars);
+        assert_true(o.grad_norm == norm && !o.clipped && !o.skipped && o.other == -1);
+        assert_int_equal(o.save_written, 9 - (n - 1));
+        assert_int_equal(o.serial, 12);
+        assert_true(scalars.grad_scale == -0.125f && scalars.skip == 0);
+        f.clip = (float)(norm / 3);
+        o = finish(dev, &f, &scalars);
+        assert_true(o.grad_norm == norm && o.clipped && !o.skipped);
+        assert_true(scalars.grad_scale == (float)(-0.125 * ((double)f.clip / norm)) && scalars.skip == 0);
+        zr_exact_add(&f.rec[n - 1].norm, (double)INFINITY);
+        o = finish(dev, &f, &scalars);
+        assert_true(isnan(o.grad_norm) && !o.clipped && o.skipped && scalars.skip == 1);
+    }
+    for (int what = 0; what < 3; what++) {
+        struct finishing f = some_records(4, &all); /* this one is rank 2 */
+        struct zr_step_words *w = &f.rec[3].words;
+        w->call_hash += what == 0;
+        w->serial -= what == 1;
+        w->lr = what == 2 ? 0.2f : w->lr;
+        struct zr_step_outcome o = finish(dev, &f, &scalars);
+        assert_int_equal(o.other, 3);
+        assert_true(o.other_called == (what == 0) && o.other_is_late == (what == 1) && o.other_lr == w->lr);
+        assert_true(scalars.skip == 1 && !o.skipped);
+    }
+}
+
 int zr_device_suite(struct zr_device *dev)
 {
     struct CMUnitTest tests[] = {
@@ -704,6 +904,10 @@ int zr_device_suite(struct zr_device *dev)
         cmocka_unit_test(test_many_waiters),
         cmocka_unit_test(test_call_copies_its_argument),
         cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_put),
+        cmocka_unit_test(test_host_memory_and_stamps),
+        cmocka_unit_test(test_finish),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

@@ -180,7 +180,14 @@ static void test_refused_operations(void **state)
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
     assert_int_equal(dev->ops->zero(s, x, -1), ZR_ERR_ARG);
     assert_int_equal(dev->ops->copy(s, x, x, -1), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->add(s, x, x, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZR_F32, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZR_F16, 4), ZR_ERR_NOTSUP);
+    const void *sources[1] = {x};
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 0, ZR_F32, 4, false), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, ZR_MAX_SOURCES + 1, ZR_F32, 4, false), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 1, ZR_F16, 4, false), ZR_ERR_NOTSUP);
+    assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->put(s, x, x, 4), ZR_ERR_ARG);
     assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZR_ERR_ARG);
     assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "-1"));

@@ -1,5 +1,6 @@
 /* overlap_device.c: see overlap_device.h. */
 #include "test/shard/overlap_device.h"
+#include "kernels/finish.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -137,12 +138,27 @@ static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *sr
     return 0;
 }
 
-static int add(struct zr_stream *s, float *dst, const float *src, int64_t n)
+static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
     (void)s;
     (void)dst;
     (void)src;
+    (void)st;
     (void)n;
+    return 0;
+}
+
+static int put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    (void)s;
+    memcpy(dst, src, (size_t)bytes);
+    return 0;
+}
+
+static int finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    (void)s;
+    zr_finish_step(f);
     return 0;
 }
 
@@ -175,7 +191,10 @@ static const struct zr_device_ops device_ops = {
     .name = "overlap",
     .close = close_device,
     .alloc = take,
+    .host_memory = true,
     .free = give,
+    .host_alloc = take,
+    .host_free = give,
     .stream_open = stream_open,
     .stream_close = stream_close,
     .stream_sync = stream_sync,
@@ -188,11 +207,13 @@ static const struct zr_device_ops device_ops = {
     .call = call,
     .zero = zero,
     .copy = copy,
+    .put = put,
     .cast = cast,
     .add = add,
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
+    .finish = finish,
 };
 
 struct zr_device *overlap_device_open(void)

@@ -247,7 +247,7 @@ static void check_bytes(const struct zr_plan *p)
         total += p->bytes[i];
     }
     CHECK(total == p->total_bytes, "%lld, not %lld", (long long)total, (long long)p->total_bytes);
-    CHECK(total == p->gather_bytes + p->reduce_bytes +
+    CHECK(total == p->gather_bytes + p->reduce_bytes + p->host_bytes +
                        (p->master_elems + p->n_states * p->state_elems) * (int64_t)sizeof(float),
           "%lld bytes are not what is allocated", (long long)total);
     for (int32_t i = 0; i < l->n_flats; i++) {
