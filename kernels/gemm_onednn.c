@@ -1,10 +1,11 @@
 /* gemm_onednn.c: matrix products through oneDNN's matmul primitive.
  *
- * A product's shape, strides and types make the key of a table of primitives, so that after the first call of
- * a shape only pointers change. Scratch memory is one buffer as large as the hungriest primitive asks for.
+ * Primitives are kept by shape, strides and types (gemm_plans.h), so that after the first call of a shape
+ * only pointers change. Scratch memory is one buffer as large as the hungriest primitive asks for.
  * Where the CPU has no bf16 products (oneDNN wants AVX-512), the matrices are widened to f32, multiplied, and
  * rounded once. */
 #include "kernels/gemm.h"
+#include "kernels/gemm_plans.h"
 #include "kernels/onednn_api.h"
 
 #include <stdlib.h>
@@ -15,19 +16,10 @@
 void omp_set_num_threads(int n);
 int omp_get_max_threads(void);
 
-/* Everything a primitive depends on; plain numbers without padding, compared and hashed as bytes. */
-struct key {
-    int64_t m, n, k, lda, ldb, ldc, n_batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, ab_dtype, c_dtype, has_bias, beta;
-};
-
-_Static_assert(sizeof(struct key) == 10 * 8 + 6 * 4, "a key has no padding to compare");
-
 enum { A, B, BIAS, C, SCRATCH, N_OPERANDS };
 
 struct product {
-    struct key key;
-    uint64_t hash;
+    struct zr_gemm_plan plan;
     bool widen; /* no primitive: see run_widened */
     dnnl_primitive_t primitive;
     dnnl_memory_t memory[N_OPERANDS]; /* NULL: not used */
@@ -38,13 +30,13 @@ struct buffer {
     size_t bytes;
 };
 
-struct zr_gemm {
+struct host_gemm {
+    struct zr_gemm base;
     int n_threads;
     const struct zr_host_kernels *kernels;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    struct product **table; /* open addressing, at most half full */
-    size_t n_places, n_used;
+    struct zr_gemm_plans plans;
     struct buffer scratch; /* of oneDNN */
     struct buffer bias;    /* a bias widened to f32 */
     struct buffer wide;    /* f32 copies of A, B and C */
@@ -81,10 +73,9 @@ static dnnl_data_type_t data_type(enum zr_dtype t)
     return t == ZR_F32 ? dnnl_f32 : dnnl_bf16;
 }
 
-static void product_free(struct product *p)
+static void product_free(struct zr_gemm_plan *plan)
 {
-    if (!p)
-        return;
+    struct product *p = (struct product *)plan;
     for (int i = 0; i < N_OPERANDS; i++)
         if (p->memory[i])
             dnnl_memory_destroy(p->memory[i]);
@@ -94,7 +85,7 @@ static void product_free(struct product *p)
 }
 
 /* A matrix of rows x columns, or a batch of them. row and column: the strides, in elements. */
-static dnnl_status_t describe(onednn_desc *d, const struct key *k, int64_t n_batch, int64_t rows,
+static dnnl_status_t describe(onednn_desc *d, const struct zr_gemm_key *k, int64_t n_batch, int64_t rows,
                               int64_t columns, int64_t batch, int64_t row, int64_t column, enum zr_dtype type)
 {
     dnnl_dims_t dims = {n_batch, rows, columns}, strides = {batch, row, column};
@@ -102,7 +93,7 @@ static dnnl_status_t describe(onednn_desc *d, const struct key *k, int64_t n_bat
     return onednn_desc_make(d, 3 - skip, dims + skip, data_type(type), strides + skip);
 }
 
-static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct key *k)
+static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct zr_gemm_key *k)
 {
     dnnl_status_t s = dnnl_primitive_attr_create(attr);
     if (s != dnnl_success)
@@ -123,9 +114,9 @@ static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct key *k)
 
 /* Makes p's primitive and memory objects; scratch_bytes is what the primitive asks for. On failure p holds
  * what there is to free. */
-static dnnl_status_t product_build(struct zr_gemm *g, struct product *p, size_t *scratch_bytes)
+static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_t *scratch_bytes)
 {
-    const struct key *k = &p->key;
+    const struct zr_gemm_key *k = &p->plan.key;
     const enum zr_dtype ab = (enum zr_dtype)k->ab_dtype, c = (enum zr_dtype)k->c_dtype;
     onednn_desc desc[4];
     dnnl_primitive_attr_t attr = NULL;
@@ -165,62 +156,15 @@ static dnnl_status_t product_build(struct zr_gemm *g, struct product *p, size_t 
     return s;
 }
 
-/* --- the table --- */
-
-static uint64_t hash_key(const struct key *k)
+static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct product **out)
 {
-    /* FNV-1a over the words: keys are few and read once per product. */
-    const unsigned char *bytes = (const unsigned char *)k;
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < sizeof *k; i += 8) {
-        uint64_t word;
-        memcpy(&word, bytes + i, 8);
-        h = (h ^ word) * UINT64_C(0x100000001b3);
-        h ^= h >> 29;
-    }
-    return h;
-}
-
-static struct product **table_find(struct zr_gemm *g, const struct key *k, uint64_t hash)
-{
-    size_t i = hash & (g->n_places - 1);
-    while (g->table[i] && (g->table[i]->hash != hash || memcmp(&g->table[i]->key, k, sizeof *k) != 0))
-        i = (i + 1) & (g->n_places - 1);
-    return &g->table[i];
-}
-
-static int table_grow(struct zr_gemm *g)
-{
-    struct product **old = g->table;
-    size_t n_old = g->n_places;
-    struct product **table = calloc(2 * n_old, sizeof *table);
-    if (!table)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for a table of %zu products", 2 * n_old);
-    g->table = table;
-    g->n_places = 2 * n_old;
-    for (size_t i = 0; i < n_old; i++)
-        if (old[i])
-            *table_find(g, &old[i]->key, old[i]->hash) = old[i];
-    free(old);
-    return 0;
-}
-
-static int product_get(struct zr_gemm *g, const struct key *k, struct product **out)
-{
-    uint64_t hash = hash_key(k);
-    *out = *table_find(g, k, hash);
+    *out = (struct product *)zr_gemm_plans_find(&g->plans, k);
     if (*out)
         return 0;
-    if (2 * (g->n_used + 1) > g->n_places) {
-        int err = table_grow(g);
-        if (err)
-            return err;
-    }
     struct product *p = calloc(1, sizeof *p);
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes", sizeof *p);
-    p->key = *k;
-    p->hash = hash;
+    p->plan.key = *k;
     size_t scratch_bytes = 0;
     dnnl_status_t s = product_build(g, p, &scratch_bytes);
     if (s == dnnl_unimplemented && k->ab_dtype == ZR_BF16) {
@@ -230,45 +174,34 @@ static int product_get(struct zr_gemm *g, const struct key *k, struct product **
     int err = gemm_error(s, "matmul");
     if (!err)
         err = buffer_reserve(&g->scratch, scratch_bytes);
-    if (err) {
-        product_free(p);
-        return err;
-    }
-    *table_find(g, k, hash) = p;
-    g->n_used++;
-    *out = p;
-    return 0;
+    if (!err)
+        err = zr_gemm_plans_add(&g->plans, &p->plan);
+    if (err)
+        product_free(&p->plan);
+    else
+        *out = p;
+    return err;
 }
 
 /* --- running --- */
 
-static int check_args(const struct zr_gemm_args *a)
+static int check_host(const struct zr_gemm_args *a)
 {
-    if (a->m < 1 || a->n < 1 || a->k < 1 || a->n_batch < 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "gemm: m, n, k, n_batch are %lld, %lld, %lld, %lld, all must be at least 1",
-                       (long long)a->m, (long long)a->n, (long long)a->k, (long long)a->n_batch);
-    if ((a->ab_dtype != ZR_F32 && a->ab_dtype != ZR_BF16) ||
-        (a->c_dtype != ZR_F32 && a->c_dtype != a->ab_dtype) ||
-        (a->bias && a->bias_dtype != ZR_F32 && a->bias_dtype != ZR_BF16))
-        return zr_fail(
-            ZR_ERR_NOTSUP,
-            "gemm: dtypes are %s x %s -> %s, bias %s; allowed are f32 -> f32, bf16 -> bf16 or f32, and a "
-            "bias of f32 or bf16",
-            zr_dtype_name(a->ab_dtype), zr_dtype_name(a->ab_dtype), zr_dtype_name(a->c_dtype),
-            a->bias ? zr_dtype_name(a->bias_dtype) : "none");
-    if (a->beta != 0 && a->beta != 1)
-        return zr_fail(ZR_ERR_ARG, "gemm: beta is %g, must be 0 or 1", (double)a->beta);
-    int64_t lda = a->trans_a ? a->m : a->k, ldb = a->trans_b ? a->k : a->n;
-    if (a->lda < lda || a->ldb < ldb || a->ldc < a->n)
-        return zr_fail(ZR_ERR_ARG,
-                       "gemm: lda, ldb, ldc are %lld, %lld, %lld, must be at least %lld, %lld, %lld",
-                       (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)lda,
-                       (long long)ldb, (long long)a->n);
+    if (a->ab_dtype == ZR_F16 || (a->bias && a->bias_dtype == ZR_F16))
+        return zr_fail(ZR_ERR_NOTSUP, "gemm: f16 is not multiplied on the host; f32 and bf16 are");
+    if (a->epilogue != ZR_GEMM_PLAIN)
+        return zr_fail(ZR_ERR_NOTSUP, "gemm: epilogue %d is not done on the host", (int)a->epilogue);
     return 0;
 }
 
-static int run_primitive(struct zr_gemm *g, struct product *p, const struct zr_gemm_args *a, const void *bias)
+static bool host_can(struct zr_gemm *base, const struct zr_gemm_args *a)
+{
+    (void)base;
+    return !check_host(a);
+}
+
+static int run_primitive(struct host_gemm *g, struct product *p, const struct zr_gemm_args *a,
+                         const void *bias)
 {
     /* oneDNN takes pointers to what it only reads without const. */
     void *data[N_OPERANDS] = {(void *)(uintptr_t)a->a, (void *)(uintptr_t)a->b, (void *)(uintptr_t)bias, a->c,
@@ -292,7 +225,7 @@ static int run_primitive(struct zr_gemm *g, struct product *p, const struct zr_g
 }
 
 /* Copies a batch of rows x columns between a strided matrix and a dense one, converting on the way. */
-static void convert(struct zr_gemm *g, void *dst, enum zr_dtype dt, int64_t dst_batch, int64_t dst_row,
+static void convert(struct host_gemm *g, void *dst, enum zr_dtype dt, int64_t dst_batch, int64_t dst_row,
                     const void *src, enum zr_dtype st, int64_t src_batch, int64_t src_row, int64_t n_batch,
                     int64_t rows, int64_t columns)
 {
@@ -303,9 +236,9 @@ static void convert(struct zr_gemm *g, void *dst, enum zr_dtype dt, int64_t dst_
                              columns);
 }
 
-static int run_with_bias(struct zr_gemm *g, const struct zr_gemm_args *a, const void *bias);
+static int run_with_bias(struct host_gemm *g, const struct zr_gemm_args *a, const void *bias);
 
-static int run_widened(struct zr_gemm *g, const struct zr_gemm_args *a, const void *bias)
+static int run_widened(struct host_gemm *g, const struct zr_gemm_args *a, const void *bias)
 {
     int64_t rows_a = a->trans_a ? a->k : a->m, columns_a = a->trans_a ? a->m : a->k;
     int64_t rows_b = a->trans_b ? a->n : a->k, columns_b = a->trans_b ? a->k : a->n;
@@ -332,27 +265,10 @@ static int run_widened(struct zr_gemm *g, const struct zr_gemm_args *a, const vo
 }
 
 /* bias is f32 or NULL. */
-static int run_with_bias(struct zr_gemm *g, const struct zr_gemm_args *a, const void *bias)
+static int run_with_bias(struct host_gemm *g, const struct zr_gemm_args *a, const void *bias)
 {
-    bool batch = a->n_batch > 1;
-    struct key k = {
-        .m = a->m,
-        .n = a->n,
-        .k = a->k,
-        .lda = a->lda,
-        .ldb = a->ldb,
-        .ldc = a->ldc,
-        .n_batch = a->n_batch,
-        .stride_a = batch ? a->stride_a : 0,
-        .stride_b = batch ? a->stride_b : 0,
-        .stride_c = batch ? a->stride_c : 0,
-        .trans_a = a->trans_a,
-        .trans_b = a->trans_b,
-        .ab_dtype = (int32_t)a->ab_dtype,
-        .c_dtype = (int32_t)a->c_dtype,
-        .has_bias = bias != NULL,
-        .beta = a->beta != 0,
-    };
+    struct zr_gemm_key k = zr_gemm_key_of(a);
+    k.has_bias = bias != NULL;
     struct product *p;
     int err = product_get(g, &k, &p);
     if (err)
@@ -360,9 +276,10 @@ static int run_with_bias(struct zr_gemm *g, const struct zr_gemm_args *a, const 
     return p->widen ? run_widened(g, a, bias) : run_primitive(g, p, a, bias);
 }
 
-int zr_gemm_run(struct zr_gemm *g, const struct zr_gemm_args *a)
+static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
 {
-    int err = check_args(a);
+    struct host_gemm *g = (struct host_gemm *)base;
+    int err = check_host(a);
     if (err)
         return err;
     const void *bias = a->bias;
@@ -383,38 +300,10 @@ int zr_gemm_run(struct zr_gemm *g, const struct zr_gemm_args *a)
     return err;
 }
 
-int zr_gemm_open(int n_threads, struct zr_gemm **out)
+static void host_close(struct zr_gemm *base)
 {
-    *out = NULL;
-    if (n_threads < 1)
-        return zr_fail(ZR_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
-    struct zr_gemm *g = calloc(1, sizeof *g);
-    if (g)
-        g->table = calloc(64, sizeof *g->table);
-    if (!g || !g->table) {
-        free(g);
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
-    }
-    g->n_places = 64;
-    g->n_threads = n_threads;
-    g->kernels = zr_host_kernels_best();
-    dnnl_status_t s = dnnl_engine_create(&g->engine, dnnl_cpu, 0);
-    if (s == dnnl_success)
-        s = dnnl_stream_create(&g->stream, g->engine, dnnl_stream_default_flags);
-    if (s != dnnl_success) {
-        zr_gemm_close(g);
-        return gemm_error(s, "opening");
-    }
-    *out = g;
-    return 0;
-}
-
-void zr_gemm_close(struct zr_gemm *g)
-{
-    if (!g)
-        return;
-    for (size_t i = 0; i < g->n_places; i++)
-        product_free(g->table[i]);
+    struct host_gemm *g = (struct host_gemm *)base;
+    zr_gemm_plans_close(&g->plans, product_free);
     if (g->stream)
         dnnl_stream_destroy(g->stream);
     if (g->engine)
@@ -422,6 +311,33 @@ void zr_gemm_close(struct zr_gemm *g)
     free(g->scratch.p);
     free(g->bias.p);
     free(g->wide.p);
-    free(g->table);
     free(g);
+}
+
+static const struct zr_gemm_ops host_ops = {.close = host_close, .run = host_run, .can = host_can};
+
+int zr_gemm_open(int n_threads, struct zr_gemm **out)
+{
+    *out = NULL;
+    if (n_threads < 1)
+        return zr_fail(ZR_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
+    struct host_gemm *g = calloc(1, sizeof *g);
+    if (!g)
+        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
+    g->base.ops = &host_ops;
+    g->n_threads = n_threads;
+    g->kernels = zr_host_kernels_best();
+    int err = zr_gemm_plans_open(&g->plans);
+    if (!err) {
+        dnnl_status_t s = dnnl_engine_create(&g->engine, dnnl_cpu, 0);
+        if (s == dnnl_success)
+            s = dnnl_stream_create(&g->stream, g->engine, dnnl_stream_default_flags);
+        err = gemm_error(s, "opening");
+    }
+    if (err) {
+        host_close(&g->base);
+        return err;
+    }
+    *out = &g->base;
+    return 0;
 }
