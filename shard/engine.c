@@ -255,7 +255,7 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = open_events(e);
     if (!err && e->opt.trace)
-        err = zr_timeline_open(1 << 14, &e->timeline);
+        err = zr_timeline_open(e->dev, 1 << 14, &e->timeline);
     if (err)
         zr_engine_close(e);
     return err;

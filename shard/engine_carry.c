@@ -47,11 +47,11 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
     if (slot >= 0)
         TRY(d->stream_wait(e->gather_stream, e->param_free[slot]));
     TRY(d->stream_wait(e->gather_stream, e->updated[unit]));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit,
-                         job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
+                         false));
     TRY(e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, n_segs, &tag));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit,
-                         job->step, true));
+    TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
+                         true));
     e->n_gather++;
     return d->event_record(e->ready[unit], e->gather_stream);
 }
@@ -83,8 +83,8 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     int32_t n, n_segs = 0, place = zr_grad_place(a->unit, a->slot);
     const struct zr_flat *f = flats_of(e, a->unit, &n);
     TRY(d->stream_wait(e->reduce_stream, e->grad_done[place]));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
-                         job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step,
+                         false));
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
@@ -112,7 +112,7 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     TRY(d->event_record(e->grad_free[place], e->reduce_stream));
     e->n_reduce++;
     TRY(fold(e, a->unit, a->sum, a->n_folds));
-    return zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
+    return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, true);
 }
 
@@ -151,8 +151,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(d->stream_wait(e->reduce_stream, e->step_compute));
     TRY(d->event_record(e->gather_tail, e->gather_stream));
     TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
-                         false));
+    TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     struct zr_step_record *own = zr_engine_record(e, e->rank);
     const struct zr_step_words words = {.call_hash = job->call_hash,
                                         .serial = job->step,
@@ -180,8 +179,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
                                 .scalars = zr_engine_scalars(e),
                                 .outcome = e->outcome};
     TRY(d->finish(e->reduce_stream, &f));
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step,
-                         true));
+    TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
     return d->event_record(e->step_norm, e->reduce_stream);
 }
 
@@ -310,8 +308,8 @@ static int update(struct zr_engine *e, const struct zr_job *job)
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = flats_of(e, unit, &n);
     bool gathered = e->plan->state_full && e->world > 1;
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit,
-                         job->step, false));
+    TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                         false));
     if (gathered)
         TRY(gather_grad(e, job));
     float *full = (float *)(e->reduce_base + e->plan->full_grad_at);
@@ -323,8 +321,8 @@ static int update(struct zr_engine *e, const struct zr_job *job)
         TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
         full += f[i].shard_elems * e->world;
     }
-    TRY(zr_timeline_mark(e->timeline, e->dev, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit,
-                         job->step, true));
+    TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                         true));
     return e->dev->ops->event_record(e->updated[unit], e->reduce_stream);
 }
 

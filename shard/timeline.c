@@ -7,99 +7,118 @@
 #include <string.h>
 
 struct span {
-    int64_t from_ns, to_ns; /* to_ns 0: still open */
     int32_t unit;
     uint32_t step;
     uint8_t kind;
+    bool ended; /* or will be, when its stream gets there */
+};
+
+/* When a span begins and ends; 0: not yet. */
+struct times {
+    int64_t from_ns, to_ns;
 };
 
 struct track {
     uint64_t n; /* spans begun */
     struct span *ring;
+    struct times *times;
 };
 
 struct zr_timeline {
+    struct zr_device *dev;
     int64_t start_ns;
     int32_t n_spans;
+    struct times *times; /* (ZR_TRACK_COUNT, n_spans), where dev's streams can write */
     struct track track[ZR_TRACK_COUNT];
 };
 
-int zr_timeline_open(int32_t n_spans, struct zr_timeline **out)
+static int64_t times_bytes(const struct zr_timeline *t)
+{
+    return (int64_t)ZR_TRACK_COUNT * t->n_spans * (int64_t)sizeof(struct times);
+}
+
+int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline **out)
 {
     struct zr_timeline *t = calloc(1, sizeof *t);
-    for (int i = 0; t && i < ZR_TRACK_COUNT; i++) {
-        t->track[i].ring = calloc((size_t)n_spans, sizeof(struct span));
-        if (!t->track[i].ring) {
-            zr_timeline_close(t);
-            t = NULL;
-        }
-    }
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+    t->dev = dev;
     t->start_ns = zr_now_ns();
     t->n_spans = n_spans;
+    void *times = NULL;
+    int err = dev->ops->host_alloc(dev, times_bytes(t), &times);
+    t->times = times;
+    for (int i = 0; !err && i < ZR_TRACK_COUNT; i++) {
+        t->track[i].times = t->times + (int64_t)i * n_spans;
+        t->track[i].ring = calloc((size_t)n_spans, sizeof(struct span));
+        if (!t->track[i].ring)
+            err = ZR_ERR_NOMEM;
+    }
+    if (err) {
+        zr_timeline_close(t);
+        return zr_fail(err, "no memory for a timeline of %d spans", n_spans);
+    }
     *out = t;
     return 0;
 }
 
 void zr_timeline_close(struct zr_timeline *t)
 {
-    for (int i = 0; t && i < ZR_TRACK_COUNT; i++)
+    if (!t)
+        return;
+    for (int i = 0; i < ZR_TRACK_COUNT; i++)
         free(t->track[i].ring);
+    if (t->times)
+        t->dev->ops->host_free(t->dev, t->times, times_bytes(t));
     free(t);
+}
+
+static struct times *begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
+                           uint32_t step)
+{
+    struct track *k = &t->track[track];
+    uint64_t i = k->n++ % (uint64_t)t->n_spans;
+    k->ring[i] = (struct span){.unit = unit, .step = step, .kind = (uint8_t)kind};
+    k->times[i] = (struct times){0};
+    return &k->times[i];
+}
+
+/* The latest open span of that name; nesting is shallow, so it is near the end. */
+static struct times *end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
+{
+    struct track *k = &t->track[track];
+    uint64_t oldest = k->n > (uint64_t)t->n_spans ? k->n - (uint64_t)t->n_spans : 0;
+    for (uint64_t i = k->n; i-- > oldest;) {
+        struct span *s = &k->ring[i % (uint64_t)t->n_spans];
+        if (!s->ended && s->kind == kind && s->unit == unit) {
+            s->ended = true;
+            return &k->times[i % (uint64_t)t->n_spans];
+        }
+    }
+    return NULL;
 }
 
 void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
                        uint32_t step)
 {
-    if (!t)
-        return;
-    struct track *k = &t->track[track];
-    k->ring[k->n++ % (uint64_t)t->n_spans] =
-        (struct span){.from_ns = zr_now_ns(), .unit = unit, .step = step, .kind = (uint8_t)kind};
+    if (t)
+        begin(t, track, kind, unit, step)->from_ns = zr_now_ns();
 }
 
 void zr_timeline_end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
 {
-    if (!t)
-        return;
-    /* The latest open span of that name; nesting is shallow, so it is near the end. */
-    struct track *k = &t->track[track];
-    uint64_t oldest = k->n > (uint64_t)t->n_spans ? k->n - (uint64_t)t->n_spans : 0;
-    for (uint64_t i = k->n; i-- > oldest;) {
-        struct span *s = &k->ring[i % (uint64_t)t->n_spans];
-        if (s->to_ns == 0 && s->kind == kind && s->unit == unit) {
-            s->to_ns = zr_now_ns();
-            return;
-        }
-    }
+    struct times *at = t ? end(t, track, kind, unit) : NULL;
+    if (at)
+        at->to_ns = zr_now_ns();
 }
 
-struct mark {
-    struct zr_timeline *t;
-    enum zr_track track;
-    enum zr_span_kind kind;
-    int32_t unit;
-    uint32_t step;
-    bool is_end;
-};
-
-static void on_mark(void *arg)
-{
-    const struct mark *m = arg;
-    if (m->is_end)
-        zr_timeline_end(m->t, m->track, m->kind, m->unit);
-    else
-        zr_timeline_begin(m->t, m->track, m->kind, m->unit, m->step);
-}
-
-int zr_timeline_mark(struct zr_timeline *t, struct zr_device *dev, struct zr_stream *s, enum zr_track track,
-                     enum zr_span_kind kind, int32_t unit, uint32_t step, bool is_end)
+int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track track, enum zr_span_kind kind,
+                     int32_t unit, uint32_t step, bool is_end)
 {
     if (!t)
         return 0;
-    struct mark m = {t, track, kind, unit, step, is_end};
-    return dev->ops->call(s, on_mark, &m, sizeof m);
+    struct times *at = is_end ? end(t, track, kind, unit) : begin(t, track, kind, unit, step);
+    return at ? t->dev->ops->stamp(s, is_end ? &at->to_ns : &at->from_ns) : 0;
 }
 
 /* In microseconds to three places; as integers, as %f has a comma in some locales. */
@@ -128,15 +147,16 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
         uint64_t oldest = k->n > (uint64_t)t->n_spans ? k->n - (uint64_t)t->n_spans : 0;
         for (uint64_t j = oldest; j < k->n; j++) {
             const struct span *s = &k->ring[j % (uint64_t)t->n_spans];
-            if (s->to_ns == 0)
+            const struct times *at = &k->times[j % (uint64_t)t->n_spans];
+            if (at->to_ns == 0)
                 continue;
             fprintf(f, "{\"ph\":\"X\",\"name\":\"%s", kind_name[s->kind]);
             if (s->unit >= 0)
                 fprintf(f, " %d", s->unit);
             fprintf(f, "\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":", kind_name[s->kind], rank, i);
-            put_us(f, s->from_ns - t->start_ns);
+            put_us(f, at->from_ns - t->start_ns);
             fprintf(f, ",\"dur\":");
-            put_us(f, s->to_ns - s->from_ns);
+            put_us(f, at->to_ns - at->from_ns);
             fprintf(f, ",\"args\":{\"unit\":%d,\"step\":%u}},\n", s->unit, s->step);
         }
     }

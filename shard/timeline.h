@@ -21,8 +21,8 @@ enum zr_span_kind {
 
 struct zr_timeline;
 
-/* Keeps the latest n_spans spans of each track. */
-int zr_timeline_open(int32_t n_spans, struct zr_timeline **out);
+/* Keeps the latest n_spans spans of each track; dev: of whose streams, outlives the timeline. */
+int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline **out);
 void zr_timeline_close(struct zr_timeline *t); /* NULL is allowed */
 
 /* Begins and ends a span; spans of one track are begun and ended by one thread at a time. They may nest on
@@ -31,9 +31,10 @@ void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_
                        uint32_t step);
 void zr_timeline_end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit);
 
-/* The same in the order of a stream. */
-int zr_timeline_mark(struct zr_timeline *t, struct zr_device *dev, struct zr_stream *s, enum zr_track track,
-                     enum zr_span_kind kind, int32_t unit, uint32_t step, bool is_end);
+/* The same in the order of a stream of dev: the time is when the stream gets there. By one thread for all
+ * marks of a track. */
+int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track track, enum zr_span_kind kind,
+                     int32_t unit, uint32_t step, bool is_end);
 
 /* Writes Chrome trace JSON (the Trace Event Format; Perfetto reads it). The streams must be idle. */
 int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path);

@@ -1,8 +1,10 @@
 /* failing_memory.h: makes any allocation of a program fail, and counts what is not freed. For one source file
- * of a program that is linked with --wrap for malloc, calloc and free. */
+ * of a program that is linked with --wrap for malloc, calloc, posix_memalign and
+ * free. */
 #ifndef ZR_TEST_SHARD_FAILING_MEMORY_H
 #define ZR_TEST_SHARD_FAILING_MEMORY_H
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -10,9 +12,11 @@ static int64_t fail_at = -1, n_allocs; /* allocation fail_at (0-based) fails; -1
 static int64_t n_live; /* blocks; those of strdup and the like are not counted, but their free is */
 void *__real_calloc(size_t n, size_t size);
 void *__real_malloc(size_t size);
+int __real_posix_memalign(void **p, size_t align, size_t size);
 void __real_free(void *p);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_malloc(size_t size);
+int __wrap_posix_memalign(void **p, size_t align, size_t size);
 void __wrap_free(void *p);
 
 void *__wrap_calloc(size_t n, size_t size)
@@ -27,6 +31,13 @@ void *__wrap_malloc(size_t size)
     void *p = n_allocs++ == fail_at ? NULL : __real_malloc(size);
     n_live += p != NULL;
     return p;
+}
+
+int __wrap_posix_memalign(void **p, size_t align, size_t size)
+{
+    int err = n_allocs++ == fail_at ? ENOMEM : __real_posix_memalign(p, align, size);
+    n_live += err == 0;
+    return err;
 }
 
 void __wrap_free(void *p)
