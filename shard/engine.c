@@ -254,8 +254,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
         err = open_tables(e);
     if (!err)
         err = open_events(e);
-    if (!err && e->opt.trace)
-        err = zr_timeline_open(e->dev, 1 << 14, &e->timeline);
+    if (!err)
+        err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (err)
         zr_engine_close(e);
     return err;

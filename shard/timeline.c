@@ -1,5 +1,6 @@
 /* timeline.c: see timeline.h. */
 #include "shard/timeline.h"
+#include "kernels/profiler.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +11,11 @@ struct span {
     int32_t unit;
     uint32_t step;
     uint8_t kind;
-    bool ended; /* or will be, when its stream gets there */
+    bool ended;     /* or will be, when its stream gets there */
+    uint64_t range; /* the profiler's, of the model's track */
 };
+
+enum { OPEN_SPANS = 1024 }; /* to find a profiler's ranges again */
 
 /* When a span begins and ends; 0: not yet. */
 struct times {
@@ -24,8 +28,15 @@ struct track {
     struct times *times;
 };
 
+static const char *const kind_name[ZR_SPAN_COUNT] = {
+    [ZR_SPAN_FORWARD] = "forward", [ZR_SPAN_BACKWARD] = "backward", [ZR_SPAN_WAIT] = "wait",
+    [ZR_SPAN_STEP] = "step",       [ZR_SPAN_GATHER] = "all_gather", [ZR_SPAN_REDUCE] = "reduce_scatter",
+    [ZR_SPAN_NORM] = "norm",       [ZR_SPAN_UPDATE] = "update"};
+
 struct zr_timeline {
     struct zr_device *dev;
+    struct zr_profiler *profiler; /* NULL: none is attached */
+    bool written;                 /* times are wanted */
     int64_t start_ns;
     int32_t n_spans;
     struct times *times; /* (ZR_TRACK_COUNT, n_spans), where dev's streams can write */
@@ -39,10 +50,19 @@ static int64_t times_bytes(const struct zr_timeline *t)
 
 int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline **out)
 {
+    *out = NULL;
+    struct zr_profiler *profiler = zr_profiler_open();
+    if (n_spans == 0 && !profiler)
+        return 0;
     struct zr_timeline *t = calloc(1, sizeof *t);
-    if (!t)
+    if (!t) {
+        zr_profiler_close(profiler);
         return zr_fail(ZR_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+    }
     t->dev = dev;
+    t->profiler = profiler;
+    t->written = n_spans > 0;
+    n_spans = n_spans ? n_spans : OPEN_SPANS;
     t->start_ns = zr_now_ns();
     t->n_spans = n_spans;
     void *times = NULL;
@@ -70,21 +90,22 @@ void zr_timeline_close(struct zr_timeline *t)
         free(t->track[i].ring);
     if (t->times)
         t->dev->ops->host_free(t->dev, t->times, times_bytes(t));
+    zr_profiler_close(t->profiler);
     free(t);
 }
 
-static struct times *begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
-                           uint32_t step)
+static int32_t begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
+                     uint32_t step)
 {
     struct track *k = &t->track[track];
-    uint64_t i = k->n++ % (uint64_t)t->n_spans;
+    int32_t i = (int32_t)(k->n++ % (uint64_t)t->n_spans);
     k->ring[i] = (struct span){.unit = unit, .step = step, .kind = (uint8_t)kind};
     k->times[i] = (struct times){0};
-    return &k->times[i];
+    return i;
 }
 
-/* The latest open span of that name; nesting is shallow, so it is near the end. */
-static struct times *end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
+/* The latest open span of that name; nesting is shallow, so it is near the end. -1: there is none. */
+static int32_t end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
 {
     struct track *k = &t->track[track];
     uint64_t oldest = k->n > (uint64_t)t->n_spans ? k->n - (uint64_t)t->n_spans : 0;
@@ -92,24 +113,31 @@ static struct times *end(struct zr_timeline *t, enum zr_track track, enum zr_spa
         struct span *s = &k->ring[i % (uint64_t)t->n_spans];
         if (!s->ended && s->kind == kind && s->unit == unit) {
             s->ended = true;
-            return &k->times[i % (uint64_t)t->n_spans];
+            return (int32_t)(i % (uint64_t)t->n_spans);
         }
     }
-    return NULL;
+    return -1;
 }
 
 void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit,
                        uint32_t step)
 {
-    if (t)
-        begin(t, track, kind, unit, step)->from_ns = zr_now_ns();
+    if (!t)
+        return;
+    int32_t i = begin(t, track, kind, unit, step);
+    t->track[track].times[i].from_ns = zr_now_ns();
+    if (t->profiler)
+        t->track[track].ring[i].range = zr_profiler_begin(t->profiler, kind_name[kind], unit);
 }
 
 void zr_timeline_end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
 {
-    struct times *at = t ? end(t, track, kind, unit) : NULL;
-    if (at)
-        at->to_ns = zr_now_ns();
+    int32_t i = t ? end(t, track, kind, unit) : -1;
+    if (i < 0)
+        return;
+    t->track[track].times[i].to_ns = zr_now_ns();
+    if (t->profiler)
+        zr_profiler_end(t->profiler, t->track[track].ring[i].range);
 }
 
 int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track track, enum zr_span_kind kind,
@@ -117,8 +145,15 @@ int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track t
 {
     if (!t)
         return 0;
-    struct times *at = is_end ? end(t, track, kind, unit) : begin(t, track, kind, unit, step);
-    return at ? t->dev->ops->stamp(s, is_end ? &at->to_ns : &at->from_ns) : 0;
+    int32_t i = is_end ? end(t, track, kind, unit) : begin(t, track, kind, unit, step);
+    if (t->profiler && is_end)
+        zr_profiler_pop(t->profiler);
+    else if (t->profiler)
+        zr_profiler_push(t->profiler, kind_name[kind], unit);
+    if (!t->written || i < 0)
+        return 0;
+    struct times *at = &t->track[track].times[i];
+    return t->dev->ops->stamp(s, is_end ? &at->to_ns : &at->from_ns);
 }
 
 /* In microseconds to three places; as integers, as %f has a comma in some locales. */
@@ -131,10 +166,6 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
 {
     static const char *const track_name[ZR_TRACK_COUNT] = {
         [ZR_TRACK_MODEL] = "model", [ZR_TRACK_GATHER] = "gather", [ZR_TRACK_REDUCE] = "reduce"};
-    static const char *const kind_name[ZR_SPAN_COUNT] = {
-        [ZR_SPAN_FORWARD] = "forward", [ZR_SPAN_BACKWARD] = "backward", [ZR_SPAN_WAIT] = "wait",
-        [ZR_SPAN_STEP] = "step",       [ZR_SPAN_GATHER] = "all_gather", [ZR_SPAN_REDUCE] = "reduce_scatter",
-        [ZR_SPAN_NORM] = "norm",       [ZR_SPAN_UPDATE] = "update"};
     FILE *f = fopen(path, "w");
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));

@@ -1,5 +1,5 @@
-/* timeline.h: what happened when, for zero_trace_write: spans on a few tracks, in a ring that keeps the
- * latest. */
+/* timeline.h: what happened when: spans on a few tracks, in a ring that keeps the latest, for
+ * zero_trace_write; and told to a profiler as they begin and end. */
 #ifndef ZR_SHARD_TIMELINE_H
 #define ZR_SHARD_TIMELINE_H
 
@@ -21,7 +21,8 @@ enum zr_span_kind {
 
 struct zr_timeline;
 
-/* Keeps the latest n_spans spans of each track; dev: of whose streams, outlives the timeline. */
+/* Keeps the latest n_spans spans of each track; dev: of whose streams, outlives the timeline. With n_spans 0
+ * spans are only told to a profiler, and without one *out is NULL. */
 int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline **out);
 void zr_timeline_close(struct zr_timeline *t); /* NULL is allowed */
 
@@ -31,8 +32,8 @@ void zr_timeline_begin(struct zr_timeline *t, enum zr_track track, enum zr_span_
                        uint32_t step);
 void zr_timeline_end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit);
 
-/* The same in the order of a stream of dev: the time is when the stream gets there. By one thread for all
- * marks of a track. */
+/* The same in the order of a stream of dev: the time is when the stream gets there; to a profiler it is the
+ * calling thread's. By one thread for all marks of a track; marks nest. */
 int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track track, enum zr_span_kind kind,
                      int32_t unit, uint32_t step, bool is_end);
 

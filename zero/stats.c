@@ -109,7 +109,7 @@ int zero_trace_write(zero_ctx *z, const char *path)
 {
     if (!z || !path)
         return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
-    if (!z->engine.timeline)
+    if (!z->config.options.trace)
         return zr_fail(ZR_ERR_ARG,
                        "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
     int err = zr_engine_drain(&z->engine);

@@ -1,0 +1,100 @@
+/* profiler.c: see profiler.h. NVTX is headers alone: its first call looks for a tool, and without one every
+ * call is a test of a pointer. */
+#include "kernels/profiler.h"
+
+#ifdef ZR_HAVE_NVTX
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <stdio.h>
+
+/* The domain is all there is. */
+static nvtxDomainHandle_t domain_of(struct zr_profiler *p)
+{
+    return (nvtxDomainHandle_t)p;
+}
+
+struct name {
+    char text[48];
+    nvtxEventAttributes_t attributes;
+};
+
+static const nvtxEventAttributes_t *name_of(struct name *n, const char *what, int32_t unit)
+{
+    snprintf(n->text, sizeof n->text, unit < 0 ? "%s" : "%s %d", what, unit);
+    n->attributes = (nvtxEventAttributes_t){.version = NVTX_VERSION,
+                                            .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
+                                            .messageType = NVTX_MESSAGE_TYPE_ASCII,
+                                            .message.ascii = n->text};
+    return &n->attributes;
+}
+
+struct zr_profiler *zr_profiler_open(void)
+{
+    return (struct zr_profiler *)nvtxDomainCreateA("libzero");
+}
+
+void zr_profiler_close(struct zr_profiler *p)
+{
+    if (p)
+        nvtxDomainDestroy(domain_of(p));
+}
+
+void zr_profiler_push(struct zr_profiler *p, const char *what, int32_t unit)
+{
+    struct name n;
+    nvtxDomainRangePushEx(domain_of(p), name_of(&n, what, unit));
+}
+
+void zr_profiler_pop(struct zr_profiler *p)
+{
+    nvtxDomainRangePop(domain_of(p));
+}
+
+uint64_t zr_profiler_begin(struct zr_profiler *p, const char *what, int32_t unit)
+{
+    struct name n;
+    return nvtxDomainRangeStartEx(domain_of(p), name_of(&n, what, unit));
+}
+
+void zr_profiler_end(struct zr_profiler *p, uint64_t range)
+{
+    nvtxDomainRangeEnd(domain_of(p), range);
+}
+
+#else
+
+#include <stddef.h>
+
+struct zr_profiler *zr_profiler_open(void)
+{
+    return NULL;
+}
+
+void zr_profiler_close(struct zr_profiler *p)
+{
+    (void)p;
+}
+
+void zr_profiler_push(struct zr_profiler *p, const char *what, int32_t unit)
+{
+    (void)p, (void)what, (void)unit;
+}
+
+void zr_profiler_pop(struct zr_profiler *p)
+{
+    (void)p;
+}
+
+uint64_t zr_profiler_begin(struct zr_profiler *p, const char *what, int32_t unit)
+{
+    (void)p, (void)what, (void)unit;
+    return 0;
+}
+
+void zr_profiler_end(struct zr_profiler *p, uint64_t range)
+{
+    (void)p, (void)range;
+}
+
+#endif
