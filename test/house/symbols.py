@@ -12,7 +12,7 @@ SONAME = "libzero.so.0"
 # Put there by the linker or the compiler, not by us.
 FOREIGN = re.compile(r"_init|_fini|__bss_start|_edata|_end|__(asan|odr_asan|tsan|ubsan|gcov|llvm)\w*.*")
 # NVTX is headers alone, which define these once in a program (hidden: never in the shared library).
-NVTX = re.compile(r"nvtx\w+_v3")
+NVTX = re.compile(r"nvtx\w+_v3|InitializeInjectionNvtx2_fnptr")
 
 
 def read(*command):
