@@ -47,6 +47,7 @@ address)
     build=build-asan
     set -- -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
+    export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     tests='--no-suite house'
     slower=8
     export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
@@ -55,6 +56,7 @@ address)
 thread)
     build=build-tsan
     set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args=-fno-omit-frame-pointer
+    export CXXFLAGS=-fno-omit-frame-pointer
     tests='--suite threads'
     slower=15
     export TSAN_OPTIONS="second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"

@@ -1,0 +1,128 @@
+/* stand_in_inside.h: what the stand-in's files share.
+ *
+ * One lock for everything that is not the work itself. Under ThreadSanitizer, lock and unlock, and what is
+ * read and written between them, are hidden: the edges it sees are only those that CUDA promises, drawn by
+ * ORDER_AFTER and ORDER_BEFORE on operations. */
+#ifndef ZR_TEST_STAND_IN_INSIDE_H
+#define ZR_TEST_STAND_IN_INSIDE_H
+
+#include "test/stand_in/stand_in.h"
+
+#include <pthread.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define STAND_IN_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define STAND_IN_TSAN 1
+#endif
+#endif
+
+#ifdef STAND_IN_TSAN
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
+void AnnotateIgnoreSyncBegin(const char *file, int line);
+void AnnotateIgnoreSyncEnd(const char *file, int line);
+void __tsan_acquire(void *at);
+void __tsan_release(void *at);
+#define ORDER_AFTER(op)  __tsan_acquire(op)
+#define ORDER_BEFORE(op) __tsan_release(op)
+#else
+#define ORDER_AFTER(op)  ((void)(op))
+#define ORDER_BEFORE(op) ((void)(op))
+#endif
+
+/* Work on a stream, or a place in it. Lives until it has run and nobody holds it. */
+struct si_op {
+    int n_refs;
+    bool done;
+    void (*fn)(void *arg); /* NULL: a place only */
+    void (*drop)(void *arg);
+    void *arg;
+    bool is_host_function;
+    int64_t done_ns;
+    struct si_op *next;
+    int n_after;
+    struct si_op *after[]; /* must be done first; held */
+};
+
+struct CUstream_st {
+    int device;
+    unsigned flags;
+    int priority;
+    bool alive, ending;
+    struct si_op *first, *end; /* waiting or running */
+    struct si_op *last;        /* the most recent ever put; held; NULL: none */
+    pthread_cond_t cond;       /* something to do */
+    struct CUstream_st *next;
+};
+
+struct CUevent_st {
+    int device;
+    unsigned flags;
+    bool alive;
+    struct si_op *record; /* held; NULL: never recorded */
+    struct CUevent_st *next;
+};
+
+struct si_device {
+    int64_t used_bytes;
+    cudaError_t lost;           /* every call gives it, and no work runs */
+    struct CUstream_st *legacy; /* the NULL stream, made at its first use */
+};
+
+struct si_state {
+    pthread_mutex_t lock;
+    pthread_cond_t moved; /* an operation is done */
+    struct stand_in_machine machine;
+    struct si_device device[STAND_IN_MOST_DEVICES];
+    struct CUstream_st *streams; /* of all times, until stand_in_end */
+    struct CUevent_st *events;
+    int n_threads; /* of streams */
+    int64_t n_host_waits;
+    bool forbid_unrecorded;
+    uint64_t seed;
+};
+
+extern struct si_state si;
+
+void si_lock(void);
+void si_unlock(void);
+/* Waits on cond with the lock held. */
+void si_wait(pthread_cond_t *cond);
+
+/* The calling thread's current device. */
+int si_device(void);
+/* A handle's stream, the NULL stream's own for NULL; NULL with *err set when there is none such. Lock held.
+ */
+struct CUstream_st *si_stream(const char *call, cudaStream_t handle, cudaError_t *err);
+/* Puts an operation on s, with its own order and that of the NULL stream; the caller holds what is returned.
+ * Lock held. NULL: no memory. */
+struct si_op *si_put(struct CUstream_st *s, void (*fn)(void *arg), void *arg, void (*drop)(void *arg),
+                     struct si_op *after);
+void si_let_go(struct si_op *op); /* lock held; NULL is allowed */
+/* Waits until op (NULL: nothing) is done, and orders the caller after it. Lock held. Counted as a host wait.
+ */
+void si_wait_for(struct si_op *op);
+/* Waits for all streams of a device (-1: of all). Lock held. */
+void si_wait_for_device(int device);
+
+/* stand_in_memory.c: forgets freed ranges; what is still allocated is misuse. Lock held. */
+void si_memory_end(void);
+void si_streams_end(void);
+extern _Thread_local bool si_in_host_function;
+void si_misuse_locked(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* stand_in_launch.c: frees the fibers of this stream's thread. */
+void si_fibers_end(void);
+
+#define SI_BEGIN(call)                                                                                       \
+    do {                                                                                                     \
+        cudaError_t begun = stand_in_begin(call);                                                            \
+        if (begun)                                                                                           \
+            return stand_in_done(begun);                                                                     \
+    } while (0)
+
+#endif

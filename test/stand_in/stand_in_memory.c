@@ -1,0 +1,306 @@
+/* stand_in_memory.c: device and page-locked memory, copies and fills.
+ *
+ * New memory is 0xFF bytes. Blocks come from malloc, so AddressSanitizer watches their ends; their addresses
+ * are aligned as CUDA promises and no better. A copy from or to memory that is not page-locked makes the host
+ * wait, which is the most that CUDA may do. */
+#include "test/stand_in/stand_in_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256, N_FREED = 4096 };
+
+struct block {
+    struct stand_in_range range;
+    void *base;
+    struct block *next;
+};
+
+static struct block *blocks;
+/* Ranges that were freed and not given out again, the oldest forgotten. */
+static struct stand_in_range freed[N_FREED];
+static int n_freed;
+
+static bool within(const struct stand_in_range *r, const void *p)
+{
+    return (const char *)p >= r->at && (const char *)p < r->at + r->bytes;
+}
+
+static struct block *find(const void *p)
+{
+    for (struct block *b = blocks; b; b = b->next)
+        if (within(&b->range, p))
+            return b;
+    return NULL;
+}
+
+bool stand_in_find(const void *p, struct stand_in_range *out)
+{
+    si_lock();
+    struct block *b = find(p);
+    if (b)
+        *out = b->range;
+    si_unlock();
+    return b != NULL;
+}
+
+/* --- allocation --- */
+
+static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryType type, const char *kind)
+{
+    struct block *b = calloc(1, sizeof *b);
+    struct si_device *dev = &si.device[si_device()];
+    *out = NULL;
+    if (!b)
+        return cudaErrorMemoryAllocation;
+    si_lock();
+    bool fits = type != cudaMemoryTypeDevice || (bytes <= (size_t)si.machine.device_bytes &&
+                                                 dev->used_bytes + (int64_t)bytes <= si.machine.device_bytes);
+    if (fits && bytes < (size_t)1 << 46)
+        b->base = malloc(bytes + 2 * align);
+    if (!b->base) {
+        si_unlock();
+        free(b);
+        return cudaErrorMemoryAllocation;
+    }
+    /* An odd multiple of align. */
+    uintptr_t at = ((uintptr_t)b->base + align - 1) / align * align;
+    if (at / align % 2 == 0)
+        at += align;
+    b->range = (struct stand_in_range){(char *)at, bytes, si_device(), type, kind};
+    b->next = blocks;
+    blocks = b;
+    if (type == cudaMemoryTypeDevice)
+        dev->used_bytes += (int64_t)bytes;
+    for (int i = 0; i < n_freed; i++)
+        if (freed[i].at < b->range.at + bytes && b->range.at < freed[i].at + freed[i].bytes)
+            freed[i] = freed[--n_freed], i--;
+    si_unlock();
+    memset((void *)at, 0xff, bytes);
+    *out = (void *)at;
+    return cudaSuccess;
+}
+
+static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type)
+{
+    si_lock();
+    struct block **at = &blocks;
+    while (*at && (*at)->range.at != (char *)p)
+        at = &(*at)->next;
+    struct block *b = *at;
+    if (!b || b->range.type != type) {
+        si_misuse_locked("%s: not the start of live memory of its kind", call);
+        si_unlock();
+        return cudaErrorInvalidValue;
+    }
+    si_wait_for_device(b->range.device); /* may let go of the lock: others may change the list */
+    for (at = &blocks; *at != b; at = &(*at)->next)
+        ;
+    *at = b->next;
+    if (type == cudaMemoryTypeDevice)
+        si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
+    if (n_freed == N_FREED)
+        memmove(freed, freed + 1, sizeof *freed * (size_t)--n_freed);
+    freed[n_freed++] = b->range;
+    si_unlock();
+    memset(b->range.at, 0xff, b->range.bytes);
+    free(b->base);
+    free(b);
+    return cudaSuccess;
+}
+
+cudaError_t stand_in_alloc(void **out, size_t bytes, size_t align, const char *kind)
+{
+    return take(out, bytes, align, cudaMemoryTypeDevice, kind);
+}
+
+cudaError_t cudaMalloc(void **devPtr, size_t size)
+{
+    *devPtr = NULL;
+    SI_BEGIN("cudaMalloc");
+    return stand_in_done(size ? take(devPtr, size, ALIGN, cudaMemoryTypeDevice, "cudaMalloc") : cudaSuccess);
+}
+
+cudaError_t cudaFree(void *devPtr)
+{
+    SI_BEGIN("cudaFree");
+    return stand_in_done(devPtr ? give_back("cudaFree", devPtr, cudaMemoryTypeDevice) : cudaSuccess);
+}
+
+cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)
+{
+    (void)flags;
+    *pHost = NULL;
+    SI_BEGIN("cudaHostAlloc");
+    return stand_in_done(size ? take(pHost, size, 4096, cudaMemoryTypeHost, "cudaHostAlloc")
+                              : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMallocHost(void **ptr, size_t size)
+{
+    return cudaHostAlloc(ptr, size, cudaHostAllocDefault);
+}
+
+cudaError_t cudaFreeHost(void *ptr)
+{
+    SI_BEGIN("cudaFreeHost");
+    return stand_in_done(ptr ? give_back("cudaFreeHost", ptr, cudaMemoryTypeHost) : cudaSuccess);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    SI_BEGIN("cudaMemGetInfo");
+    si_lock();
+    *total = (size_t)si.machine.device_bytes;
+    *free_bytes = *total - (size_t)si.device[si_device()].used_bytes;
+    si_unlock();
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr)
+{
+    struct stand_in_range r;
+    SI_BEGIN("cudaPointerGetAttributes");
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->device = -2; /* as the real one where it knows nothing */
+    attributes->hostPointer = (void *)ptr;
+    if (stand_in_find(ptr, &r)) {
+        attributes->type = r.type;
+        attributes->device = r.device;
+        attributes->devicePointer = (void *)ptr;
+        attributes->hostPointer = r.type == cudaMemoryTypeHost ? (void *)ptr : NULL;
+    }
+    return cudaSuccess;
+}
+
+/* --- copies and fills --- */
+
+/* What [p, p + bytes) is: *type, and false with misuse if it leaves its allocation or was freed. Lock held.
+ */
+static bool classify(const char *call, const void *p, size_t bytes, enum cudaMemoryType *type)
+{
+    struct block *b = find(p);
+    *type = b ? b->range.type : cudaMemoryTypeUnregistered;
+    if (b && (const char *)p + bytes > b->range.at + b->range.bytes) {
+        si_misuse_locked("%s: %zu bytes at %zu of an allocation of %zu (%s)", call, bytes,
+                         (size_t)((const char *)p - b->range.at), b->range.bytes, b->range.kind);
+        return false;
+    }
+    for (int i = 0; !b && i < n_freed; i++)
+        if (within(&freed[i], p)) {
+            si_misuse_locked("%s: %zu bytes in freed memory (%s)", call, bytes, freed[i].kind);
+            return false;
+        }
+    return true;
+}
+
+bool stand_in_check_device_range(const char *what, const void *p, size_t bytes, int device)
+{
+    enum cudaMemoryType type;
+    si_lock();
+    struct block *b = find(p);
+    bool good = classify(what, p, bytes, &type);
+    if (good && (!b || type != cudaMemoryTypeDevice || b->range.device != device)) {
+        si_misuse_locked("%s: not memory of device %d", what, device);
+        good = false;
+    }
+    si_unlock();
+    return good;
+}
+
+struct move {
+    void *dst;
+    const void *src; /* NULL: fill with value */
+    size_t bytes;
+    int value;
+};
+
+static void run_move(void *arg)
+{
+    const struct move *m = arg;
+    if (m->src)
+        memmove(m->dst, m->src, m->bytes);
+    else
+        memset(m->dst, m->value, m->bytes);
+}
+
+static cudaError_t put_move(const char *call, struct move m, enum cudaMemcpyKind kind, cudaStream_t stream,
+                            bool wait)
+{
+    enum cudaMemoryType dst, src = cudaMemoryTypeDevice;
+    SI_BEGIN(call);
+    if ((unsigned)kind > cudaMemcpyDefault)
+        return stand_in_done(cudaErrorInvalidMemcpyDirection);
+    if (m.bytes == 0)
+        return cudaSuccess;
+    si_lock();
+    bool good = classify(call, m.dst, m.bytes, &dst) && (!m.src || classify(call, m.src, m.bytes, &src));
+    if (good && !m.src && dst == cudaMemoryTypeUnregistered) {
+        si_misuse_locked("%s: not device memory", call);
+        good = false;
+    }
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+         from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (good && m.src && kind != cudaMemcpyDefault &&
+        (to_device != (dst == cudaMemoryTypeDevice) || from_device != (src == cudaMemoryTypeDevice))) {
+        si_misuse_locked("%s: the kind is not what the pointers are", call);
+        good = false;
+    }
+    si_unlock();
+    struct move *held = good ? malloc(sizeof *held) : NULL;
+    if (!held)
+        return stand_in_done(good ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
+    *held = m;
+    cudaError_t err = stand_in_put(stream, call, run_move, held, free);
+    if (!err && (wait || dst == cudaMemoryTypeUnregistered || src == cudaMemoryTypeUnregistered)) {
+        si_lock();
+        struct CUstream_st *s = si_stream(call, stream, &err);
+        if (s)
+            si_wait_for(s->last);
+        err = si.device[si_device()].lost;
+        si_unlock();
+    }
+    return stand_in_done(err);
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    struct move m = {.dst = dst, .src = src, .bytes = count};
+    return put_move("cudaMemcpyAsync", m, kind, stream, false);
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind)
+{
+    struct move m = {.dst = dst, .src = src, .bytes = count};
+    return put_move("cudaMemcpy", m, kind, NULL, true);
+}
+
+cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream)
+{
+    struct move m = {.dst = devPtr, .value = value, .bytes = count};
+    return put_move("cudaMemsetAsync", m, cudaMemcpyDefault, stream, false);
+}
+
+cudaError_t cudaMemset(void *devPtr, int value, size_t count)
+{
+    struct move m = {.dst = devPtr, .value = value, .bytes = count};
+    return put_move("cudaMemset", m, cudaMemcpyDefault, NULL, true);
+}
+
+void si_memory_end(void)
+{
+    n_freed = 0;
+    while (blocks) {
+        struct block *b = blocks;
+        blocks = b->next;
+        si_misuse_locked("%zu bytes of device %d (%s) were never freed", b->range.bytes, b->range.device,
+                         b->range.kind);
+        if (b->range.type == cudaMemoryTypeDevice)
+            si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
+        free(b->base);
+        free(b);
+    }
+}

@@ -1,0 +1,396 @@
+/* stand_in_state.c: the stand-in's machine, lock, failures on demand, and record of misuse. */
+#include "test/stand_in/stand_in_inside.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct si_state si = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                      .moved = PTHREAD_COND_INITIALIZER,
+                      .machine = {.driver_version = CUDART_VERSION,
+                                  .n_devices = 1,
+                                  .major = 9,
+                                  .minor = 0,
+                                  .device_bytes = INT64_C(8) << 30}};
+
+static _Thread_local int current_device;
+static _Thread_local cudaError_t last_error;
+_Thread_local bool si_in_host_function;
+
+/* --- the lock --- */
+
+void si_lock(void)
+{
+#ifdef STAND_IN_TSAN
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+#endif
+    pthread_mutex_lock(&si.lock);
+}
+
+void si_unlock(void)
+{
+    pthread_mutex_unlock(&si.lock);
+#ifdef STAND_IN_TSAN
+    AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+#endif
+}
+
+void si_wait(pthread_cond_t *cond)
+{
+    pthread_cond_wait(cond, &si.lock);
+}
+
+/* --- the machine --- */
+
+__attribute__((constructor)) static void read_environment(void)
+{
+    const char *devices = getenv("STAND_IN_DEVICES"), *bytes = getenv("STAND_IN_BYTES"),
+               *seed = getenv("SEED");
+    if (devices)
+        si.machine.n_devices = atoi(devices);
+    if (bytes)
+        si.machine.device_bytes = strtoll(bytes, NULL, 0);
+    si.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)getpid();
+}
+
+struct stand_in_machine *stand_in_the_machine(void)
+{
+    return &si.machine;
+}
+
+void stand_in_forbid_unrecorded(bool forbid)
+{
+    si_lock();
+    si.forbid_unrecorded = forbid;
+    si_unlock();
+}
+
+/* --- misuse --- */
+
+static struct {
+    int n;
+    char text[8192];
+} misuse;
+
+static void vmisuse(const char *fmt, va_list ap)
+{
+    size_t used = strlen(misuse.text);
+    char line[512];
+    vsnprintf(line, sizeof line, fmt, ap);
+    fprintf(stderr, "stand-in: misuse: %s\n", line);
+    snprintf(misuse.text + used, sizeof misuse.text - used, "%s\n", line);
+    misuse.n++;
+}
+
+void si_misuse_locked(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vmisuse(fmt, ap);
+    va_end(ap);
+}
+
+void stand_in_misuse(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    si_lock();
+    vmisuse(fmt, ap);
+    si_unlock();
+    va_end(ap);
+}
+
+__attribute__((destructor)) static void no_silent_misuse(void)
+{
+    if (misuse.n) {
+        fprintf(stderr, "stand-in: the program ends with %d misuses that nobody asked for\n", misuse.n);
+        _exit(99);
+    }
+}
+
+/* --- failures and counts --- */
+
+enum { MOST_CALLS = 64 };
+
+static struct {
+    struct {
+        const char *name;
+        int64_t n;
+    } call[MOST_CALLS];
+    int n_names;
+    int64_t n;
+    char fail_name[64];
+    int64_t fail_in; /* 0: none */
+    cudaError_t fail_with;
+    bool lost;
+} calls;
+
+static int64_t *count_of(const char *name)
+{
+    for (int i = 0; i < calls.n_names; i++)
+        if (strcmp(calls.call[i].name, name) == 0)
+            return &calls.call[i].n;
+    if (calls.n_names == MOST_CALLS)
+        abort();
+    calls.call[calls.n_names].name = name;
+    calls.call[calls.n_names].n = 0;
+    return &calls.call[calls.n_names++].n;
+}
+
+void stand_in_fail(const char *call, int k, cudaError_t err, bool lost)
+{
+    si_lock();
+    memset(&calls, 0, sizeof calls);
+    snprintf(calls.fail_name, sizeof calls.fail_name, "%s", call ? call : "");
+    calls.fail_in = k;
+    calls.fail_with = err;
+    calls.lost = lost;
+    si_unlock();
+}
+
+int64_t stand_in_calls(const char *call)
+{
+    si_lock();
+    int64_t n = calls.n;
+    if (call) {
+        n = 0;
+        for (int i = 0; i < calls.n_names; i++)
+            if (strcmp(calls.call[i].name, call) == 0)
+                n = calls.call[i].n;
+    }
+    si_unlock();
+    return n;
+}
+
+int64_t stand_in_host_waits(void)
+{
+    si_lock();
+    int64_t n = si.n_host_waits;
+    si_unlock();
+    return n;
+}
+
+cudaError_t stand_in_begin(const char *call)
+{
+    cudaError_t err = cudaSuccess;
+    if (si_in_host_function) {
+        stand_in_misuse("%s inside a host function", call);
+        return cudaErrorNotPermitted;
+    }
+    si_lock();
+    calls.n++;
+    ++*count_of(call);
+    if (calls.fail_in > 0 && (!calls.fail_name[0] || strcmp(calls.fail_name, call) == 0) &&
+        --calls.fail_in == 0) {
+        err = calls.fail_with;
+        if (calls.lost)
+            si.device[current_device].lost = err;
+    }
+    if (!err)
+        err = si.device[current_device].lost;
+    if (si.machine.driver_version == 0)
+        err = cudaErrorInsufficientDriver; /* what the real one says where it finds no driver */
+    si_unlock();
+    return err;
+}
+
+cudaError_t stand_in_done(cudaError_t err)
+{
+    if (err)
+        last_error = err;
+    return err;
+}
+
+int stand_in_end(const char **text)
+{
+    static char told[sizeof misuse.text];
+    si_lock();
+    si_wait_for_device(-1);
+    si_streams_end();
+    si_memory_end();
+    memset(&calls, 0, sizeof calls);
+    si.n_host_waits = 0;
+    si.forbid_unrecorded = false;
+    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
+        si.device[i].lost = cudaSuccess;
+    int n = misuse.n;
+    memcpy(told, misuse.text, sizeof told);
+    misuse.n = 0;
+    misuse.text[0] = 0;
+    si_unlock();
+    if (text)
+        *text = told;
+    return n;
+}
+
+/* --- errors and devices --- */
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t err = last_error;
+    last_error = cudaSuccess;
+    return err;
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+static const struct {
+    cudaError_t code;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == error)
+            return errors[i].name;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == error)
+            return errors[i].text;
+    return "unrecognized error code";
+}
+
+cudaError_t cudaDriverGetVersion(int *driverVersion)
+{
+    *driverVersion = si.machine.driver_version; /* works, and gives 0, where there is no driver */
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *runtimeVersion)
+{
+    *runtimeVersion = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+/* What every call that needs a device says first. */
+static cudaError_t no_driver(void)
+{
+    if (si.machine.driver_version == 0 || si.machine.driver_version < CUDART_VERSION / 1000 * 1000)
+        return cudaErrorInsufficientDriver;
+    return si.machine.n_devices == 0 ? cudaErrorNoDevice : cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 0;
+    SI_BEGIN("cudaGetDeviceCount");
+    cudaError_t err = no_driver();
+    if (!err)
+        *count = si.machine.n_devices;
+    return stand_in_done(err);
+}
+
+static cudaError_t check_device(const char *call, int device)
+{
+    SI_BEGIN(call);
+    cudaError_t err = no_driver();
+    if (!err && (device < 0 || device >= si.machine.n_devices))
+        err = cudaErrorInvalidDevice;
+    return stand_in_done(err);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    cudaError_t err = check_device("cudaSetDevice", device);
+    if (!err)
+        current_device = device;
+    return err;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    SI_BEGIN("cudaGetDevice");
+    *device = current_device;
+    return cudaSuccess;
+}
+
+int si_device(void)
+{
+    return current_device;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+{
+    cudaError_t err = check_device("cudaGetDeviceProperties", device);
+    if (err)
+        return err;
+    memset(prop, 0, sizeof *prop);
+    snprintf(prop->name, sizeof prop->name, "stand-in");
+    prop->totalGlobalMem = (size_t)si.machine.device_bytes;
+    prop->major = si.machine.major;
+    prop->minor = si.machine.minor;
+    prop->multiProcessorCount = 2;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
+{
+    cudaError_t err = check_device("cudaDeviceGetAttribute", device);
+    if (err)
+        return err;
+    switch (attr) {
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = 1024;
+        return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = 48 << 10;
+        return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+        *value = 2; /* few, so that grids of a size that follows from it still loop */
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = si.machine.major;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = si.machine.minor;
+        return cudaSuccess;
+    }
+    return stand_in_done(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)
+{
+    cudaError_t err = check_device("cudaDeviceGetPCIBusId", device);
+    if (!err)
+        snprintf(pciBusId, (size_t)len, "0000:%02x:00.0", device);
+    return err;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
+{
+    SI_BEGIN("cudaDeviceGetStreamPriorityRange");
+    *leastPriority = 0;
+    *greatestPriority = -5;
+    return cudaSuccess;
+}

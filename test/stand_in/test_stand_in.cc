@@ -1,0 +1,322 @@
+/* test_stand_in.cc: the stand-in itself: that it orders what CUDA orders, runs kernels whose threads need
+ * each other, and notices misuse. */
+#include <cuda_runtime.h>
+
+#include <pthread.h>
+
+#include <csetjmp>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+
+extern "C" {
+#include <cmocka.h>
+}
+
+#define OK(call) assert_int_equal(call, cudaSuccess)
+
+static void nothing_wrong()
+{
+    const char *text;
+    assert_int_equal(stand_in_end(&text), 0);
+}
+
+static void wrong(int n, const char *part)
+{
+    const char *text;
+    assert_int_equal(stand_in_end(&text), n);
+    assert_non_null(std::strstr(text, part));
+}
+
+/* --- kernels --- */
+
+/* out[block] = sum of in over the block's elements, by shuffles and shared memory. */
+__global__ static void sum_kernel(const int *in, int *out, int n)
+{
+    __shared__ int part[32];
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), lane = (int)(threadIdx.x % 32);
+    int sum = i < n ? in[i] : 0;
+    for (int by = 16; by; by /= 2)
+        sum += __shfl_down_sync(0xffffffffu, sum, (unsigned)by);
+    if (lane == 0)
+        part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        sum = 0;
+        for (unsigned w = 0; w < blockDim.x / 32; w++)
+            sum += part[w];
+        atomicAdd(out, sum);
+        out[1 + blockIdx.x] = sum;
+    }
+}
+
+static void test_kernel_with_barriers(void **)
+{
+    enum { N = 5000, BLOCK = 256, BLOCKS = (N + BLOCK - 1) / BLOCK };
+    int *in, *out, host[N], got[1 + BLOCKS], n = N, total = 0;
+    cudaStream_t s;
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaMalloc(&in, sizeof host));
+    OK(cudaMalloc(&out, sizeof got));
+    for (int i = 0; i < N; i++)
+        total += host[i] = rand() % 1000;
+    OK(cudaMemcpyAsync(in, host, sizeof host, cudaMemcpyDefault, s));
+    OK(cudaMemsetAsync(out, 0, sizeof got, s));
+    void *args[] = {&in, &out, &n};
+    OK(cudaLaunchKernel(sum_kernel, dim3(BLOCKS), dim3(BLOCK), args, 0, s));
+    OK(cudaMemcpyAsync(got, out, sizeof got, cudaMemcpyDefault, s));
+    assert_int_equal(got[0], total);
+    for (int b = 0; b < BLOCKS; b++) {
+        int sum = 0;
+        for (int i = b * BLOCK; i < N && i < (b + 1) * BLOCK; i++)
+            sum += host[i];
+        assert_int_equal(got[1 + b], sum);
+    }
+    OK(cudaFree(in));
+    OK(cudaFree(out));
+    OK(cudaStreamDestroy(s));
+    nothing_wrong();
+}
+
+/* Every lane's view of each kind of exchange. */
+__global__ static void exchange_kernel(int *out)
+{
+    int lane = (int)threadIdx.x;
+    out[lane] = __shfl_sync(0xffffffffu, lane * 10, 5);
+    out[32 + lane] = __shfl_xor_sync(0xffffffffu, lane, 3);
+    out[64 + lane] = __shfl_down_sync(0xffffffffu, lane, 30);
+    out[96 + lane] = __shfl_up_sync(0xffffffffu, lane, 4);
+    out[128 + lane] = __shfl_down_sync(0xffffffffu, lane, 1, 8);
+    out[160 + lane] = (int)__ballot_sync(0xffffffffu, lane % 3 == 0);
+    out[192 + lane] = lane < 8 ? __shfl_xor_sync(0xffu, lane, 1) : __all_sync(0xffffff00u, lane > 7);
+}
+
+static void test_exchanges(void **)
+{
+    int *out, got[224];
+    OK(cudaMalloc(&out, sizeof got));
+    void *args[] = {&out};
+    OK(cudaLaunchKernel(exchange_kernel, dim3(1), dim3(32), args));
+    OK(cudaMemcpy(got, out, sizeof got, cudaMemcpyDeviceToHost));
+    unsigned thirds = 0;
+    for (int i = 0; i < 32; i += 3)
+        thirds |= 1u << i;
+    for (int i = 0; i < 32; i++) {
+        assert_int_equal(got[i], 50);
+        assert_int_equal(got[32 + i], i ^ 3);
+        assert_int_equal(got[64 + i], i < 2 ? i + 30 : i);
+        assert_int_equal(got[96 + i], i < 4 ? i : i - 4);
+        assert_int_equal(got[128 + i], i % 8 == 7 ? i : i + 1);
+        assert_int_equal(got[160 + i], (int)thirds);
+        assert_int_equal(got[192 + i], i < 8 ? (i ^ 1) : 1);
+    }
+    OK(cudaFree(out));
+    nothing_wrong();
+}
+
+__global__ static void divergent_kernel(int *out)
+{
+    if (threadIdx.x != 7)
+        out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 0);
+}
+
+static void test_divergence(void **)
+{
+    int *out;
+    OK(cudaMalloc(&out, 128));
+    void *args[] = {&out};
+    OK(cudaLaunchKernel(divergent_kernel, dim3(1), dim3(32), args));
+    assert_int_equal(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+    assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    wrong(2, "not all reach"); /* and the memory, which a lost device cannot free */
+}
+
+/* --- order --- */
+
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool open;
+};
+
+static void wait_gate(void *arg)
+{
+    gate *g = static_cast<gate *>(arg);
+    pthread_mutex_lock(&g->lock);
+    while (!g->open)
+        pthread_cond_wait(&g->cond, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void open_gate(gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->open = true;
+    pthread_cond_broadcast(&g->cond);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* The NULL stream waits for blocking streams, and they for it; a non-blocking one goes its own way. */
+static void test_null_stream(void **)
+{
+    gate first = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false}, second = first;
+    cudaStream_t blocking, apart;
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
+    OK(cudaLaunchHostFunc(blocking, wait_gate, &first));
+    OK(cudaLaunchHostFunc(NULL, wait_gate, &second));
+    assert_int_equal(cudaStreamQuery(NULL), cudaErrorNotReady);
+    OK(cudaLaunchHostFunc(
+        apart, [](void *) {}, NULL));
+    OK(cudaStreamSynchronize(apart));
+    open_gate(&first);
+    OK(cudaStreamSynchronize(blocking));
+    OK(cudaLaunchHostFunc(
+        blocking, [](void *) {}, NULL));
+    assert_int_equal(cudaStreamQuery(blocking), cudaErrorNotReady); /* behind the NULL stream's */
+    open_gate(&second);
+    OK(cudaDeviceSynchronize());
+    OK(cudaStreamQuery(blocking));
+    OK(cudaStreamDestroy(blocking));
+    OK(cudaStreamDestroy(apart));
+    nothing_wrong();
+}
+
+static void test_events(void **)
+{
+    gate hold = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    cudaStream_t a, b;
+    cudaEvent_t e, t;
+    float ms;
+    OK(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    OK(cudaEventCreate(&t));
+    OK(cudaEventQuery(e)); /* never recorded */
+    OK(cudaStreamWaitEvent(b, e, 0));
+    OK(cudaStreamSynchronize(b));
+    OK(cudaEventRecord(t, a));
+    OK(cudaLaunchHostFunc(a, wait_gate, &hold));
+    OK(cudaEventRecord(e, a));
+    assert_int_equal(cudaEventQuery(e), cudaErrorNotReady);
+    OK(cudaStreamWaitEvent(b, e, 0));
+    OK(cudaEventRecord(e, b)); /* the wait above is for the record of its time */
+    assert_int_equal(cudaStreamQuery(b), cudaErrorNotReady);
+    open_gate(&hold);
+    OK(cudaEventSynchronize(e));
+    OK(cudaStreamQuery(a));
+    assert_int_equal(cudaEventElapsedTime(&ms, t, e), cudaErrorInvalidResourceHandle);
+    OK(cudaEventElapsedTime(&ms, t, t));
+    assert_true(ms == 0);
+    OK(cudaEventDestroy(e));
+    OK(cudaEventDestroy(t));
+    OK(cudaStreamDestroy(a));
+    OK(cudaStreamDestroy(b));
+    nothing_wrong();
+}
+
+/* --- misuse --- */
+
+static void call_cuda(void *)
+{
+    void *p;
+    assert_int_equal(cudaMalloc(&p, 1), cudaErrorNotPermitted);
+}
+
+static void test_misuse(void **)
+{
+    void *p, *q;
+    cudaStream_t s;
+    cudaEvent_t e;
+    OK(cudaStreamCreate(&s));
+    OK(cudaEventCreate(&e));
+    OK(cudaMalloc(&p, 100));
+    assert_int_equal(cudaMemsetAsync(p, 0, 101, s), cudaErrorInvalidValue);
+    wrong(4, "101 bytes at 0 of an allocation of 100"); /* and memory, stream and event left behind */
+
+    OK(cudaMalloc(&p, 100));
+    OK(cudaFree(p));
+    assert_int_equal(cudaMemset(p, 0, 1), cudaErrorInvalidValue);
+    wrong(1, "freed memory");
+    assert_int_equal(cudaFree(&p), cudaErrorInvalidValue);
+    wrong(1, "not the start of live memory");
+
+    OK(cudaStreamCreate(&s));
+    OK(cudaStreamDestroy(s));
+    assert_int_equal(cudaStreamSynchronize(s), cudaErrorInvalidResourceHandle);
+    wrong(1, "destroyed");
+    assert_int_equal(cudaEventRecord(reinterpret_cast<cudaEvent_t>(&p), NULL),
+                     cudaErrorInvalidResourceHandle);
+    wrong(1, "destroyed");
+
+    OK(cudaLaunchHostFunc(NULL, call_cuda, NULL));
+    wrong(1, "cudaMalloc inside a host function");
+
+    OK(cudaEventCreate(&e));
+    stand_in_forbid_unrecorded(true);
+    OK(cudaStreamWaitEvent(NULL, e, 0));
+    OK(cudaEventDestroy(e));
+    wrong(1, "never recorded");
+
+    stand_in_the_machine()->n_devices = 2;
+    OK(cudaSetDevice(1));
+    OK(cudaStreamCreate(&s));
+    OK(cudaSetDevice(0));
+    OK(cudaMalloc(&q, 1));
+    assert_int_equal(cudaMemsetAsync(q, 0, 1, s), cudaErrorInvalidResourceHandle);
+    OK(cudaStreamDestroy(s));
+    OK(cudaFree(q));
+    wrong(1, "the stream is of device 1");
+    assert_int_equal(cudaSetDevice(2), cudaErrorInvalidDevice);
+    stand_in_the_machine()->n_devices = 1;
+    cudaGetLastError();
+    nothing_wrong();
+}
+
+static void test_failures(void **)
+{
+    void *p;
+    stand_in_fail("cudaMalloc", 2, cudaErrorMemoryAllocation, false);
+    OK(cudaMalloc(&p, 1));
+    OK(cudaFree(p));
+    assert_int_equal(cudaMalloc(&p, 1), cudaErrorMemoryAllocation);
+    assert_null(p);
+    OK(cudaMalloc(&p, 1));
+    OK(cudaFree(p));
+    assert_int_equal(stand_in_calls("cudaMalloc"), 3);
+    assert_int_equal(cudaGetLastError(), cudaErrorMemoryAllocation);
+
+    stand_in_fail(NULL, 1, cudaErrorIllegalAddress, true);
+    assert_int_equal(cudaMalloc(&p, 1), cudaErrorIllegalAddress);
+    assert_int_equal(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+    nothing_wrong();
+    OK(cudaDeviceSynchronize());
+
+    int64_t all = stand_in_the_machine()->device_bytes;
+    stand_in_the_machine()->device_bytes = 1000;
+    OK(cudaMalloc(&p, 600));
+    void *more;
+    assert_int_equal(cudaMalloc(&more, 401), cudaErrorMemoryAllocation);
+    size_t left, total;
+    OK(cudaMemGetInfo(&left, &total));
+    assert_int_equal(left, 400);
+    OK(cudaFree(p));
+    stand_in_the_machine()->device_bytes = all;
+    nothing_wrong();
+}
+
+int main()
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kernel_with_barriers),
+        cmocka_unit_test(test_exchanges),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_null_stream),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_failures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
