@@ -12,7 +12,7 @@ enum { MOST_RANKS = 1024 };
 struct part {
     bool here;
     struct zr_stream *stream;
-    struct zr_sim_stamp *entry; /* the stream's clock when it came */
+    struct zr_stamp *entry; /* the stream's clock when it came */
     struct zr_gather_seg *gather;
     struct zr_reduce_seg *reduce;
     enum zr_op op;
@@ -32,6 +32,7 @@ struct meeting {
 
 struct world {
     struct zr_sim *w;
+    struct zr_recorder *rec; /* its */
     const char *name;
     int n, n_open, n_arena;
     bool arena_failed;
@@ -89,8 +90,8 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
         return d->code ? zr_fail(d->code, "%s", d->why)
                        : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
-    zr_shadow_name(d->w, p, d->name);
-    zr_shadow_set(d->w, p, bytes, (struct zr_sim_tag){.kind = ZR_SIM_ZERO});
+    zr_shadow_name(d->rec, p, d->name);
+    zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
     m->arena = p;
     m->arena_bytes = bytes;
     *base = p;
@@ -102,7 +103,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
 static void finish_part(struct meeting *m, int rank)
 {
     struct part *p = &m->part[rank];
-    zr_sim_drop(p->entry);
+    zr_stamp_drop(p->entry);
     free(p->gather);
     free(p->reduce);
     p->entry = NULL;
@@ -133,7 +134,7 @@ static void fail_world(struct world *d, int code, const char *why)
         return;
     d->code = code ? code : ZR_ERR_FAILED;
     snprintf(d->why, sizeof d->why, "%s", why ? why : zr_err_name(code));
-    zr_sim_forgive(d->w);
+    d->rec->forgiving = true;
     release_all(d);
 }
 
@@ -183,7 +184,7 @@ static int64_t wire_ns(const struct world *d, int64_t bytes_each, int rank)
 
 static void gather_body(struct world *d, struct meeting *m, int rank)
 {
-    struct zr_sim_line *l = zr_sim_line_of(m->part[rank].stream);
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
     const struct part *mine = &m->part[rank];
     int64_t each = 0;
     zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
@@ -196,11 +197,11 @@ static void gather_body(struct world *d, struct meeting *m, int rank)
             char *to = rank_of(d, rank)->arena + g->dst + p * g->shard_bytes;
             if (n == 0 || from == to)
                 continue;
-            zr_shadow_read(d->w, l, from, n);
-            zr_shadow_write(d->w, l, to, n);
-            int size = zr_shadow_at(d->w, from).size;
+            zr_shadow_read(d->rec, l, from, n);
+            zr_shadow_write(d->rec, l, to, n);
+            int size = zr_shadow_at(d->rec, from).size;
             size = size ? size : 1;
-            zr_shadow_copy(d->w, to, size, from, size, n / size);
+            zr_shadow_copy(d->rec, to, size, from, size, n / size);
             rank_of(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
         }
     }
@@ -210,7 +211,7 @@ static void gather_body(struct world *d, struct meeting *m, int rank)
 
 static void reduce_body(struct world *d, struct meeting *m, int rank)
 {
-    struct zr_sim_line *l = zr_sim_line_of(m->part[rank].stream);
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
     const struct part *mine = &m->part[rank];
     int64_t each = 0;
     zr_sim_begin(d->w, l, "reduce_scatter", mine->tag.unit, mine->tag.step);
@@ -222,16 +223,16 @@ static void reduce_body(struct world *d, struct meeting *m, int rank)
         int64_t out = n / size * (int64_t)sizeof(float);
         each += g->shard_bytes;
         for (int p = 0; p < d->n; p++)
-            zr_shadow_read(d->w, l, rank_of(d, p)->arena + g->src + rank * g->shard_bytes, n);
+            zr_shadow_read(d->rec, l, rank_of(d, p)->arena + g->src + rank * g->shard_bytes, n);
         if (g->accumulate)
-            zr_shadow_read(d->w, l, to, out);
-        zr_shadow_write(d->w, l, to, out);
+            zr_shadow_read(d->rec, l, to, out);
+        zr_shadow_write(d->rec, l, to, out);
         for (int p = 0; p < d->n; p++) {
             const char *from = rank_of(d, p)->arena + g->src + rank * g->shard_bytes;
             if (p == 0 && !g->accumulate)
-                zr_shadow_copy(d->w, to, (int)sizeof(float), from, size, n / size);
+                zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
             else
-                zr_shadow_sum(d->w, to, from, size, n / size);
+                zr_shadow_sum(d->rec, to, from, size, n / size);
             rank_of(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
         }
     }
@@ -241,7 +242,7 @@ static void reduce_body(struct world *d, struct meeting *m, int rank)
 
 static void exchange_body(struct world *d, struct meeting *m, int rank)
 {
-    struct zr_sim_line *l = zr_sim_line_of(m->part[rank].stream);
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
     const struct part *mine = &m->part[rank];
     zr_sim_begin(d->w, l, "exchange", mine->tag.unit, mine->tag.step);
     for (int p = 0; p < d->n; p++) {
@@ -249,8 +250,8 @@ static void exchange_body(struct world *d, struct meeting *m, int rank)
         char *to = rank_of(d, rank)->arena + mine->off + p * mine->bytes;
         if (p == rank)
             continue;
-        zr_shadow_read(d->w, l, from, mine->bytes);
-        zr_shadow_write(d->w, l, to, mine->bytes);
+        zr_shadow_read(d->rec, l, from, mine->bytes);
+        zr_shadow_write(d->rec, l, to, mine->bytes);
         memcpy(to, from, (size_t)mine->bytes);
         rank_of(d, rank)->stats.wire_bytes += mine->bytes;
     }
@@ -260,17 +261,17 @@ static void exchange_body(struct world *d, struct meeting *m, int rank)
 
 static void broadcast_body(struct world *d, struct meeting *m, int rank)
 {
-    struct zr_sim_line *l = zr_sim_line_of(m->part[rank].stream);
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
     const struct part *mine = &m->part[rank];
     zr_sim_begin(d->w, l, "broadcast", mine->tag.unit, mine->tag.step);
     if (rank != mine->root) {
         const char *from = rank_of(d, mine->root)->arena + mine->off;
         char *to = rank_of(d, rank)->arena + mine->off;
-        zr_shadow_read(d->w, l, from, mine->bytes);
-        zr_shadow_write(d->w, l, to, mine->bytes);
-        int size = zr_shadow_at(d->w, from).size;
+        zr_shadow_read(d->rec, l, from, mine->bytes);
+        zr_shadow_write(d->rec, l, to, mine->bytes);
+        int size = zr_shadow_at(d->rec, from).size;
         size = size ? size : 1;
-        zr_shadow_copy(d->w, to, size, from, size, mine->bytes / size);
+        zr_shadow_copy(d->rec, to, size, from, size, mine->bytes / size);
         rank_of(d, rank)->stats.wire_bytes += mine->bytes;
     }
     rank_of(d, rank)->stats.n_broadcast++;
@@ -309,7 +310,7 @@ static bool agree(struct world *d, const struct meeting *m)
                  d->name, (unsigned long long)m->number, zr_op_name(a->op), a->tag.unit, a->tag.step,
                  (unsigned long long)a->tag.call_hash, r, zr_op_name(b->op), b->tag.unit, b->tag.step,
                  (unsigned long long)b->tag.call_hash);
-        zr_sim_report(d->w, "%s", why);
+        zr_report(d->rec, "%s", why);
         fail_world(d, ZR_ERR_MISMATCH, why);
         return false;
     }
@@ -318,12 +319,12 @@ static bool agree(struct world *d, const struct meeting *m)
 
 static void join_all(struct world *d, struct meeting *m, bool entries)
 {
-    struct zr_sim_stamp *all = zr_sim_stamp_new(d->w);
+    struct zr_stamp *all = zr_stamp_new(d->rec);
     for (int r = 0; r < d->n; r++)
-        zr_sim_stamp_join(d->w, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
+        zr_stamp_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
     for (int r = 0; r < d->n; r++)
-        zr_sim_join(d->w, zr_sim_line_of(m->part[r].stream), all);
-    zr_sim_drop(all);
+        zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), all);
+    zr_stamp_drop(all);
 }
 
 /* Everyone is here. */
@@ -342,7 +343,7 @@ static void meet(struct world *d, struct meeting *m)
         join_all(d, m, true);
     for (int r = 0; r < d->n; r++) {
         if (op == ZR_OP_BROADCAST && r != root && !flawed(d, ZR_SIM_BROADCAST_STARTS_ALONE))
-            zr_sim_join(d->w, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
+            zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
         switch (op) {
         case ZR_OP_ALL_GATHER:
             gather_body(d, m, r);
@@ -362,7 +363,8 @@ static void meet(struct world *d, struct meeting *m)
         join_all(d, m, false);
     for (int r = 0; op == ZR_OP_BROADCAST && r < d->n; r++)
         if (r != root && !flawed(d, ZR_SIM_BROADCAST_LEAVES_ALONE))
-            zr_sim_join(d->w, zr_sim_line_of(m->part[root].stream), zr_sim_line_of(m->part[r].stream)->stamp);
+            zr_line_join(d->rec, zr_sim_line_of(m->part[root].stream),
+                         zr_sim_line_of(m->part[r].stream)->stamp);
 }
 
 /* Meetings that everyone has left are forgotten. */
@@ -392,7 +394,7 @@ static bool start(void *arg, struct zr_stream *s)
     struct part *p = &m->part[rank];
     p->here = true;
     p->stream = s;
-    p->entry = zr_sim_hold(zr_sim_line_of(s));
+    p->entry = zr_stamp_hold(zr_sim_line_of(s));
     m->n_here++;
     if (d->code)
         return true;
@@ -584,6 +586,6 @@ int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_comm **out)
         free(d);
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
     }
-    *d = (struct world){.w = w, .name = name, .n = n, .n_open = n, .ranks = ranks};
+    *d = (struct world){.w = w, .rec = zr_sim_recorder(w), .name = name, .n = n, .n_open = n, .ranks = ranks};
     return 0;
 }

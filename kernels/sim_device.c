@@ -29,7 +29,7 @@ enum op_kind {
 struct record {
     int refs;
     bool done;
-    struct zr_sim_stamp *stamp; /* when done */
+    struct zr_stamp *stamp; /* when done */
     struct zr_stream *waiters;
 };
 
@@ -39,7 +39,7 @@ struct op {
     const char *name, *during;
     int32_t unit;
     uint32_t step;
-    struct zr_sim_stamp *issued;
+    struct zr_stamp *issued;
     struct record *record;
     struct zr_access *access;
     struct zr_sim_touch *touch;
@@ -58,7 +58,7 @@ struct op {
 
 struct zr_stream {
     struct sim_device *dev;
-    struct zr_sim_line *line;
+    struct zr_line *line;
     bool caller, waiting; /* waiting: in a record's list */
     bool over;            /* the operation under way ended elsewhere (zr_sim_resume) */
     struct op *head, *tail;
@@ -83,58 +83,23 @@ struct sim_device {
 
 struct zr_sim {
     struct zr_sim_options opt;
+    struct zr_device_ops ops;
     struct sim_device *devices; /* (world) */
-    struct zr_sim_line *lines;  /* (n_lines) */
-    bool *line_used;
-    int32_t n_lines;
-    struct zr_sim_line *host; /* who speaks */
+    struct zr_recorder rec;
+    bool *line_used;      /* (rec.n_lines) */
+    struct zr_line *host; /* who speaks */
     struct zr_stream *ready;
-    bool pumping, forgiven;
+    bool pumping;
     struct op *spare;
-    struct zr_sim_info *infos;
-    int32_t n_infos, cap_infos;
-    struct zr_sim_shadow shadow;
-    struct zr_sim_counts counts;
-    int64_t n_allocs, n_reports, activity;
-    struct zr_sim_line *running; /* the stream whose operation is under way */
-    char first_report[ZR_ERROR_BYTES];
+    int64_t n_allocs, activity;
+    struct zr_line *running; /* the stream whose operation is under way */
 };
 
-/* ---- reports and looks from outside ---- */
+/* ---- looks from outside ---- */
 
-void zr_sim_report(struct zr_sim *w, const char *fmt, ...)
+struct zr_recorder *zr_sim_recorder(struct zr_sim *w)
 {
-    va_list ap;
-    if (w->forgiven || w->n_reports++)
-        return;
-    va_start(ap, fmt);
-    vsnprintf(w->first_report, sizeof w->first_report, fmt, ap);
-    va_end(ap);
-}
-
-int64_t zr_sim_n_reports(const struct zr_sim *w)
-{
-    return w->n_reports;
-}
-
-const char *zr_sim_first_report(const struct zr_sim *w)
-{
-    return w->first_report;
-}
-
-void zr_sim_forgive(struct zr_sim *w)
-{
-    w->forgiven = true;
-}
-
-bool zr_sim_strict(const struct zr_sim *w)
-{
-    return !w->forgiven;
-}
-
-struct zr_sim_counts zr_sim_counts(const struct zr_sim *w)
-{
-    return w->counts;
+    return &w->rec;
 }
 
 const struct zr_sim_options *zr_sim_config(const struct zr_sim *w)
@@ -142,32 +107,12 @@ const struct zr_sim_options *zr_sim_config(const struct zr_sim *w)
     return &w->opt;
 }
 
-struct zr_sim_shadow *zr_sim_shadow(struct zr_sim *w)
-{
-    return &w->shadow;
-}
-
-const struct zr_sim_info *zr_sim_info(const struct zr_sim *w, int32_t info)
-{
-    return &w->infos[info];
-}
-
-const struct zr_sim_line *zr_sim_line(const struct zr_sim *w, int32_t line)
-{
-    return &w->lines[line];
-}
-
-void zr_sim_count_access(struct zr_sim *w)
-{
-    w->counts.n_accesses++;
-}
-
 struct zr_device *zr_sim_device(struct zr_sim *w, int rank)
 {
     return &w->devices[rank].base;
 }
 
-struct zr_sim_line *zr_sim_line_of(struct zr_stream *s)
+struct zr_line *zr_sim_line_of(struct zr_stream *s)
 {
     return s->line;
 }
@@ -188,90 +133,28 @@ int64_t zr_sim_held(const struct zr_sim *w, int rank, int64_t *peak)
     return w->devices[rank].held;
 }
 
-int64_t zr_sim_now(const struct zr_sim_line *line)
+int64_t zr_sim_now(const struct zr_line *line)
 {
     return line->stamp->now_ns;
 }
 
-/* ---- clocks ---- */
-
-struct zr_sim_stamp *zr_sim_stamp_new(struct zr_sim *w)
+void zr_sim_begin(struct zr_sim *w, struct zr_line *l, const char *name, int32_t unit, uint32_t step)
 {
-    struct zr_sim_stamp *s = calloc(1, sizeof *s + (size_t)w->n_lines * sizeof *s->at);
-    if (!s)
-        abort(); /* a checker without memory has nothing to say */
-    s->refs = 1;
-    return s;
+    zr_line_begin(&w->rec, l, name, l->during, unit, step);
 }
 
-struct zr_sim_stamp *zr_sim_hold(struct zr_sim_line *l)
-{
-    l->stamp->refs++;
-    return l->stamp;
-}
-
-void zr_sim_drop(struct zr_sim_stamp *s)
-{
-    if (s && --s->refs == 0)
-        free(s);
-}
-
-static struct zr_sim_stamp *own(struct zr_sim *w, struct zr_sim_line *l)
-{
-    if (l->stamp->refs > 1) {
-        struct zr_sim_stamp *copy = zr_sim_stamp_new(w);
-        copy->now_ns = l->stamp->now_ns;
-        memcpy(copy->at, l->stamp->at, (size_t)w->n_lines * sizeof *copy->at);
-        l->stamp->refs--;
-        l->stamp = copy;
-    }
-    return l->stamp;
-}
-
-void zr_sim_stamp_join(struct zr_sim *w, struct zr_sim_stamp *into, const struct zr_sim_stamp *s)
-{
-    for (int32_t i = 0; i < w->n_lines; i++)
-        into->at[i] = s->at[i] > into->at[i] ? s->at[i] : into->at[i];
-    into->now_ns = s->now_ns > into->now_ns ? s->now_ns : into->now_ns;
-}
-
-void zr_sim_join(struct zr_sim *w, struct zr_sim_line *l, const struct zr_sim_stamp *s)
-{
-    if (l->stamp == s)
-        return;
-    bool news = s->now_ns > l->stamp->now_ns;
-    for (int32_t i = 0; !news && i < w->n_lines; i++)
-        news = s->at[i] > l->stamp->at[i];
-    if (news)
-        zr_sim_stamp_join(w, own(w, l), s);
-}
-
-void zr_sim_begin(struct zr_sim *w, struct zr_sim_line *l, const char *name, int32_t unit, uint32_t step)
-{
-    if (w->n_infos == w->cap_infos) {
-        w->cap_infos = w->cap_infos ? w->cap_infos * 2 : 1024;
-        w->infos = realloc(w->infos, (size_t)w->cap_infos * sizeof *w->infos);
-        if (!w->infos)
-            abort();
-    }
-    w->infos[w->n_infos] = (struct zr_sim_info){name, l->during ? l->during : "", l->id, unit, step};
-    l->info = w->n_infos++;
-    own(w, l)->at[l->id]++;
-    w->counts.n_ops++;
-}
-
-void zr_sim_spend(struct zr_sim *w, struct zr_sim_line *l, int64_t ns)
+void zr_sim_spend(struct zr_sim *w, struct zr_line *l, int64_t ns)
 {
     int64_t from = l->stamp->now_ns;
     if (ns > 0)
-        own(w, l)->now_ns += ns;
+        zr_line_own(&w->rec, l)->now_ns += ns;
     if (w->opt.ran)
-        w->opt.ran(w->opt.arg, &w->infos[l->info], l->name, l->rank, from, from + ns);
+        w->opt.ran(w->opt.arg, zr_info_at(&w->rec, l->info), l->name, l->rank, from, from + ns);
 }
 
-struct zr_sim_line *zr_sim_host(struct zr_sim *w, int rank, int thread)
+struct zr_line *zr_sim_host(struct zr_sim *w, int rank, int thread)
 {
-    return w->host = &w->lines[rank * ZR_SIM_LINES + thread];
+    return w->host = &w->rec.lines[rank * ZR_SIM_LINES + thread];
 }
 
 /* ---- running ---- */
@@ -279,14 +162,14 @@ struct zr_sim_line *zr_sim_host(struct zr_sim *w, int rank, int thread)
 static void unref_record(struct record *r)
 {
     if (r && --r->refs == 0) {
-        zr_sim_drop(r->stamp);
+        zr_stamp_drop(r->stamp);
         free(r);
     }
 }
 
 static void free_op(struct zr_sim *w, struct op *op)
 {
-    zr_sim_drop(op->issued);
+    zr_stamp_drop(op->issued);
     unref_record(op->record);
     free(op->access);
     free(op->touch);
@@ -304,11 +187,11 @@ static void make_ready(struct zr_stream *s)
     w->ready = s;
 }
 
-static void complete(struct zr_sim *w, struct record *r, struct zr_sim_line *l)
+static void complete(struct zr_sim *w, struct record *r, struct zr_line *l)
 {
     (void)w;
     r->done = true;
-    r->stamp = zr_sim_hold(l);
+    r->stamp = zr_stamp_hold(l);
     while (r->waiters) {
         struct zr_stream *s = r->waiters;
         r->waiters = s->next_waiter;
@@ -324,129 +207,129 @@ static int64_t moving(const struct zr_sim *w, int64_t bytes)
                : 0;
 }
 
-static void touch_all(struct zr_sim *w, struct zr_sim_line *l, const struct zr_sim_touch *t, int n)
+static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
 {
     for (int i = 0; i < n; i++) {
         bool writes = t[i].how == ZR_SIM_ADD || t[i].how == ZR_SIM_SET || t[i].how == ZR_SIM_PLAIN_WRITE;
         if (t[i].how != ZR_SIM_SET && t[i].how != ZR_SIM_PLAIN_WRITE)
-            zr_shadow_read(w, l, t[i].at, t[i].bytes);
+            zr_shadow_read(&w->rec, l, t[i].at, t[i].bytes);
         if (t[i].how == ZR_SIM_READ)
-            zr_shadow_expect(w, l, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_expect(&w->rec, l, t[i].at, t[i].bytes, t[i].tag);
         if (writes)
-            zr_shadow_write(w, l, t[i].at, t[i].bytes);
+            zr_shadow_write(&w->rec, l, t[i].at, t[i].bytes);
         if (t[i].how == ZR_SIM_ADD)
-            zr_shadow_add_to(w, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_add_to(&w->rec, t[i].at, t[i].bytes, t[i].tag);
         if (t[i].how == ZR_SIM_SET)
-            zr_shadow_set(w, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_set(&w->rec, t[i].at, t[i].bytes, t[i].tag);
     }
 }
 
-static int64_t run_update(struct zr_sim *w, struct zr_sim_line *l, const struct zr_update *u, uint32_t step)
+static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
     int64_t bytes = u->n * (int64_t)sizeof(float), n_param = u->n * zr_dtype_bytes(u->param_dtype);
     bool apart = u->param && u->param != (void *)u->master;
-    zr_shadow_read(w, l, u->scalars, sizeof *u->scalars);
-    zr_shadow_read(w, l, u->grad, bytes);
-    struct zr_sim_tag at = zr_shadow_at(w, u->master);
-    at.kind = ZR_SIM_PARAM;
-    zr_shadow_expect(w, l, u->master, bytes, at);
-    struct zr_sim_tag grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
+    zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
+    zr_shadow_read(&w->rec, l, u->grad, bytes);
+    struct zr_content at = zr_shadow_at(&w->rec, u->master);
+    at.kind = ZR_TAG_PARAM;
+    zr_shadow_expect(&w->rec, l, u->master, bytes, at);
+    struct zr_content grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
     grad.first = at.first;
-    zr_shadow_expect(w, l, u->grad, bytes, grad);
-    struct zr_sim_tag state = at;
-    state.kind = ZR_SIM_STATE;
+    zr_shadow_expect(&w->rec, l, u->grad, bytes, grad);
+    struct zr_content state = at;
+    state.kind = ZR_TAG_STATE;
     bool skip = u->scalars->skip;
-    zr_shadow_read(w, l, u->master, bytes);
+    zr_shadow_read(&w->rec, l, u->master, bytes);
     if (!skip) {
         at.value++;
-        zr_shadow_write(w, l, u->master, bytes);
-        zr_shadow_set(w, u->master, bytes, at);
-        struct zr_sim_tag param = at;
+        zr_shadow_write(&w->rec, l, u->master, bytes);
+        zr_shadow_set(&w->rec, u->master, bytes, at);
+        struct zr_content param = at;
         param.size = (uint8_t)zr_dtype_bytes(u->param_dtype);
         if (apart) {
-            zr_shadow_write(w, l, u->param, n_param);
-            zr_shadow_set(w, u->param, n_param, param);
+            zr_shadow_write(&w->rec, l, u->param, n_param);
+            zr_shadow_set(&w->rec, u->param, n_param, param);
         }
     }
     for (int i = 0; i < 2; i++) {
         if (!u->state[i])
             continue;
-        zr_shadow_read(w, l, u->state[i], bytes);
-        zr_shadow_expect(w, l, u->state[i], bytes, state);
+        zr_shadow_read(&w->rec, l, u->state[i], bytes);
+        zr_shadow_expect(&w->rec, l, u->state[i], bytes, state);
         if (skip)
             continue;
-        zr_shadow_write(w, l, u->state[i], bytes);
+        zr_shadow_write(&w->rec, l, u->state[i], bytes);
         zr_shadow_set(
-            w, u->state[i], bytes,
-            (struct zr_sim_tag){
-                .kind = ZR_SIM_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
+            &w->rec, u->state[i], bytes,
+            (struct zr_content){
+                .kind = ZR_TAG_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
     }
     return bytes * 7;
 }
 
 /* The effect of an operation of one rank. */
-static void run_effect(struct zr_sim *w, struct zr_sim_line *l, struct op *op, int rank)
+static void run_effect(struct zr_sim *w, struct zr_line *l, struct op *op, int rank)
 {
     int64_t bytes = 0;
     int ds = (int)zr_dtype_bytes(op->dst_type), ss = (int)zr_dtype_bytes(op->src_type);
     zr_sim_begin(w, l, op->name, op->unit, op->step);
-    w->infos[l->info].during = op->during;
+    w->rec.infos[l->info % w->rec.cap_infos].during = op->during;
     switch (op->kind) {
     case OP_CALL:
         for (int i = 0; i < op->n; i++) {
-            zr_shadow_read(w, l, op->access[i].at, op->access[i].bytes);
+            zr_shadow_read(&w->rec, l, op->access[i].at, op->access[i].bytes);
             if (op->access[i].write)
-                zr_shadow_write(w, l, op->access[i].at, op->access[i].bytes);
+                zr_shadow_write(&w->rec, l, op->access[i].at, op->access[i].bytes);
         }
         w->running = l;
         op->fn(op->copy);
         break;
     case OP_ZERO:
         bytes = op->count;
-        zr_shadow_write(w, l, op->dst, op->count);
-        zr_shadow_set(w, op->dst, op->count, (struct zr_sim_tag){.kind = ZR_SIM_ZERO});
+        zr_shadow_write(&w->rec, l, op->dst, op->count);
+        zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_TAG_ZERO});
         if (op->count <= 1024)
             memset(op->dst, 0, (size_t)op->count);
         break;
     case OP_COPY:
         bytes = op->count * 2;
-        zr_shadow_read(w, l, op->src, op->count);
-        zr_shadow_write(w, l, op->dst, op->count);
-        ss = zr_shadow_at(w, op->src).size;
+        zr_shadow_read(&w->rec, l, op->src, op->count);
+        zr_shadow_write(&w->rec, l, op->dst, op->count);
+        ss = zr_shadow_at(&w->rec, op->src).size;
         ss = ss ? ss : 1;
-        zr_shadow_copy(w, op->dst, ss, op->src, ss, op->count / ss);
+        zr_shadow_copy(&w->rec, op->dst, ss, op->src, ss, op->count / ss);
         if (op->count <= 1024)
             memcpy(op->dst, op->src, (size_t)op->count);
         break;
     case OP_CAST:
         bytes = op->count * (ss + ds);
-        zr_shadow_read(w, l, op->src, op->count * ss);
+        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
         if (op->dst == op->src) /* before the write cuts the source */
-            zr_shadow_copy(w, op->dst, ds, op->src, ss, op->count);
-        zr_shadow_write(w, l, op->dst, op->count * ds);
+            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
         if (op->dst != op->src)
-            zr_shadow_copy(w, op->dst, ds, op->src, ss, op->count);
+            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
         break;
     case OP_ADD:
         bytes = op->count * 12;
-        zr_shadow_read(w, l, op->src, op->count * ss);
-        zr_shadow_read(w, l, op->dst, op->count * ds);
-        zr_shadow_write(w, l, op->dst, op->count * ds);
-        zr_shadow_sum(w, op->dst, op->src, ss, op->count);
+        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
+        zr_shadow_read(&w->rec, l, op->dst, op->count * ds);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
+        zr_shadow_sum(&w->rec, op->dst, op->src, ss, op->count);
         break;
     case OP_SQUARES:
         bytes = op->count * 4;
-        zr_shadow_read(w, l, op->src, op->count * 4);
-        zr_shadow_read(w, l, op->dst, sizeof(struct zr_exact_sum));
-        zr_shadow_write(w, l, op->dst, sizeof(struct zr_exact_sum));
+        zr_shadow_read(&w->rec, l, op->src, op->count * 4);
+        zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
+        zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
         if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
             ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
         break;
     case OP_SCALE:
         bytes = op->count * 8;
-        zr_shadow_read(w, l, op->scalars, sizeof *op->scalars);
-        zr_shadow_read(w, l, op->dst, op->count * 4);
-        zr_shadow_write(w, l, op->dst, op->count * 4);
+        zr_shadow_read(&w->rec, l, op->scalars, sizeof *op->scalars);
+        zr_shadow_read(&w->rec, l, op->dst, op->count * 4);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * 4);
         break;
     case OP_UPDATE:
         bytes = run_update(w, l, &op->update, op->step);
@@ -467,9 +350,9 @@ static bool run_head(struct zr_stream *s)
 {
     struct zr_sim *w = s->dev->w;
     struct op *op = s->head;
-    struct zr_sim_line *l = s->line;
+    struct zr_line *l = s->line;
     if (op->issued)
-        zr_sim_join(w, l, op->issued);
+        zr_line_join(&w->rec, l, op->issued);
     if (op->kind == OP_WAIT) {
         if (!op->record->done) {
             if (s->waiting)
@@ -479,7 +362,7 @@ static bool run_head(struct zr_stream *s)
             op->record->waiters = s;
             return false;
         }
-        zr_sim_join(w, l, op->record->stamp);
+        zr_line_join(&w->rec, l, op->record->stamp);
         return true;
     }
     if (op->kind == OP_RECORD) {
@@ -530,7 +413,7 @@ void zr_sim_resume(struct zr_stream *s)
 
 static void wait_until(struct zr_sim *w, const bool *done)
 {
-    struct zr_sim_line *host = w->host;
+    struct zr_line *host = w->host;
     while (!*done) {
         w->opt.yield(w->opt.arg, host->rank);
         w->host = host;
@@ -545,7 +428,7 @@ static bool stream_empty(const struct zr_stream *s)
 static void wait_empty(struct zr_stream *s)
 {
     struct zr_sim *w = s->dev->w;
-    struct zr_sim_line *host = w->host;
+    struct zr_line *host = w->host;
     while (!stream_empty(s)) {
         w->opt.yield(w->opt.arg, host->rank);
         w->host = host;
@@ -570,7 +453,7 @@ static struct op *new_op(struct zr_stream *s, enum op_kind kind, const char *nam
     op->step = w->host->step;
     op->dst_type = op->src_type = ZR_F32;
     if (w->host != s->line)
-        op->issued = zr_sim_hold(w->host);
+        op->issued = zr_stamp_hold(w->host);
     return op;
 }
 
@@ -621,13 +504,13 @@ static int device_alloc(struct zr_device *dev, int64_t bytes, void **out)
     d->held += bytes;
     d->peak = d->held > d->peak ? d->held : d->peak;
     *out = p;
-    return zr_shadow_add(d->w, d->rank, "device memory", p, bytes, ZR_SIM_UNKNOWN);
+    return zr_shadow_add(&d->w->rec, d->rank, "device memory", p, bytes);
 }
 
 static void device_free(struct zr_device *dev, void *p, int64_t bytes)
 {
     struct sim_device *d = device_of(dev);
-    zr_shadow_remove(d->w, p);
+    zr_shadow_remove(&d->w->rec, p);
     d->held -= bytes;
     free(p);
 }
@@ -651,7 +534,7 @@ static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
         return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams",
                        ZR_SIM_LINES - ZR_SIM_FIRST_STREAM);
     }
-    s->line = &w->lines[i];
+    s->line = &w->rec.lines[i];
     if (!s->caller) {
         w->line_used[i] = true;
         s->line->name = strncmp(name, "zero-", 5) ? name : name + 5;
@@ -688,7 +571,7 @@ static int stream_sync(struct zr_stream *s)
     if (dropped(w, ZR_SIM_STREAM_SYNC, s->dev->rank, NULL, s))
         return 0;
     wait_empty(s);
-    zr_sim_join(w, w->host, s->line->stamp);
+    zr_line_join(&w->rec, w->host, s->line->stamp);
     return 0;
 }
 
@@ -733,10 +616,8 @@ static int stream_wait(struct zr_stream *s, struct zr_event *e)
 {
     if (dropped(s->dev->w, ZR_SIM_WAIT, s->dev->rank, e, s))
         return 0;
-    if (!e->latest) {
-        s->dev->w->counts.n_empty_waits++;
+    if (!e->latest)
         return 0;
-    }
     struct op *op = new_op(s, OP_WAIT, "wait");
     op->record = e->latest;
     op->record->refs++;
@@ -752,7 +633,7 @@ static int event_sync(struct zr_event *e)
     struct record *r = e->latest;
     r->refs++;
     wait_until(w, &r->done);
-    zr_sim_join(w, w->host, r->stamp);
+    zr_line_join(&w->rec, w->host, r->stamp);
     unref_record(r);
     return 0;
 }
@@ -767,7 +648,7 @@ static bool event_done(struct zr_event *e)
     if (w->opt.event_done == 1)
         event_sync(e);
     if (e->latest->done)
-        zr_sim_join(w, w->host, e->latest->stamp);
+        zr_line_join(&w->rec, w->host, e->latest->stamp);
     return e->latest->done;
 }
 
@@ -798,9 +679,9 @@ static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_
     if (!s) {
         zr_sim_begin(w, w->host, "host", w->host->unit, w->host->step);
         for (int i = 0; i < n; i++) {
-            zr_shadow_read(w, w->host, a[i].at, a[i].bytes);
+            zr_shadow_read(&w->rec, w->host, a[i].at, a[i].bytes);
             if (a[i].write)
-                zr_shadow_write(w, w->host, a[i].at, a[i].bytes);
+                zr_shadow_write(&w->rec, w->host, a[i].at, a[i].bytes);
         }
         return;
     }
@@ -908,7 +789,7 @@ static int finish(struct zr_stream *s, const struct zr_finish *f)
 }
 
 struct stamping {
-    struct zr_sim_line *line;
+    struct zr_line *line;
     int64_t *out_ns;
 };
 
@@ -1012,40 +893,6 @@ static const struct zr_device_ops sim_ops = {
     .finish = finish,
 };
 
-static const struct zr_device_ops sim_caller_ops = {
-    .name = "sim",
-    .compute_on_caller = true,
-    .close = device_close,
-    .alloc = device_alloc,
-    .host_memory = true,
-    .free = device_free,
-    .host_alloc = device_alloc,
-    .host_free = device_free,
-    .stream_open = stream_open,
-    .stream_close = stream_close,
-    .stream_sync = stream_sync,
-    .stream_native = stream_native,
-    .event_open = event_open,
-    .event_close = event_close,
-    .event_record = event_record,
-    .stream_wait = stream_wait,
-    .event_sync = event_sync,
-    .event_done = event_done,
-    .call = call,
-    .declare = declare,
-    .stamp = stamp,
-    .zero = zero,
-    .copy = copy,
-    .put = put_op,
-    .cast = cast,
-    .add = add,
-    .sum_tree = sum_tree,
-    .sum_squares = sum_squares,
-    .scale = scale,
-    .update = update,
-    .finish = finish,
-};
-
 /* ---- the world ---- */
 
 int64_t zr_sim_activity(const struct zr_sim *w)
@@ -1055,15 +902,15 @@ int64_t zr_sim_activity(const struct zr_sim *w)
 
 void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
 {
-    run_update(w, w->running, u, w->infos[w->running->info].step);
+    run_update(w, w->running, u, zr_info_at(&w->rec, w->running->info)->step);
 }
 
-struct zr_sim_line *zr_sim_speaker(const struct zr_sim *w)
+struct zr_line *zr_sim_speaker(const struct zr_sim *w)
 {
     return w->host;
 }
 
-void zr_sim_speak(struct zr_sim *w, struct zr_sim_line *host)
+void zr_sim_speak(struct zr_sim *w, struct zr_line *host)
 {
     w->host = host;
 }
@@ -1075,45 +922,42 @@ void zr_sim_kill(struct zr_sim *w, int rank)
 
 int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes)
 {
-    return zr_shadow_add(w, rank, name, at, bytes, ZR_SIM_UNKNOWN);
+    return zr_shadow_add(&w->rec, rank, name, at, bytes);
 }
 
-void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag)
+void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content tag)
 {
-    zr_shadow_set(w, at, bytes, tag);
+    zr_shadow_set(&w->rec, at, bytes, tag);
 }
 
 int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
 {
+    static const char *const thread[] = {
+        [ZR_SIM_MODEL] = "model thread", [ZR_SIM_LOOP] = "loop", [ZR_SIM_READER] = "snapshot's reader"};
     struct zr_sim *w = calloc(1, sizeof *w);
     if (!w)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a world");
     w->opt = *opt;
-    w->n_lines = opt->world * ZR_SIM_LINES;
+    int32_t n_lines = opt->world * ZR_SIM_LINES;
     w->devices = calloc((size_t)opt->world, sizeof *w->devices);
-    w->lines = calloc((size_t)w->n_lines, sizeof *w->lines);
-    w->line_used = calloc((size_t)w->n_lines, sizeof *w->line_used);
-    if (!w->devices || !w->lines || !w->line_used) {
+    w->line_used = calloc((size_t)n_lines, sizeof *w->line_used);
+    if (!w->devices || !w->line_used || zr_recorder_open(&w->rec, n_lines)) {
         free(w->devices);
-        free(w->lines);
         free(w->line_used);
         free(w);
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d ranks", opt->world);
     }
+    w->rec.every_byte_known = true;
+    w->ops = sim_ops;
+    w->ops.compute_on_caller = opt->compute_on_caller;
     for (int r = 0; r < opt->world; r++)
-        w->devices[r] = (struct sim_device){
-            .base.ops = opt->compute_on_caller ? &sim_caller_ops : &sim_ops, .w = w, .rank = r};
-    for (int32_t i = 0; i < w->n_lines; i++) {
-        int thread = i % ZR_SIM_LINES;
-        w->lines[i] = (struct zr_sim_line){.id = i,
-                                           .rank = i / ZR_SIM_LINES,
-                                           .name = thread == ZR_SIM_MODEL  ? "model thread"
-                                                   : thread == ZR_SIM_LOOP ? "loop"
-                                                                           : "stream",
-                                           .stamp = zr_sim_stamp_new(w),
-                                           .unit = -1};
+        w->devices[r] = (struct sim_device){.base.ops = &w->ops, .w = w, .rank = r};
+    for (int32_t i = 0; i < n_lines; i++) {
+        int kind = i % ZR_SIM_LINES;
+        w->rec.lines[i].rank = i / ZR_SIM_LINES;
+        w->rec.lines[i].name = kind < ZR_SIM_FIRST_STREAM ? thread[kind] : "stream";
     }
-    w->host = &w->lines[0];
+    w->host = &w->rec.lines[0];
     *out = w;
     return 0;
 }
@@ -1122,17 +966,13 @@ void zr_sim_close(struct zr_sim *w)
 {
     if (!w)
         return;
-    zr_shadow_free(w);
+    zr_recorder_close(&w->rec);
     while (w->spare) {
         struct op *op = w->spare;
         w->spare = op->next;
         free(op);
     }
-    for (int32_t i = 0; i < w->n_lines; i++)
-        zr_sim_drop(w->lines[i].stamp);
-    free(w->infos);
     free(w->devices);
-    free(w->lines);
     free(w->line_used);
     free(w);
 }

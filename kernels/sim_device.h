@@ -2,39 +2,20 @@
  * clock.
  *
  *   sim_device.c   streams, events, host threads; the order in which things run
- *   sim_shadow.c   what every byte holds, who wrote it last and who has read it since
+ *   recorder.h     clocks of all of them, and who touched which bytes
  *   comm/sim.c     collectives between the ranks
  *
- * A *line* is something that runs in order: a stream, or a host thread of a rank. Each has a vector clock
- * (Fidge 1988, Mattern 1989): how far it knows every other line to have come. Clocks are joined where one
- * line waits for another: at events, collectives, host syncs, and where a host thread issues work. Every
- * operation says which bytes it reads and writes; two operations that touch the same byte, one of them
- * writing, must be ordered by the clocks, or they are a race: some device would run them the other way round.
- * As in FastTrack (Flanagan and Freund, PLDI 2009) a byte keeps its last write and the reads since as epochs,
- * one number each. So one run speaks for all the orders that the device could have chosen; only the host
- * threads' order has to be varied.
- *
- * Bytes also carry tags in place of values: which element of which flat they are, at which version, or for
- * gradients the sum over (rank, step, contribution) that they stand for. A copy takes tags along; whoever
- * uses them says what it expects.
+ * Each stream and each host thread is a line of the recorder; every operation says which bytes it reads and
+ * writes, and what it expects them to be. So one run speaks for all the orders that the device could have
+ * chosen; only the host threads' order has to be varied.
  *
  * Thread-safety: none. All ranks live on one thread; zr_sim_host says which host thread is speaking. */
 #ifndef ZR_KERNELS_SIM_DEVICE_H
 #define ZR_KERNELS_SIM_DEVICE_H
 
-#include "kernels/device.h"
+#include "kernels/recorder.h"
 
-enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_FIRST_STREAM, ZR_SIM_LINES = 6 }; /* of one rank */
-
-/* What a byte range stands for, element by element. */
-enum zr_sim_kind { ZR_SIM_UNKNOWN, ZR_SIM_ZERO, ZR_SIM_PARAM, ZR_SIM_GRAD, ZR_SIM_STATE, ZR_SIM_MIXED };
-struct zr_sim_tag {
-    uint8_t kind, size; /* size: bytes of an element */
-    int32_t flat;
-    int64_t first;  /* element of the flat that the range begins with */
-    uint64_t value; /* PARAM, STATE: the version. GRAD: sum of zr_sim_share over what was added up */
-    int32_t n;      /* GRAD: how many were added up */
-};
+enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM, ZR_SIM_LINES = 7 }; /* of one rank */
 
 /* One rank's contribution to a gradient, as a number that may be added up: a lost or a doubled one changes
  * the sum. */
@@ -54,31 +35,7 @@ struct zr_sim_touch {
     const void *at;
     int64_t bytes;
     enum zr_sim_how how;
-    struct zr_sim_tag tag;
-};
-
-/* A clock that others may hold on to. */
-struct zr_sim_stamp {
-    int refs;
-    int64_t now_ns;
-    uint32_t at[];
-};
-
-/* What an operation is, for reports. */
-struct zr_sim_info {
-    const char *name, *during;
-    int32_t line, unit;
-    uint32_t step;
-};
-
-struct zr_sim_line {
-    int id, rank;
-    const char *name;
-    struct zr_sim_stamp *stamp; /* copied when somebody else holds it and it changes */
-    const char *during;         /* host threads: the action being taken; goes into what is issued */
-    int32_t unit;
-    uint32_t step;
-    int32_t info; /* of the operation under way */
+    struct zr_content tag;
 };
 
 struct zr_sim;
@@ -111,11 +68,11 @@ struct zr_sim_options {
     bool (*drop)(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                  const struct zr_stream *stream);
     /* What a gradient of flat must have added up to in `step`. */
-    struct zr_sim_tag (*whole_grad)(void *arg, int32_t flat, uint32_t step);
+    struct zr_content (*whole_grad)(void *arg, int32_t flat, uint32_t step);
     /* A gradient of this rank is not a number in this step. */
     bool (*poisoned)(void *arg, int rank, uint32_t step);
     /* An operation ran: for a trace. NULL: none. */
-    void (*ran)(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns,
+    void (*ran)(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                 int64_t to_ns);
     void *arg;
     unsigned comm_flaws; /* enum zr_sim_comm_flaw */
@@ -134,7 +91,7 @@ struct zr_device *zr_sim_device(struct zr_sim *w, int rank);
 
 /* From here on, calls come from this host thread (ZR_SIM_MODEL or ZR_SIM_LOOP) of rank, which is doing
  * `during`. Returns its line. */
-struct zr_sim_line *zr_sim_host(struct zr_sim *w, int rank, int thread);
+struct zr_line *zr_sim_host(struct zr_sim *w, int rank, int thread);
 
 /* What the model's own code does on a stream, between its brackets. name must outlive the world. */
 int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_touch *touch, int n,
@@ -145,26 +102,18 @@ void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_t
 /* Memory that is not the device's but takes part (the model's own buffers, results on the host). The second
  * tags it. */
 int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes);
-void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
+void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content tag);
 /* Bytes that rank holds now, and the most it ever held, registered memory not counted. */
 int64_t zr_sim_held(const struct zr_sim *w, int rank, int64_t *peak);
 
-/* A fault was found. The first one's text is kept. */
-void zr_sim_report(struct zr_sim *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-int64_t zr_sim_n_reports(const struct zr_sim *w);
-const char *zr_sim_first_report(const struct zr_sim *w); /* "" if none */
-/* From here on (a rank died, a communicator failed) bytes need not make sense any more. */
-void zr_sim_forgive(struct zr_sim *w);
+/* What was done and found so far. */
+struct zr_recorder *zr_sim_recorder(struct zr_sim *w);
 
-struct zr_sim_counts {
-    int64_t n_ops, n_accesses, n_empty_waits; /* empty: on an event never recorded */
-};
-struct zr_sim_counts zr_sim_counts(const struct zr_sim *w);
-int64_t zr_sim_now(const struct zr_sim_line *line);
+int64_t zr_sim_now(const struct zr_line *line);
 const struct zr_sim_options *zr_sim_config(const struct zr_sim *w);
 
 /* A stream's line, and whether anything is left on it. */
-struct zr_sim_line *zr_sim_line_of(struct zr_stream *s);
+struct zr_line *zr_sim_line_of(struct zr_stream *s);
 bool zr_sim_idle(const struct zr_stream *s);
 struct zr_sim *zr_sim_of(const struct zr_stream *s);
 
@@ -175,8 +124,8 @@ int64_t zr_sim_activity(const struct zr_sim *w);
 /* An optimizer's update by a function of the model's, in the operation under way. */
 void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u);
 /* Who speaks. */
-struct zr_sim_line *zr_sim_speaker(const struct zr_sim *w);
-void zr_sim_speak(struct zr_sim *w, struct zr_sim_line *host);
+struct zr_line *zr_sim_speaker(const struct zr_sim *w);
+void zr_sim_speak(struct zr_sim *w, struct zr_line *host);
 
 /* ---- for comm/sim.c ---- */
 
@@ -186,53 +135,8 @@ int zr_sim_put(struct zr_stream *s, const char *name, int32_t unit, uint32_t ste
                bool (*start)(void *arg, struct zr_stream *s), void *arg);
 void zr_sim_resume(struct zr_stream *s);
 
-void zr_sim_join(struct zr_sim *w, struct zr_sim_line *l, const struct zr_sim_stamp *s);
-struct zr_sim_stamp *
-zr_sim_hold(struct zr_sim_line *l); /* the line's clock now; give it back with zr_sim_drop */
-void zr_sim_drop(struct zr_sim_stamp *s);
-/* A clock of its own, at nothing. */
-struct zr_sim_stamp *zr_sim_stamp_new(struct zr_sim *w);
-void zr_sim_stamp_join(struct zr_sim *w, struct zr_sim_stamp *into, const struct zr_sim_stamp *s);
 /* A new operation on the line: the accesses that follow are its. */
-void zr_sim_begin(struct zr_sim *w, struct zr_sim_line *l, const char *name, int32_t unit, uint32_t step);
-void zr_sim_spend(struct zr_sim *w, struct zr_sim_line *l, int64_t ns);
-
-/* ---- sim_shadow.c ---- */
-
-struct zr_sim_block; /* an allocation */
-struct zr_sim_shadow {
-    struct zr_sim_block **blocks;
-    int32_t n_blocks, cap;
-    struct zr_sim_block *last;
-};
-
-int zr_shadow_add(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes,
-                  enum zr_sim_kind kind);
-void zr_shadow_name(struct zr_sim *w, const void *at, const char *name);
-void zr_shadow_remove(struct zr_sim *w, const void *at);
-void zr_shadow_free(struct zr_sim *w);
-/* The operation under way on l reads or writes these bytes: checked against who did before. */
-void zr_shadow_read(struct zr_sim *w, struct zr_sim_line *l, const void *at, int64_t bytes);
-void zr_shadow_write(struct zr_sim *w, struct zr_sim_line *l, const void *at, int64_t bytes);
-/* Tags, in order of elements; not checked against who did before. copy changes the size of elements; add is a
- * sum of gradients. Where no n elements of size src_size are tagged, the result is not either. */
-void zr_shadow_copy(struct zr_sim *w, const void *dst, int dst_size, const void *src, int src_size,
-                    int64_t n);
-void zr_shadow_sum(struct zr_sim *w, const void *dst, const void *src, int src_size, int64_t n);
-void zr_shadow_set(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
-/* Adds to what is there, which is a gradient or zero. */
-void zr_shadow_add_to(struct zr_sim *w, const void *at, int64_t bytes, struct zr_sim_tag tag);
-/* The bytes must be exactly tag; anything else is reported as found by l. */
-void zr_shadow_expect(struct zr_sim *w, const struct zr_sim_line *l, const void *at, int64_t bytes,
-                      struct zr_sim_tag tag);
-/* The tag of the first byte. */
-struct zr_sim_tag zr_shadow_at(struct zr_sim *w, const void *at);
-
-/* The world, for sim_shadow.c. */
-struct zr_sim_shadow *zr_sim_shadow(struct zr_sim *w);
-const struct zr_sim_info *zr_sim_info(const struct zr_sim *w, int32_t info);
-const struct zr_sim_line *zr_sim_line(const struct zr_sim *w, int32_t line);
-void zr_sim_count_access(struct zr_sim *w);
-bool zr_sim_strict(const struct zr_sim *w);
+void zr_sim_begin(struct zr_sim *w, struct zr_line *l, const char *name, int32_t unit, uint32_t step);
+void zr_sim_spend(struct zr_sim *w, struct zr_line *l, int64_t ns);
 
 #endif

@@ -60,13 +60,15 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(stage, int)                                                                                            \
     X(world, int)                                                                                            \
     X(n_units, int)                                                                                          \
-    X(prefetch, int) X(accum, int) X(n_steps, int) X(pattern, enum zr_verify_pattern)                        \
-        X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int) X(skipped, int) X(changes, int)           \
-            X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)     \
-                X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool)                  \
-                    X(resident, bool) X(declared, bool) X(reversed, bool) X(sgd, bool) X(caller, bool)       \
-                        X(values, bool) X(wait_result, bool) X(event_done, int) X(poison, int) X(dead, int)  \
-                            X(dead_at, int) X(fail_alloc, int)
+    X(prefetch, int)                                                                                         \
+    X(accum, int)                                                                                            \
+    X(n_steps, int)                                                                                          \
+    X(pattern, enum zr_verify_pattern) X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int)            \
+        X(skipped, int) X(changes, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int)              \
+            X(deterministic, bool) X(bf16, bool) X(wire_bf16, bool) X(user_update, bool) X(stacked, bool)    \
+                X(overwrite, bool) X(resident, bool) X(declared, bool) X(reversed, bool) X(sgd, bool)        \
+                    X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int) X(poison, int)   \
+                        X(dead, int) X(dead_at, int) X(fail_alloc, int)
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
 {

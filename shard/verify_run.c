@@ -13,7 +13,7 @@ enum { QUEUE = 512, STACK_BYTES = 96 << 10 };
 
 static void carry_one(struct zr_verify_rank *r)
 {
-    struct zr_sim_line *before = zr_sim_speaker(r->v->sim);
+    struct zr_line *before = zr_sim_speaker(r->v->sim);
     if (zr_loop_carry_next(r->loop))
         r->v->n_carried++;
     zr_sim_speak(r->v->sim, before);
@@ -41,10 +41,10 @@ static void carry(void *arg, const struct zr_job *job)
         [ZR_ACT_GATHER] = "gather",   [ZR_ACT_REDUCE] = "reduce", [ZR_ACT_FOLD] = "fold",
         [ZR_ACT_NO_GRAD] = "no_grad", [ZR_ACT_NORM] = "norm",     [ZR_ACT_UPDATE] = "update"};
     struct zr_verify_rank *r = arg;
-    struct zr_sim_stamp **known = &r->pushed[r->n_carried++ % QUEUE];
-    struct zr_sim_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
-    zr_sim_join(r->v->sim, l, *known);
-    zr_sim_drop(*known);
+    struct zr_stamp **known = &r->pushed[r->n_carried++ % QUEUE];
+    struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
+    zr_line_join(zr_sim_recorder(r->v->sim), l, *known);
+    zr_stamp_drop(*known);
     *known = NULL;
     l->during = during[job->action.kind];
     l->unit = job->action.unit;
@@ -62,7 +62,7 @@ static void carry_some(struct zr_verify_rank *r)
 static void pushed(void *arg)
 {
     struct zr_verify_rank *r = arg;
-    r->pushed[r->n_pushed++ % QUEUE] = zr_sim_hold(zr_sim_speaker(r->v->sim));
+    r->pushed[r->n_pushed++ % QUEUE] = zr_stamp_hold(zr_sim_speaker(r->v->sim));
     while (r->pace == ZR_PACE_AT_ONCE && behind(r))
         carry_one(r);
     if (r->pace == ZR_PACE_RANDOM && zr_verify_chance(&r->v->random, 30))
@@ -129,7 +129,7 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
         struct zr_sim_touch touch = {r->scratch + s * bytes,
                                      bytes,
                                      how,
-                                     {.kind = ZR_SIM_PARAM,
+                                     {.kind = ZR_TAG_PARAM,
                                       .size = (uint8_t)size,
                                       .flat = (int32_t)(f - l->flats),
                                       .first = l->pieces[id].first,
@@ -158,8 +158,8 @@ static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
     r->mean[1] = 1;
     int err = zr_engine_mean(&r->engine, r->mean, 2);
     if (!err && (r->mean[0] != (r->engine.world - 1) / 2.0 || r->mean[1] != 1))
-        zr_sim_report(r->v->sim, "rank %d: the mean of 0..%d came out as %g", r->id, r->engine.world - 1,
-                      r->mean[0]);
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of 0..%d came out as %g", r->id,
+                  r->engine.world - 1, r->mean[0]);
     return err;
 }
 
@@ -173,8 +173,8 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
     if (err)
         return err;
     if (r->v->c->wait_result && any && result.skipped != poisoned)
-        zr_sim_report(r->v->sim, "rank %d: step %d was %s", r->id, d->step,
-                      poisoned ? "not skipped" : "skipped");
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, d->step,
+                  poisoned ? "not skipped" : "skipped");
     r->n_done += !poisoned;
     memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
     if (r->id == 0) {
@@ -190,7 +190,7 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
     static const char *const during[] = {"zero_begin", "zero_end",  "compute",    "zero_micro",
                                          "zero_step",  "zero_read", "zero_write", "zero_mean"};
-    struct zr_sim_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
+    struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : d->kind == ZR_DO_END ? ZR_EV_END
                                                               : ZR_EV_MICRO,
@@ -248,8 +248,8 @@ static int wrap(struct zr_verify_rank *r)
         return err;
     int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
     if (peak != v->plan->total_bytes || held != peak)
-        zr_sim_report(v->sim, "rank %d holds %lld bytes, at most %lld; the plan says %lld", r->id,
-                      (long long)held, (long long)peak, (long long)v->plan->total_bytes);
+        zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
+                  r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
     err = zr_engine_adopt(&r->engine);
     if (!err)
@@ -266,7 +266,7 @@ static void live(struct zr_verify_rank *r)
             r->dead = true;
             v->lose_at = v->n_turns + zr_verify_below(&v->random, 64);
             zr_sim_kill(v->sim, r->id);
-            zr_sim_forgive(v->sim);
+            zr_sim_recorder(v->sim)->forgiving = true;
             return;
         }
         const struct zr_deed *d = &v->script.deed[i];
@@ -323,7 +323,8 @@ static bool break_up(struct zr_verify_world *v)
     }
     zr_sim_comm_waits(v->gather[0], a, sizeof a);
     zr_sim_comm_waits(v->reduce[0], b, sizeof b);
-    zr_sim_report(v->sim, "hang%s: %s%s", v->ended ? " after the communicators failed" : "", a, b);
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "", a,
+              b);
     if (v->ended)
         return false;
     v->ended = true;
@@ -387,10 +388,10 @@ static void take_turns(struct zr_verify_world *v)
 
 /* ---- the world ---- */
 
-static struct zr_sim_tag whole_grad(void *arg, int32_t flat, uint32_t step)
+static struct zr_content whole_grad(void *arg, int32_t flat, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
-    struct zr_sim_tag tag = {.kind = ZR_SIM_GRAD, .size = sizeof(float), .flat = flat};
+    struct zr_content tag = {.kind = ZR_TAG_GRAD, .size = sizeof(float), .flat = flat};
     if (flat < 0 || flat >= v->layout->n_flats || step < 1 || (int)step > v->c->n_steps)
         return tag;
     int32_t n = v->script.n_contrib[((int)step - 1) * v->c->n_units + v->layout->flats[flat].unit];
@@ -466,7 +467,7 @@ static void own_values(struct zr_verify_world *v)
             int32_t id = l->piece_of[l->slice_base[t] + s];
             int64_t bytes = l->pieces[id].n * size;
             zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes,
-                        (struct zr_sim_tag){.kind = ZR_SIM_PARAM,
+                        (struct zr_content){.kind = ZR_TAG_PARAM,
                                             .size = (uint8_t)size,
                                             .flat = (int32_t)(zr_piece_flat(l, id) - l->flats),
                                             .first = l->pieces[id].first});
@@ -494,7 +495,7 @@ static int open_rank(struct zr_verify_world *v, int id)
     r->own = calloc(n, sizeof *r->own);
     r->n_used = calloc((size_t)v->layout->n_units, sizeof *r->n_used);
     r->stack = malloc(STACK_BYTES);
-    r->pushed = calloc(QUEUE, sizeof(struct zr_sim_stamp *));
+    r->pushed = calloc(QUEUE, sizeof(struct zr_stamp *));
     int64_t largest = 1;
     for (int32_t t = 0; t < v->layout->n_tensors; t++)
         largest =
@@ -550,10 +551,10 @@ static void close_ranks(struct zr_verify_world *v)
         struct zr_verify_rank *r = &v->ranks[id];
         int64_t peak;
         if (r->v && zr_sim_held(v->sim, id, &peak))
-            zr_sim_report(v->sim, "rank %d left %lld bytes of device memory", id,
-                          (long long)zr_sim_held(v->sim, id, &peak));
+            zr_report(zr_sim_recorder(v->sim), "rank %d left %lld bytes of device memory", id,
+                      (long long)zr_sim_held(v->sim, id, &peak));
         for (int i = 0; r->pushed && i < QUEUE; i++)
-            zr_sim_drop(r->pushed[i]);
+            zr_stamp_drop(r->pushed[i]);
         for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
             free(r->own[t]);
         free(r->tensors);
@@ -577,19 +578,20 @@ static void check_ends(struct zr_verify_world *v)
     for (int id = 0; id < c->world; id++) {
         const struct zr_verify_rank *r = &v->ranks[id];
         if (!r->done)
-            zr_sim_report(v->sim, "rank %d never ended", id);
+            zr_report(zr_sim_recorder(v->sim), "rank %d never ended", id);
         else if (died                               ? !r->dead && !r->error
                  : c->fail_alloc && v->agreed_error ? r->error != ZR_ERR_NOMEM
                                                     : r->error != 0)
-            zr_sim_report(v->sim, "rank %d ended with %d%s", id, r->error, died ? " though a rank died" : "");
+            zr_report(zr_sim_recorder(v->sim), "rank %d ended with %d%s", id, r->error,
+                      died ? " though a rank died" : "");
         else if (!died && (r->refused != first->refused || r->n_calls != first->n_calls))
-            zr_sim_report(v->sim, "rank %d stopped at call %lld, rank 0 at call %lld", id,
-                          (long long)r->n_calls, (long long)first->n_calls);
+            zr_report(zr_sim_recorder(v->sim), "rank %d stopped at call %lld, rank 0 at call %lld", id,
+                      (long long)r->n_calls, (long long)first->n_calls);
     }
 }
 
 /* Trace Event Format: a process is a rank, a thread one of its lines. */
-static void on_ran(void *arg, const struct zr_sim_info *info, const char *line, int rank, int64_t from_ns,
+static void on_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                    int64_t to_ns)
 {
     struct zr_verify_world *v = arg;
@@ -609,7 +611,7 @@ static void name_lines(struct zr_verify_world *v)
     for (int32_t i = 0; v->trace && i < v->c->world * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
         fprintf(v->trace,
                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
-                i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_line(v->sim, i)->name);
+                i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_recorder(v->sim)->lines[i].name);
 }
 
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
@@ -695,12 +697,14 @@ static int run_world(struct zr_verify_world *v, struct zr_verify_result *out, st
     int err = run(v, out, time);
     if (v->sim) {
         close_ranks(v);
-        struct zr_sim_counts counts = zr_sim_counts(v->sim);
-        out->n_ops = counts.n_ops;
-        out->n_accesses = counts.n_accesses;
-        out->n_reports = zr_sim_n_reports(v->sim);
+        const struct zr_recorder *rec = zr_sim_recorder(v->sim);
+        out->n_ops = rec->n_ops;
+        out->n_accesses = rec->n_accesses;
+        out->n_reports = rec->n_reports;
         out->n_unmatched = v->n_acted;
-        snprintf(out->text, sizeof out->text, "%s", zr_sim_first_report(v->sim));
+        snprintf(out->text, sizeof out->text, "%s", rec->first_report);
+        if (rec->broken)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory to keep a record of the case");
     }
     free(v->gather);
     free(v->reduce);

@@ -272,10 +272,10 @@ void zr_script_free(struct zr_script *s)
 /* At stages 2 and 3 the model has no pointer to a unit that is not open. */
 static int outside(struct zr_verify_rank *r, const struct zr_deed *d, const char *tensor, const char *what)
 {
-    zr_sim_report(r->v->sim,
-                  "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
-                  "zero_begin must come first",
-                  r->id, what, tensor, d->unit, d->backward ? "backward" : "forward", d->step);
+    zr_report(zr_sim_recorder(r->v->sim),
+              "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
+              "zero_begin must come first",
+              r->id, what, tensor, d->unit, d->backward ? "backward" : "forward", d->step);
     return 0;
 }
 
@@ -294,7 +294,7 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
             const struct zr_tensor *t = &l->tensors[p->tensor];
             int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
             uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
-            struct zr_sim_tag tag = {.kind = ZR_SIM_PARAM,
+            struct zr_content tag = {.kind = ZR_TAG_PARAM,
                                      .size = (uint8_t)size,
                                      .flat = u->first_flat + i,
                                      .first = p->first,
@@ -308,7 +308,7 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
                 continue;
             if (!*t->grad)
                 return outside(r, d, t->name, "the gradient of ");
-            tag.kind = ZR_SIM_GRAD;
+            tag.kind = ZR_TAG_GRAD;
             tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
             tag.n = 1;
             touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes,

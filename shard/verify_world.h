@@ -123,7 +123,7 @@ struct zr_verify_rank {
     struct zr_engine engine;
     struct zr_comm *gather, *reduce;
     struct zr_loop *loop;
-    struct zr_sim_stamp **pushed; /* (QUEUE) the model's clock when it gave a job */
+    struct zr_stamp **pushed; /* (QUEUE) the model's clock when it gave a job */
     uint64_t n_pushed, n_carried;
     enum zr_verify_pace pace;
     struct zr_job held; /* of a mutant that makes a job late */

@@ -85,7 +85,7 @@ static void trace_is_written(void **state)
         gathers |= strstr(text, "{\"name\":\"all_gather\",\"ph\":\"X\",\"pid\":1,") != NULL;
         named |= !strcmp(
             text,
-            "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":3,\"args\":{\"name\":\"gather\"}},\n");
+            "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":4,\"args\":{\"name\":\"gather\"}},\n");
         size_t n = strlen(text);
         ended = n >= 3 && !strcmp(text + n - 3, "}]\n");
     }
