@@ -28,7 +28,8 @@ RULES = (
     # A literal is fine: strings are blanked here before the search.
     ("an unbounded string call", LIBRARY, PROGRAM,
      re.compile(r"(?<![\w.>])((gets|strcat|sprintf|vsprintf)\s*\(|strcpy\s*\((?![^,]*, \"\"\)))")),
-    ("process-wide state of the C library", LIBRARY, PROGRAM,
+    # A touch of closed memory can be found in no other way: kernels/guard.c, and only while cfg.check is on.
+    ("process-wide state of the C library", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/guard\.c$"),
      re.compile(r"(?<![\w.>])(setenv|putenv|unsetenv|setlocale|srand|rand|strtok|signal|sigaction)\s*\(")),
 )
 COMMANDS = ("sh bench/run.sh", "sh test/run.sh")

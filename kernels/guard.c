@@ -1,0 +1,221 @@
+/* guard.c: see guard.h. Everything is one reservation of address space; the handler only reads what was there
+ * before the first page could be touched. */
+#include "kernels/guard.h"
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum { MOST_GUARDS = 64 };
+
+struct region {
+    char *from, *at; /* from: of the space before it */
+    int64_t bytes;
+    _Atomic int mode;
+};
+
+struct zr_guard {
+    char *base;
+    size_t bytes;
+    int64_t page;
+    int32_t n;
+    _Atomic bool claimed, noted;
+    struct zr_guard_touch first;
+    struct region region[];
+};
+
+/* The handler is the process's, so this is too. */
+static struct {
+    pthread_mutex_t lock; /* of the list and the handler; the handler itself reads the list without it */
+    _Atomic(struct zr_guard *) open[MOST_GUARDS];
+    int n_open;
+    struct sigaction before;
+} guards = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int64_t up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* ---- touches ---- */
+
+static int was_write(const ucontext_t *u)
+{
+#if defined(__x86_64__)
+    return (u->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#else
+    (void)u;
+    return -1;
+#endif
+}
+
+static int32_t region_of(const struct zr_guard *g, const char *at)
+{
+    int32_t lo = 0, hi = g->n;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (g->region[mid].from <= at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo - 1;
+}
+
+static void touched(struct zr_guard *g, char *at, int write)
+{
+    int32_t i = region_of(g, at);
+    struct region *r = &g->region[i];
+    int mode = atomic_load(&r->mode);
+    if (!atomic_exchange(&g->claimed, true)) {
+        g->first = (struct zr_guard_touch){i, at - r->at, (enum zr_guard_mode)mode, write};
+        atomic_store(&g->noted, true);
+    }
+    char *page = g->base + (at - g->base) / g->page * g->page;
+    bool inside = page + g->page > r->at && page < r->at + r->bytes;
+    mprotect(page, (size_t)g->page, PROT_READ | PROT_WRITE);
+    if (!inside || mode == ZR_GUARD_CLOSED)
+        memset(page, 0xff, (size_t)g->page);
+}
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    int kept = errno;
+    char *at = info->si_addr;
+    for (int i = 0; i < MOST_GUARDS; i++) {
+        struct zr_guard *g = atomic_load(&guards.open[i]);
+        if (g && at >= g->base && at < g->base + g->bytes) {
+            touched(g, at, was_write(context));
+            errno = kept;
+            return;
+        }
+    }
+    errno = kept;
+    if (guards.before.sa_flags & SA_SIGINFO)
+        guards.before.sa_sigaction(number, info, context);
+    else if (guards.before.sa_handler != SIG_DFL && guards.before.sa_handler != SIG_IGN)
+        guards.before.sa_handler(number);
+    else
+        sigaction(number, &guards.before, NULL); /* the same instruction faults again, and meets it */
+}
+
+/* ---- opening ---- */
+
+static int enlist(struct zr_guard *g)
+{
+    int i = 0, err = 0;
+    pthread_mutex_lock(&guards.lock);
+    while (i < MOST_GUARDS && atomic_load(&guards.open[i]))
+        i++;
+    if (i == MOST_GUARDS) {
+        err = zr_fail(ZR_ERR_NOMEM, "%d contexts with check are open, which is the most", MOST_GUARDS);
+    } else if (guards.n_open == 0) {
+        struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+        sigemptyset(&mine.sa_mask);
+        if (sigaction(SIGSEGV, &mine, &guards.before))
+            err = zr_fail(ZR_ERR_SYSTEM, "a handler for SIGSEGV could not be installed: %s", strerror(errno));
+    }
+    if (!err) {
+        atomic_store(&guards.open[i], g);
+        guards.n_open++;
+    }
+    pthread_mutex_unlock(&guards.lock);
+    return err;
+}
+
+static void delist(struct zr_guard *g)
+{
+    pthread_mutex_lock(&guards.lock);
+    for (int i = 0; i < MOST_GUARDS; i++) {
+        if (atomic_load(&guards.open[i]) != g)
+            continue;
+        atomic_store(&guards.open[i], NULL);
+        struct sigaction now;
+        /* Somebody else's that came later stays. */
+        if (--guards.n_open == 0 && !sigaction(SIGSEGV, NULL, &now) && now.sa_flags & SA_SIGINFO &&
+            now.sa_sigaction == on_fault)
+            sigaction(SIGSEGV, &guards.before, NULL);
+    }
+    pthread_mutex_unlock(&guards.lock);
+}
+
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, struct zr_guard **out)
+{
+    *out = NULL;
+    struct zr_guard *g = calloc(1, sizeof *g + (size_t)n * sizeof g->region[0]);
+    if (!g)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a guard of %d regions", n);
+    g->page = sysconf(_SC_PAGESIZE);
+    g->n = n;
+    int64_t total = 0;
+    for (int32_t i = 0; i < n; i++)
+        total += 3 * up(want[i].bytes, g->page) + 2 * g->page;
+    g->bytes = (size_t)total + (size_t)g->page;
+    g->base = mmap(NULL, g->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (g->base == MAP_FAILED) {
+        free(g);
+        return zr_fail(ZR_ERR_NOMEM, "no address space for a guard of %lld bytes", (long long)total);
+    }
+    char *at = g->base;
+    for (int32_t i = 0; i < n; i++) {
+        int64_t size = up(want[i].bytes, g->page);
+        struct region *r = &g->region[i];
+        r->from = at;
+        r->bytes = want[i].bytes;
+        r->at = at + size + g->page + size - up(want[i].bytes, want[i].align);
+        at += 3 * size + 2 * g->page;
+    }
+    int err = enlist(g);
+    if (err) {
+        munmap(g->base, g->bytes);
+        free(g);
+        return err;
+    }
+    *out = g;
+    return 0;
+}
+
+void zr_guard_close(struct zr_guard *g)
+{
+    if (!g)
+        return;
+    delist(g);
+    munmap(g->base, g->bytes);
+    free(g);
+}
+
+char *zr_guard_at(const struct zr_guard *g, int32_t region)
+{
+    return g->region[region].at;
+}
+
+int zr_guard_set(struct zr_guard *g, int32_t region, enum zr_guard_mode mode)
+{
+    static const int protection[] = {
+        [ZR_GUARD_CLOSED] = PROT_NONE, [ZR_GUARD_READ] = PROT_READ, [ZR_GUARD_OPEN] = PROT_READ | PROT_WRITE};
+    struct region *r = &g->region[region];
+    size_t size = (size_t)up(r->bytes, g->page);
+    char *page = r->from + size + g->page;
+    atomic_store(&r->mode, (int)mode);
+    if (size == 0)
+        return 0;
+    if ((mode == ZR_GUARD_CLOSED && madvise(page, size, MADV_DONTNEED)) ||
+        mprotect(page, size, protection[mode]))
+        return zr_fail(ZR_ERR_SYSTEM, "%zu bytes could not be protected: %s", size, strerror(errno));
+    return 0;
+}
+
+bool zr_guard_touched(const struct zr_guard *g, struct zr_guard_touch *out)
+{
+    if (!atomic_load(&g->noted))
+        return false;
+    *out = g->first;
+    return true;
+}

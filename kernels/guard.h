@@ -1,0 +1,47 @@
+/* guard.h: memory that tells who touches it: regions of pages that are closed to everyone, open for reading,
+ * or open, and a note of the first touch that was not allowed.
+ *
+ * A forbidden touch is a fault of the processor, so it is found where it happens, reads included. The fault
+ * is noted, the page is opened with NaN bytes in it, and the program goes on: what to say of it is for
+ * whoever asks next. Each region ends at a closed page, but for its alignment, and has closed space of its
+ * own size, at least, on both sides, so that a touch beside it is known as such.
+ *
+ * While any guard is open the process has a handler for SIGSEGV that passes on what is not a guard's; the one
+ * before it is put back with the last. A program that installs a handler of its own meanwhile is not stopped
+ * by a forbidden touch's being noted: it gets the signal. System calls that are handed a closed address fail
+ * with EFAULT instead.
+ *
+ * Thread-safety: a guard is opened, closed and changed by one thread; touches come from any. */
+#ifndef ZR_KERNELS_GUARD_H
+#define ZR_KERNELS_GUARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct zr_guard;
+
+enum zr_guard_mode { ZR_GUARD_CLOSED, ZR_GUARD_READ, ZR_GUARD_OPEN };
+
+struct zr_guard_touch {
+    int32_t region;
+    int64_t offset; /* of the byte in the region; negative or beyond its end: beside it */
+    enum zr_guard_mode mode;
+    int write; /* 1: it was a write, 0: a read, -1: this machine does not tell */
+};
+
+struct zr_guard_region {
+    int64_t bytes; /* 0 and more */
+    int64_t align; /* a power of two, at most a page. The rest of its multiple after the end is not closed */
+};
+
+/* n regions, all closed. ZR_ERR_NOMEM where address space or the number of guards in the process (64) runs
+ * out, ZR_ERR_SYSTEM without a handler. */
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, struct zr_guard **out);
+void zr_guard_close(struct zr_guard *g); /* NULL is allowed */
+char *zr_guard_at(const struct zr_guard *g, int32_t region);
+/* Closing forgets what is in the region. */
+int zr_guard_set(struct zr_guard *g, int32_t region, enum zr_guard_mode mode);
+/* The first forbidden touch so far; false: none. */
+bool zr_guard_touched(const struct zr_guard *g, struct zr_guard_touch *out);
+
+#endif
