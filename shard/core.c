@@ -684,6 +684,17 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
+const char *zr_action_name(enum zr_action_kind kind)
+{
+    static const char *const name[] = {[ZR_ACT_USE_PARAM] = "use_param",   [ZR_ACT_HIDE_PARAM] = "hide_param",
+                                       [ZR_ACT_WAIT_PARAM] = "wait_param", [ZR_ACT_USE_GRAD] = "use_grad",
+                                       [ZR_ACT_HIDE_GRAD] = "hide_grad",   [ZR_ACT_GATHER] = "gather",
+                                       [ZR_ACT_REDUCE] = "reduce",         [ZR_ACT_FOLD] = "fold",
+                                       [ZR_ACT_NO_GRAD] = "no_grad",       [ZR_ACT_NORM] = "norm",
+                                       [ZR_ACT_UPDATE] = "update",         [ZR_ACT_SNAPSHOT] = "snapshot"};
+    return name[kind];
+}
+
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
 {
     *n_out = 0;

@@ -89,6 +89,9 @@ struct zr_action {
     int32_t slot; /* -1: the resident place */
 };
 
+/* "gather", for messages. */
+const char *zr_action_name(enum zr_action_kind kind);
+
 struct zr_core_counts {
     int64_t n_calls;   /* begins and ends */
     int64_t n_strays;  /* calls that were not the next in the order */

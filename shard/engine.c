@@ -2,6 +2,7 @@
  * holds. */
 #include "shard/engine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,6 +95,10 @@ int zr_engine_check(struct zr_engine *e)
         code = e->gather->ops->status(e->gather, why, sizeof why);
         if (!code)
             code = e->reduce->ops->status(e->reduce, why, sizeof why);
+        if (!code) {
+            code = zr_watch_look(e);
+            snprintf(why, sizeof why, "%s", code ? zr_error_text() : "");
+        }
         if (!code)
             return 0;
         keep_first_finder(why, e->rank);
@@ -256,6 +261,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
         err = open_events(e);
     if (!err)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
+    if (!err)
+        err = zr_watch_open(e, parts->check, &e->watch);
     if (err)
         zr_engine_close(e);
     return err;
@@ -287,6 +294,7 @@ void zr_engine_close(struct zr_engine *e)
         if (e->state[i])
             d->free(e->dev, e->state[i], e->state_bytes);
     zr_timeline_close(e->timeline);
+    zr_watch_close(e->watch);
     free(e->events);
     free(e->grad_job);
     free(e->core);

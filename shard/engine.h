@@ -21,6 +21,7 @@
 #define ZR_SHARD_ENGINE_H
 
 #include "comm/comm.h"
+#include "shard/engine_check.h"
 #include "shard/loop.h"
 #include "shard/plan.h"
 #include "shard/timeline.h"
@@ -95,6 +96,7 @@ struct zr_engine {
     char fail_text[ZR_ERROR_BYTES];
 
     struct zr_timeline *timeline; /* NULL: not kept */
+    struct zr_watch *watch;       /* NULL: not checked */
 };
 
 struct zr_engine_parts {
@@ -102,10 +104,11 @@ struct zr_engine_parts {
     struct zr_comm *gather, *reduce;
     const struct zr_plan *plan; /* and its layout */
     const struct zr_options *opt;
-    struct zr_loop *loop; /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs
-                             are carried out by the model's thread; where that thread computes too (host), it
-                             then does all the work itself */
-    void *native_stream;  /* the model's compute stream on a GPU */
+    struct zr_loop *loop;   /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs
+                               are carried out by the model's thread; where that thread computes too (host), it
+                               then does all the work itself */
+    void *native_stream;    /* the model's compute stream on a GPU */
+    struct zr_check *check; /* dev and the communicators are its; NULL: not checked */
 };
 
 /* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. e is the caller's
@@ -185,6 +188,8 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
  * then. */
 int zr_engine_take_snapshot(struct zr_engine *e);
 int zr_engine_carry_snapshot(struct zr_engine *e); /* the loop's part of it */
+/* Whoever read the last snapshot is known to be done. Model's thread. */
+void zr_engine_snapshot_read(struct zr_engine *e);
 
 /* Loading. Collective, blocking, between steps (engine_restore.c). begin: nobody reads a shard any more. Then
  * every rank writes its runs (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end

@@ -22,16 +22,20 @@ static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const c
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
+    const char *guarded = zr_watch_param(e->watch, p);
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    at = guarded ? guarded : at;
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
+    const char *guarded = zr_watch_grad(e->watch, p);
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+    at = guarded ? guarded : at;
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
@@ -77,7 +81,7 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
     (void)f;
     (void)slot;
     int32_t other = other_slice(e, p->tensor, e->param_shown, --e->n_shown_param[p->tensor]);
-    void *pointer = NULL;
+    void *pointer = zr_watch_closed(e->watch, p->tensor, false);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -92,7 +96,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     if (!f->trainable)
         return;
     int32_t other = other_slice(e, p->tensor, e->grad_shown, --e->n_shown_grad[p->tensor]);
-    void *pointer = NULL;
+    void *pointer = zr_watch_closed(e->watch, p->tensor, true);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -122,7 +126,11 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
 
 void zr_engine_point(struct zr_engine *e)
 {
-    zr_engine_unpoint(e);
+    for (int32_t t = 0; t < e->layout->n_tensors; t++) {
+        *e->layout->tensors[t].param = zr_watch_closed(e->watch, t, false);
+        if (e->layout->tensors[t].grad)
+            *e->layout->tensors[t].grad = zr_watch_closed(e->watch, t, true);
+    }
     for (int32_t u = 0; e->plan->grad_resident && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
 }
@@ -144,6 +152,7 @@ static void push(struct zr_engine *e, const struct zr_action *a)
         zr_engine_carry(e, &job);
         return;
     }
+    job.known = zr_watch_hand(e->watch);
     zr_loop_push(e->loop, &job);
     e->unkicked = true;
 }
@@ -227,6 +236,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         err = wait_param(e, a->unit);
+        if (!err)
+            err = zr_watch_hand_out(e, a->unit, a->slot, false);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_param);
             e->param_shown[a->unit] = true;
@@ -234,8 +245,12 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         }
         return err;
     case ZR_ACT_WAIT_PARAM:
-        return wait_param(e, a->unit);
+        err = wait_param(e, a->unit);
+        return err ? err : zr_watch_hand_out(e, a->unit, a->slot, false);
     case ZR_ACT_HIDE_PARAM:
+        err = zr_watch_take_back(e, a->unit, a->slot, false);
+        if (err)
+            return err;
         if (repoint) {
             e->param_shown[a->unit] = false;
             for_pieces(e, a->unit, a->slot, hide_param);
@@ -243,6 +258,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return a->slot >= 0 ? d->event_record(e->param_free[a->slot], e->compute) : 0;
     case ZR_ACT_USE_GRAD:
         err = use_grad(e, a);
+        if (!err)
+            err = zr_watch_hand_out(e, a->unit, a->slot, true);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_grad);
             e->grad_shown[a->unit] = true;
@@ -250,6 +267,9 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         }
         return err;
     case ZR_ACT_HIDE_GRAD:
+        err = zr_watch_take_back(e, a->unit, a->slot, true);
+        if (err)
+            return err;
         if (repoint) {
             e->grad_shown[a->unit] = false;
             for_pieces(e, a->unit, a->slot, hide_grad);
@@ -273,6 +293,14 @@ static int run_actions(struct zr_engine *e, int32_t n)
     return err ? err : zr_engine_check(e);
 }
 
+static const char *call_name(enum zr_core_event_kind kind)
+{
+    static const char *const name[] = {
+        [ZR_EV_BEGIN] = "zero_begin", [ZR_EV_END] = "zero_end",       [ZR_EV_MICRO] = "zero_micro",
+        [ZR_EV_STEP] = "zero_step",   [ZR_EV_REWRITE] = "zero_write", [ZR_EV_SNAPSHOT] = "zero_save"};
+    return name[kind];
+}
+
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
 {
     int32_t n, err = zr_engine_check(e);
@@ -281,6 +309,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     err = zr_core_step(e->core, ev, e->actions, &n);
     if (err)
         return err;
+    zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                  ev->backward ? "backward" : "forward", e->step);
     enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
@@ -355,6 +385,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         return err;
     e->step++;
     e->lr = lr;
+    zr_watch_call(e->watch, "zero_step", -1, "", e->step);
+    zr_watch_step(e);
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
     err = e->dev->ops->event_record(e->step_compute, e->compute);
     if (err)

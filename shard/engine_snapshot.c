@@ -49,7 +49,13 @@ static void tell(void *arg)
 int zr_engine_carry_snapshot(struct zr_engine *e)
 {
     int err = zr_engine_runs(e, copy_run, e);
+    zr_watch_reader(e);
     return err ? err : e->dev->ops->call(e->reduce_stream, tell, &e, sizeof e);
+}
+
+void zr_engine_snapshot_read(struct zr_engine *e)
+{
+    zr_watch_reader_done(e->watch);
 }
 
 int zr_engine_take_snapshot(struct zr_engine *e)

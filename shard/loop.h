@@ -14,8 +14,11 @@
 #include <uv.h>
 
 /* An action and what the model's thread knew when it gave it. */
+struct zr_stamp;
+
 struct zr_job {
     struct zr_action action;
+    struct zr_stamp *known; /* of a check (engine_check.h); NULL: none */
     uint64_t call_hash;
     uint32_t step;
     float lr;

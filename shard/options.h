@@ -74,6 +74,8 @@ struct zr_options {
 
     bool save_async; /* reserve memory for a snapshot, and write checkpoints from it while training goes on */
     int save_keep;   /* checkpoints kept in a folder; 0: all */
+
+    bool check; /* watch the run (engine_check.h) */
 };
 
 #endif

@@ -156,6 +156,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .trace = c->trace,
         .save_async = c->save_async,
         .save_keep = c->save_keep,
+        .check = c->check,
     };
     switch (kind) {
     case ZR_ADAMW:

@@ -22,18 +22,21 @@
  * the old size (put an explicit reserved field in the padding if need be), write the old size as a number in
  * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
 #define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
-#define CONFIG_BYTES    176 /* version 2: save_async, save_keep */
+#define CONFIG_V2_BYTES 176 /* save_async, save_keep */
+#define CONFIG_BYTES    184 /* version 3: check */
 _Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_BYTES,
                "struct zero_config changed");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, save_async) >= CONFIG_V1_BYTES,
                "new fields begin after version 1");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, trace) + 8 == CONFIG_V1_BYTES,
                "trace and 4 bytes of padding end version 1");
+_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, check) >= CONFIG_V2_BYTES,
+               "new fields begin after version 2");
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
-_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
-               "32 fields");
+_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
+               "34 fields");
 #pragma GCC diagnostic pop
 
 #define CONFIG_FIRST_BYTES (sizeof(void *) == 8 ? CONFIG_V1_BYTES : sizeof(struct zero_config))
@@ -130,13 +133,15 @@ static const struct field fields[] = {
     FIXED(reserved0, "reserved"),
     FIELD(save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD(save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
+    FIELD(check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIXED(reserved1, "reserved"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
 /* Variables that other parts read; never a misspelt field. */
 static const char *const other_variables[] = {"ZERO_RANK",       "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",
                                               "ZERO_RENDEZVOUS", "ZERO_JOB",        "ZERO_ISA",
-                                              "ZERO_POISON",     "ZERO_CHECK"};
+                                              "ZERO_POISON"};
 
 union value {
     int64_t i;

@@ -15,6 +15,7 @@ struct zero_ctx {
     struct zr_loop *loop;
     struct zr_rendezvous *rendezvous; /* NULL for world 1 */
     struct zr_device *device;
+    struct zr_check *check; /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_comm *gather, *reduce;
     struct zr_engine engine;
     bool engine_open;

@@ -3,6 +3,7 @@
  * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a
  * fault on one is an error on all; then memory is taken, and compared again; the model's own pointers are
  * touched last, when nothing can fail any more. */
+#include "shard/check_comm.h"
 #include "zero/context.h"
 
 #include <sched.h>
@@ -63,7 +64,10 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     err = zr_memory_check(z->plan, z->world.world);
     if (err)
         return err;
-    return zr_host_device_open(&z->device);
+    err = zr_host_device_open(&z->device);
+    if (!err && z->config.options.check)
+        err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
+    return err;
 }
 
 static int connect_ranks(struct zero_ctx *z)
@@ -73,14 +77,17 @@ static int connect_ranks(struct zero_ctx *z)
 
 static int open_comms(struct zero_ctx *z, enum zero_backend backend)
 {
-    int64_t timeout_ms = z->config.options.timeout_ms;
-    int err;
-    if (backend == ZERO_BACKEND_SELF) {
-        err = zr_self_open(z->device, &z->gather);
-        return err ? err : zr_self_open(z->device, &z->reduce);
+    static const char *const name[] = {"gather", "reduce"};
+    struct zr_comm **out[] = {&z->gather, &z->reduce};
+    int err = 0;
+    for (int i = 0; !err && i < 2; i++) {
+        err = backend == ZERO_BACKEND_SELF
+                  ? zr_self_open(z->device, out[i])
+                  : zr_shm_open(z->rendezvous, z->device, name[i], z->config.options.timeout_ms, out[i]);
+        if (!err && z->check)
+            err = zr_check_comm_open(z->check, *out[i], name[i], out[i]);
     }
-    err = zr_shm_open(z->rendezvous, z->device, "gather", timeout_ms, &z->gather);
-    return err ? err : zr_shm_open(z->rendezvous, z->device, "reduce", timeout_ms, &z->reduce);
+    return err;
 }
 
 static void on_lost(void *arg, int rank, const char *why)
@@ -121,6 +128,7 @@ static void tear_down(struct zero_ctx *z)
     if (z->reduce)
         z->reduce->ops->close(z->reduce);
     zr_rendezvous_free(z->rendezvous);
+    zr_check_close(z->check);
     if (z->device)
         z->device->ops->close(z->device);
     zr_plan_free(z->plan);
@@ -134,7 +142,8 @@ static void tear_down(struct zero_ctx *z)
 
 static int open_engine(struct zero_ctx *z)
 {
-    struct zr_engine_parts parts = {.dev = z->device,
+    struct zr_engine_parts parts = {.dev = z->check ? zr_check_device(z->check) : z->device,
+                                    .check = z->check,
                                     .gather = z->gather,
                                     .reduce = z->reduce,
                                     .plan = z->plan,

@@ -24,8 +24,8 @@
  * ranks at stages 0 to 2.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
- * the functions without a context, are independent. The library has no global state, prints nothing, never
- * exits. */
+ * the functions without a context, are independent. The library has no global state (but for the handler of a
+ * signal while cfg.check is on), prints nothing, never exits. */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
 
@@ -168,6 +168,12 @@ struct zero_config {
     int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
                            on. Reserves memory for it (category staging): what this rank saves; default 0 */
     int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: all */
+
+    int32_t check; /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages
+                      2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
+                      that is closed to it then (see README). A fault ends the context with a message naming
+                      it. For debugging: slower, and a bracket's unit is held twice; default 0 */
+    int32_t reserved1; /* 0 */
 };
 #ifdef __cplusplus
 static inline zero_config zero_config_init(void)

@@ -95,6 +95,7 @@ static void test_defaults(void **state)
         assert_false(o->trace);
         assert_false(o->save_async);
         assert_int_equal(o->save_keep, 0);
+        assert_false(o->check);
         assert_int_equal(both[i].user.world, 0);
         zr_config_release(&both[i]);
     }
@@ -213,6 +214,7 @@ static const struct text_case text_cases[] = {
     {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
     {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
     {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
+    {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -409,6 +411,13 @@ static void test_size(void **state)
         assert_int_equal(offsetof(struct zero_config, trace), 160);
         assert_false(c.options.save_async);
         assert_int_equal(offsetof(struct zero_config, save_async), 168); /* not in the padding of version 1 */
+        cfg.size = 176;                                                  /* the second's */
+        cfg.save_keep = 5;
+        cfg.check = 1;
+        c = accept(&cfg);
+        assert_int_equal(c.options.save_keep, 5);
+        assert_false(c.options.check);
+        assert_int_equal(offsetof(struct zero_config, check), 176);
     }
 }
 

@@ -1,0 +1,352 @@
+/* test_check.c: cfg.check: a model that keeps to its brackets trains as without it; one that does not is told
+ * what it touched; and a wait that is missing from the library's own schedule is found in a real run. */
+#include "shard/engine.h"
+#include "test/zero/toy_net.h"
+#include "zero/context.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3 };
+
+struct lines {
+    char text[8192];
+    int n;
+};
+
+static void keep_line(void *arg, const char *line)
+{
+    struct lines *l = arg;
+    size_t used = strlen(l->text);
+    snprintf(l->text + used, sizeof l->text - used, "%s\n", line);
+    l->n++;
+}
+
+static int train(struct toy *m, zero_ctx *z, const struct toy_rank *r, int accum)
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int a = 0; !err && a < accum; a++) {
+            err = toy_forward(m, z, true);
+            if (!err)
+                err = toy_backward(m, z, true, step, a * r->world + r->rank);
+        }
+        if (!err)
+            err = zero_step(z, 0.01f, NULL);
+    }
+    return err;
+}
+
+/* ---- models that do as they should ---- */
+
+struct sound {
+    int stage, accum;
+    bool check, async;
+};
+
+static void sound_rank(struct toy_rank *r)
+{
+    const struct sound *s = r->arg;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, s->stage);
+    cfg.grad_accum_steps = s->accum;
+    cfg.check = s->check;
+    cfg.param_budget_bytes = 1;
+    cfg.prefetch = -1;
+    struct zero_ctx *z = NULL;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err == ZERO_ERR_BUDGET) {
+        cfg.param_budget_bytes = 0;
+        err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    }
+    if (!err)
+        err = train(&m, z, r, s->accum);
+    if (!err)
+        err = toy_hash(z, 2, &r->hash);
+    toy_note(r, err);
+    if (!err && z && (z->check != NULL) != s->check)
+        toy_wrong(r, "check is %d", z->check != NULL);
+    if (!err && z && s->stage > 1 && (m.param[0] != NULL) != s->check)
+        toy_wrong(r, "a pointer outside its bracket is %p", m.param[0]);
+    int last = zero_unwrap(&z);
+    if (!err && last)
+        toy_note(r, last);
+    toy_free(&m);
+}
+
+static uint64_t run_sound(const struct sound *s, int world)
+{
+    struct toy_rank ranks[MOST_TOY_RANKS];
+    toy_ranks(world, sound_rank, (void *)s, ranks);
+    for (int i = 0; i < world; i++)
+        if (ranks[i].err || ranks[i].wrong[0])
+            fail_msg("stage %d, world %d, rank %d: %s %s", s->stage, world, i, ranks[i].text, ranks[i].wrong);
+    return ranks[0].hash;
+}
+
+static void test_sound_models(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 4; world++)
+        for (int stage = 0; stage < 4; stage++) {
+            struct sound s = {.stage = stage, .accum = world == 2 ? 3 : 1};
+            uint64_t plain = run_sound(&s, world);
+            s.check = true;
+            assert_int_equal(run_sound(&s, world), plain);
+        }
+}
+
+/* ---- models that do not ---- */
+
+enum wrong {
+    WRITES_GRAD_AFTER_END,
+    READS_BEFORE_BEGIN,
+    READS_AFTER_END,
+    KEEPS_POINTER,
+    KEEPS_POINTER_OVER_BACKWARD,
+    KEEPS_POINTER_OF_FORWARD,
+    OTHER_LAYER,
+    WRITES_PARAM,
+    BEYOND_END,
+    WRONGS
+};
+
+static const char *const told[WRONGS] = {
+    [WRITES_GRAD_AFTER_END] =
+        "after zero_end of unit 0 in backward, step 1, it writes the gradient of tensor "
+        "embedding (unit 0, element 7) outside its bracket",
+    [READS_BEFORE_BEGIN] =
+        "after zero_step, step 1, it reads tensor bias (unit 1, element 0) outside its bracket",
+    [READS_AFTER_END] =
+        "after zero_end of unit 1 in forward, step 1, it reads tensor layers (unit 1, element "
+        "119) outside its bracket",
+    [KEEPS_POINTER] =
+        "it reads tensor head (unit 3, element 5) outside its bracket, by a pointer that it kept",
+    [KEEPS_POINTER_OVER_BACKWARD] = "tensor embedding (unit 0, element 0) outside its bracket, by a pointer",
+    [KEEPS_POINTER_OF_FORWARD] = "tensor embedding (unit 0, element 0) outside its bracket, by a pointer",
+    [OTHER_LAYER] = "after zero_begin of unit 1 in backward, step 1, it writes the gradient of tensor layers "
+                    "(unit 2, element 120) outside its bracket",
+    [WRITES_PARAM] =
+        "after zero_begin of unit 3 in forward, step 1, it writes tensor head (unit 3, element 1) "
+        "which may only be read",
+    [BEYOND_END] = "it writes the gradient of tensor embedding (44 bytes beyond its end) where no tensor is",
+};
+
+struct faulty {
+    int stage;
+    enum wrong wrong;
+    struct lines lines;
+};
+
+static volatile float seen;
+
+/* The second step, with one thing wrong in it. */
+static int wrong_step(struct toy *m, zero_ctx *z, const struct toy_rank *r, enum wrong wrong)
+{
+    int err = 0;
+    volatile float *kept = NULL;
+    volatile uint16_t *kept_half = NULL;
+    if (wrong == READS_BEFORE_BEGIN)
+        seen = ((volatile uint16_t *)m->param[2])[0];
+    for (int u = 0; !err && u < TOY_UNITS; u++) {
+        err = zero_begin(z, u, ZERO_FORWARD);
+        if (u == 0)
+            kept = m->param[0];
+        if (u == 3)
+            kept_half = m->param[4];
+        if (u == 3 && wrong == WRITES_PARAM)
+            ((volatile uint16_t *)m->param[4])[1] = 1;
+        if (!err)
+            err = zero_end(z, u, ZERO_FORWARD);
+        if (u == 1 && wrong == READS_AFTER_END)
+            seen = ((volatile float *)m->param[TOY_STACKED])[119];
+        if (u == 3 && wrong == KEEPS_POINTER)
+            seen = kept_half[5];
+    }
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(z, u, ZERO_BACKWARD);
+        if (u == 0 && wrong == KEEPS_POINTER_OVER_BACKWARD)
+            seen = kept[0];
+        if (u == 1 && wrong == OTHER_LAYER)
+            ((volatile float *)m->grad[TOY_STACKED])[120] = 1;
+        if (u == 0 && wrong == BEYOND_END)
+            ((volatile float *)m->grad[0])[toy_elems(0) + 11] = 1; /* the next multiple of 64 bytes */
+        if (!err)
+            toy_add_gradient(m, u, 1, r->rank);
+        if (!err)
+            err = zero_end(z, u, ZERO_BACKWARD);
+        if (u == 0 && wrong == WRITES_GRAD_AFTER_END)
+            ((volatile float *)m->grad[0])[7] = 1;
+    }
+    for (int k = 0; !err && wrong == KEEPS_POINTER_OF_FORWARD && k < 2; k++) {
+        /* Only in forward, one step after the other. */
+        err = zero_step(z, 0.01f, NULL);
+        for (int u = 0; !err && u < TOY_UNITS; u++) {
+            err = zero_begin(z, u, ZERO_FORWARD);
+            if (u == 0)
+                seen = kept[0];
+            if (!err)
+                err = zero_end(z, u, ZERO_FORWARD);
+        }
+        if (!err)
+            err = toy_backward(m, z, true, 2 + k, r->rank);
+    }
+    return err ? err : zero_step(z, 0.01f, NULL);
+}
+
+static void faulty_rank(struct toy_rank *r)
+{
+    struct faulty *f = r->arg;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, f->stage);
+    cfg.check = 1;
+    bool mine = r->rank == r->world - 1; /* whose model is wrong */
+    if (mine) {
+        cfg.log = keep_line;
+        cfg.log_arg = &f->lines;
+    }
+    struct zero_ctx *z = NULL;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    for (int step = 0; !err && step < 4; step++) {
+        if (step == 1 && mine) {
+            err = wrong_step(&m, z, r, f->wrong);
+            continue;
+        }
+        err = toy_forward(&m, z, true);
+        if (!err)
+            err = toy_backward(&m, z, true, step, r->rank);
+        if (!err)
+            err = zero_step(z, 0.01f, NULL);
+    }
+    toy_note(r, err);
+    if (zero_begin(z, 0, ZERO_FORWARD) != err)
+        toy_wrong(r, "the context goes on: %s", zero_last_error());
+    if (zero_unwrap(&z) != err)
+        toy_wrong(r, "unwrap says %s", zero_last_error());
+    for (int t = 0; t < TOY_TENSORS; t++)
+        if (m.param[t] || m.grad[t])
+            toy_wrong(r, "a pointer is left");
+    toy_free(&m);
+}
+
+static void test_faults_of_the_model(void **state)
+{
+    (void)state;
+    for (int wrong = 0; wrong < WRONGS; wrong++)
+        for (int stage = 2; stage < 4; stage++)
+            for (int world = 1; world < 4; world += 2) {
+                struct faulty f = {.stage = stage, .wrong = (enum wrong)wrong};
+                struct toy_rank ranks[MOST_TOY_RANKS];
+                toy_ranks(world, faulty_rank, &f, ranks);
+                for (int i = 0; i < world; i++)
+                    if (ranks[i].err != ZERO_ERR_ORDER || !strstr(ranks[i].text, "the model's fault") ||
+                        !strstr(ranks[i].text, told[wrong]) || ranks[i].wrong[0])
+                        fail_msg("fault %d, stage %d, world %d, rank %d: %d \"%s\" %s; wanted \"%s\"", wrong,
+                                 stage, world, i, ranks[i].err, ranks[i].text, ranks[i].wrong, told[wrong]);
+                assert_non_null(strstr(f.lines.text, told[wrong]));
+                assert_ptr_equal(strstr(strstr(f.lines.text, told[wrong]) + 1, told[wrong]), NULL); /* once */
+            }
+}
+
+/* ---- a schedule with a wait missing ---- */
+
+/* What compute does is known to the loop by the job that follows, where the model's thread computes: so of
+ * the events only those of the loop's streams are ever waited for in earnest on the host. test/sim has
+ * the others. */
+enum missing { NOTHING, UPDATED, READY, GRAD_FREE, MISSINGS };
+
+struct gap {
+    enum missing what;
+    int stage;
+};
+
+/* Of the rank whose thread set them; a device's functions are not told whose they are. */
+static struct zr_device_ops torn_ops;
+static const struct zr_device_ops *whole_ops;
+static struct zr_engine *torn;
+static enum missing torn_what;
+
+static bool is_torn(const struct zr_event *e)
+{
+    int32_t places = torn->plan->grad_resident ? torn->layout->n_units : torn->plan->n_grad_slots;
+    const struct {
+        struct zr_event **at;
+        int32_t n;
+    } of[MISSINGS] = {[UPDATED] = {torn->updated, torn->layout->n_units},
+                      [READY] = {torn->ready, torn->layout->n_units},
+                      [GRAD_FREE] = {torn->grad_free, places}};
+    for (int32_t i = 0; i < of[torn_what].n; i++)
+        if (of[torn_what].at[i] == e)
+            return true;
+    return false;
+}
+
+static int torn_wait(struct zr_stream *s, struct zr_event *e)
+{
+    return is_torn(e) ? 0 : whole_ops->stream_wait(s, e);
+}
+
+static bool torn_done(struct zr_event *e)
+{
+    return is_torn(e) ? false : whole_ops->event_done(e);
+}
+
+static void torn_rank(struct toy_rank *r)
+{
+    const struct gap *g = r->arg;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, g->stage);
+    cfg.check = 1;
+    cfg.prefetch = 1;
+    struct zero_ctx *z = NULL;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (!err && r->rank == 1 && g->what) {
+        torn = &z->engine;
+        torn_what = g->what;
+        whole_ops = z->engine.dev->ops;
+        torn_ops = *whole_ops;
+        torn_ops.stream_wait = torn_wait;
+        torn_ops.event_done = torn_done;
+        z->engine.dev->ops = &torn_ops;
+    }
+    if (!err)
+        err = train(&m, z, r, 1);
+    toy_note(r, err);
+    int last = zero_unwrap(&z);
+    if (!err && last)
+        toy_note(r, last);
+    toy_free(&m);
+}
+
+static void test_missing_waits(void **state)
+{
+    (void)state;
+    for (int what = 0; what < MISSINGS; what++) {
+        struct gap g = {.what = (enum missing)what, .stage = 3};
+        struct toy_rank ranks[2];
+        toy_ranks(2, torn_rank, &g, ranks);
+        if (what == NOTHING ? ranks[1].err != 0
+                            : ranks[1].err != ZERO_ERR_FAILED || !strstr(ranks[1].text, "check: race on"))
+            fail_msg("without wait %d: %d %s", what, ranks[1].err, ranks[1].text);
+        printf("%d: %s\n", what, ranks[1].text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sound_models),
+        cmocka_unit_test(test_faults_of_the_model),
+        cmocka_unit_test(test_missing_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
