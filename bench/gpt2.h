@@ -3,13 +3,15 @@
  * Layer l of a stacked tensor is params.qkvw + l*3*C*C. Nothing here knows of libzero: train.c calls these
  * functions layer by layer, between brackets when it is wrapped. Compiled once per dtype (gpt2_real.h).
  *
+ * The same text runs on the host and on a GPU: memory is its place's, and work is put on its place's stream
+ * (on the host it is done when a call returns). No call waits for a GPU but those that say so.
+ *
  * B rows, T tokens each, C channels, NH heads, L layers, V token ids. */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
 #include "bench/gpt2_config.h"
-#include "bench/gpt2_real.h"
-#include "kernels/gemm.h"
+#include "bench/gpt2_place.h"
 
 struct params {
     real *wte;      /* (V, C) token embedding, and the head */
@@ -44,14 +46,16 @@ struct activations {
     real *fch_gelu;  /* (L, B, T, 4*C) */
     real *residual3; /* (L, B, T, C) */
     real *lnf;       /* (B, T, C) */
-    real *dlogits;   /* (B, T, V) the loss's gradient, made in forward while the logits are at hand */
+    real *dlogits;   /* (B, T, V), rows padded: the loss's gradient, made in forward while the logits are at
+                        hand */
     real *dresidual; /* (B, T, C) from here on: scratch of backward */
     real *dbtc;      /* (B, T, C) */
     real *dqkv;      /* (B, T, 3*C) */
     real *dfch;      /* (B, T, 4*C) */
     real *dscores;   /* (NH, T, T) of one row */
+    real *dbias;     /* (4*C) */
 };
-#define GPT2_N_ACTIVATIONS 17
+#define GPT2_N_ACTIVATIONS 18
 
 /* fp32 whatever the dtype: statistics, and scratch. */
 struct statistics {
@@ -59,44 +63,68 @@ struct statistics {
     float *ln2_mean, *ln2_rstd; /* (L, B, T) each */
     float *lnf_mean, *lnf_rstd; /* (B, T) each */
     float *scores;              /* (NH, T, T) of one row */
-    float *logits;              /* (T, V) of one row */
-    float *columns;             /* (4*C) */
+    float *logits;              /* (T, V) of one row, its rows padded */
+    float *scratch;             /* of layers */
 };
 #define GPT2_N_STATISTICS 9
 
+struct gpt2_block {
+    void *p;
+    int64_t bytes;
+};
+
 struct gpt2 {
     struct gpt2_config config;
-    int64_t B;
+    int64_t B, ld_logits;           /* elements between rows of logits */
+    const struct gpt2_place *place; /* borrowed */
     struct params params, grads;
     struct activations acts;
     struct statistics stats;
-    int32_t *tokens, *targets; /* (B, T) each, filled in by the caller before forward */
+    double *losses, *loss; /* (B, T); their mean, summed over micro-batches */
 
-    real *params_memory, *grads_memory, *acts_memory; /* the flat buffers */
-    float *stats_memory;
-    int64_t *order;       /* (B*T + V + 1) scratch of the embedding's backward */
-    struct zr_gemm *gemm; /* borrowed */
-    int err;              /* the first failure of a matrix product; kept until looked at */
+    /* What the caller fills in before forward, (B, T) each, after gpt2_next_batch. */
+    int32_t *tokens, *targets;
+    /* Of the host, so that one is filled while the other is on its way, and the device's. */
+    struct gpt2_batch staged[2], batch;
+    int slot;                   /* of staged */
+    struct zr_event *sent[2];   /* staged[i] may be written again */
+    int32_t *count;             /* (V + 1) scratch of sorting a batch, on the host */
+    double *loss_out;           /* on the host */
+    struct zr_event *loss_sent; /* loss_out is there */
+
+    struct gpt2_block params_memory, grads_memory, acts_memory, stats_memory, losses_memory, batch_memory;
+    struct gpt2_block staged_memory; /* host_alloc */
+    int err;                         /* the first failure; kept until looked at */
 };
 
 /* Takes memory for the parameters, activations and tokens, and draws the parameters from seed (GPT-2's
- * initialisation: normal 0.02, residual projections by 1/sqrt(2L) smaller). Returns 0 or a zr_err; on failure
- * nothing is held. */
+ * initialisation: normal 0.02, residual projections by 1/sqrt(2L) smaller). Waits. Returns 0 or a zr_err; on
+ * failure nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              struct zr_gemm *gemm);
+              const struct gpt2_place *place);
 /* Takes memory for the gradients too, zeroed: not needed when libzero hands them out. */
 int gpt2_open_grads(struct gpt2 *m);
 /* Gives back the parameters' own memory; m->params is left alone, for it may point elsewhere by now. */
 void gpt2_free_params(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
 
-/* One micro-batch: embed, each layer in turn, head. The head returns the mean loss over B*T tokens. */
+/* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;
+ * waits until the batch before the last has been copied. Returns 0 or a zr_err. */
+int gpt2_next_batch(struct gpt2 *m);
+
+/* One micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens (to a
+ * multiple of 2^-36) to those of the micro-batches before. */
 void gpt2_embed_forward(struct gpt2 *m);
 void gpt2_layer_forward(struct gpt2 *m, int64_t l);
-double gpt2_head_forward(struct gpt2 *m);
+void gpt2_head_forward(struct gpt2 *m);
 /* And back: head, layers reversed, embed. Gradients are added to m->grads. */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);
+
+/* Sends the sum of the losses to the host, and begins a new one. */
+int gpt2_send_loss(struct gpt2 *m);
+/* *loss: the sum sent last. Waits for it. */
+int gpt2_take_loss(struct gpt2 *m, double *loss);
 
 #endif

@@ -1,4 +1,5 @@
-/* gpt2_layers.c: see gpt2_layers.h.
+/* gpt2_layers.c: gpt2_layers.h on the host. The work is done on the calling thread; streams are not looked
+ * at.
  *
  * Loops are written so that a compiler vectorises them without being allowed to reorder floating point:
  * element-wise ones as they stand, sums over 16 lanes in one fixed order. */
@@ -110,10 +111,12 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
     }
 }
 
-GPT2_CLONES void layernorm_forward(real *restrict out, float *restrict mean, float *restrict rstd,
-                                   const real *restrict inp, const real *restrict weight,
-                                   const real *restrict bias, float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static int layernorm_forward(struct zr_stream *s, real *restrict out, float *restrict mean,
+                                         float *restrict rstd, const real *restrict inp,
+                                         const real *restrict weight, const real *restrict bias,
+                                         float *restrict columns, int64_t N, int64_t C)
 {
+    (void)s;
     float *restrict x = columns;
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
         for (int64_t i = 0; i < C; i++) {
@@ -130,13 +133,16 @@ GPT2_CLONES void layernorm_forward(real *restrict out, float *restrict mean, flo
         mean[row] = mu;
         rstd[row] = scale;
     }
+    return 0;
 }
 
-GPT2_CLONES void layernorm_backward(real *restrict dinp, real *restrict dweight, real *restrict dbias,
-                                    const real *restrict dout, const real *restrict inp,
-                                    const real *restrict weight, const float *restrict mean,
-                                    const float *restrict rstd, float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static int layernorm_backward(struct zr_stream *s, real *restrict dinp, real *restrict dweight,
+                                          real *restrict dbias, const real *restrict dout,
+                                          const real *restrict inp, const real *restrict weight,
+                                          const float *restrict mean, const float *restrict rstd,
+                                          float *restrict columns, int64_t N, int64_t C)
 {
+    (void)s;
     float *restrict dw = columns, *restrict db = columns + C;
     float *restrict norm = columns + 2 * C, *restrict dnorm = columns + 3 * C;
     memset(columns, 0, 2 * (size_t)C * sizeof *columns);
@@ -156,6 +162,7 @@ GPT2_CLONES void layernorm_backward(real *restrict dinp, real *restrict dweight,
     }
     add_columns(dweight, dw, C);
     add_columns(dbias, db, C);
+    return 0;
 }
 
 /* gelu(x) = x/2 * (1 + tanh(u)) = x * s with s = 1 / (1 + e^(-2u)) and u = sqrt(2/pi) * (x + 0.044715 x^3) */
@@ -168,27 +175,34 @@ static inline float gelu_gate(float x)
     return 1.0f / (1.0f + fast_exp(-2.0f * u));
 }
 
-GPT2_CLONES void gelu_forward(real *restrict out, const real *restrict inp, int64_t n)
+GPT2_CLONES static int gelu_forward(struct zr_stream *s, real *restrict out, const real *restrict inp,
+                                    int64_t n)
 {
+    (void)s;
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
         out[i] = from_float(x * gelu_gate(x));
     }
+    return 0;
 }
 
-GPT2_CLONES void gelu_backward(real *restrict dout, const real *restrict inp, int64_t n)
+GPT2_CLONES static int gelu_backward(struct zr_stream *s, real *restrict dout, const real *restrict inp,
+                                     int64_t n)
 {
+    (void)s;
     for (int64_t i = 0; i < n; i++) {
-        float x = to_float(inp[i]), s = gelu_gate(x);
+        float x = to_float(inp[i]), gate = gelu_gate(x);
         float du = SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * x * x);
-        float slope = s + 2.0f * x * s * (1.0f - s) * du;
+        float slope = gate + 2.0f * x * gate * (1.0f - gate) * du;
         dout[i] = from_float(to_float(dout[i]) * slope);
     }
+    return 0;
 }
 
-GPT2_CLONES void causal_softmax_forward(real *restrict att, float *restrict scores, int64_t NH, int64_t T,
-                                        float scale)
+GPT2_CLONES static int causal_softmax_forward(struct zr_stream *s, real *restrict att, float *restrict scores,
+                                              int64_t NH, int64_t T, float scale)
 {
+    (void)s;
     for (int64_t row = 0; row < NH * T; row++, att += T, scores += T) {
         int64_t n = row % T + 1; /* a token sees itself and those before it */
         float top = largest(scores, n);
@@ -201,11 +215,14 @@ GPT2_CLONES void causal_softmax_forward(real *restrict att, float *restrict scor
         }
         memset(att + n, 0, (size_t)(T - n) * sizeof *att);
     }
+    return 0;
 }
 
-GPT2_CLONES void causal_softmax_backward(real *restrict dscores, float *restrict datt,
-                                         const real *restrict att, int64_t NH, int64_t T, float scale)
+GPT2_CLONES static int causal_softmax_backward(struct zr_stream *s, real *restrict dscores,
+                                               float *restrict datt, const real *restrict att, int64_t NH,
+                                               int64_t T, float scale)
 {
+    (void)s;
     for (int64_t row = 0; row < NH * T; row++, att += T, datt += T, dscores += T) {
         int64_t n = row % T + 1;
         for (int64_t i = 0; i < n; i++) {
@@ -217,13 +234,15 @@ GPT2_CLONES void causal_softmax_backward(real *restrict dscores, float *restrict
         }
         memset(dscores + n, 0, (size_t)(T - n) * sizeof *dscores);
     }
+    return 0;
 }
 
-GPT2_CLONES double cross_entropy(real *restrict dlogits, float *restrict logits,
-                                 const int32_t *restrict targets, int64_t N, int64_t V, float scale)
+GPT2_CLONES static int cross_entropy(struct zr_stream *s, real *restrict dlogits, double *restrict loss,
+                                     float *restrict logits, const int32_t *restrict targets, int64_t N,
+                                     int64_t V, int64_t ld, float scale)
 {
-    double loss = 0.0;
-    for (int64_t row = 0; row < N; row++, logits += V, dlogits += V) {
+    (void)s;
+    for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
         float top = largest(logits, V), at_target = logits[target] - top;
         for (int64_t i = 0; i < V; i++) {
@@ -234,60 +253,70 @@ GPT2_CLONES double cross_entropy(real *restrict dlogits, float *restrict logits,
             dlogits[i] = from_float(logits[i] * factor);
         }
         dlogits[target] = from_float(logits[target] * factor - scale);
-        loss += log((double)total) - (double)at_target;
+        loss[row] = log((double)total) - (double)at_target;
     }
-    return loss;
+    return 0;
 }
 
-GPT2_CLONES void bias_backward(real *restrict dbias, const real *restrict dout, float *restrict columns,
-                               int64_t N, int64_t C)
+static int add_loss(struct zr_stream *s, double *total, const double *loss, int64_t N)
 {
+    (void)s;
+    double sum_of_rows = 0.0;
+    for (int64_t row = 0; row < N; row++) {
+        sum_of_rows += loss[row];
+    }
+    *total += ldexp(rint(ldexp(sum_of_rows / (double)N, 36)), -36);
+    return 0;
+}
+
+GPT2_CLONES static int bias_backward(struct zr_stream *s, real *restrict dbias, const real *restrict dout,
+                                     float *restrict columns, int64_t N, int64_t C)
+{
+    (void)s;
     memset(columns, 0, (size_t)C * sizeof *columns);
     for (int64_t row = 0; row < N; row++, dout += C) {
         add_row(columns, dout, C);
     }
     add_columns(dbias, columns, C);
+    return 0;
 }
 
-GPT2_CLONES void embedding_forward(real *restrict out, const int32_t *restrict tokens,
-                                   const real *restrict wte, const real *restrict wpe, int64_t B, int64_t T,
-                                   int64_t C)
+GPT2_CLONES static int add(struct zr_stream *s, real *restrict grad, const real *restrict x, int64_t n)
 {
+    (void)s;
+    for (int64_t i = 0; i < n; i++) {
+        grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
+    }
+    return 0;
+}
+
+GPT2_CLONES static int embedding_forward(struct zr_stream *s, real *restrict out,
+                                         const int32_t *restrict tokens, const real *restrict wte,
+                                         const real *restrict wpe, int64_t B, int64_t T, int64_t C)
+{
+    (void)s;
     for (int64_t bt = 0; bt < B * T; bt++, out += C) {
         const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
         for (int64_t i = 0; i < C; i++) {
             out[i] = from_float(to_float(token[i]) + to_float(position[i]));
         }
     }
+    return 0;
 }
 
-GPT2_CLONES void embedding_backward(real *restrict dwte, real *restrict dwpe, const real *restrict dout,
-                                    const int32_t *restrict tokens, int64_t *restrict order,
-                                    float *restrict columns, int64_t B, int64_t T, int64_t C, int64_t V)
+/* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so far
+ * would lose the later ones. */
+GPT2_CLONES static int embedding_backward(struct zr_stream *s, real *restrict dwte, real *restrict dwpe,
+                                          const real *restrict dout, const struct gpt2_batch *batch,
+                                          float *restrict columns, int64_t B, int64_t T, int64_t C)
 {
-    /* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so
-     * far would lose the later ones. A counting sort puts the rows of each token together, in their own
-     * order. */
-    int64_t *first = order + B * T;
-    memset(first, 0, (size_t)(V + 1) * sizeof *first);
-    for (int64_t bt = 0; bt < B * T; bt++) {
-        first[tokens[bt] + 1]++;
-    }
-    for (int64_t v = 0; v < V; v++) {
-        first[v + 1] += first[v];
-    }
-    for (int64_t bt = 0; bt < B * T; bt++) {
-        order[first[tokens[bt]]++] = bt;
-    } /* first[v] has moved to one past the last row of v */
-    for (int64_t v = 0, at = 0; v < V; v++) {
-        if (at == first[v]) {
-            continue;
-        }
+    (void)s;
+    for (int64_t d = 0; d < batch->n_distinct; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
-        for (; at < first[v]; at++) {
-            add_row(columns, dout + order[at] * C, C);
+        for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++) {
+            add_row(columns, dout + batch->order[at] * C, C);
         }
-        add_columns(dwte + v * C, columns, C);
+        add_columns(dwte + batch->distinct[d] * C, columns, C);
     }
     for (int64_t t = 0; t < T; t++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
@@ -296,4 +325,28 @@ GPT2_CLONES void embedding_backward(real *restrict dwte, real *restrict dwpe, co
         }
         add_columns(dwpe + t * C, columns, C);
     }
+    return 0;
 }
+
+static int64_t n_scratch(int64_t N, int64_t C)
+{
+    (void)N;
+    return 4 * C;
+}
+
+const struct gpt2_layers gpt2_layers_host = {
+    .row_align = 1,
+    .n_scratch = n_scratch,
+    .layernorm_forward = layernorm_forward,
+    .layernorm_backward = layernorm_backward,
+    .gelu_forward = gelu_forward,
+    .gelu_backward = gelu_backward,
+    .causal_softmax_forward = causal_softmax_forward,
+    .causal_softmax_backward = causal_softmax_backward,
+    .cross_entropy = cross_entropy,
+    .add_loss = add_loss,
+    .bias_backward = bias_backward,
+    .add = add,
+    .embedding_forward = embedding_forward,
+    .embedding_backward = embedding_backward,
+};

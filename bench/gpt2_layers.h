@@ -1,45 +1,76 @@
-/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward.
+/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table: one
+ * for the host, one for CUDA.
  *
  * N is the number of rows (B*T), C the channels. Backward functions ADD to gradients of weights. All are
- * deterministic: one thread, a fixed order of additions, no contraction, so every instruction set gives the
- * same bits. */
+ * deterministic: a fixed order of additions, no atomic ones, no contraction on the host (where every
+ * instruction set gives the same bits).
+ *
+ * Pointers are the device's memory. On the host the work is done when a function returns; on a GPU it is put
+ * on s. scratch: n_scratch() floats, in use until the stream has passed. Each returns 0 or a zr_err. */
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 
 #include "bench/gpt2_real.h"
 
-/* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are kept
- * for backward. columns: scratch (C). */
-void layernorm_forward(real *out, float *mean, float *rstd, const real *inp, const real *weight,
-                       const real *bias, float *columns, int64_t N, int64_t C);
-/* dinp (N, C) += gradient of the input. columns: scratch (4*C). */
-void layernorm_backward(real *dinp, real *dweight, real *dbias, const real *dout, const real *inp,
-                        const real *weight, const float *mean, const float *rstd, float *columns, int64_t N,
-                        int64_t C);
+/* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
+ * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
+struct gpt2_batch {
+    int32_t *tokens, *targets; /* (B, T) each */
+    int32_t *order;            /* (B*T) rows, by token and then by row */
+    int32_t *distinct, *first; /* (B*T), (B*T + 1), of which n_distinct and one more are used */
+    int32_t n_distinct;
+};
 
-/* The tanh form of GELU (Hendrycks and Gimpel 2016), element by element. */
-void gelu_forward(real *out, const real *inp, int64_t n);
-/* dout becomes the gradient of inp, in place. */
-void gelu_backward(real *dout, const real *inp, int64_t n);
+struct gpt2_layers {
+    int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
+    int64_t (*n_scratch)(int64_t N, int64_t C);
 
-/* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond. scores
- * is used up. */
-void causal_softmax_forward(real *att, float *scores, int64_t NH, int64_t T, float scale);
-/* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
-void causal_softmax_backward(real *dscores, float *datt, const real *att, int64_t NH, int64_t T, float scale);
+    /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
+     * kept for backward. */
+    int (*layernorm_forward)(struct zr_stream *s, real *out, float *mean, float *rstd, const real *inp,
+                             const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
+    /* dinp (N, C) += gradient of the input. */
+    int (*layernorm_backward)(struct zr_stream *s, real *dinp, real *dweight, real *dbias, const real *dout,
+                              const real *inp, const real *weight, const float *mean, const float *rstd,
+                              float *scratch, int64_t N, int64_t C);
 
-/* Returns the sum over N rows of -log softmax(logits)[target]; dlogits (N, V) = scale * its gradient. logits
- * (N, V) is used up. */
-double cross_entropy(real *dlogits, float *logits, const int32_t *targets, int64_t N, int64_t V, float scale);
+    /* The tanh form of GELU (Hendrycks and Gimpel 2016), element by element. */
+    int (*gelu_forward)(struct zr_stream *s, real *out, const real *inp, int64_t n);
+    /* dout becomes the gradient of inp, in place. */
+    int (*gelu_backward)(struct zr_stream *s, real *dout, const real *inp, int64_t n);
 
-/* dbias (C) += sum of dout (N, C) over rows. columns: scratch (C). */
-void bias_backward(real *dbias, const real *dout, float *columns, int64_t N, int64_t C);
+    /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond.
+     * scores is used up. */
+    int (*causal_softmax_forward)(struct zr_stream *s, real *att, float *scores, int64_t NH, int64_t T,
+                                  float scale);
+    /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
+    int (*causal_softmax_backward)(struct zr_stream *s, real *dscores, float *datt, const real *att,
+                                   int64_t NH, int64_t T, float scale);
 
-/* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
-void embedding_forward(real *out, const int32_t *tokens, const real *wte, const real *wpe, int64_t B,
-                       int64_t T, int64_t C);
-/* order: scratch (B*T + V + 1). columns: scratch (C). */
-void embedding_backward(real *dwte, real *dwpe, const real *dout, const int32_t *tokens, int64_t *order,
-                        float *columns, int64_t B, int64_t T, int64_t C, int64_t V);
+    /* loss (N) = -log softmax(logits)[target] for each row; dlogits = scale * its gradient. logits is used
+     * up. Both (N, V), with ld elements between rows. */
+    int (*cross_entropy)(struct zr_stream *s, real *dlogits, double *loss, float *logits,
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale);
+    /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
+     * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
+     * dealt to ranks (for powers of two). */
+    int (*add_loss)(struct zr_stream *s, double *total, const double *loss, int64_t N);
+
+    /* dbias (C) += sum of dout (N, C) over rows. */
+    int (*bias_backward)(struct zr_stream *s, real *dbias, const real *dout, float *scratch, int64_t N,
+                         int64_t C);
+    /* grad (n) += x (n) */
+    int (*add)(struct zr_stream *s, real *grad, const real *x, int64_t n);
+
+    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
+    int (*embedding_forward)(struct zr_stream *s, real *out, const int32_t *tokens, const real *wte,
+                             const real *wpe, int64_t B, int64_t T, int64_t C);
+    int (*embedding_backward)(struct zr_stream *s, real *dwte, real *dwpe, const real *dout,
+                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
+                              int64_t C);
+};
+
+extern const struct gpt2_layers gpt2_layers_host;
+extern const struct gpt2_layers gpt2_layers_cuda; /* where the build has CUDA; s is a CUDA stream's */
 
 #endif

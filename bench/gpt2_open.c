@@ -5,20 +5,36 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Points n pointers at consecutive pieces of one new buffer. Returns NULL when there is no memory. */
-static void *lay_out(void **pieces, const int64_t *sizes, int n, size_t element_bytes)
+#define PIECE ((int64_t)1 << 18) /* elements drawn at a time; even */
+
+/* Points n pointers at consecutive pieces of one new block, which starts on a page. */
+static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, const int64_t *sizes, int n,
+                   size_t element_bytes)
 {
-    const int64_t align = 64 / (int64_t)element_bytes; /* of each piece, in elements */
+    const int64_t align = 256 / (int64_t)element_bytes; /* of each piece, in elements */
     int64_t total = 0;
     for (int i = 0; i < n; i++) {
         total += (sizes[i] + align - 1) / align * align;
     }
-    char *memory = aligned_alloc(64, (size_t)total * element_bytes);
-    for (int64_t i = 0, at = 0; memory && i < n; i++) {
-        pieces[i] = memory + (size_t)at * element_bytes;
+    struct gpt2_block b = {NULL, total * (int64_t)element_bytes};
+    int err = m->place->dev->ops->alloc(m->place->dev, b.bytes, &b.p);
+    if (err) {
+        return err;
+    }
+    *block = b;
+    for (int64_t i = 0, at = 0; i < n; i++) {
+        pieces[i] = (char *)b.p + (size_t)at * element_bytes;
         at += (sizes[i] + align - 1) / align * align;
     }
-    return memory;
+    return 0;
+}
+
+static void give_back(struct gpt2 *m, struct gpt2_block *block)
+{
+    if (block->p) {
+        m->place->dev->ops->free(m->place->dev, block->p, block->bytes);
+    }
+    *block = (struct gpt2_block){0};
 }
 
 static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_config *c)
@@ -50,57 +66,104 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
     return total;
 }
 
-static real *open_activations(struct gpt2 *m)
+static int open_activations(struct gpt2 *m)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, V = m->config.vocab;
-    int64_t NH = m->config.heads, B = m->B;
+    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
+    int64_t B = m->B;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        B * T * C,          /* embedded */
-        L * B * T * C,      /* ln1 */
-        L * B * T * 3 * C,  /* qkv */
-        L * B * NH * T * T, /* att */
-        L * B * T * C,      /* atty */
-        L * B * T * C,      /* residual2 */
-        L * B * T * C,      /* ln2 */
-        L * B * T * 4 * C,  /* fch */
-        L * B * T * 4 * C,  /* fch_gelu */
-        L * B * T * C,      /* residual3 */
-        B * T * C,          /* lnf */
-        B * T * V,          /* dlogits */
-        B * T * C,          /* dresidual */
-        B * T * C,          /* dbtc */
-        B * T * 3 * C,      /* dqkv */
-        B * T * 4 * C,      /* dfch */
-        NH * T * T,         /* dscores */
+        B * T * C,            /* embedded */
+        L * B * T * C,        /* ln1 */
+        L * B * T * 3 * C,    /* qkv */
+        L * B * NH * T * T,   /* att */
+        L * B * T * C,        /* atty */
+        L * B * T * C,        /* residual2 */
+        L * B * T * C,        /* ln2 */
+        L * B * T * 4 * C,    /* fch */
+        L * B * T * 4 * C,    /* fch_gelu */
+        L * B * T * C,        /* residual3 */
+        B * T * C,            /* lnf */
+        B * T * m->ld_logits, /* dlogits */
+        B * T * C,            /* dresidual */
+        B * T * C,            /* dbtc */
+        B * T * 3 * C,        /* dqkv */
+        B * T * 4 * C,        /* dfch */
+        NH * T * T,           /* dscores */
+        4 * C,                /* dbias */
     };
-    return lay_out((void **)&m->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
+    return lay_out(m, &m->acts_memory, (void **)&m->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
 }
 
-static float *open_statistics(struct gpt2 *m)
+static int open_statistics(struct gpt2 *m)
 {
-    int64_t L = m->config.layers, T = m->config.context, V = m->config.vocab, NH = m->config.heads, B = m->B;
+    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
+    int64_t B = m->B;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * B * T,
         L * B * T, /* ln1_mean, ln1_rstd */
         L * B * T,
         L * B * T, /* ln2_mean, ln2_rstd */
         B * T,
-        B * T,                 /* lnf_mean, lnf_rstd */
-        NH * T * T,            /* scores */
-        T * V,                 /* logits */
-        4 * m->config.channels /* columns */
+        B * T,                                 /* lnf_mean, lnf_rstd */
+        NH * T * T,                            /* scores */
+        T * m->ld_logits,                      /* logits */
+        m->place->layers->n_scratch(B * T, C), /* scratch */
     };
-    return lay_out((void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
+    return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
 }
 
-/* Element i of tensor t is drawn from seed by its place alone (Box and Muller 1958). */
-static void draw(real *x, int64_t n, uint64_t seed, int t, double deviation)
+/* The pieces of a batch, in one block. */
+static void batch_pieces(struct gpt2_batch *b, int32_t *at, int64_t BT)
+{
+    *b = (struct gpt2_batch){at, at + BT, at + 2 * BT, at + 3 * BT, at + 4 * BT, 0};
+}
+
+static int open_batches(struct gpt2 *m)
+{
+    struct zr_device *dev = m->place->dev;
+    int64_t BT = m->B * m->config.context, n = 5 * BT + 1;
+    int err = lay_out(m, &m->batch_memory, &(void *){NULL}, &n, 1, sizeof(int32_t));
+    if (err) {
+        return err;
+    }
+    n = m->batch_memory.bytes / (int64_t)sizeof(int32_t);
+    batch_pieces(&m->batch, m->batch_memory.p, BT);
+    struct gpt2_block host = {NULL, 2 * m->batch_memory.bytes + (int64_t)sizeof(double)};
+    err = dev->ops->host_alloc(dev, host.bytes, &host.p);
+    if (err) {
+        return err;
+    }
+    m->staged_memory = host;
+    batch_pieces(&m->staged[0], host.p, BT);
+    batch_pieces(&m->staged[1], (int32_t *)host.p + n, BT);
+    m->loss_out = (double *)((int32_t *)host.p + 2 * n);
+    for (int i = 0; i < 2 && !err; i++) {
+        err = dev->ops->event_open(dev, &m->sent[i]);
+    }
+    return err ? err : dev->ops->event_open(dev, &m->loss_sent);
+}
+
+static int open_losses(struct gpt2 *m)
+{
+    int64_t sizes[] = {m->B * m->config.context, 1};
+    void *pieces[2];
+    int err = lay_out(m, &m->losses_memory, pieces, sizes, 2, sizeof(double));
+    if (err) {
+        return err;
+    }
+    m->losses = pieces[0];
+    m->loss = pieces[1];
+    return m->place->dev->ops->zero(m->place->stream, m->loss, sizeof *m->loss);
+}
+
+/* Elements first.. of a tensor, of which element i is drawn from its stream by its place alone (Box and
+ * Muller 1958). first is even. */
+static void draw(real *x, int64_t first, int64_t n, uint64_t stream, double deviation)
 {
     const double two_pi = 6.283185307179586;
-    uint64_t stream = random_bits(random_bits(seed) + (uint64_t)t);
     for (int64_t i = 0; i < n; i += 2) {
-        double u = ((double)(random_bits(stream + (uint64_t)i) >> 11) + 0.5) * 0x1p-53;
-        double v = (double)(random_bits(stream + (uint64_t)i + 1) >> 11) * 0x1p-53;
+        uint64_t at = stream + (uint64_t)(first + i);
+        double u = ((double)(random_bits(at) >> 11) + 0.5) * 0x1p-53;
+        double v = (double)(random_bits(at + 1) >> 11) * 0x1p-53;
         double r = deviation * sqrt(-2.0 * log(u));
         x[i] = from_float((float)(r * cos(two_pi * v)));
         if (i + 1 < n) {
@@ -109,54 +172,92 @@ static void draw(real *x, int64_t n, uint64_t seed, int t, double deviation)
     }
 }
 
-static void fill(real *x, int64_t n, float value)
+/* How a tensor starts: drawn with this deviation, or where that is 0 filled with a value. */
+struct start {
+    double deviation;
+    float value;
+};
+
+static int start_tensor(struct gpt2 *m, real *x, int64_t n, const struct start *start, uint64_t stream,
+                        real *piece)
 {
-    for (int64_t i = 0; i < n; i++) {
-        x[i] = from_float(value);
+    const struct zr_device_ops *dev = m->place->dev->ops;
+    for (int64_t first = 0; first < n; first += PIECE) {
+        int64_t here = n - first < PIECE ? n - first : PIECE;
+        if (start->deviation > 0) {
+            draw(piece, first, here, stream, start->deviation);
+        } else {
+            for (int64_t i = 0; i < here; i++) {
+                piece[i] = from_float(start->value);
+            }
+        }
+        int err = dev->copy(m->place->stream, x + first, piece, here * (int64_t)sizeof(real));
+        err = err ? err : dev->stream_sync(m->place->stream); /* piece is used again */
+        if (err) {
+            return err;
+        }
     }
+    return 0;
 }
 
-static void initialise(struct gpt2 *m, uint64_t seed)
+static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, V = m->config.vocab;
-    struct params *p = &m->params;
-    double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)L);
-    draw(p->wte, V * C, seed, 0, deviation);
-    draw(p->wpe, T * C, seed, 1, deviation);
-    fill(p->ln1w, L * C, 1.0f);
-    fill(p->ln1b, L * C, 0.0f);
-    draw(p->qkvw, L * 3 * C * C, seed, 2, deviation);
-    fill(p->qkvb, L * 3 * C, 0.0f);
-    draw(p->attprojw, L * C * C, seed, 3, projection);
-    fill(p->attprojb, L * C, 0.0f);
-    fill(p->ln2w, L * C, 1.0f);
-    fill(p->ln2b, L * C, 0.0f);
-    draw(p->fcw, L * 4 * C * C, seed, 4, deviation);
-    fill(p->fcb, L * 4 * C, 0.0f);
-    draw(p->fcprojw, L * C * 4 * C, seed, 5, projection);
-    fill(p->fcprojb, L * C, 0.0f);
-    fill(p->lnfw, C, 1.0f);
-    fill(p->lnfb, C, 0.0f);
+    double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)m->config.layers);
+    const struct start starts[GPT2_N_TENSORS] = {
+        {deviation, 0},  /* wte */
+        {deviation, 0},  /* wpe */
+        {0, 1},          /* ln1w */
+        {0, 0},          /* ln1b */
+        {deviation, 0},  /* qkvw */
+        {0, 0},          /* qkvb */
+        {projection, 0}, /* attprojw */
+        {0, 0},          /* attprojb */
+        {0, 1},          /* ln2w */
+        {0, 0},          /* ln2b */
+        {deviation, 0},  /* fcw */
+        {0, 0},          /* fcb */
+        {projection, 0}, /* fcprojw */
+        {0, 0},          /* fcprojb */
+        {0, 1},          /* lnfw */
+        {0, 0},          /* lnfb */
+    };
+    real *piece = malloc(PIECE * sizeof *piece);
+    if (!piece) {
+        return zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
+    }
+    int err = 0;
+    uint64_t n_drawn = 0;
+    for (int t = 0; t < GPT2_N_TENSORS && !err; t++) {
+        uint64_t stream = random_bits(random_bits(seed) + n_drawn);
+        n_drawn += starts[t].deviation > 0;
+        err = start_tensor(m, ((real **)&m->params)[t], sizes[t], &starts[t], stream, piece);
+    }
+    free(piece);
+    return err;
 }
 
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              struct zr_gemm *gemm)
+              const struct gpt2_place *place)
 {
-    *m = (struct gpt2){.config = *config, .B = B, .gemm = gemm};
-    int64_t BT = B * config->context, sizes[GPT2_N_TENSORS];
+    int64_t align = place->layers->row_align, sizes[GPT2_N_TENSORS];
+    *m = (struct gpt2){.config = *config, .B = B, .place = place};
+    m->ld_logits = (config->vocab + align - 1) / align * align;
     int64_t n_params = param_sizes(sizes, config);
-    m->params_memory = lay_out((void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
-    m->acts_memory = open_activations(m);
-    m->stats_memory = open_statistics(m);
-    m->tokens = calloc((size_t)BT, sizeof *m->tokens);
-    m->targets = calloc((size_t)BT, sizeof *m->targets);
-    m->order = malloc((size_t)(BT + config->vocab + 1) * sizeof *m->order);
-    if (!m->params_memory || !m->acts_memory || !m->stats_memory || !m->tokens || !m->targets || !m->order) {
-        gpt2_close(m);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a model of %lld parameters and %lld rows of %lld tokens",
-                       (long long)n_params, (long long)B, (long long)config->context);
+    int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
+    err = err ? err : open_activations(m);
+    err = err ? err : open_statistics(m);
+    err = err ? err : open_losses(m);
+    err = err ? err : open_batches(m);
+    if (!err) {
+        m->count = malloc((size_t)config->vocab * sizeof *m->count);
+        err = m->count ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
     }
-    initialise(m, seed);
+    err = err ? err : initialise(m, sizes, seed);
+    if (err) {
+        gpt2_close(m);
+        return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",
+                            (long long)n_params, (long long)B, (long long)config->context);
+    }
     return 0;
 }
 
@@ -164,31 +265,44 @@ int gpt2_open_grads(struct gpt2 *m)
 {
     int64_t sizes[GPT2_N_TENSORS];
     int64_t n_params = param_sizes(sizes, &m->config);
-    m->grads_memory = lay_out((void **)&m->grads, sizes, GPT2_N_TENSORS, sizeof(real));
-    if (!m->grads_memory) {
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the gradients of %lld parameters", (long long)n_params);
+    int err = lay_out(m, &m->grads_memory, (void **)&m->grads, sizes, GPT2_N_TENSORS, sizeof(real));
+    if (err) {
+        return zr_fail_more(err, "the gradients of %lld parameters", (long long)n_params);
     }
-    void **grads = (void **)&m->grads;
-    for (int i = 0; i < GPT2_N_TENSORS; i++) {
-        memset(grads[i], 0, (size_t)sizes[i] * sizeof(real));
-    }
-    return 0;
+    return m->place->dev->ops->zero(m->place->stream, m->grads_memory.p, m->grads_memory.bytes);
 }
 
 void gpt2_free_params(struct gpt2 *m)
 {
-    free(m->params_memory);
-    m->params_memory = NULL;
+    give_back(m, &m->params_memory);
+}
+
+int gpt2_next_batch(struct gpt2 *m)
+{
+    m->slot = !m->slot;
+    m->tokens = m->staged[m->slot].tokens;
+    m->targets = m->staged[m->slot].targets;
+    return m->place->dev->ops->event_sync(m->sent[m->slot]);
 }
 
 void gpt2_close(struct gpt2 *m)
 {
-    free(m->params_memory);
-    free(m->grads_memory);
-    free(m->acts_memory);
-    free(m->stats_memory);
-    free(m->tokens);
-    free(m->targets);
-    free(m->order);
+    if (!m->place) {
+        return;
+    }
+    struct zr_device *dev = m->place->dev;
+    dev->ops->stream_sync(m->place->stream); /* nothing is freed under work that uses it */
+    struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory,  &m->acts_memory,
+                                   &m->stats_memory,  &m->losses_memory, &m->batch_memory};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        give_back(m, blocks[i]);
+    }
+    if (m->staged_memory.p) {
+        dev->ops->host_free(dev, m->staged_memory.p, m->staged_memory.bytes);
+    }
+    dev->ops->event_close(m->sent[0]);
+    dev->ops->event_close(m->sent[1]);
+    dev->ops->event_close(m->loss_sent);
+    free(m->count);
     *m = (struct gpt2){0};
 }

@@ -29,7 +29,7 @@
 
 struct run {
     const struct train_options *o;
-    struct zr_gemm *gemm;
+    struct gpt2_place place;
     struct gpt2 model;
     struct bytes_data data;
     struct report report;
@@ -147,7 +147,7 @@ static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
 
 /* ---- the model, unit by unit ---- */
 
-static int forward(struct run *r, double *loss)
+static int forward(struct run *r)
 {
     struct gpt2 *m = &r->model;
     TRY(begin(r, 0, ZERO_FORWARD));
@@ -159,7 +159,7 @@ static int forward(struct run *r, double *loss)
         TRY(end(r, 1 + l, ZERO_FORWARD));
     }
     TRY(begin(r, 0, ZERO_FORWARD));
-    *loss = gpt2_head_forward(m);
+    gpt2_head_forward(m);
     TRY(end(r, 0, ZERO_FORWARD));
     return m->err;
 }
@@ -191,14 +191,6 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
 
 /* ---- the loop ---- */
 
-/* Losses are rounded to multiples of 2^-36, so that adding up to 2^17 of them is exact: the mean over ranks
- * and micro-batches is then the same number however the micro-batches are dealt to ranks (for powers of two).
- */
-static double on_grid(double loss)
-{
-    return ldexp(rint(ldexp(loss, 36)), -36);
-}
-
 /* Replaces *loss, this rank's sum over its micro-batches, by the mean over all, and *stop by rank 0's. */
 static int share(struct run *r, double *loss, bool *stop)
 {
@@ -216,18 +208,18 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     const struct train_options *o = r->o;
     struct gpt2 *m = &r->model;
     int64_t T = o->model.config.context, start = zr_now_ns();
-    *loss = 0.0;
     for (int64_t a = 0; a < o->accum; a++) {
-        double micro_loss;
+        TRY(gpt2_next_batch(m));
         bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, T, o->seed, step,
                           a * r->world + r->rank);
-        TRY(forward(r, &micro_loss));
+        TRY(forward(r));
         TRY(backward(r));
-        *loss += on_grid(micro_loss);
     }
+    TRY(gpt2_send_loss(m));
     struct zero_step_info info;
     double ramp = step < N_WARMUP_STEPS ? (double)(step + 1) / N_WARMUP_STEPS : 1.0;
     TRY(optimize(r, (float)(o->lr * ramp), &info));
+    TRY(gpt2_take_loss(m, loss)); /* in one wait with the norm */
     *stop =
         step + 1 == o->steps || (o->seconds > 0 && (double)(zr_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
     TRY(share(r, loss, stop));
@@ -413,8 +405,8 @@ static int train(struct run *r)
         TRY(load_text(r));
     }
     r->bad_input = false;
-    TRY(zr_gemm_open(o->threads, &r->gemm));
-    TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, r->gemm));
+    TRY(gpt2_place_open(&r->place, false, o->threads));
+    TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, &r->place));
     train_describe(r->tensors, &o->model.config, &r->model);
     if (o->plain) {
         TRY(gpt2_open_grads(&r->model));
@@ -460,7 +452,7 @@ int train_run(const struct train_options *o)
     zero_unwrap(&r.z);
     plain_close(&r.plain);
     gpt2_close(&r.model);
-    zr_gemm_close(r.gemm);
+    gpt2_place_close(&r.place);
     bytes_data_close(&r.data);
     report_close(&r.report);
     if (!err) {

@@ -44,7 +44,6 @@ static int check_epilogue(const struct zr_gemm_args *a)
         [ZR_GEMM_PLAIN] = {"plain", false, false, true, true},
         [ZR_GEMM_GELU] = {"gelu", true, false, true, false},
         [ZR_GEMM_DGELU] = {"dgelu", true, false, false, false},
-        [ZR_GEMM_DGELU_SUM] = {"dgelu_sum", true, true, false, false},
         [ZR_GEMM_SUM_A] = {"sum_a", false, true, false, true},
     };
     if (a->epilogue < ZR_GEMM_PLAIN || a->epilogue > ZR_GEMM_SUM_A)

@@ -35,7 +35,6 @@ enum zr_gemm_epilogue {
     ZR_GEMM_PLAIN,     /* C = P + beta * C */
     ZR_GEMM_GELU,      /* aux = P; C = gelu(P) */
     ZR_GEMM_DGELU,     /* C = P * gelu'(aux) */
-    ZR_GEMM_DGELU_SUM, /* the same, and sum (n) = C's rows added up */
     ZR_GEMM_SUM_A,     /* C = P + beta * C, and sum (m) = op(A)'s columns added up: a bias's gradient where A
                           is the transposed gradient of a layer's output */
 };

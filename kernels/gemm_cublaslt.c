@@ -118,8 +118,6 @@ static cublasLtEpilogue_t epilogue_of(const struct zr_gemm_key *k)
         return k->has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     case ZR_GEMM_DGELU:
         return CUBLASLT_EPILOGUE_DGELU;
-    case ZR_GEMM_DGELU_SUM:
-        return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     case ZR_GEMM_SUM_A:
         return CUBLASLT_EPILOGUE_BGRADB;
     case ZR_GEMM_PLAIN:

@@ -21,6 +21,12 @@
 #define GRAD_TOLERANCE 2e-4
 #endif
 
+#ifdef GPT2_TEST_CUDA
+#define CUDA true
+#else
+#define CUDA false
+#endif
+
 #define N_CHECKED 24 /* elements of each tensor whose gradient is checked */
 
 static uint64_t seed;
@@ -34,10 +40,11 @@ static const struct gpt2_config shapes[] = {
 static const int64_t rows[] = {3, 1, 2};
 
 struct fixture {
-    struct zr_gemm *gemm;
+    struct gpt2_place place;
     struct gpt2 m;
     int64_t sizes[GPT2_N_TENSORS];
     double *exact[GPT2_N_TENSORS]; /* the same parameters */
+    int32_t *tokens, *targets;     /* (B, T) */
 };
 
 static double uniform(void)
@@ -46,17 +53,32 @@ static double uniform(void)
     return (double)(seed >> 11) * 0x1p-53;
 }
 
-static real *tensor(struct params *p, int t)
+/* The model's memory may be a GPU's: it is read and written through copies. */
+static void move(struct fixture *f, void *dst, const void *src, int64_t n)
 {
-    return ((real **)p)[t];
+    assert_int_equal(f->place.dev->ops->copy(f->place.stream, dst, src, n * (int64_t)sizeof(real)), 0);
+    assert_int_equal(f->place.dev->ops->stream_sync(f->place.stream), 0);
+}
+
+static real *param(struct fixture *f, int t)
+{
+    return ((real **)&f->m.params)[t];
+}
+
+/* A copy of gradient t, to be freed. */
+static real *gradient(struct fixture *f, int t)
+{
+    real *x = malloc((size_t)f->sizes[t] * sizeof *x);
+    move(f, x, ((real **)&f->m.grads)[t], f->sizes[t]);
+    return x;
 }
 
 /* A model whose every parameter matters: norms and biases are not at their starting values, and no gradient
  * is tiny. */
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
-    assert_int_equal(zr_gemm_open(1, &f->gemm), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, 7, f->gemm), 0);
+    assert_int_equal(gpt2_place_open(&f->place, CUDA, 1), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, 7, &f->place), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
     const int64_t sizes[GPT2_N_TENSORS] = {V * C,         T * C, L * C, L * C, L * 3 * C * C, L * 3 * C,
@@ -65,15 +87,20 @@ static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t
     memcpy(f->sizes, sizes, sizeof sizes);
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
         f->exact[t] = malloc((size_t)sizes[t] * sizeof(double));
-        real *x = tensor(&f->m.params, t);
+        real *x = malloc((size_t)sizes[t] * sizeof *x);
+        move(f, x, param(f, t), sizes[t]);
         for (int64_t i = 0; i < sizes[t]; i++) {
             x[i] = from_float(to_float(x[i]) + (float)(0.4 * uniform() - 0.2));
             f->exact[t][i] = (double)to_float(x[i]);
         }
+        move(f, param(f, t), x, sizes[t]);
+        free(x);
     }
+    f->tokens = malloc((size_t)(B * T) * sizeof *f->tokens);
+    f->targets = malloc((size_t)(B * T) * sizeof *f->targets);
     for (int64_t i = 0; i < B * T; i++) {
-        f->m.tokens[i] = (int32_t)(uniform() * (double)V);
-        f->m.targets[i] = (int32_t)(uniform() * (double)V);
+        f->tokens[i] = (int32_t)(uniform() * (double)V);
+        f->targets[i] = (int32_t)(uniform() * (double)V);
     }
 }
 
@@ -82,42 +109,59 @@ static void close_fixture(struct fixture *f)
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
         free(f->exact[t]);
     }
+    free(f->tokens);
+    free(f->targets);
     gpt2_close(&f->m);
-    zr_gemm_close(f->gemm);
+    gpt2_place_close(&f->place);
 }
 
 /* Everything that forward and backward are to write starts as NaN, so that nothing can be read before it is
  * written. */
-static void poison(struct gpt2 *m)
+static void poison(struct fixture *f)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, V = m->config.vocab,
-            BT = m->B * T;
-    int64_t per_layer = BT * 16 * C + m->B * m->config.heads * T * T;
-    memset(m->acts_memory, 0xFF, (size_t)(L * per_layer + BT * (2 * C + V)) * sizeof(real));
-    memset(m->stats_memory, 0xFF, (size_t)(L * 4 * BT + 2 * BT) * sizeof(float));
+    struct gpt2_block blocks[] = {f->m.acts_memory, f->m.stats_memory};
+    for (int i = 0; i < 2; i++) {
+        void *nans = malloc((size_t)blocks[i].bytes);
+        memset(nans, 0xFF, (size_t)blocks[i].bytes);
+        move(f, blocks[i].p, nans, blocks[i].bytes / (int64_t)sizeof(real));
+        free(nans);
+    }
 }
 
-static double forward(struct gpt2 *m)
+static double forward(struct fixture *f)
 {
+    struct gpt2 *m = &f->m;
+    size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
+    double loss = 0;
+    assert_int_equal(gpt2_next_batch(m), 0);
+    memcpy(m->tokens, f->tokens, bytes);
+    memcpy(m->targets, f->targets, bytes);
     gpt2_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++) {
         gpt2_layer_forward(m, l);
     }
-    return gpt2_head_forward(m);
+    gpt2_head_forward(m);
+    assert_int_equal(gpt2_send_loss(m), 0);
+    assert_int_equal(gpt2_take_loss(m, &loss), 0);
+    return loss;
 }
 
-static void backward(struct gpt2 *m)
+static void backward(struct fixture *f)
 {
+    struct gpt2 *m = &f->m;
     gpt2_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;) {
         gpt2_layer_backward(m, l);
     }
     gpt2_embed_backward(m);
+    if (m->err) {
+        fail_msg("%s", zr_error_text());
+    }
 }
 
 static double exact_loss(struct fixture *f)
 {
-    return reference_loss(&f->m.config, f->exact, f->m.tokens, f->m.targets, f->m.B);
+    return reference_loss(&f->m.config, f->exact, f->tokens, f->targets, f->m.B);
 }
 
 static void check_loss(void **state)
@@ -126,8 +170,8 @@ static void check_loss(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f;
         open_fixture(&f, &shapes[s], rows[s]);
-        poison(&f.m);
-        double loss = forward(&f.m), exact = exact_loss(&f);
+        poison(&f);
+        double loss = forward(&f), exact = exact_loss(&f);
         assert_int_equal(f.m.err, 0);
         if (!(fabs(loss - exact) <= LOSS_TOLERANCE * exact)) {
             fail_msg("shape %zu: loss %.9g, not %.9g", s, loss, exact);
@@ -153,15 +197,16 @@ static void check_gradients(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f;
         open_fixture(&f, &shapes[s], rows[s]);
-        poison(&f.m);
-        forward(&f.m);
-        backward(&f.m);
+        poison(&f);
+        forward(&f);
+        backward(&f);
         assert_int_equal(f.m.err, 0);
         for (int t = 0; t < GPT2_N_TENSORS; t++) {
             double error = 0, size = 0; /* sums of squares over the elements looked at */
+            real *grad = gradient(&f, t);
             for (int k = 0; k < N_CHECKED; k++) {
                 int64_t i = (int64_t)(uniform() * (double)f.sizes[t]);
-                double exact = exact_gradient(&f, t, i), got = (double)to_float(tensor(&f.m.grads, t)[i]);
+                double exact = exact_gradient(&f, t, i), got = (double)to_float(grad[i]);
                 error += (got - exact) * (got - exact);
                 size += exact * exact;
             }
@@ -169,6 +214,7 @@ static void check_gradients(void **state)
                 fail_msg("shape %zu, tensor %d: gradients differ by %.3g of their size", s, t,
                          sqrt(error / size));
             }
+            free(grad);
         }
         close_fixture(&f);
     }
@@ -179,19 +225,19 @@ static void check_adds(void **state)
     (void)state;
     struct fixture f;
     open_fixture(&f, &shapes[0], rows[0]);
-    forward(&f.m);
-    backward(&f.m);
+    forward(&f);
+    backward(&f);
     real *once[GPT2_N_TENSORS];
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
-        once[t] = malloc((size_t)f.sizes[t] * sizeof(real));
-        memcpy(once[t], tensor(&f.m.grads, t), (size_t)f.sizes[t] * sizeof(real));
+        once[t] = gradient(&f, t);
     }
-    forward(&f.m);
-    backward(&f.m);
+    forward(&f);
+    backward(&f);
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
         double error = 0, size = 0;
+        real *both = gradient(&f, t);
         for (int64_t i = 0; i < f.sizes[t]; i++) {
-            double g = (double)to_float(once[t][i]), twice = (double)to_float(tensor(&f.m.grads, t)[i]);
+            double g = (double)to_float(once[t][i]), twice = (double)to_float(both[i]);
             error += (twice - 2 * g) * (twice - 2 * g);
             size += g * g;
         }
@@ -199,6 +245,7 @@ static void check_adds(void **state)
             fail_msg("tensor %d: after two backward passes the gradient is not doubled", t);
         }
         free(once[t]);
+        free(both);
     }
     close_fixture(&f);
 }
@@ -211,13 +258,16 @@ static void check_repeats(void **state)
     open_fixture(&f, &shapes[2], rows[2]);
     seed = start;
     open_fixture(&g, &shapes[2], rows[2]);
-    poison(&f.m);
-    double a = forward(&f.m), b = forward(&g.m);
-    backward(&f.m);
-    backward(&g.m);
+    poison(&f);
+    double a = forward(&f), b = forward(&g);
+    backward(&f);
+    backward(&g);
     assert_memory_equal(&a, &b, sizeof a);
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
-        assert_memory_equal(tensor(&f.m.grads, t), tensor(&g.m.grads, t), (size_t)f.sizes[t] * sizeof(real));
+        real *x = gradient(&f, t), *y = gradient(&g, t);
+        assert_memory_equal(x, y, (size_t)f.sizes[t] * sizeof(real));
+        free(x);
+        free(y);
     }
     close_fixture(&f);
     close_fixture(&g);
@@ -229,10 +279,12 @@ static void check_nan(void **state)
     (void)state;
     struct fixture f;
     open_fixture(&f, &shapes[0], rows[0]);
-    f.m.params.fcw[3] = from_float(NAN);
-    assert_true(isnan(forward(&f.m)));
-    backward(&f.m);
-    assert_true(isnan(to_float(f.m.grads.qkvw[0])));
+    real bad = from_float(NAN), out;
+    move(&f, f.m.params.fcw + 3, &bad, 1);
+    assert_true(isnan(forward(&f)));
+    backward(&f);
+    move(&f, &out, f.m.grads.qkvw, 1);
+    assert_true(isnan(to_float(out)));
     close_fixture(&f);
 }
 

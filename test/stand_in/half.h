@@ -1,0 +1,51 @@
+/* half.h: 16-bit floats as numbers, for stand-ins and tests that compute with them: rounded to nearest, ties
+ * to even. */
+#ifndef ZR_TEST_STAND_IN_HALF_H
+#define ZR_TEST_STAND_IN_HALF_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline float bf16_to_float(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline uint16_t bf16_from_float(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* 1 sign, 5 exponent, 10 fraction bits; exponent 31: infinity and NaN; 0: multiples of 2^-24. */
+static inline float f16_to_float(uint16_t h)
+{
+    int exponent = h >> 10 & 31, fraction = h & 1023;
+    float f = exponent == 31 ? (fraction ? NAN : INFINITY)
+              : exponent     ? ldexpf((float)(1024 + fraction), exponent - 25)
+                             : ldexpf((float)fraction, -24);
+    return h & 0x8000 ? -f : f;
+}
+
+static inline uint16_t f16_from_float(float f)
+{
+    uint16_t sign = signbit(f) ? 0x8000 : 0;
+    float size = fabsf(f);
+    if (isnan(f))
+        return (uint16_t)(sign | 0x7e00);
+    if (size >= 65520.0f) /* halfway from the largest number to the next */
+        return (uint16_t)(sign | 0x7c00);
+    int exponent;
+    frexpf(size, &exponent);
+    int unit = exponent - 11 < -24 ? -24 : exponent - 11; /* of the last bit, as a power of two */
+    /* From 1024 steps on the first one is the exponent's; rounding up to 2048 carries into it, as it should. */
+    int steps = (int)rintf(ldexpf(size, -unit));
+    return (uint16_t)(sign | (((unit + 24) << 10) + steps));
+}
+
+#endif
