@@ -111,12 +111,12 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
     }
 }
 
-GPT2_CLONES static int layernorm_forward(struct zr_stream *s, real *restrict out, float *restrict mean,
-                                         float *restrict rstd, const real *restrict inp,
+GPT2_CLONES static int layernorm_forward(const struct gpt2_place *on, real *restrict out,
+                                         float *restrict mean, float *restrict rstd, const real *restrict inp,
                                          const real *restrict weight, const real *restrict bias,
                                          float *restrict columns, int64_t N, int64_t C)
 {
-    (void)s;
+    (void)on;
     float *restrict x = columns;
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
         for (int64_t i = 0; i < C; i++) {
@@ -136,13 +136,14 @@ GPT2_CLONES static int layernorm_forward(struct zr_stream *s, real *restrict out
     return 0;
 }
 
-GPT2_CLONES static int layernorm_backward(struct zr_stream *s, real *restrict dinp, real *restrict dweight,
-                                          real *restrict dbias, const real *restrict dout,
-                                          const real *restrict inp, const real *restrict weight,
-                                          const float *restrict mean, const float *restrict rstd,
-                                          float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static int layernorm_backward(const struct gpt2_place *on, real *restrict dinp,
+                                          real *restrict dweight, real *restrict dbias,
+                                          const real *restrict dout, const real *restrict inp,
+                                          const real *restrict weight, const float *restrict mean,
+                                          const float *restrict rstd, float *restrict columns, int64_t N,
+                                          int64_t C)
 {
-    (void)s;
+    (void)on;
     float *restrict dw = columns, *restrict db = columns + C;
     float *restrict norm = columns + 2 * C, *restrict dnorm = columns + 3 * C;
     memset(columns, 0, 2 * (size_t)C * sizeof *columns);
@@ -175,10 +176,10 @@ static inline float gelu_gate(float x)
     return 1.0f / (1.0f + fast_exp(-2.0f * u));
 }
 
-GPT2_CLONES static int gelu_forward(struct zr_stream *s, real *restrict out, const real *restrict inp,
+GPT2_CLONES static int gelu_forward(const struct gpt2_place *on, real *restrict out, const real *restrict inp,
                                     int64_t n)
 {
-    (void)s;
+    (void)on;
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
         out[i] = from_float(x * gelu_gate(x));
@@ -186,10 +187,10 @@ GPT2_CLONES static int gelu_forward(struct zr_stream *s, real *restrict out, con
     return 0;
 }
 
-GPT2_CLONES static int gelu_backward(struct zr_stream *s, real *restrict dout, const real *restrict inp,
-                                     int64_t n)
+GPT2_CLONES static int gelu_backward(const struct gpt2_place *on, real *restrict dout,
+                                     const real *restrict inp, int64_t n)
 {
-    (void)s;
+    (void)on;
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]), gate = gelu_gate(x);
         float du = SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * x * x);
@@ -199,10 +200,10 @@ GPT2_CLONES static int gelu_backward(struct zr_stream *s, real *restrict dout, c
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_forward(struct zr_stream *s, real *restrict att, float *restrict scores,
-                                              int64_t NH, int64_t T, float scale)
+GPT2_CLONES static int causal_softmax_forward(const struct gpt2_place *on, real *restrict att,
+                                              float *restrict scores, int64_t NH, int64_t T, float scale)
 {
-    (void)s;
+    (void)on;
     for (int64_t row = 0; row < NH * T; row++, att += T, scores += T) {
         int64_t n = row % T + 1; /* a token sees itself and those before it */
         float top = largest(scores, n);
@@ -218,11 +219,11 @@ GPT2_CLONES static int causal_softmax_forward(struct zr_stream *s, real *restric
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_backward(struct zr_stream *s, real *restrict dscores,
+GPT2_CLONES static int causal_softmax_backward(const struct gpt2_place *on, real *restrict dscores,
                                                float *restrict datt, const real *restrict att, int64_t NH,
                                                int64_t T, float scale)
 {
-    (void)s;
+    (void)on;
     for (int64_t row = 0; row < NH * T; row++, att += T, datt += T, dscores += T) {
         int64_t n = row % T + 1;
         for (int64_t i = 0; i < n; i++) {
@@ -237,11 +238,12 @@ GPT2_CLONES static int causal_softmax_backward(struct zr_stream *s, real *restri
     return 0;
 }
 
-GPT2_CLONES static int cross_entropy(struct zr_stream *s, real *restrict dlogits, double *restrict loss,
-                                     float *restrict logits, const int32_t *restrict targets, int64_t N,
-                                     int64_t V, int64_t ld, float scale)
+GPT2_CLONES static int cross_entropy(const struct gpt2_place *on, real *restrict dlogits,
+                                     double *restrict loss, float *restrict logits,
+                                     const int32_t *restrict targets, int64_t N, int64_t V, int64_t ld,
+                                     float scale)
 {
-    (void)s;
+    (void)on;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
         float top = largest(logits, V), at_target = logits[target] - top;
@@ -258,9 +260,9 @@ GPT2_CLONES static int cross_entropy(struct zr_stream *s, real *restrict dlogits
     return 0;
 }
 
-static int add_loss(struct zr_stream *s, double *total, const double *loss, int64_t N)
+static int add_loss(const struct gpt2_place *on, double *total, const double *loss, int64_t N)
 {
-    (void)s;
+    (void)on;
     double sum_of_rows = 0.0;
     for (int64_t row = 0; row < N; row++) {
         sum_of_rows += loss[row];
@@ -269,10 +271,10 @@ static int add_loss(struct zr_stream *s, double *total, const double *loss, int6
     return 0;
 }
 
-GPT2_CLONES static int bias_backward(struct zr_stream *s, real *restrict dbias, const real *restrict dout,
-                                     float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static int bias_backward(const struct gpt2_place *on, real *restrict dbias,
+                                     const real *restrict dout, float *restrict columns, int64_t N, int64_t C)
 {
-    (void)s;
+    (void)on;
     memset(columns, 0, (size_t)C * sizeof *columns);
     for (int64_t row = 0; row < N; row++, dout += C) {
         add_row(columns, dout, C);
@@ -281,20 +283,21 @@ GPT2_CLONES static int bias_backward(struct zr_stream *s, real *restrict dbias, 
     return 0;
 }
 
-GPT2_CLONES static int add(struct zr_stream *s, real *restrict grad, const real *restrict x, int64_t n)
+GPT2_CLONES static int add(const struct gpt2_place *on, real *restrict grad, const real *restrict x,
+                           int64_t n)
 {
-    (void)s;
+    (void)on;
     for (int64_t i = 0; i < n; i++) {
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
     }
     return 0;
 }
 
-GPT2_CLONES static int embedding_forward(struct zr_stream *s, real *restrict out,
+GPT2_CLONES static int embedding_forward(const struct gpt2_place *on, real *restrict out,
                                          const int32_t *restrict tokens, const real *restrict wte,
                                          const real *restrict wpe, int64_t B, int64_t T, int64_t C)
 {
-    (void)s;
+    (void)on;
     for (int64_t bt = 0; bt < B * T; bt++, out += C) {
         const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
         for (int64_t i = 0; i < C; i++) {
@@ -306,11 +309,12 @@ GPT2_CLONES static int embedding_forward(struct zr_stream *s, real *restrict out
 
 /* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so far
  * would lose the later ones. */
-GPT2_CLONES static int embedding_backward(struct zr_stream *s, real *restrict dwte, real *restrict dwpe,
-                                          const real *restrict dout, const struct gpt2_batch *batch,
-                                          float *restrict columns, int64_t B, int64_t T, int64_t C)
+GPT2_CLONES static int embedding_backward(const struct gpt2_place *on, real *restrict dwte,
+                                          real *restrict dwpe, const real *restrict dout,
+                                          const struct gpt2_batch *batch, float *restrict columns, int64_t B,
+                                          int64_t T, int64_t C)
 {
-    (void)s;
+    (void)on;
     for (int64_t d = 0; d < batch->n_distinct; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
         for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++) {

@@ -12,6 +12,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__ /* for the host and the GPU */
+#define GPT2_ANYWHERE static inline __host__ __device__
+#else
+#define GPT2_ANYWHERE static inline
+#endif
+
 #ifdef GPT2_BF16
 
 typedef uint16_t real; /* the upper half of a float's bits */
@@ -19,7 +25,7 @@ typedef uint16_t real; /* the upper half of a float's bits */
 #define GPT2_GEMM_DTYPE ZR_BF16
 #define GPT2_NAME(name) name##_bf16
 
-static inline float to_float(real x)
+GPT2_ANYWHERE float to_float(real x)
 {
     uint32_t bits = (uint32_t)x << 16;
     float f;
@@ -28,7 +34,7 @@ static inline float to_float(real x)
 }
 
 /* Round to nearest, ties to even; a NaN stays a NaN. */
-static inline real from_float(float f)
+GPT2_ANYWHERE real from_float(float f)
 {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
@@ -43,12 +49,12 @@ typedef float real;
 #define GPT2_GEMM_DTYPE ZR_F32
 #define GPT2_NAME(name) name##_f32
 
-static inline float to_float(real x)
+GPT2_ANYWHERE float to_float(real x)
 {
     return x;
 }
 
-static inline real from_float(float f)
+GPT2_ANYWHERE real from_float(float f)
 {
     return f;
 }
