@@ -1,10 +1,16 @@
-/* test_gemm.c: matrix products against an fp64 reference: transposes, types, beta, bias, batches, strides;
- * their bits from run to run and from team to team; and, with --bench, their speed.
+/* test_gemm.c: matrix products against an fp64 reference: transposes, types, beta, bias, epilogues, batches,
+ * strides; their bits from run to run and from team to team; and, with --bench, their speed. With
+ * GEMM_TEST_CUDA through cuBLASLt, on a GPU or over a stand-in, else through oneDNN.
  *
  * Inputs are rounded to their type before the reference sees them, so what is measured is the product's own
  * error: at most k+2 roundings of fp32 for each |a||b|, and one of the output type. */
 #include "kernels/gemm.h"
 #include "test/kernels/random.h"
+#include "test/stand_in/half.h"
+
+#ifdef GEMM_TEST_CUDA
+#include "kernels/cuda_device.h"
+#endif
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,52 +19,147 @@
 
 #include <cmocka.h>
 
-enum { CANARY = 0xc5 };
-
 static struct random_source rng;
+static struct zr_device *dev;
+static struct zr_stream *stream;
+
+static void open_device(void)
+{
+#ifdef GEMM_TEST_CUDA
+    assert_int_equal(zr_cuda_device_open(&dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "products", NULL, &stream), 0);
+#else
+    assert_int_equal(zr_host_device_open(&dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "products", NULL, &stream), 0);
+#endif
+}
+
+static void close_device(void)
+{
+    dev->ops->stream_close(stream);
+    dev->ops->close(dev);
+}
+
+static struct zr_gemm *open_gemm(void)
+{
+    struct zr_gemm *g;
+#ifdef GEMM_TEST_CUDA
+    assert_int_equal(zr_gemm_open_cuda(dev, stream, 0, false, &g), 0);
+#else
+    assert_int_equal(zr_gemm_open(1, &g), 0);
+#endif
+    return g;
+}
+
+#ifdef GEMM_TEST_CUDA
+enum { HAS_F16 = 1, HAS_EPILOGUES = 1, HAS_ANY_BIAS = 0 };
+#else
+enum { HAS_F16 = 0, HAS_EPILOGUES = 0, HAS_ANY_BIAS = 1 };
+#endif
+
+static void copy(void *dst, const void *src, int64_t bytes)
+{
+    assert_int_equal(dev->ops->copy(stream, dst, src, bytes), 0);
+    assert_int_equal(dev->ops->stream_sync(stream), 0);
+}
 
 /* A batch of stored matrices, rows x ld, of a dtype, with its exact values beside it. */
 struct matrix {
     enum zr_dtype dtype;
-    int64_t n; /* elements over all */
-    void *data;
+    int64_t n;   /* elements over all */
+    void *block; /* of the device */
+    void *data;  /* (n) in block */
     double *value;
 };
 
+static double round_to(enum zr_dtype t, double x)
+{
+    float f = (float)x;
+    return t == ZR_F32    ? (double)f
+           : t == ZR_BF16 ? (double)bf16_to_float(bf16_from_float(f))
+                          : (double)f16_to_float(f16_from_float(f));
+}
+
+static void put_element(void *data, enum zr_dtype t, int64_t i, double x)
+{
+    if (t == ZR_F32)
+        ((float *)data)[i] = (float)x;
+    else
+        ((uint16_t *)data)[i] = t == ZR_BF16 ? bf16_from_float((float)x) : f16_from_float((float)x);
+}
+
+static double get_element(const void *data, enum zr_dtype t, int64_t i)
+{
+    if (t == ZR_F32)
+        return (double)((const float *)data)[i];
+    uint16_t h = ((const uint16_t *)data)[i];
+    return (double)(t == ZR_BF16 ? bf16_to_float(h) : f16_to_float(h));
+}
+
+/* shift: elements off the alignment of the device's memory. */
+static struct matrix matrix_shifted(enum zr_dtype dtype, int64_t n, int64_t shift)
+{
+    int64_t size = zr_dtype_bytes(dtype);
+    struct matrix x = {dtype, n, NULL, NULL, malloc((size_t)n * sizeof(double))};
+    void *host = malloc((size_t)(n * size));
+    assert_int_equal(dev->ops->alloc(dev, (n + shift) * size, &x.block), 0);
+    x.data = (char *)x.block + shift * size;
+    for (int64_t i = 0; i < n; i++) {
+        x.value[i] = round_to(dtype, (double)random_normal(&rng));
+        put_element(host, dtype, i, x.value[i]);
+    }
+    copy(x.data, host, n * size);
+    free(host);
+    return x;
+}
+
 static struct matrix matrix_make(enum zr_dtype dtype, int64_t n)
 {
-    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
-    struct matrix x = {dtype, n, malloc((size_t)n * 4), malloc((size_t)n * sizeof(double))};
-    float *f = x.data;
-    for (int64_t i = 0; i < n; i++)
-        f[i] = random_normal(&rng);
-    k->cast(x.data, dtype, x.data, ZR_F32, n);
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t half = 0;
-        if (dtype == ZR_BF16)
-            memcpy(&half, (char *)x.data + 2 * i, 2);
-        x.value[i] = dtype == ZR_F32 ? f[i] : float_of_bf16(half);
-    }
-    return x;
+    return matrix_shifted(dtype, n, 0);
 }
 
 static void matrix_free(struct matrix *x)
 {
-    free(x->data);
+    dev->ops->free(dev, x->block,
+                   (int64_t)((char *)x->data - (char *)x->block) + x->n * zr_dtype_bytes(x->dtype));
     free(x->value);
 }
 
-static double element(const struct matrix *x, int64_t i)
+/* A copy of what it holds now, to be freed. */
+static double *matrix_read(const struct matrix *x)
 {
-    if (x->dtype == ZR_F32)
-        return ((float *)x->data)[i];
-    uint16_t half;
-    memcpy(&half, (char *)x->data + 2 * i, 2);
-    return float_of_bf16(half);
+    int64_t bytes = x->n * zr_dtype_bytes(x->dtype);
+    void *host = malloc((size_t)bytes);
+    double *out = malloc((size_t)x->n * sizeof *out);
+    copy(host, x->data, bytes);
+    for (int64_t i = 0; i < x->n; i++)
+        out[i] = get_element(host, x->dtype, i);
+    free(host);
+    return out;
+}
+
+/* NaN in columns 0..n-1 of rows of ld: what a product must write, and must not read. */
+static void matrix_poison(struct matrix *x, int64_t n, int64_t ld)
+{
+    int64_t size = zr_dtype_bytes(x->dtype);
+    char *host = malloc((size_t)(x->n * size));
+    copy(host, x->data, x->n * size);
+    for (int64_t i = 0; i < x->n; i++)
+        if (i % ld < n)
+            memset(host + i * size, 0xff, (size_t)size);
+    copy(x->data, host, x->n * size);
+    free(host);
+}
+
+/* What rounding x to t once may cost. */
+static double rounding(enum zr_dtype t, double x)
+{
+    return t == ZR_F32 ? 0 : t == ZR_BF16 ? fabs(x) * 0x1p-8 : fabs(x) * 0x1p-11 + 0x1p-25;
 }
 
 struct shape {
     int64_t m, n, k, n_batch, pad; /* pad: extra elements in each row */
+    int64_t shift;                 /* elements off the alignment of the device's memory */
 };
 
 static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct,
@@ -66,9 +167,10 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
 {
     int64_t rows_a = ta ? s.k : s.m, lda = (ta ? s.m : s.k) + s.pad;
     int64_t rows_b = tb ? s.n : s.k, ldb = (tb ? s.k : s.n) + s.pad, ldc = s.n + s.pad;
-    struct matrix a = matrix_make(ab, s.n_batch * rows_a * lda),
-                  b = matrix_make(ab, s.n_batch * rows_b * ldb), c = matrix_make(ct, s.n_batch * s.m * ldc),
-                  bias = matrix_make(bias_dtype ? bias_dtype : ZR_F32, s.n);
+    struct matrix a = matrix_shifted(ab, s.n_batch * rows_a * lda, s.shift),
+                  b = matrix_shifted(ab, s.n_batch * rows_b * ldb, s.shift),
+                  c = matrix_shifted(ct, s.n_batch * s.m * ldc, s.shift),
+                  bias = matrix_shifted(bias_dtype ? bias_dtype : ZR_F32, s.n, s.shift);
     struct zr_gemm_args args = {.trans_a = ta,
                                 .trans_b = tb,
                                 .m = s.m,
@@ -89,19 +191,18 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
                                 .stride_a = rows_a * lda,
                                 .stride_b = rows_b * ldb,
                                 .stride_c = s.m * ldc};
-    if (beta == 0) /* what C held must not matter, NaN included */
-        for (int64_t i = 0; i < c.n; i++)
-            if (i % ldc < s.n)
-                memset((char *)c.data + i * zr_dtype_bytes(ct), 0xff, (size_t)zr_dtype_bytes(ct));
+    if (beta == 0)
+        matrix_poison(&c, s.n, ldc);
     int err = zr_gemm_run(g, &args);
     if (err)
         fail_msg("%s", zr_error_text());
+    double *got_c = matrix_read(&c);
 
     for (int64_t z = 0; z < s.n_batch; z++) {
         for (int64_t i = 0; i < s.m; i++) {
             for (int64_t j = 0; j < ldc; j++) {
                 int64_t at = z * s.m * ldc + i * ldc + j;
-                double got = element(&c, at), want = 0, size = 0;
+                double got = got_c[at], want = 0, size = 0;
                 if (j >= s.n) { /* between the rows nothing may be written */
                     assert_true(got == c.value[at]);
                     continue;
@@ -116,7 +217,7 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
                     want += bias.value[j], size += fabs(bias.value[j]);
                 if (beta != 0)
                     want += c.value[at], size += fabs(c.value[at]);
-                double bound = size * (double)(s.k + 2) * 0x1p-24 + (ct == ZR_BF16 ? fabs(want) * 0x1p-8 : 0);
+                double bound = size * (double)(s.k + 2) * 0x1p-24 + rounding(ct, want);
                 if (!(fabs(got - want) <= bound))
                     fail_msg("%c%c %s->%s bias %s beta %g, %ldx%ldx%ld batch %ld: C[%ld][%ld][%ld] = %.9g, "
                              "not %.9g +- %g",
@@ -127,28 +228,151 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
             }
         }
     }
+    free(got_c);
     matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&bias);
 }
 
 static void test_products(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{1, 1, 1, 1, 0},    {7, 5, 3, 1, 2},   {64, 48, 32, 1, 0},
-                                          {33, 65, 17, 1, 5}, {16, 16, 8, 6, 0}, {9, 31, 20, 4, 3},
-                                          {1, 40, 64, 1, 0},  {40, 1, 64, 1, 0}};
+    static const struct shape shapes[] = {{1, 1, 1, 1, 0, 0},    {7, 5, 3, 1, 2, 1},   {64, 48, 32, 1, 0, 0},
+                                          {33, 65, 17, 1, 5, 3}, {16, 16, 8, 6, 0, 0}, {9, 31, 20, 4, 3, 0},
+                                          {1, 40, 64, 1, 0, 0},  {40, 1, 64, 1, 0, 0}};
     static const struct {
         enum zr_dtype ab, c;
-    } types[] = {{ZR_F32, ZR_F32}, {ZR_BF16, ZR_F32}, {ZR_BF16, ZR_BF16}};
-    static const enum zr_dtype biases[] = {0, ZR_F32, ZR_BF16};
-    struct zr_gemm *g;
-    assert_int_equal(zr_gemm_open(1, &g), 0);
+    } types[] = {{ZR_F32, ZR_F32}, {ZR_BF16, ZR_F32}, {ZR_BF16, ZR_BF16}, {ZR_F16, ZR_F32}, {ZR_F16, ZR_F16}};
+    static const enum zr_dtype biases[] = {0, ZR_F32, ZR_BF16, ZR_F16};
+    struct zr_gemm *g = open_gemm();
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (int t = 0; t < 3; t++)
+        for (int t = 0; t < (HAS_F16 ? 5 : 3); t++)
             for (int transposes = 0; transposes < 4; transposes++)
-                for (int b = 0; b < 3; b++)
+                for (int b = 0; b < (HAS_F16 ? 4 : 3); b++)
                     for (int beta = 0; beta < 2; beta++)
-                        check_one(g, shapes[s], transposes & 1, transposes & 2, types[t].ab, types[t].c,
-                                  biases[b], (float)beta);
+                        if (HAS_ANY_BIAS || !biases[b] || biases[b] == types[t].c)
+                            check_one(g, shapes[s], transposes & 1, transposes & 2, types[t].ab, types[t].c,
+                                      biases[b], (float)beta);
+    zr_gemm_close(g);
+}
+
+/* --- epilogues --- */
+
+static const double gelu_factor = 0.79788456080286536; /* sqrt(2 / pi) */
+
+static double gelu(double x)
+{
+    return 0.5 * x * (1 + tanh(gelu_factor * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_slope(double x)
+{
+    double t = tanh(gelu_factor * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu_factor * (1 + 3 * 0.044715 * x * x);
+}
+
+#define STEEPEST_GELU 1.13 /* no slope of it is above */
+
+static void check_near(const char *what, double got, double want, double bound)
+{
+    if (!(fabs(got - want) <= bound))
+        fail_msg("%s is %.9g, not %.9g +- %g", what, got, want, bound);
+}
+
+static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype t,
+                           enum zr_gemm_epilogue epilogue, bool with_bias, float beta)
+{
+    int64_t lda = (ta ? s.m : s.k) + s.pad, ldb = (tb ? s.k : s.n) + s.pad, ldc = s.n + s.pad;
+    int64_t ldaux = (s.n + 7) / 8 * 8;
+    bool sums = epilogue == ZR_GEMM_SUM_A, slopes = epilogue == ZR_GEMM_DGELU;
+    struct matrix a = matrix_make(t, (ta ? s.k : s.m) * lda), b = matrix_make(t, (tb ? s.n : s.k) * ldb);
+    struct matrix c = matrix_make(t, s.m * ldc), aux = matrix_make(t, s.m * ldaux);
+    struct matrix bias = matrix_make(t, s.n), sum = matrix_make(t, s.m);
+    struct zr_gemm_args args = {.trans_a = ta,
+                                .trans_b = tb,
+                                .m = s.m,
+                                .n = s.n,
+                                .k = s.k,
+                                .ab_dtype = t,
+                                .c_dtype = t,
+                                .bias_dtype = t,
+                                .a = a.data,
+                                .b = b.data,
+                                .bias = with_bias ? bias.data : NULL,
+                                .c = c.data,
+                                .lda = lda,
+                                .ldb = ldb,
+                                .ldc = ldc,
+                                .beta = beta,
+                                .n_batch = 1,
+                                .epilogue = epilogue,
+                                .aux = sums ? NULL : aux.data,
+                                .ldaux = sums ? 0 : ldaux,
+                                .sum = sums ? sum.data : NULL};
+    if (beta == 0)
+        matrix_poison(&c, s.n, ldc);
+    if (!slopes)
+        matrix_poison(&aux, s.n, ldaux);
+    matrix_poison(&sum, s.m, s.m);
+    assert_true(zr_gemm_can(g, &args));
+    if (zr_gemm_run(g, &args))
+        fail_msg("%s", zr_error_text());
+    double *got_c = matrix_read(&c), *got_aux = matrix_read(&aux), *got_sum = matrix_read(&sum);
+
+    for (int64_t i = 0; i < s.m; i++) {
+        double column = 0, column_size = 0;
+        for (int64_t l = 0; l < s.k; l++) {
+            double x = a.value[ta ? l * lda + i : i * lda + l];
+            column += x, column_size += fabs(x);
+        }
+        if (sums)
+            check_near("sum", got_sum[i], column, column_size * (double)s.k * 0x1p-24 + rounding(t, column));
+        for (int64_t j = 0; j < s.n; j++) {
+            double p = 0, size = 0, want, bound;
+            for (int64_t l = 0; l < s.k; l++) {
+                double x = a.value[ta ? l * lda + i : i * lda + l] * b.value[tb ? j * ldb + l : l * ldb + j];
+                p += x, size += fabs(x);
+            }
+            p += with_bias ? bias.value[j] : 0, size += with_bias ? fabs(bias.value[j]) : 0;
+            bound = size * (double)(s.k + 2) * 0x1p-24;
+            if (epilogue == ZR_GEMM_GELU) {
+                check_near("aux", got_aux[i * ldaux + j], p, bound + rounding(t, p));
+                want = gelu(p);
+                bound = STEEPEST_GELU * bound + 1e-6 * (1 + fabs(p));
+            } else if (slopes) {
+                want = p * gelu_slope(aux.value[i * ldaux + j]);
+                bound = STEEPEST_GELU * bound + 1e-6 * fabs(p);
+            } else {
+                double before = beta != 0 ? c.value[i * ldc + j] : 0;
+                want = p + before;
+                bound = (size + fabs(before)) * (double)(s.k + 2) * 0x1p-24;
+            }
+            check_near("C", got_c[i * ldc + j], want, bound + rounding(t, want));
+        }
+        for (int64_t j = s.n; j < ldc; j++)
+            assert_true(got_c[i * ldc + j] == c.value[i * ldc + j]);
+        for (int64_t j = s.n; j < ldaux; j++)
+            assert_true(got_aux[i * ldaux + j] == aux.value[i * ldaux + j]);
+    }
+    free(got_c), free(got_aux), free(got_sum);
+    matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&aux), matrix_free(&bias);
+    matrix_free(&sum);
+}
+
+static void test_epilogues(void **state)
+{
+    (void)state;
+    static const struct shape shapes[] = {{64, 48, 32, 1, 0, 0}, {33, 65, 17, 1, 5, 0}, {1, 8, 3, 1, 0, 0}};
+    static const enum zr_dtype types[] = {ZR_F32, ZR_BF16, ZR_F16};
+    struct zr_gemm *g = open_gemm();
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; HAS_EPILOGUES && t < 3; t++)
+            for (int transposes = 0; transposes < 4; transposes++) {
+                bool ta = transposes & 1, tb = transposes & 2;
+                check_epilogue(g, shapes[i], ta, tb, types[t], ZR_GEMM_GELU, true, 0);
+                check_epilogue(g, shapes[i], ta, tb, types[t], ZR_GEMM_GELU, false, 0);
+                check_epilogue(g, shapes[i], ta, tb, types[t], ZR_GEMM_DGELU, false, 0);
+                check_epilogue(g, shapes[i], ta, tb, types[t], ZR_GEMM_SUM_A, false, 0);
+                check_epilogue(g, shapes[i], ta, tb, types[t], ZR_GEMM_SUM_A, false, 1);
+            }
     zr_gemm_close(g);
 }
 
@@ -158,10 +382,9 @@ static void test_interleaved_batch(void **state)
     (void)state;
     enum { T = 24, HEADS = 3, SIZE = 16, ROW = 3 * HEADS * SIZE };
     struct matrix qkv = matrix_make(ZR_F32, T * ROW);
-    float *out = malloc(sizeof(float) * HEADS * T * T);
-    memset(out, 0xff, sizeof(float) * HEADS * T * T);
-    struct zr_gemm *g;
-    assert_int_equal(zr_gemm_open(1, &g), 0);
+    struct matrix out = matrix_make(ZR_F32, HEADS * T * T);
+    matrix_poison(&out, T, T);
+    struct zr_gemm *g = open_gemm();
     struct zr_gemm_args args = {.trans_b = true,
                                 .m = T,
                                 .n = T,
@@ -170,7 +393,7 @@ static void test_interleaved_batch(void **state)
                                 .c_dtype = ZR_F32,
                                 .a = qkv.data,
                                 .b = (float *)qkv.data + HEADS * SIZE,
-                                .c = out,
+                                .c = out.data,
                                 .lda = ROW,
                                 .ldb = ROW,
                                 .ldc = T,
@@ -179,16 +402,18 @@ static void test_interleaved_batch(void **state)
                                 .stride_b = SIZE,
                                 .stride_c = T * T};
     assert_int_equal(zr_gemm_run(g, &args), 0);
+    double *got = matrix_read(&out);
     for (int h = 0; h < HEADS; h++)
         for (int i = 0; i < T; i++)
             for (int j = 0; j < T; j++) {
                 double want = 0;
                 for (int l = 0; l < SIZE; l++)
                     want += qkv.value[i * ROW + h * SIZE + l] * qkv.value[j * ROW + (HEADS + h) * SIZE + l];
-                assert_true(fabs(out[(h * T + i) * T + j] - want) < 1e-4);
+                assert_true(fabs(got[(h * T + i) * T + j] - want) < 1e-4);
             }
     zr_gemm_close(g);
-    free(out);
+    free(got);
+    matrix_free(&out);
     matrix_free(&qkv);
 }
 
@@ -196,22 +421,24 @@ static void test_interleaved_batch(void **state)
 static void test_repeats_to_the_bit(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{128, 96, 200, 1, 0}, {64, 65, 257, 1, 0}, {32, 32, 16, 8, 0}};
+    static const struct shape shapes[] = {
+        {128, 96, 200, 1, 0, 0}, {64, 65, 257, 1, 0, 0}, {32, 32, 16, 8, 0, 0}};
     for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++) {
         for (int i = 0; i < 3; i++) {
             struct shape s = shapes[i];
-            struct matrix a = matrix_make((enum zr_dtype)dtype, s.n_batch * s.m * s.k),
-                          b = matrix_make((enum zr_dtype)dtype, s.n_batch * s.k * s.n);
-            size_t bytes = (size_t)(s.n_batch * s.m * s.n) * 4;
-            void *first = malloc(bytes), *again = malloc(bytes);
+            enum zr_dtype t = (enum zr_dtype)dtype;
+            int64_t n_a = s.n_batch * s.m * s.k, n_c = s.n_batch * s.m * s.n;
+            int64_t shift = 4 / zr_dtype_bytes(t);
+            struct matrix a = matrix_make(t, n_a), b = matrix_make(t, s.n_batch * s.k * s.n);
+            struct matrix moved = matrix_shifted(t, n_a, shift), c = matrix_make(ZR_F32, n_c);
             struct zr_gemm_args args = {.m = s.m,
                                         .n = s.n,
                                         .k = s.k,
-                                        .ab_dtype = (enum zr_dtype)dtype,
+                                        .ab_dtype = t,
                                         .c_dtype = ZR_F32,
                                         .a = a.data,
                                         .b = b.data,
-                                        .c = first,
+                                        .c = c.data,
                                         .lda = s.k,
                                         .ldb = s.n,
                                         .ldc = s.n,
@@ -219,77 +446,117 @@ static void test_repeats_to_the_bit(void **state)
                                         .stride_a = s.m * s.k,
                                         .stride_b = s.k * s.n,
                                         .stride_c = s.m * s.n};
-            struct zr_gemm *g, *h;
-            assert_int_equal(zr_gemm_open(1, &g), 0);
-            assert_int_equal(zr_gemm_open(1, &h), 0);
+            struct zr_gemm *g = open_gemm(), *h = open_gemm();
+            copy(moved.data, a.data, n_a * zr_dtype_bytes(t));
             assert_int_equal(zr_gemm_run(g, &args), 0);
-            args.c = again;
-            size_t shift = 4, bytes_a = (size_t)(a.n * zr_dtype_bytes(a.dtype));
-            char *moved = malloc(bytes_a + shift);
-            memcpy(moved + shift, a.data, bytes_a);
+            double *first = matrix_read(&c);
             for (int run = 0; run < 8; run++) {
-                memset(again, 0xff, bytes);
-                args.a = run & 2 ? (void *)(moved + shift) : a.data;
+                matrix_poison(&c, s.n, s.n);
+                args.a = run & 2 ? moved.data : a.data;
                 assert_int_equal(zr_gemm_run(run & 1 ? h : g, &args), 0);
-                assert_memory_equal(first, again, bytes);
+                double *again = matrix_read(&c);
+                assert_memory_equal(first, again, (size_t)n_c * sizeof *again);
+                free(again);
             }
-            free(moved);
+            free(first);
             zr_gemm_close(g), zr_gemm_close(h);
-            free(first), free(again);
-            matrix_free(&a), matrix_free(&b);
+            matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&moved);
         }
     }
+}
+
+static void refuse(struct zr_gemm *g, const struct zr_gemm_args *args, int err, const char *text)
+{
+    assert_int_equal(zr_gemm_run(g, args), err);
+    if (!strstr(zr_error_text(), text))
+        fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), text);
+    assert_false(zr_gemm_can(g, args));
 }
 
 static void test_bad_arguments(void **state)
 {
     (void)state;
-    float x[16] = {0};
     struct zr_gemm *g;
+#ifdef GEMM_TEST_CUDA
+    assert_int_equal(zr_gemm_open_cuda(dev, stream, -1, false, &g), ZR_ERR_ARG);
+    assert_null(g);
+    struct zr_device *host;
+    assert_int_equal(zr_host_device_open(&host), 0);
+    assert_int_equal(zr_gemm_open_cuda(host, NULL, 0, false, &g), ZR_ERR_NOTSUP);
+    assert_null(g);
+    host->ops->close(host);
+#else
     assert_int_equal(zr_gemm_open(0, &g), ZR_ERR_ARG);
     assert_null(g);
-    assert_int_equal(zr_gemm_open(1, &g), 0);
+    assert_int_equal(zr_gemm_open_cuda(dev, stream, 0, false, &g), ZR_ERR_NOTSUP);
+    assert_null(g);
+#endif
+    g = open_gemm();
+    struct matrix x = matrix_make(ZR_F32, 64);
+    float *at = x.data;
     const struct zr_gemm_args good = {.m = 2,
                                       .n = 2,
                                       .k = 2,
                                       .ab_dtype = ZR_F32,
                                       .c_dtype = ZR_F32,
-                                      .a = x,
-                                      .b = x + 4,
-                                      .c = x + 8,
+                                      .a = at,
+                                      .b = at + 4,
+                                      .c = at + 8,
                                       .lda = 2,
                                       .ldb = 2,
                                       .ldc = 2,
                                       .n_batch = 1};
     struct zr_gemm_args a = good;
     a.k = 0;
-    assert_int_equal(zr_gemm_run(g, &a), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "at least 1"));
+    refuse(g, &a, ZR_ERR_ARG, "at least 1");
     a = good, a.lda = 1;
-    assert_int_equal(zr_gemm_run(g, &a), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "lda"));
+    refuse(g, &a, ZR_ERR_ARG, "lda");
     a = good, a.beta = 0.5f;
-    assert_int_equal(zr_gemm_run(g, &a), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "beta"));
-    a = good, a.ab_dtype = a.c_dtype = ZR_F16;
-    assert_int_equal(zr_gemm_run(g, &a), ZR_ERR_NOTSUP);
-    assert_non_null(strstr(zr_error_text(), "f16"));
+    refuse(g, &a, ZR_ERR_ARG, "beta");
     a = good, a.c_dtype = ZR_BF16;
-    assert_int_equal(zr_gemm_run(g, &a), ZR_ERR_NOTSUP);
+    refuse(g, &a, ZR_ERR_NOTSUP, "f32 x f32 -> bf16");
+    a = good, a.epilogue = (enum zr_gemm_epilogue)9;
+    refuse(g, &a, ZR_ERR_ARG, "epilogue is 9");
+    a = good, a.epilogue = ZR_GEMM_GELU;
+    refuse(g, &a, ZR_ERR_ARG, "needs aux");
+    a.aux = at + 16, a.ldaux = 1;
+    refuse(g, &a, ZR_ERR_ARG, "ldaux is 1");
+    a.ldaux = 8, a.beta = 1;
+    refuse(g, &a, ZR_ERR_ARG, "takes no beta");
+    a.beta = 0, a.n_batch = 2;
+    refuse(g, &a, ZR_ERR_ARG, "n_batch is 2");
+    a = good, a.epilogue = ZR_GEMM_SUM_A, a.sum = at + 16, a.bias = at + 20, a.bias_dtype = ZR_F32;
+    refuse(g, &a, ZR_ERR_ARG, "takes no bias");
+#ifdef GEMM_TEST_CUDA
+    a = good, a.bias = at + 16, a.bias_dtype = ZR_BF16;
+    refuse(g, &a, ZR_ERR_NOTSUP, "a bias of bf16");
+    a = good, a.epilogue = ZR_GEMM_GELU, a.aux = at + 17, a.ldaux = 8;
+    refuse(g, &a, ZR_ERR_NOTSUP, "16-byte aligned");
+    a.aux = at + 16, a.ldaux = 4;
+    refuse(g, &a, ZR_ERR_NOTSUP, "multiple of 8");
+    a = good, a.b = (char *)x.data + 17;
+    refuse(g, &a, ZR_ERR_ARG, "aligned");
+#else
+    a = good, a.ab_dtype = a.c_dtype = ZR_F16;
+    refuse(g, &a, ZR_ERR_NOTSUP, "f16");
+    a = good, a.epilogue = ZR_GEMM_SUM_A, a.sum = at + 16;
+    refuse(g, &a, ZR_ERR_NOTSUP, "host");
+#endif
+    assert_true(zr_gemm_can(g, &good));
     assert_int_equal(zr_gemm_run(g, &good), 0);
     zr_gemm_close(g);
     zr_gemm_close(NULL);
+    matrix_free(&x);
 }
 
 /* More shapes than the table starts with. */
 static void test_many_shapes(void **state)
 {
     (void)state;
-    struct zr_gemm *g;
-    assert_int_equal(zr_gemm_open(1, &g), 0);
+    struct zr_gemm *g = open_gemm();
     for (int round = 0; round < 2; round++)
         for (int m = 1; m <= 80; m++)
-            check_one(g, (struct shape){m, 3, 4, 1, 0}, false, false, ZR_F32, ZR_F32, 0, 0);
+            check_one(g, (struct shape){m, 3, 4, 1, 0, 0}, false, false, ZR_F32, ZR_F32, 0, 0);
     zr_gemm_close(g);
 }
 
@@ -321,7 +588,7 @@ static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool 
     int64_t best = INT64_MAX;
     for (int i = 0; i < 7; i++) {
         int64_t t = zr_now_ns();
-        if (zr_gemm_run(g, &args))
+        if (zr_gemm_run(g, &args) || dev->ops->stream_sync(stream))
             printf("%s\n", zr_error_text());
         t = zr_now_ns() - t;
         if (i > 0 && t < best) /* the first makes the primitive */
@@ -336,17 +603,23 @@ static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool 
 static int bench(int n_threads)
 {
     struct zr_gemm *g;
-    if (zr_gemm_open(n_threads, &g))
+#ifdef GEMM_TEST_CUDA
+    int err = zr_gemm_open_cuda(dev, stream, 0, false, &g);
+    (void)n_threads; /* of the host */
+#else
+    int err = zr_gemm_open(n_threads, &g);
+#endif
+    if (err)
         return 1;
     for (int d = ZR_F32; d <= ZR_BF16; d++) {
         enum zr_dtype t = (enum zr_dtype)d;
-        bench_one(g, "forward", (struct shape){512, 768, 256, 1, 0}, false, true, t, t, 0);
-        bench_one(g, "input grad", (struct shape){512, 256, 768, 1, 0}, false, false, t, t, 0);
-        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0}, true, false, t, t, 1);
-        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0}, true, false, t, ZR_F32, 1);
-        bench_one(g, "scores", (struct shape){128, 128, 32, 32, 0}, false, true, t, t, 0);
-        bench_one(g, "values", (struct shape){128, 32, 128, 32, 0}, false, false, t, t, 0);
-        bench_one(g, "transposed", (struct shape){128, 32, 128, 32, 0}, true, false, t, t, 0);
+        bench_one(g, "forward", (struct shape){512, 768, 256, 1, 0, 0}, false, true, t, t, 0);
+        bench_one(g, "input grad", (struct shape){512, 256, 768, 1, 0, 0}, false, false, t, t, 0);
+        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0, 0}, true, false, t, t, 1);
+        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0, 0}, true, false, t, ZR_F32, 1);
+        bench_one(g, "scores", (struct shape){128, 128, 32, 32, 0, 0}, false, true, t, t, 0);
+        bench_one(g, "values", (struct shape){128, 32, 128, 32, 0, 0}, false, false, t, t, 0);
+        bench_one(g, "transposed", (struct shape){128, 32, 128, 32, 0, 0}, true, false, t, t, 0);
     }
     zr_gemm_close(g);
     return 0;
@@ -355,12 +628,14 @@ static int bench(int n_threads)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),           cmocka_unit_test(test_interleaved_batch),
-        cmocka_unit_test(test_repeats_to_the_bit), cmocka_unit_test(test_bad_arguments),
-        cmocka_unit_test(test_many_shapes),
+        cmocka_unit_test(test_products),          cmocka_unit_test(test_epilogues),
+        cmocka_unit_test(test_interleaved_batch), cmocka_unit_test(test_repeats_to_the_bit),
+        cmocka_unit_test(test_bad_arguments),     cmocka_unit_test(test_many_shapes),
     };
     rng = random_open();
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0)
-        return bench(argc > 2 ? atoi(argv[2]) : 1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    open_device();
+    int failed = argc > 1 && strcmp(argv[1], "--bench") == 0 ? bench(argc > 2 ? atoi(argv[2]) : 1)
+                                                             : cmocka_run_group_tests(tests, NULL, NULL);
+    close_device();
+    return failed;
 }
