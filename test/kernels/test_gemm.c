@@ -8,10 +8,6 @@
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 
-#ifdef GEMM_TEST_CUDA
-#include "kernels/cuda_device.h"
-#endif
-
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +22,7 @@ static struct zr_stream *stream;
 static void open_device(void)
 {
 #ifdef GEMM_TEST_CUDA
-    assert_int_equal(zr_cuda_device_open(&dev), 0);
+    assert_int_equal(zr_cuda_device_open(0, &dev), 0);
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "products", NULL, &stream), 0);
 #else
     assert_int_equal(zr_host_device_open(&dev), 0);
