@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,40 @@ static void posix_start_sync(void *arg, int fd, int64_t at, int64_t n)
 #else
     (void)fd, (void)at, (void)n;
 #endif
+}
+
+static int posix_allocate(void *arg, int fd, int64_t bytes)
+{
+    (void)arg;
+#ifdef __linux__
+    /* Not posix_fallocate, which writes zeros where the file system cannot do it. */
+    if (fallocate(fd, 0, 0, (off_t)bytes))
+        return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
+#else
+    (void)fd, (void)bytes;
+#endif
+    return 0;
+}
+
+static bool posix_is_cached(void *arg, int fd, int64_t bytes)
+{
+    int64_t page = sysconf(_SC_PAGESIZE), window = page * 4096, n_pages = 0, n_there = 0;
+    unsigned char there[4096];
+    (void)arg;
+    for (int64_t at = 0; at < bytes; at += window) {
+        int64_t n = bytes - at < window ? bytes - at : window, pages = (n + page - 1) / page;
+        void *map = mmap(NULL, (size_t)n, PROT_READ, MAP_SHARED, fd, (off_t)at);
+        if (map == MAP_FAILED)
+            return false;
+        bool known = !mincore(map, (size_t)n, there);
+        munmap(map, (size_t)n);
+        if (!known)
+            return false;
+        n_pages += pages;
+        for (int64_t i = 0; i < pages; i++)
+            n_there += there[i] & 1;
+    }
+    return 2 * n_there > n_pages;
 }
 
 static int posix_close(void *arg, int fd)
@@ -125,6 +160,8 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .pwrite = posix_pwrite,
                                         .fsync = posix_fsync,
                                         .start_sync = posix_start_sync,
+                                        .allocate = posix_allocate,
+                                        .is_cached = posix_is_cached,
                                         .close = posix_close,
                                         .size = posix_size,
                                         .rename = posix_rename,
@@ -218,6 +255,14 @@ int zr_file_sync(const struct zr_files *fs, int fd, const char *path)
     int err;
     RETRY(err, fs->fsync(fs->arg, fd));
     return err < 0 ? fail_io(path, "sync", err) : 0;
+}
+
+int zr_file_allocate(const struct zr_files *fs, int fd, const char *path, int64_t bytes)
+{
+    int err = 0;
+    if (fs->allocate && bytes > 0)
+        RETRY(err, fs->allocate(fs->arg, fd, bytes));
+    return err < 0 ? fail_io(path, "allocate", err) : 0;
 }
 
 int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *bytes)

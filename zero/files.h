@@ -12,16 +12,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_PATH_BYTES 1024 /* of a path, its terminating zero included */
+#define ZR_PATH_BYTES   1024 /* of a path, its terminating zero included */
+#define ZR_DIRECT_ALIGN 4096 /* of memory, place and length of what goes past the page cache */
 
 struct zr_files {
     int (*open)(void *arg, const char *path, int flags,
-                unsigned mode); /* a descriptor; folders too, to sync them */
+                unsigned mode); /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where that is
+                                   not to be had, then or at a transfer */
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
     int64_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, int64_t at);
     int (*fsync)(void *arg, int fd);
     void (*start_sync)(void *arg, int fd, int64_t at,
                        int64_t n); /* a hint: begin to write these bytes to the disk; NULL: none */
+    int (*allocate)(void *arg, int fd, int64_t bytes); /* makes a new file this long and takes the room for
+                                                          it; 0 where that is not to be had; NULL: so */
+    bool (*is_cached)(void *arg, int fd,
+                      int64_t bytes); /* most of a file's first bytes are in the page cache; NULL: never */
     int (*close)(void *arg, int fd);
     int64_t (*size)(void *arg, int fd);
     int (*rename)(void *arg, const char *from, const char *to);
@@ -48,6 +54,7 @@ int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf,
 int zr_file_write(const struct zr_files *fs, int fd, const char *path, const void *buf, int64_t n,
                   int64_t at);
 int zr_file_sync(const struct zr_files *fs, int fd, const char *path);
+int zr_file_allocate(const struct zr_files *fs, int fd, const char *path, int64_t bytes);
 int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *bytes);
 /* The descriptor is gone also when this fails. */
 int zr_file_close(const struct zr_files *fs, int fd, const char *path);

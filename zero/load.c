@@ -39,7 +39,8 @@ static void free_loading(struct loading *l)
     free(l->shards);
     free(l->ranges);
     free(l->by_name);
-    free(l->staged);
+    if (l->staged != l->z->engine.snapshot)
+        free(l->staged);
     free(l->own.list);
     zr_manifest_free(&l->manifest);
 }
@@ -335,7 +336,9 @@ static int read_all(struct loading *l)
     if (err)
         return err;
     zr_engine_runs(&z->engine, add_bytes, &bytes);
-    l->staged = calloc((size_t)bytes + 1, 1);
+    /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
+     * and nobody uses it now. */
+    l->staged = z->engine.snapshot ? z->engine.snapshot : malloc((size_t)bytes + 1);
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
     err = zr_extents_of(z, l->staged, &l->own);

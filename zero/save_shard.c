@@ -1,7 +1,8 @@
 /* save_shard.c: one rank's file of a checkpoint; see save.h. */
+#include "zero/block_file.h"
+#include "zero/parallel.h"
 #include "zero/save.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,54 +159,85 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
 
 /* ---- the file ---- */
 
-/* Fills a block, checks it in, writes it. */
-struct writer {
-    const struct zr_files *fs;
-    const char *path;
-    int fd;
-    char *block;
-    int64_t fill, at; /* bytes in the block, and of the file before it */
+/* Enough to keep the disk busy while blocks are filled. */
+#define N_THREADS 4
+
+struct writing {
+    struct zr_block_file file;
+    const char *head;
+    int64_t head_bytes, bytes; /* of the head; of the file */
+    const struct zr_extents *x;
+    int64_t *at; /* of each extent, and of the end: byte of the file */
     struct zr_sum *sums;
+    const _Atomic bool *cancelled;
 };
 
-/* A block, or the last part of one. */
-static int write_block(struct writer *w, const char *data, int64_t n)
+static int place(struct writing *w)
 {
-    w->sums[w->at / ZR_BLOCK_BYTES] = zr_sum_of(data, n);
-    int err = zr_file_write(w->fs, w->fd, w->path, data, n, w->at);
-    /* So that the disk works while the rest is made, not only at the sync. */
-    if (!err && w->fs->start_sync)
-        w->fs->start_sync(w->fs->arg, w->fd, w->at, n);
-    w->at += n;
-    return err;
-}
-
-static int flush(struct writer *w)
-{
-    int64_t n = w->fill;
-    w->fill = 0;
-    return n ? write_block(w, w->block, n) : 0;
-}
-
-static int put(struct writer *w, const char *data, int64_t n, const _Atomic bool *cancelled)
-{
-    int err = 0;
-    while (!err && n) {
-        int64_t k = zr_min(n, ZR_BLOCK_BYTES - w->fill);
-        bool whole = k == ZR_BLOCK_BYTES; /* from where it is */
-        const char *from = data;
-        if (!whole)
-            memcpy(w->block + w->fill, data, (size_t)k);
-        w->fill += whole ? 0 : k;
-        data += k;
-        n -= k;
-        if (!whole && w->fill < ZR_BLOCK_BYTES)
-            break;
-        if (atomic_load_explicit(cancelled, memory_order_relaxed))
-            return zr_fail(ZR_ERR_FAILED, "%s: given up", w->path);
-        err = whole ? write_block(w, from, k) : flush(w);
+    const struct zr_extents *x = w->x;
+    w->at = malloc((size_t)(x->n + 1) * sizeof *w->at);
+    if (!w->at)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %lld ranges", (long long)x->n);
+    w->bytes = w->head_bytes;
+    for (int64_t i = 0; i < x->n; i++) {
+        w->at[i] = w->bytes;
+        w->bytes += x->list[i].n * x->list[i].size;
     }
-    return err;
+    w->at[x->n] = w->bytes;
+    w->sums = malloc((size_t)zr_blocks_count(w->bytes) * sizeof *w->sums);
+    return w->sums ? 0
+                   : zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)w->bytes);
+}
+
+/* The extent that byte `from` of the file belongs to. */
+static int64_t find_extent(const struct writing *w, int64_t from)
+{
+    int64_t lo = 0, hi = w->x->n;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (w->at[mid + 1] <= from)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Bytes [from, from + n) of the file. */
+static void fill(const struct writing *w, char *dst, int64_t from, int64_t n)
+{
+    int64_t done = 0;
+    if (from < w->head_bytes) {
+        done = zr_min(n, w->head_bytes - from);
+        memcpy(dst, w->head + from, (size_t)done);
+    }
+    for (int64_t i = find_extent(w, from + done); done < n; i++) {
+        int64_t skip = from + done - w->at[i], part = zr_min(n - done, w->at[i + 1] - w->at[i] - skip);
+        memcpy(dst + done, w->x->list[i].at + skip, (size_t)part);
+        done += part;
+    }
+}
+
+static int write_block(void *arg, int64_t k, char *block)
+{
+    struct writing *w = arg;
+    int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->bytes - from);
+    if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
+        return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
+    fill(w, block, from, n);
+    w->sums[k] = zr_sum_of(block, n);
+    return zr_block_write(&w->file, block, n, from);
+}
+
+static int write_file(const struct zr_files *fs, const char *path, struct writing *w)
+{
+    int err = zr_block_file_create(fs, path, w->bytes, &w->file);
+    if (!err)
+        err = zr_in_parallel(zr_blocks_count(w->bytes), N_THREADS, ZR_BLOCK_BYTES, write_block, w);
+    if (!err)
+        err = zr_file_sync(fs, w->file.fd, path);
+    int closed = zr_block_file_close(&w->file);
+    return err ? err : closed;
 }
 
 static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes)
@@ -227,40 +259,21 @@ int zr_shard_write(const struct zr_files *fs, const char *folder, const char *na
                    const struct zr_extents *x, const _Atomic bool *cancelled)
 {
     char path[ZR_PATH_BYTES], *head = NULL;
-    int64_t head_bytes, bytes;
-    struct writer w = {.fs = fs, .path = path, .fd = -1};
+    struct writing w = {.x = x, .cancelled = cancelled};
     int err = zr_path_join(path, folder, name);
     if (!err)
-        err = make_head(l, x, &head, &head_bytes);
-    if (err)
-        return err;
-    bytes = head_bytes;
-    for (int64_t i = 0; i < x->n; i++)
-        bytes += x->list[i].n * x->list[i].size;
-    w.block = malloc(ZR_BLOCK_BYTES);
-    w.sums = malloc((size_t)zr_blocks_count(bytes) * sizeof *w.sums);
-    if (!w.block || !w.sums)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory to write %s", path);
+        err = make_head(l, x, &head, &w.head_bytes);
+    w.head = head;
     if (!err)
-        err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &w.fd);
+        err = place(&w);
     if (!err)
-        err = put(&w, head, head_bytes, cancelled);
-    for (int64_t i = 0; !err && i < x->n; i++)
-        err = put(&w, x->list[i].at, x->list[i].n * x->list[i].size, cancelled);
+        err = write_file(fs, path, &w);
     if (!err)
-        err = flush(&w);
-    if (!err)
-        err = zr_file_sync(fs, w.fd, path);
-    if (w.fd >= 0) {
-        int closed = zr_file_close(fs, w.fd, path);
-        err = err ? err : closed;
-    }
-    if (!err)
-        err = write_blocks(fs, path, w.sums, bytes);
+        err = write_blocks(fs, path, w.sums, w.bytes);
     if (!err)
         err = zr_folder_sync(fs, folder);
     free(head);
-    free(w.block);
+    free(w.at);
     free(w.sums);
     return err;
 }

@@ -1,5 +1,6 @@
 /* shard_file.c: see shard_file.h. */
 #include "zero/shard_file.h"
+#include "zero/parallel.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,37 +30,64 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
                    s->path, (long long)from, (long long)(from + n - 1), tensor);
 }
 
-int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_t n)
+/* Enough to keep the disk busy while blocks are checked. */
+#define N_THREADS 4
+
+struct fetching {
+    struct zr_shard *s;
+    const struct zr_request *requests; /* by place */
+    int64_t n;
+    int64_t *blocks; /* those that are wanted */
+    int64_t n_blocks;
+};
+
+/* The first request that ends after `from`. */
+static int64_t find_request(const struct fetching *f, int64_t from)
 {
-    char *block = malloc(ZR_BLOCK_BYTES);
-    int64_t held = -1;
-    int err = block ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
-    qsort(requests, (size_t)n, sizeof *requests, by_place);
-    for (int64_t i = 0; !err && i < n; i++) {
-        const struct zr_request *q = &requests[i];
-        for (int64_t at = q->at; !err && at < q->at + q->n;) {
-            int64_t k = at / ZR_BLOCK_BYTES, from = k * ZR_BLOCK_BYTES,
-                    bytes = least(ZR_BLOCK_BYTES, s->bytes - from);
-            bool whole = at == from && bytes <= q->at + q->n - at; /* read to where it belongs */
-            if (whole || k != held) {
-                char *to = whole ? q->dst + (at - q->at) : block;
-                held = whole ? held : k;
-                err = zr_file_read(s->fs, s->fd, s->path, to, bytes, from);
-                if (err)
-                    break;
-                struct zr_sum sum = zr_sum_of(to, bytes);
-                if (!zr_sum_equal(&sum, &s->sums[k])) {
-                    err = damaged(s, from, bytes);
-                    break;
-                }
-            }
-            int64_t part = least(q->at + q->n, from + bytes) - at;
-            if (!whole)
-                memcpy(q->dst + (at - q->at), block + (at - from), (size_t)part);
-            at += part;
-        }
+    int64_t lo = 0, hi = f->n;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (f->requests[mid].at + f->requests[mid].n <= from)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
-    free(block);
+    return lo;
+}
+
+static int fetch_block(void *arg, int64_t i, char *block)
+{
+    struct fetching *f = arg;
+    struct zr_shard *s = f->s;
+    int64_t k = f->blocks[i], from = k * ZR_BLOCK_BYTES, n = least(ZR_BLOCK_BYTES, s->bytes - from);
+    int err = zr_block_read(&s->file, block, n, from);
+    if (err)
+        return err;
+    struct zr_sum sum = zr_sum_of(block, n);
+    if (!zr_sum_equal(&sum, &s->sums[k]))
+        return damaged(s, from, n);
+    for (int64_t r = find_request(f, from); r < f->n && f->requests[r].at < from + n; r++) {
+        const struct zr_request *q = &f->requests[r];
+        int64_t skip = q->at < from ? from - q->at : 0, at = q->at + skip - from;
+        memcpy(q->dst + skip, block + at, (size_t)least(q->n - skip, n - at));
+    }
+    return 0;
+}
+
+int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
+{
+    struct fetching f = {.s = s, .requests = requests, .n = n};
+    qsort(requests, (size_t)n, sizeof *requests, by_place);
+    f.blocks = malloc((size_t)(zr_blocks_count(s->bytes) + 1) * sizeof *f.blocks);
+    if (!f.blocks)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
+    for (int64_t i = 0, k = 0; i < n; i++) {
+        int64_t first = requests[i].at / ZR_BLOCK_BYTES;
+        for (k = k > first ? k : first; k * ZR_BLOCK_BYTES < requests[i].at + requests[i].n; k++)
+            f.blocks[f.n_blocks++] = k;
+    }
+    int err = zr_in_parallel(f.n_blocks, N_THREADS, ZR_BLOCK_BYTES, fetch_block, &f);
+    free(f.blocks);
     return err;
 }
 
@@ -130,13 +158,12 @@ static int read_head(struct zr_shard *s)
 int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
                   struct zr_shard *s)
 {
-    bool missing;
-    *s = (struct zr_shard){.fs = fs, .fd = -1, .bytes = file->bytes};
+    *s = (struct zr_shard){.fs = fs, .file.fd = -1, .file.direct = -1, .bytes = file->bytes};
     int err = zr_path_join(s->path, folder, file->name);
     if (!err)
         err = read_sums(s, folder, file);
     if (!err)
-        err = zr_file_find(fs, s->path, &missing, &s->fd);
+        err = zr_block_file_open(fs, s->path, s->bytes, &s->file);
     if (!err)
         err = read_head(s);
     if (err)
@@ -146,9 +173,9 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
 
 void zr_shard_close(struct zr_shard *s)
 {
-    if (s->fs && s->fd >= 0)
-        zr_file_close(s->fs, s->fd, s->path); /* only read */
+    if (s->fs)
+        zr_block_file_close(&s->file); /* only read */
     free(s->sums);
     zr_st_free(&s->st);
-    *s = (struct zr_shard){.fd = -1};
+    *s = (struct zr_shard){0};
 }

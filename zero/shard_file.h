@@ -3,13 +3,14 @@
 #ifndef ZR_ZERO_SHARD_FILE_H
 #define ZR_ZERO_SHARD_FILE_H
 
+#include "zero/block_file.h"
 #include "zero/manifest.h"
 #include "zero/safetensors.h"
 
 struct zr_shard {
     const struct zr_files *fs;
     char path[ZR_PATH_BYTES];
-    int fd;
+    struct zr_block_file file;
     int64_t bytes;
     struct zr_sum *sums;
     struct zr_st st;
@@ -25,8 +26,9 @@ struct zr_request {
 int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
                   struct zr_shard *out);
 void zr_shard_close(struct zr_shard *s);
-/* Reads each block that a request touches once, checks it, and copies. Sorts the requests. ZR_ERR_IO names
- * the file, the block and, where the head is known, the tensor. */
-int zr_shard_fetch(const struct zr_shard *s, struct zr_request *requests, int64_t n);
+/* Reads each block that a request touches once, checks it, and copies, several blocks at a time. Sorts the
+ * requests, of which no two may meet. ZR_ERR_IO names the file, the block and, where the head is known, the
+ * tensor. */
+int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n);
 
 #endif
