@@ -2,23 +2,25 @@
  * disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2 without its
  * arithmetic: each backward writes every gradient. */
 #include "bench/arguments.h"
-#include "bench/child.h"
 #include "bench/commands.h"
+#include "bench/disk.h"
 #include "bench/report.h"
 #include "bench/train.h"
 
 #include "kernels/device.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { KEY_STAGE = 0x300, KEY_DIR, KEY_REPEAT, KEY_JSON };
 
 static const struct argp_option checkpoint_argp_options[] = {
     {"dir", KEY_DIR, "DIR", 0,
-     "A folder on the disk to measure; it is made, and holds two checkpoints at the end (needed)", 2},
+     "A folder on the disk to measure (needed); a folder zero-bench is made in it, and removed", 2},
     {"stage", KEY_STAGE, "0..3", 0, "What is sharded (1)", 2},
     {"repeat", KEY_REPEAT, "N", 0, "Times that each is measured; the median counts (3)", 2},
     {"json", KEY_JSON, NULL, 0, "One JSON line, from rank 0", 2},
@@ -35,6 +37,7 @@ struct options {
 
 #define MAX_REPEAT 25
 #define N_STEPS    12
+#define MAX_STEPS  10000
 
 struct bench {
     const struct options *o;
@@ -42,7 +45,11 @@ struct bench {
     void *param[TRAIN_N_TENSORS], *grad[TRAIN_N_TENSORS];
     zero_ctx *z;
     int32_t rank;
-    int64_t bytes; /* of a checkpoint, all ranks */
+    int64_t bytes;               /* of a checkpoint, all ranks */
+    char dir[1024], saves[1040]; /* folders of its own: for all that is measured, and in it for checkpoints */
+    struct disk_dd dd;
+    int n_plain;
+    _Atomic bool saved;
 };
 
 static error_t parse_checkpoint(int key, char *arg, struct argp_state *state)
@@ -82,6 +89,14 @@ static int told(int err)
     return err ? zr_fail(err, "%s", zero_last_error()) : 0;
 }
 
+static void on_line(void *arg, const char *line)
+{
+    struct bench *b = arg;
+    if (!strncmp(line, "saved ", 6)) {
+        atomic_store(&b->saved, true);
+    }
+}
+
 static int open_model(struct bench *b, bool async)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -89,7 +104,9 @@ static int open_model(struct bench *b, bool async)
     int err = 0;
     cfg.stage = b->o->stage;
     cfg.save_async = async;
-    cfg.save_keep = 1;
+    cfg.log = on_line;
+    cfg.log_arg = b;
+    b->saved = false;
     train_describe_f32(b->tensors, &b->o->model.config, NULL);
     b->bytes = 0;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
@@ -155,123 +172,250 @@ static double median(double *v, int64_t n)
     return v[n / 2];
 }
 
-/* dd of as many bytes, with fsync, and back; rank 0 only. */
-static int run_dd(struct bench *b, bool write, double *seconds)
-{
-    char file[1024], in[1100], out[1100], count[64];
-    snprintf(file, sizeof file, "%s/dd.tmp", b->o->dir);
-    snprintf(in, sizeof in, "if=%s", write ? "/dev/zero" : file);
-    snprintf(out, sizeof out, "of=%s", write ? file : "/dev/null");
-    snprintf(count, sizeof count, "count=%lld", (long long)(b->bytes + (1 << 20) - 1) >> 20);
-    char *const argv[] = {"dd", in, out, "bs=1M", count, "status=none", write ? "conv=fsync" : NULL, NULL};
-    struct child c;
-    int64_t start = zr_now_ns();
-    if (write) {
-        unlink(file); /* as a checkpoint's files are new */
-        start = zr_now_ns();
-    }
-    if (child_open(&c, argv, false) || child_close(&c)) {
-        return zr_fail(ZR_ERR_SYSTEM, "dd could not be run in %s", b->o->dir);
-    }
-    *seconds = seconds_since(start);
-    return 0;
-}
+/* Medians over the rounds; the ratios are medians too, of pairs that ran one after the other. */
+struct pair {
+    double ours[MAX_REPEAT], theirs[MAX_REPEAT]; /* seconds */
+    double ours_s, theirs_s, ratio;
+};
 
 struct results {
-    double save, load, dd_write, dd_read;                     /* seconds */
-    double step_ms, saving_step_ms, save_call_ms, written_ms; /* asynchronous */
+    struct pair save, save_direct, cold, cold_memory, warm, warm_memory;
+    double step_ms, pays_ms, during_ms, during_dd_ms; /* asynchronous; see tell() */
+    double call_ms, written_ms, dd_written_ms;
 };
+
+static void settle(struct pair *p, int64_t n)
+{
+    double ratio[MAX_REPEAT];
+    for (int64_t i = 0; i < n; i++) {
+        ratio[i] = p->theirs[i] / p->ours[i];
+    }
+    p->ratio = median(ratio, n);
+    p->ours_s = median(p->ours, n);
+    p->theirs_s = median(p->theirs, n);
+}
+
+/* Nobody's disk is still busy with what came before. */
+static int meet(struct bench *b)
+{
+    double nothing = 0;
+    if (b->rank == 0) {
+        sync();
+    }
+    return told(zero_mean(b->z, &nothing, 1));
+}
+
+static int run_dd(struct bench *b, enum disk_job job, double *seconds)
+{
+    int err = meet(b);
+    if (err || b->rank != 0) {
+        return err;
+    }
+    if (job == DISK_WRITE || job == DISK_WRITE_DIRECT) {
+        disk_dd_remove(&b->dd); /* as a checkpoint's files are new */
+        sync();
+    }
+    int64_t start = zr_now_ns();
+    err = disk_dd_start(&b->dd, job);
+    err = err ? err : disk_dd_wait(&b->dd);
+    *seconds = seconds_since(start);
+    return err;
+}
+
+static int run_save(struct bench *b, double *seconds)
+{
+    int err = b->rank == 0 ? disk_remove_folder(b->saves) : 0;
+    err = err ? err : meet(b);
+    int64_t start = zr_now_ns();
+    err = err ? err : told(zero_save(b->z, b->saves));
+    *seconds = seconds_since(start);
+    return err;
+}
+
+static int run_load(struct bench *b, double *seconds)
+{
+    int err = meet(b);
+    int64_t start = zr_now_ns();
+    err = err ? err : told(zero_load(b->z, b->saves));
+    *seconds = seconds_since(start);
+    return err;
+}
+
+static void set_cache(struct bench *b, bool warm)
+{
+    if (b->rank == 0 && warm) {
+        disk_make_warm(b->dir);
+    } else if (b->rank == 0) {
+        disk_make_cold(b->dir);
+    }
+}
+
+/* One round: each of ours and each dd next to each other, so that both meet the same disk. */
+static int measure_round(struct bench *b, struct results *r, int64_t i)
+{
+    int err = run_dd(b, DISK_WRITE_DIRECT, &r->save_direct.theirs[i]);
+    err = err ? err : run_save(b, &r->save.ours[i]);
+    r->save_direct.ours[i] = r->save.ours[i];
+    err = err ? err : run_dd(b, DISK_WRITE, &r->save.theirs[i]);
+    for (int warm = 0; warm < 2; warm++) {
+        struct pair *into_buffer = warm ? &r->warm : &r->cold,
+                    *into_memory = warm ? &r->warm_memory : &r->cold_memory;
+        set_cache(b, warm);
+        err = err ? err : run_load(b, &into_buffer->ours[i]);
+        into_memory->ours[i] = into_buffer->ours[i];
+        set_cache(b, warm);
+        err = err ? err : run_dd(b, DISK_READ_TO_MEMORY, &into_memory->theirs[i]);
+        disk_dd_forget(&b->dd);
+        set_cache(b, warm);
+        err = err ? err : run_dd(b, DISK_READ, &into_buffer->theirs[i]);
+    }
+    return err;
+}
+
+static int open_bench(struct bench *b, bool async)
+{
+    struct zero_stats s;
+    int err = open_model(b, async);
+    err = err ? err : told(zero_stats(b->z, &s));
+    if (!err) {
+        b->rank = s.rank;
+        b->dd = (struct disk_dd){
+            .dir = b->dir, .n = s.world < DISK_MAX_WRITERS ? s.world : DISK_MAX_WRITERS, .bytes = b->bytes};
+    }
+    return err;
+}
 
 static int measure_blocking(struct bench *b, struct results *r)
 {
-    double save[MAX_REPEAT], load[MAX_REPEAT], dd_write[MAX_REPEAT], dd_read[MAX_REPEAT], all[1] = {0};
+    double warm_up;
     int64_t n = b->o->repeat;
-    int err = open_model(b, false);
-    struct zero_stats s;
-    err = err ? err : told(zero_stats(b->z, &s));
-    b->rank = err ? 0 : s.rank;
+    int err = open_bench(b, false);
     err = err ? err : step(b);
-    err = err ? err : told(zero_save(b->z, b->o->dir)); /* makes the folder, warms up */
-    for (int64_t i = 0; !err && i < n; i++) {           /* in turns, so that both meet the same disk */
-        int64_t start = zr_now_ns();
-        err = told(zero_save(b->z, b->o->dir));
-        save[i] = seconds_since(start);
-        if (!err && b->rank == 0) {
-            err = run_dd(b, true, &dd_write[i]);
-        }
-        err = err ? err : told(zero_mean(b->z, all, 1));
-    }
+    err = err ? err : run_save(b, &warm_up); /* makes the folder */
     for (int64_t i = 0; !err && i < n; i++) {
-        int64_t start = zr_now_ns();
-        err = told(zero_load(b->z, b->o->dir));
-        load[i] = seconds_since(start);
-        if (!err && b->rank == 0) {
-            err = run_dd(b, false, &dd_read[i]);
-        }
-        err = err ? err : told(zero_mean(b->z, all, 1));
-    }
-    if (b->rank == 0) {
-        char file[1024];
-        snprintf(file, sizeof file, "%s/dd.tmp", b->o->dir);
-        unlink(file);
+        err = measure_round(b, r, i);
     }
     if (!err) {
-        r->save = median(save, n);
-        r->load = median(load, n);
-        r->dd_write = b->rank == 0 ? median(dd_write, n) : 0;
-        r->dd_read = b->rank == 0 ? median(dd_read, n) : 0;
+        settle(&r->save, n);
+        settle(&r->save_direct, n);
+        settle(&r->cold, n);
+        settle(&r->cold_memory, n);
+        settle(&r->warm, n);
+        settle(&r->warm_memory, n);
     }
     zero_unwrap(&b->z);
     return err;
+}
+
+/* The median step, in milliseconds, until ended() says so on rank 0; at least one. */
+static int steps_until(struct bench *b, bool (*ended)(struct bench *), double *ms)
+{
+    double seconds[MAX_STEPS], over = 0;
+    int64_t n = 0;
+    int err = 0;
+    while (!err && !(over > 0) && n < MAX_STEPS) {
+        int64_t start = zr_now_ns();
+        err = step(b);
+        seconds[n++] = seconds_since(start);
+        over = b->rank == 0 && ended(b);
+        err = err ? err : told(zero_mean(b->z, &over, 1));
+    }
+    *ms = median(seconds, n) * 1e3;
+    return err;
+}
+
+static bool enough(struct bench *b)
+{
+    return ++b->n_plain >= N_STEPS;
+}
+
+static bool is_saved(struct bench *b)
+{
+    return atomic_load(&b->saved);
+}
+
+static bool dd_ended(struct bench *b)
+{
+    return disk_dd_ended(&b->dd);
 }
 
 static int measure_async(struct bench *b, struct results *r)
 {
-    double plain[N_STEPS], saving[N_STEPS];
-    int err = open_model(b, true);
+    double after = 0;
+    int err = open_bench(b, true);
     err = err ? err : step(b);
-    for (int i = 0; !err && i < N_STEPS; i++) {
-        int64_t start = zr_now_ns();
-        err = step(b);
-        plain[i] = seconds_since(start);
-    }
+    err = err ? err : steps_until(b, enough, &r->step_ms);
+    err = err ? err : meet(b);
     int64_t begun = zr_now_ns();
-    err = err ? err : told(zero_save(b->z, b->o->dir));
-    r->save_call_ms = seconds_since(begun) * 1e3;
-    for (int i = 0; !err && i < N_STEPS; i++) {
-        int64_t start = zr_now_ns();
-        err = step(b);
-        saving[i] = seconds_since(start);
-    }
-    err = err ? err : told(zero_save_wait(b->z));
+    err = err ? err : told(zero_save(b->z, b->saves));
+    r->call_ms = seconds_since(begun) * 1e3;
+    err = err ? err : step(b);
+    r->pays_ms = seconds_since(begun) * 1e3 - r->step_ms;
+    err = err ? err : steps_until(b, is_saved, &r->during_ms);
     r->written_ms = seconds_since(begun) * 1e3;
-    if (!err) {
-        r->step_ms = median(plain, N_STEPS) * 1e3;
-        r->saving_step_ms = median(saving, N_STEPS) * 1e3;
+    err = err ? err : told(zero_save_wait(b->z));
+    err = err ? err : meet(b);
+    begun = zr_now_ns();
+    if (!err && b->rank == 0) {
+        disk_dd_remove(&b->dd);
+        sync();
+        begun = zr_now_ns();
+        err = disk_dd_start(&b->dd, DISK_WRITE);
+    }
+    err = err ? err : steps_until(b, dd_ended, &r->during_dd_ms);
+    r->dd_written_ms = seconds_since(begun) * 1e3;
+    if (!err && b->rank == 0) {
+        err = disk_dd_wait(&b->dd);
+    }
+    err = err ? err : told(zero_mean(b->z, &after, 1));
+    if (b->rank == 0) {
+        disk_dd_remove(&b->dd);
     }
     zero_unwrap(&b->z);
     return err;
+}
+
+static void tell_pair(const char *what, const char *beside, double gb, const struct pair *p)
+{
+    printf("%-10s %6.2f GB/s, %-24s %6.2f GB/s: %4.0f%%\n", what, gb / p->ours_s, beside, gb / p->theirs_s,
+           100 * p->ratio);
+}
+
+static json_t *pair_json(double gb, const struct pair *p)
+{
+    return json_pack("{s:f, s:f, s:f}", "gb_s", gb / p->ours_s, "dd_gb_s", gb / p->theirs_s, "ratio",
+                     p->ratio);
 }
 
 static void tell(const struct bench *b, const struct results *r)
 {
     double gb = (double)b->bytes * 1e-9;
     if (b->o->json) {
-        report_line(json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "event", "checkpoint",
-                              "bytes", (json_int_t)b->bytes, "save_gb_s", gb / r->save, "dd_write_gb_s",
-                              gb / r->dd_write, "load_gb_s", gb / r->load, "dd_read_gb_s", gb / r->dd_read,
-                              "step_ms", r->step_ms, "saving_step_ms", r->saving_step_ms, "save_call_ms",
-                              r->save_call_ms, "written_ms", r->written_ms));
+        report_line(
+            json_pack("{s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+                      "event", "checkpoint", "bytes", (json_int_t)b->bytes, "files", b->dd.n, "save",
+                      pair_json(gb, &r->save), "save_direct", pair_json(gb, &r->save_direct), "load_cold",
+                      pair_json(gb, &r->cold), "load_cold_memory", pair_json(gb, &r->cold_memory),
+                      "load_warm", pair_json(gb, &r->warm), "load_warm_memory",
+                      pair_json(gb, &r->warm_memory), "step_ms", r->step_ms, "save_call_ms", r->call_ms,
+                      "saving_step_ms", r->pays_ms, "step_while_saving_ms", r->during_ms, "step_while_dd_ms",
+                      r->during_dd_ms, "written_ms", r->written_ms, "dd_written_ms", r->dd_written_ms));
         return;
     }
-    printf("%s: %s a checkpoint\n", b->o->model.name, report_bytes(b->bytes).text);
-    printf("save   %6.2f GB/s, dd with fsync %6.2f GB/s: %3.0f%%\n", gb / r->save, gb / r->dd_write,
-           100 * r->dd_write / r->save);
-    printf("load   %6.2f GB/s, dd            %6.2f GB/s: %3.0f%% (of what the system has in memory)\n",
-           gb / r->load, gb / r->dd_read, 100 * r->dd_read / r->load);
-    printf("asynchronous: a step takes %.1f ms, while a checkpoint is written %.1f ms; the call %.2f ms; on "
-           "the disk after %.0f ms\n",
-           r->step_ms, r->saving_step_ms, r->save_call_ms, r->written_ms);
+    printf("%s: %s a checkpoint, %d file%s\n", b->o->model.name, report_bytes(b->bytes).text, b->dd.n,
+           b->dd.n == 1 ? "" : "s");
+    tell_pair("save", "dd with fsync", gb, &r->save);
+    tell_pair("", "dd with fsync, direct", gb, &r->save_direct);
+    tell_pair("load, cold", "dd to /dev/shm", gb, &r->cold_memory);
+    tell_pair("", "dd into 1 MiB", gb, &r->cold);
+    tell_pair("load, warm", "dd to /dev/shm", gb, &r->warm_memory);
+    tell_pair("", "dd into 1 MiB", gb, &r->warm);
+    printf(
+        "asynchronous: a step takes %.1f ms; the call to save %.1f ms, with the step after it %.1f ms more "
+        "than a step; while the checkpoint is written, for %.0f ms, steps take %.1f ms\n",
+        r->step_ms, r->call_ms, r->pays_ms, r->written_ms, r->during_ms);
+    printf("              while dd writes as much instead, for %.0f ms, steps take %.1f ms\n",
+           r->dd_written_ms, r->during_dd_ms);
 }
 
 int checkpoint_command(const char *name, int argc, char **argv)
@@ -291,8 +435,15 @@ int checkpoint_command(const char *name, int argc, char **argv)
     }
     struct bench b = {.o = &o};
     struct results r = {0};
+    mkdir(o.dir, 0777); /* what is wrong with it, the save will say */
+    snprintf(b.dir, sizeof b.dir, "%s/zero-bench", o.dir);
+    mkdir(b.dir, 0777);
+    snprintf(b.saves, sizeof b.saves, "%s/saves", b.dir);
     int err = measure_blocking(&b, &r);
     err = err ? err : measure_async(&b, &r);
+    if (b.rank == 0) {
+        disk_remove_folder(b.dir);
+    }
     if (err) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_FAILURE;

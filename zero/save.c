@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -146,11 +147,22 @@ static int commit(struct zr_save *s)
     return err;
 }
 
+/* Training goes on meanwhile, and has more to do. Of this thread and those that it starts; nothing is lost
+ * where it cannot be done. */
+static void step_back(void)
+{
+#ifdef __linux__ /* elsewhere it would be the whole process */
+    setpriority(PRIO_PROCESS, 0, 10);
+#endif
+}
+
 static void run(void *arg)
 {
     struct zr_save *s = arg;
     struct zero_ctx *z = s->z;
     char name[64];
+    if (z->engine.snapshot)
+        step_back();
     zr_shard_name(z->world.rank, z->world.world, name);
     int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
     if (!err)
