@@ -57,6 +57,9 @@ struct memory_files {
     struct node *nodes; /* 0: the root */
     int n_nodes;
     int fds[MAX_OPEN]; /* nodes, -1: free */
+    bool direct_fds[MAX_OPEN];
+    enum memory_direct direct;
+    int64_t n_direct;
     int n_walks;
     int64_t calls, fault_at;
     enum memory_fault fault;
@@ -238,14 +241,27 @@ static int do_open(void *arg, const char *path, int flags, unsigned mode)
     }
     if (node < 0)
         return leave(m, node);
+    if (flags & O_DIRECT && m->direct == DIRECT_NOT_OPENED)
+        return leave(m, -EINVAL);
     if (flags & O_TRUNC)
         m->nodes[node].now.n = 0;
     for (int fd = 0; fd < MAX_OPEN; fd++)
         if (m->fds[fd] < 0) {
             m->fds[fd] = node;
+            m->direct_fds[fd] = flags & O_DIRECT;
             return leave(m, fd);
         }
     return leave(m, -EMFILE);
+}
+
+static bool is_refused(struct memory_files *m, int fd, const void *buf, size_t n, int64_t at)
+{
+    if (!m->direct_fds[fd])
+        return false;
+    bool refused = m->direct != DIRECT_WORKS || (uintptr_t)buf % ZR_DIRECT_ALIGN || n % ZR_DIRECT_ALIGN ||
+                   at % ZR_DIRECT_ALIGN;
+    m->n_direct += !refused;
+    return refused;
 }
 
 static int64_t do_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
@@ -254,6 +270,8 @@ static int64_t do_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
     int err = enter(m, true);
     if (err < 0)
         return err;
+    if (is_refused(m, fd, buf, n, at))
+        return leave(m, -EINVAL);
     const struct bytes *b = &m->nodes[m->fds[fd]].now;
     int64_t left = b->n > at ? b->n - at : 0, k = (int64_t)n < left ? (int64_t)n : left;
     if (err && k > 1)
@@ -264,21 +282,40 @@ static int64_t do_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
     return k;
 }
 
+static void write_node(struct node *node, const void *data, int64_t n, int64_t at)
+{
+    put_bytes(&node->now, data, n, at);
+    node->writes = realloc(node->writes, ((size_t)node->n_writes + 1) * sizeof *node->writes);
+    node->writes[node->n_writes++] =
+        (struct write){at, copy_bytes((struct bytes){(unsigned char *)(uintptr_t)data, n})};
+}
+
 static int64_t do_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
 {
     struct memory_files *m = arg;
     int err = enter(m, true);
     if (err < 0)
         return err;
-    struct node *node = &m->nodes[m->fds[fd]];
+    if (is_refused(m, fd, buf, n, at))
+        return leave(m, -EINVAL);
     if (err && n > 1)
         n = 1;
-    put_bytes(&node->now, buf, (int64_t)n, at);
-    node->writes = realloc(node->writes, ((size_t)node->n_writes + 1) * sizeof *node->writes);
-    node->writes[node->n_writes++] =
-        (struct write){at, copy_bytes((struct bytes){(unsigned char *)(uintptr_t)buf, (int64_t)n})};
+    write_node(&m->nodes[m->fds[fd]], buf, (int64_t)n, at);
     leave(m, 0);
     return (int64_t)n;
+}
+
+/* The last byte is written: like any, it may be lost, and the length with it. */
+static int do_allocate(void *arg, int fd, int64_t bytes)
+{
+    struct memory_files *m = arg;
+    int err = enter(m, false);
+    if (err < 0)
+        return err;
+    struct node *node = &m->nodes[m->fds[fd]];
+    if (bytes > node->now.n)
+        write_node(node, "", 1, bytes - 1);
+    return leave(m, 0);
 }
 
 static int do_fsync(void *arg, int fd)
@@ -438,6 +475,7 @@ struct memory_files *memory_files_open(void)
                                  .pread = do_pread,
                                  .pwrite = do_pwrite,
                                  .fsync = do_fsync,
+                                 .allocate = do_allocate,
                                  .close = do_close,
                                  .size = do_size,
                                  .rename = do_rename,
@@ -513,6 +551,16 @@ void memory_files_fault(struct memory_files *m, enum memory_fault fault, int64_t
     m->always = always;
     m->calls = 0;
     pthread_mutex_unlock(&m->lock);
+}
+
+void memory_files_direct(struct memory_files *m, enum memory_direct direct)
+{
+    m->direct = direct;
+}
+
+int64_t memory_files_n_direct(const struct memory_files *m)
+{
+    return m->n_direct;
 }
 
 int64_t memory_files_calls(const struct memory_files *m)

@@ -24,6 +24,13 @@ enum memory_fault {
     FAULT_SHORT, /* transfers of more than a byte move one; other calls work */
     FAULT_DEAD   /* this call and all after it fail: the machine is off */
 };
+enum memory_direct { DIRECT_WORKS, DIRECT_NOT_OPENED, DIRECT_NOT_MOVED };
+/* What O_DIRECT gets: transfers that must be aligned, which is checked; or -EINVAL, at once or at each
+ * transfer. */
+void memory_files_direct(struct memory_files *m, enum memory_direct direct);
+/* Transfers past the page cache that were done. */
+int64_t memory_files_n_direct(const struct memory_files *m);
+
 /* Call `at` from now (1: the next) meets the fault; always: all from then on. */
 void memory_files_fault(struct memory_files *m, enum memory_fault fault, int64_t at, bool always);
 /* Calls since the last memory_files_fault. */

@@ -1,0 +1,220 @@
+/* test_checkpoint_blocks.c: files of several blocks, moved by several threads, past the page cache or not. */
+#include "test/checkpoint/memory_files.h"
+#include "test/checkpoint/saved_model.h"
+#include "zero/block_file.h"
+#include "zero/manifest.h"
+#include "zero/parallel.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static uint64_t seed;
+
+static uint64_t next(void)
+{
+    uint64_t x = seed += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* ---- threads ---- */
+
+struct counting {
+    _Atomic int called[100];
+    int64_t bad;
+};
+
+static int count(void *arg, int64_t i, char *buffer)
+{
+    struct counting *c = arg;
+    c->called[i]++;
+    memset(buffer, (int)i, 5000);
+    if ((uintptr_t)buffer % ZR_DIRECT_ALIGN)
+        return zr_fail(ZR_ERR_SYSTEM, "not aligned");
+    for (int k = 0; k < 5000; k++)
+        if (buffer[k] != (char)i)
+            return zr_fail(ZR_ERR_SYSTEM, "another's buffer");
+    return i == c->bad ? zr_fail(ZR_ERR_IO, "block %lld", (long long)i) : 0;
+}
+
+static void test_parallel(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 100; n += 3)
+        for (int threads = 1; threads < 12; threads++) {
+            struct counting c = {.bad = -1};
+            assert_int_equal(zr_in_parallel(n, threads, 5000, count, &c), 0);
+            for (int i = 0; i < 100; i++)
+                assert_int_equal(c.called[i], i < n);
+        }
+    for (int threads = 1; threads < 6; threads++) {
+        struct counting c = {.bad = 30};
+        assert_int_equal(zr_in_parallel(100, threads, 5000, count, &c), ZR_ERR_IO);
+        assert_string_equal(zr_error_text(), "block 30"); /* whoever's thread it was */
+        for (int i = 0; i < 100; i++)
+            assert_true(c.called[i] <= 1 && (i > 30 || c.called[i] == 1));
+    }
+}
+
+/* ---- one file ---- */
+
+static void check_file(enum memory_direct direct, enum memory_fault fault, int64_t at)
+{
+    struct memory_files *m = memory_files_open();
+    const struct zr_files *fs = memory_files_table(m);
+    int64_t bytes = (3 << 20) + (int64_t)(next() % 20000), piece = 1 << 20;
+    char *data = aligned_alloc(ZR_DIRECT_ALIGN, 4 << 20), *read = aligned_alloc(ZR_DIRECT_ALIGN, 4 << 20);
+    struct zr_block_file f;
+    for (int64_t i = 0; i < bytes; i++)
+        data[i] = (char)next();
+    memset(read, 0xff, 4 << 20);
+    memory_files_direct(m, direct);
+    memory_files_fault(m, fault, at, false);
+    int err = zr_block_file_create(fs, "file", bytes, &f);
+    for (int64_t k = 0; !err && k < bytes; k += piece)
+        err = zr_block_write(&f, data + k, zr_min(piece, bytes - k), k);
+    int closed = zr_block_file_close(&f);
+    if (fault == FAULT_NONE || fault == FAULT_EINTR || fault == FAULT_SHORT)
+        assert_int_equal(err || closed, 0);
+    if (!err) {
+        err = zr_block_file_open(fs, "file", bytes, &f);
+        for (int64_t k = 0; !err && k < bytes; k += piece)
+            err = zr_block_read(&f, read + k, zr_min(piece, bytes - k), k);
+        if (!err)
+            assert_memory_equal(data, read, (size_t)bytes);
+        if (!err && fault == FAULT_NONE)
+            assert_int_equal(zr_block_read(&f, read, 1, bytes), ZR_ERR_IO); /* there is no more */
+        zr_block_file_close(&f);
+    }
+    assert_int_equal(memory_files_n_open(m), 0);
+    if (fault == FAULT_NONE)
+        assert_int_equal(memory_files_n_direct(m), direct != DIRECT_WORKS                 ? 0
+                                                   : bytes - (3 << 20) >= ZR_DIRECT_ALIGN ? 8
+                                                                                          : 6);
+    memory_files_close(m);
+    free(data);
+    free(read);
+}
+
+static void test_block_file(void **state)
+{
+    (void)state;
+    static const enum memory_direct ways[] = {DIRECT_WORKS, DIRECT_NOT_OPENED, DIRECT_NOT_MOVED};
+    static const enum memory_fault faults[] = {FAULT_EIO, FAULT_ENOSPC, FAULT_EINTR, FAULT_SHORT};
+    for (int w = 0; w < 3; w++) {
+        check_file(ways[w], FAULT_NONE, 0);
+        for (int f = 0; f < 4; f++)
+            for (int64_t at = 1; at < 24; at++)
+                check_file(ways[w], faults[f], at);
+    }
+}
+
+/* A file that fits into what is left of the disk, or not: told before anything is written. */
+static void test_full(void **state)
+{
+    (void)state;
+    struct memory_files *m = memory_files_open();
+    struct zr_block_file f;
+    memory_files_fault(m, FAULT_ENOSPC, 2, false);
+    assert_int_equal(zr_block_file_create(memory_files_table(m), "file", 5 << 20, &f), ZR_ERR_IO);
+    assert_non_null(strstr(zr_error_text(), "file: allocate: no space left"));
+    zr_block_file_close(&f);
+    assert_int_equal(memory_files_n_open(m), 0);
+    memory_files_close(m);
+}
+
+/* ---- a model of several blocks ---- */
+
+static void enlarge(struct zero_tensor *tensors, struct zero_config *cfg)
+{
+    (void)cfg;
+    tensors[5].shape[0] = 700001;
+}
+
+static uint64_t hash;
+
+static void save(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    uint64_t h = model_hash(m);
+    CHECK_OK(zero_save_wait(m->z));
+    if (m->rank == 0)
+        hash = h;
+}
+
+static void load(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_hash(m) == hash);
+}
+
+/* The block that is flipped is one in the middle. */
+static void load_flipped(struct model_rank *m, void *arg)
+{
+    unsigned char *at = arg;
+    uint64_t before = model_hash(m);
+    double nothing = 0;
+    if (m->rank == 0)
+        *at ^= 4;
+    CHECK_OK(zero_mean(m->z, &nothing, 1));
+    CHECK_THAT(zero_load(m->z, "run") == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "tensor head/") && strstr(zero_last_error(), "are damaged"));
+    CHECK_THAT(model_hash(m) == before);
+    if (m->rank == 0)
+        *at ^= 4;
+    CHECK_OK(zero_mean(m->z, &nothing, 1));
+    load(m, NULL);
+}
+
+static void test_large_model(void **state)
+{
+    (void)state;
+    static const enum memory_direct ways[] = {DIRECT_WORKS, DIRECT_NOT_OPENED, DIRECT_NOT_MOVED};
+    for (int w = 0; w < 3; w++) {
+        struct memory_files *m = memory_files_open();
+        struct model_options o = {
+            .stage = 1, .world = 2, .async = w == 1, .change = enlarge, .files = memory_files_table(m)};
+        memory_files_direct(m, ways[w]);
+        model_run(&o, save, NULL);
+        o.scrambled = true;
+        for (int world = 1; world < 4; world++) {
+            o.world = world;
+            o.stage = world;
+            o.async = w == 2; /* and the snapshot's memory is the staging's */
+            model_run(&o, load, NULL);
+        }
+        int64_t *n;
+        unsigned char *at =
+            memory_files_content(m, "run/save-00000001-step-00000001/shard-00002-of-00002.safetensors", &n);
+        assert_true(at && *n > 4 * ZR_BLOCK_BYTES);
+        model_run(&o, load_flipped, at + *n / 2);
+        assert_true((memory_files_n_direct(m) > 0) == (w == 0));
+        assert_int_equal(memory_files_n_open(m), 0);
+        memory_files_close(m);
+    }
+}
+
+int main(void)
+{
+    const char *s = getenv("SEED");
+    seed = s ? strtoull(s, NULL, 0) : (uint64_t)time(NULL);
+    printf("SEED=%llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parallel),
+        cmocka_unit_test(test_block_file),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_large_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
