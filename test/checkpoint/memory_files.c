@@ -13,7 +13,7 @@
 
 struct bytes {
     unsigned char *p;
-    int64_t n;
+    int64_t n, room;
 };
 
 struct write {
@@ -70,7 +70,7 @@ struct memory_files {
 
 static struct bytes copy_bytes(struct bytes b)
 {
-    struct bytes c = {malloc((size_t)b.n + 1), b.n};
+    struct bytes c = {malloc((size_t)b.n + 1), b.n, b.n};
     memcpy(c.p, b.p ? b.p : (unsigned char *)"", (size_t)b.n);
     return c;
 }
@@ -78,7 +78,10 @@ static struct bytes copy_bytes(struct bytes b)
 static void put_bytes(struct bytes *b, const void *data, int64_t n, int64_t at)
 {
     if (at + n > b->n) {
-        b->p = realloc(b->p, (size_t)(at + n) + 1);
+        if (at + n > b->room) { /* files are written byte by byte too */
+            b->room = 2 * (at + n);
+            b->p = realloc(b->p, (size_t)b->room);
+        }
         memset(b->p + b->n, 0, (size_t)(at + n - b->n));
         b->n = at + n;
     }
@@ -285,9 +288,10 @@ static int64_t do_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
 static void write_node(struct node *node, const void *data, int64_t n, int64_t at)
 {
     put_bytes(&node->now, data, n, at);
-    node->writes = realloc(node->writes, ((size_t)node->n_writes + 1) * sizeof *node->writes);
-    node->writes[node->n_writes++] =
-        (struct write){at, copy_bytes((struct bytes){(unsigned char *)(uintptr_t)data, n})};
+    if ((node->n_writes & (node->n_writes - 1)) == 0) /* full at every power of two */
+        node->writes = realloc(node->writes, ((size_t)node->n_writes * 2 + 1) * sizeof *node->writes);
+    struct bytes written = {.p = (unsigned char *)(uintptr_t)data, .n = n};
+    node->writes[node->n_writes++] = (struct write){at, copy_bytes(written)};
 }
 
 static int64_t do_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)

@@ -18,21 +18,6 @@
 
 #include <cmocka.h>
 
-#ifdef __SANITIZE_THREAD__
-/* libuv closes descriptors by the bare system call, which ThreadSanitizer does not see; when another thread
- * is then given the same number, it takes the two for one descriptor and its making for a race. Only that is
- * left out, not what callbacks do. */
-const char *__tsan_default_suppressions(void);
-const char *__tsan_default_suppressions(void)
-{
-    return "race_top:__interceptor_socket\n"
-           "race_top:__interceptor_epoll_create1\n"
-           "race_top:__interceptor_eventfd\n"
-           "race_top:__interceptor_accept4\n"
-           "race_top:__interceptor_pipe2\n";
-}
-#endif
-
 void rank_says(struct rank *r, const char *file, int line, const char *cond, const char *fmt, ...)
 {
     char text[900];

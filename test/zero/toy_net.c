@@ -14,21 +14,6 @@
 #include <unistd.h>
 #include <uv.h>
 
-#ifdef __SANITIZE_THREAD__
-/* libuv closes descriptors by the bare system call, which ThreadSanitizer does not see; when another thread
- * is then given the same number, it takes the two for one descriptor and its making for a race. Only that is
- * left out. */
-const char *__tsan_default_suppressions(void);
-const char *__tsan_default_suppressions(void)
-{
-    return "race_top:__interceptor_socket\n"
-           "race_top:__interceptor_epoll_create1\n"
-           "race_top:__interceptor_eventfd\n"
-           "race_top:__interceptor_accept4\n"
-           "race_top:__interceptor_pipe2\n";
-}
-#endif
-
 static const struct zero_tensor shape_of[TOY_TENSORS] = {
     {.name = "embedding", .shape = {33, 5}, .dtype = ZERO_F32, .unit = 0},
     {.name = "layers", .shape = {2, 40, 3}, .dtype = ZERO_F32, .unit = 1, .flags = ZERO_STACKED},
