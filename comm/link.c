@@ -48,12 +48,13 @@ void zr_link_drop(struct zr_link *l)
         uv_close((uv_handle_t *)&l->tcp, closed);
 }
 
-static void end(struct zr_link *l, const char *why)
+static void end(struct zr_link *l, int code, const char *why)
 {
     bool tell = !l->finishing && !uv_is_closing((uv_handle_t *)&l->tcp);
-    zr_link_drop(l);
     if (tell)
-        l->calls->on_end(l, why);
+        l->calls->on_end(l, code, why);
+    if (!tell || !l->finishing)
+        zr_link_drop(l);
 }
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
@@ -69,23 +70,35 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
                            (unsigned)(l->in.n_bytes - (l->n_in - sizeof l->in)));
 }
 
-/* The 32 bytes of a frame are there. Returns false if the link ended over them. */
+/* The first bytes of a frame are there: all that a stranger may ever say. False if the link ended over them.
+ */
+static bool check_magic(struct zr_link *l)
+{
+    char why[128];
+    if (l->in.magic == ZR_FRAME_MAGIC)
+        return true;
+    snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
+             l->in.magic, ZR_FRAME_MAGIC);
+    end(l, ZR_ERR_MISMATCH, why);
+    return false;
+}
+
+/* The 32 bytes of a frame are there. False if the link ended over them. */
 static bool check_frame(struct zr_link *l)
 {
     char why[128];
-    if (l->in.magic != ZR_FRAME_MAGIC) {
-        snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
-                 l->in.magic, ZR_FRAME_MAGIC);
-    } else if (l->in.n_bytes > l->most_bytes) {
+    if (l->in.n_bytes > l->most_bytes) {
         snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.n_bytes,
                  l->most_bytes);
-    } else if (l->in.n_bytes > 0 && !(l->payload = malloc(l->in.n_bytes))) {
-        snprintf(why, sizeof why, "no memory for a frame of %u bytes from it", l->in.n_bytes);
-    } else {
-        return true;
+        end(l, ZR_ERR_MISMATCH, why);
+        return false;
     }
-    end(l, why);
-    return false;
+    if (l->in.n_bytes > 0 && !(l->payload = malloc(l->in.n_bytes))) {
+        snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.n_bytes);
+        end(l, ZR_ERR_NOMEM, why);
+        return false;
+    }
+    return true;
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -93,14 +106,19 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct zr_link *l = stream->data;
     (void)buf;
     if (n < 0) {
-        end(l, n == UV_EOF ? "its connection closed without a goodbye" : uv_strerror((int)n));
+        const char *why = n != UV_EOF ? uv_strerror((int)n)
+                          : l->n_in   ? "its connection closed in the middle of a message"
+                                      : "its connection closed without a goodbye";
+        end(l, ZR_ERR_PEER, why);
         return;
     }
     if (l->finishing || n == 0)
         return;
-    bool had_frame = l->n_in >= sizeof l->in;
+    size_t had = l->n_in;
     l->n_in += (size_t)n;
-    if (l->n_in < sizeof l->in || (!had_frame && !check_frame(l)))
+    if (had < sizeof l->in.magic && l->n_in >= sizeof l->in.magic && !check_magic(l))
+        return;
+    if (l->n_in < sizeof l->in || (had < sizeof l->in && !check_frame(l)))
         return;
     if (l->n_in == sizeof l->in + l->in.n_bytes) {
         l->n_in = 0;

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-enum { ZR_FRAME_MAGIC = 0x6f72657a, ZR_FRAME_VERSION = 1 }; /* "zero" in little-endian bytes */
+enum { ZR_FRAME_MAGIC = 0x6f72657a, ZR_FRAME_VERSION = 2 }; /* "zero" in little-endian bytes */
 
 enum zr_frame_type {
     ZR_FRAME_HELLO = 1, /* rank -> 0: here I am; payload: the job's token */
@@ -22,7 +22,7 @@ enum zr_frame_type {
     ZR_FRAME_REFUSE,    /* 0 -> rank: you are not; about: the code, payload: the message */
     ZR_FRAME_GIVE,      /* rank -> 0: my blob of an exchange */
     ZR_FRAME_ALL,       /* 0 -> rank: everyone's, in rank order */
-    ZR_FRAME_FAIL,      /* 0 -> rank: what we were doing failed; about: the code, payload: the message */
+    ZR_FRAME_FAIL,      /* what we were doing failed; about: the code, payload: the message */
     ZR_FRAME_LOST,      /* 0 -> rank: about: the rank that was lost, payload: how */
     ZR_FRAME_GOODBYE    /* the sender leaves on purpose */
 };
@@ -44,9 +44,10 @@ struct zr_link_calls {
                        int status); /* status: 0 or a libuv error; then the owner drops the link */
     /* payload: f->n_bytes bytes, valid during the call unless zr_link_take_payload takes it over. */
     void (*on_frame)(struct zr_link *l, const struct zr_frame *f, const void *payload);
-    /* The other end closed, broke, or talks nonsense; the link is closing. Not called after a finish or drop.
-     */
-    void (*on_end)(struct zr_link *l, const char *why);
+    /* The link ends, which the owner may make a finish. code: ZR_ERR_PEER, the other end closed or broke;
+     * ZR_ERR_MISMATCH, it talks nonsense; ZR_ERR_NOMEM, there is no room for what it says. Not called after a
+     * finish or drop. */
+    void (*on_end)(struct zr_link *l, int code, const char *why);
     void (*on_closed)(struct zr_link *l); /* freed after this */
 };
 

@@ -29,13 +29,19 @@ static void on_deadline(uv_timer_t *t)
     r->late = true;
 }
 
+/* At most a fourth of the time that ranks wait. */
+static int64_t grace_ms(const struct zr_rendezvous *r)
+{
+    return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
+}
+
 /* Runs the loop until done or failed; say_late fails when the time is over. Returns the failure. */
 static int run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
                      void (*say_late)(struct zr_rendezvous *r))
 {
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    int64_t grace = r->w.rank == 0 ? 0 : r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
+    int64_t grace = r->w.rank == 0 ? 0 : grace_ms(r);
     r->late = false;
     uv_update_time(r->loop);
     uv_timer_start(&r->deadline, on_deadline, (uint64_t)(r->timeout_ms + grace), 0);
@@ -79,16 +85,25 @@ static bool has_not_come(const struct zr_rendezvous *r, int rank)
 
 static void late_to_meet(struct zr_rendezvous *r)
 {
-    const char *because = r->trouble[0] ? "; last: " : "";
+    const char *because = r->trouble[0] ? "; last: " : "", *before = r->trouble_before[0] ? "; before: " : "";
     if (r->w.rank == 0) {
         char who[256];
         int n = list_ranks(r, has_not_come, who, sizeof who);
         zr_star_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s:%d in %lld ms: %s%s%s", n,
                      r->w.world, r->w.host, r->w.port, (long long)r->timeout_ms, who, because, r->trouble);
     } else {
-        zr_star_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s", r->w.rank,
-                     (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble);
+        zr_star_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s%s%s", r->w.rank,
+                     (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble, before,
+                     r->trouble_before);
     }
+}
+
+static bool all_came(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (has_not_come(r, i))
+            return false;
+    return true;
 }
 
 static bool all_here(const struct zr_rendezvous *r)
@@ -96,17 +111,35 @@ static bool all_here(const struct zr_rendezvous *r)
     return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
+/* Rank 0 has failed: who comes a moment later is told why, and does not look for it until its own time is
+ * over. */
+static void stay_to_refuse(struct zr_rendezvous *r)
+{
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    r->late = false;
+    uv_update_time(r->loop);
+    uv_timer_start(&r->deadline, on_deadline, (uint64_t)grace_ms(r), 0);
+    while (!r->late && r->listening && !all_came(r))
+        uv_run(r->loop, UV_RUN_ONCE);
+    uv_timer_stop(&r->deadline);
+    zr_sigpipe_release(&hold);
+}
+
 static int meet(struct zr_rendezvous *r)
 {
     zr_star_start(r);
     int err = run_until(r, all_here, late_to_meet);
-    if (err || r->w.rank != 0)
+    if (r->w.rank != 0)
         return err;
-    zr_star_seal(r);
-    for (int i = 1; i < r->w.world; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE && zr_star_send(r, i, ZR_FRAME_READY, 0, NULL, 0) < 0)
-            return zr_fail(zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text()), "%s", r->text);
-    return 0;
+    if (!err)
+        zr_star_seal(r);
+    for (int i = 1; i < r->w.world && !err; i++)
+        if (r->seats[i].state == ZR_SEAT_HERE)
+            err = zr_star_send(r, i, ZR_FRAME_READY, NULL, 0);
+    if (err)
+        stay_to_refuse(r);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
 static void open_timers(struct zr_rendezvous *r)
@@ -231,8 +264,7 @@ static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t 
     if (!err)
         err = collect(r, mine, n, all);
     for (int i = 1; i < r->w.world && !err; i++)
-        if (zr_star_send(r, i, ZR_FRAME_ALL, 0, all, n * (size_t)r->w.world) < 0)
-            err = zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text());
+        err = zr_star_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
     /* Nobody may run this loop for a while, so what does not fit the sockets' buffers goes now. Whoever has
      * the result may leave meanwhile, and that is no failure of this exchange. */
     r->phase = ZR_PHASE_IDLE;
@@ -243,8 +275,7 @@ static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t 
 
 static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
-    if (zr_star_send(r, 0, ZR_FRAME_GIVE, 0, mine, n) < 0)
-        zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text());
+    (void)zr_star_send(r, 0, ZR_FRAME_GIVE, mine, n);
     int err = run_until(r, has_all, late_to_exchange);
     if (!err && r->n_all != n * (size_t)r->w.world)
         err = zr_star_fail(r, ZR_ERR_MISMATCH,
@@ -276,6 +307,15 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
     int err = r->w.rank == 0 ? exchange_as_center(r, mine, n, all) : exchange_as_ray(r, mine, n, all);
     r->phase = ZR_PHASE_IDLE;
     return err;
+}
+
+int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
+{
+    char text[sizeof r->text];
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    if (r->w.world > 1 && !r->detached && !r->closing)
+        zr_star_fail_all(r, code, text);
+    return zr_fail(code, "%s", text);
 }
 
 /* --- parting --- */
@@ -310,10 +350,8 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     while (!zr_star_closed(r))
         uv_run(r->loop, UV_RUN_ONCE);
     zr_sigpipe_release(&hold);
-    for (int i = 0; i < r->w.world; i++) {
+    for (int i = 0; i < r->w.world; i++)
         free(r->seats[i].given);
-        free(r->seats[i].untold);
-    }
     free(r->all);
     free(r->seats);
     free(r);

@@ -43,6 +43,11 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
  * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
 
+/* This rank cannot go on: with code and this thread's message every other rank's running or next exchange
+ * fails. For what happens where the others go straight to an exchange. Not collective, does not block; only
+ * before zr_rendezvous_detach. Returns code, with the message as it was. */
+int zr_rendezvous_fail(struct zr_rendezvous *r, int code);
+
 /* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread,
  * once per lost rank; it may call zr_rendezvous_close. That thread should have SIGPIPE blocked, as libuv may
  * finish a write at a time of its own; the blocking calls see to that themselves. */

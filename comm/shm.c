@@ -256,7 +256,7 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *na
     if (!m || !ring) {
         free(m);
         free(ring);
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name);
+        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
     m->base = (struct zr_comm){.ops = &shm_ops, .rank = zr_rendezvous_rank(rdv), .world = world};
     snprintf(m->name, sizeof m->name, "%s", name);

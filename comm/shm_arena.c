@@ -7,7 +7,7 @@
  * is an error now and not a SIGBUS in the middle of a step.
  *
  * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
- */
+ * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
 #include "comm/rendezvous.h"
 #include "comm/shm.h"
 
@@ -72,7 +72,8 @@ int zr_shm_check_hosts(struct zr_shm *m)
 {
     struct place mine = {0}, *all = calloc((size_t)m->base.world, sizeof *all);
     if (!all)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world);
+        return zr_rendezvous_fail(
+            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
         if (!fgets(mine.boot_id, sizeof mine.boot_id, f))
@@ -241,7 +242,8 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
     struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .bytes = bytes, .room = zr_memory_room()};
     struct card *all = calloc((size_t)m->base.world, sizeof *all);
     if (!all)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world);
+        return zr_rendezvous_fail(
+            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
     if (bytes <= 0 || bytes > INT64_MAX / 2)
         put_failure(
             &mine, zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes));

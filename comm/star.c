@@ -9,13 +9,19 @@
 
 enum { LINGER_MS = 300 }; /* for the other ends to hear a goodbye */
 
-int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                 const void *payload, size_t n)
+static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                      const void *payload, size_t n)
 {
     struct zr_frame f = {
         .type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about, .job = r->job};
     struct zr_link *l = r->seats[rank].link;
     return l ? zr_link_send(l, f, payload, n) : 0;
+}
+
+int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
+{
+    int err = send_frame(r, rank, type, 0, payload, n);
+    return err ? zr_star_fail_all(r, err, zr_error_text()) : 0;
 }
 
 int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
@@ -29,8 +35,30 @@ int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     r->code = code;
     for (int i = 1; r->w.rank == 0 && !r->detached && i < r->w.world; i++)
         if (r->seats[i].state == ZR_SEAT_HERE)
-            (void)zr_star_send(r, i, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+            (void)send_frame(r, i, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
+}
+
+int zr_star_fail_all(struct zr_rendezvous *r, int code, const char *text)
+{
+    bool first = !r->code;
+    zr_star_fail(r, code, "rank %d: %s", r->w.rank, text);
+    if (first && r->w.rank != 0 && r->seats[0].state == ZR_SEAT_HERE)
+        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    return r->code;
+}
+
+void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
+{
+    if (trouble >= r->worst)
+        r->trouble_before[0] = 0;
+    else if (!r->trouble_before[0])
+        memcpy(r->trouble_before, r->trouble, sizeof r->trouble);
+    r->worst = trouble > r->worst ? trouble : r->worst;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(r->trouble, sizeof r->trouble, fmt, ap);
+    va_end(ap);
 }
 
 /* --- ranks that go --- */
@@ -49,8 +77,7 @@ int zr_star_check(struct zr_rendezvous *r)
         if (seat->state == ZR_SEAT_LEFT)
             zr_star_fail(r, ZR_ERR_PEER, "rank %d left %s", i, doing(r));
         if (seat->state == ZR_SEAT_LOST)
-            zr_star_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r),
-                         seat->untold ? seat->untold : "");
+            zr_star_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r), seat->untold);
     }
     return r->code;
 }
@@ -59,7 +86,7 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
 {
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->seats[i].state == ZR_SEAT_HERE)
-            (void)zr_star_send(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
+            (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
     if (r->on_lost && !r->closing)
         r->on_lost(r->on_lost_arg, rank, why);
 }
@@ -67,11 +94,11 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
 void zr_star_tell_lost(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world && !r->closing; i++) {
-        char *why = r->seats[i].untold;
-        r->seats[i].untold = NULL;
-        if (why)
+        char why[sizeof r->seats[i].untold];
+        memcpy(why, r->seats[i].untold, sizeof why);
+        r->seats[i].untold[0] = 0;
+        if (why[0])
             tell(r, i, why);
-        free(why);
     }
 }
 
@@ -86,7 +113,7 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
         tell(r, rank, why);
         return;
     }
-    seat->untold = strdup(why); /* with no memory for it, only the exchange that misses it tells */
+    snprintf(seat->untold, sizeof seat->untold, "%s", why);
     if (r->phase != ZR_PHASE_IDLE)
         zr_star_check(r);
 }
@@ -104,8 +131,20 @@ static void leave(struct zr_rendezvous *r, int rank)
 
 /* --- frames and ends of links --- */
 
+/* A rank tells that it cannot go on. */
+static void on_fail(struct zr_rendezvous *r, int rank, const struct zr_frame *f, const char *text)
+{
+    char why[sizeof r->text];
+    snprintf(why, sizeof why, "%.*s", (int)f->n_bytes, text);
+    if (r->detached)
+        lose(r, rank, why);
+    else
+        zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", why);
+}
+
 /* From a rank that is here. */
-static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
+static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                          const char *payload)
 {
     struct zr_seat *seat = &r->seats[l->rank];
     bool ours =
@@ -116,6 +155,8 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         seat->gave = true;
         seat->given = zr_link_take_payload(l);
         seat->n_given = f->n_bytes;
+    } else if (ours && f->type == ZR_FRAME_FAIL) {
+        on_fail(r, l->rank, f, payload ? payload : "");
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
@@ -135,7 +176,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_ACCEPT && !r->accepted) {
         r->accepted = true;
         r->seats[0].state = ZR_SEAT_HERE;
-        snprintf(r->trouble, sizeof r->trouble, "it waits for other ranks");
+        zr_star_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
     } else if (ours && f->type == ZR_FRAME_READY && r->accepted) {
         r->ready = true;
         r->phase = ZR_PHASE_IDLE; /* already: rank 0 may leave in the same breath */
@@ -147,10 +188,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         r->n_all = f->n_bytes;
         r->phase = ZR_PHASE_IDLE;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        if (r->detached)
-            lose(r, 0, text);
-        else
-            zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%.*s", n, text);
+        on_fail(r, 0, f, text);
     } else if (ours && f->type == ZR_FRAME_LOST && f->about > 0 && f->about < r->w.world &&
                f->about != r->w.rank) {
         char why[256];
@@ -172,26 +210,25 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const void *pa
     if (r->w.rank != 0)
         on_star_frame(r, l, f, payload);
     else if (l->rank > 0)
-        on_rank_frame(r, l, f);
+        on_rank_frame(r, l, f, payload);
     else
         zr_star_hello(r, l, f, payload);
 }
 
-static void on_end(struct zr_link *l, const char *why)
+static void on_end(struct zr_link *l, int code, const char *why)
 {
     struct zr_rendezvous *r = l->owner;
     if (r->closing)
         return;
-    if (r->w.rank == 0) {
-        if (l->rank > 0)
-            lose(r, l->rank, why);
-        return;
-    }
-    if (r->accepted) {
-        lose(r, 0, why);
-    } else {
+    bool known = r->w.rank == 0 ? l->rank > 0 : r->accepted;
+    if (known && code == ZR_ERR_NOMEM && !r->detached) {
+        zr_star_fail_all(r, code, why);
+        zr_link_finish(l); /* what is on its way there is still read there */
+    } else if (known) {
+        lose(r, l->rank, why);
+    } else if (r->w.rank != 0) {
         /* Whoever listens there now is not, or not yet, our rank 0. */
-        snprintf(r->trouble, sizeof r->trouble, "%s", why);
+        zr_star_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
         r->seats[0].link = NULL;
         zr_star_retry(r);
     }
@@ -252,7 +289,7 @@ void zr_star_close(struct zr_rendezvous *r)
         if (l->finishing)
             continue;
         if (l->rank >= 0 && r->seats[l->rank].link == l && r->seats[l->rank].state == ZR_SEAT_HERE) {
-            (void)zr_star_send(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
+            (void)send_frame(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
             zr_link_finish(l);
         } else {
             zr_link_drop(l);

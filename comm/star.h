@@ -13,6 +13,16 @@
  * that it had nothing left to do here. */
 enum zr_phase { ZR_PHASE_MEET, ZR_PHASE_IDLE, ZR_PHASE_EXCHANGE };
 
+/* What kept a rank from rank 0, the more telling the later. */
+enum zr_trouble {
+    ZR_TROUBLE_NONE,
+    ZR_TROUBLE_NOBODY,  /* nobody was reached */
+    ZR_TROUBLE_SILENT,  /* somebody takes the connection and has not answered yet */
+    ZR_TROUBLE_ENDED,   /* and closed it */
+    ZR_TROUBLE_STRANGE, /* and said something else */
+    ZR_TROUBLE_WAIT     /* it was rank 0, which waits for others */
+};
+
 enum zr_seat_state { ZR_SEAT_EMPTY, ZR_SEAT_HERE, ZR_SEAT_LEFT, ZR_SEAT_LOST };
 
 /* What is known of one rank. Rank 0 has a link in every seat but its own, the others in seat 0 only. */
@@ -22,7 +32,7 @@ struct zr_seat {
     bool gave; /* its blob of the exchange under way has come */
     char *given;
     size_t n_given;
-    char *untold; /* lost before the detach: how, until on_lost can be told */
+    char untold[192]; /* lost before the detach: how, until on_lost can be told; else "" */
 };
 
 struct zr_rendezvous {
@@ -43,7 +53,10 @@ struct zr_rendezvous {
     int n_handles;              /* of those above, not closed yet */
     bool listening, resolving;
     int64_t started_ms;
-    char trouble[640]; /* the latest thing that went wrong while waiting, for the message of a timeout */
+    /* For the message of a timeout, what went wrong while waiting: the latest, and the most telling if that
+     * was before. An attempt that has just begun knows less than one that was answered. */
+    enum zr_trouble worst;
+    char trouble[640], trouble_before[640];
 
     bool late;     /* the deadline has passed */
     bool ready;    /* every rank is here */
@@ -61,6 +74,11 @@ struct zr_rendezvous {
 /* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
 int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* The same, and the rank that finds it tells it to rank 0, if it can be told. Before the detach. */
+int zr_star_fail_all(struct zr_rendezvous *r, int code, const char *text);
+/* Notes what went wrong while waiting. */
+void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
 void zr_star_start(struct zr_rendezvous *r);
 /* Rank 0: everyone is here: no more strangers. */
@@ -73,9 +91,8 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
 void zr_star_on_connect(struct zr_link *l, int status);
 void zr_star_retry(struct zr_rendezvous *r);
 extern const struct zr_link_calls zr_star_calls;
-/* Sends to rank (0 when we are not). */
-int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                 const void *payload, size_t n);
+/* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
+int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
 int zr_star_check(struct zr_rendezvous *r);
 /* Tells on_lost, and on rank 0 the others, of ranks lost before the detach. */

@@ -29,7 +29,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
 {
     struct zr_frame f = {
         .type = ZR_FRAME_REFUSE, .rank = 0, .world = r->w.world, .about = code, .job = r->job};
-    snprintf(r->trouble, sizeof r->trouble, "refused %s: %s", l->peer, text);
+    zr_star_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, text);
     (void)zr_link_send(l, f, text, strlen(text));
     zr_link_finish(l);
 }
@@ -43,7 +43,7 @@ static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *t
 
 void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *token)
 {
-    char text[480];
+    char text[sizeof r->text + 64];
     int n = (int)f->n_bytes;
     if (f->version != ZR_FRAME_VERSION) {
         snprintf(text, sizeof text, "rank %d speaks version %u of the protocol, rank 0 version %d", f->rank,
@@ -63,6 +63,11 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         snprintf(text, sizeof text, "rank %d at %s: ranks 1 to %d may join rank 0", f->rank, l->peer,
                  r->w.world - 1);
         refuse_all(r, l, text);
+    } else if (r->code) {
+        snprintf(text, sizeof text, "rank %d came when the others had given up: %s", f->rank, r->text);
+        if (r->seats[f->rank].state == ZR_SEAT_EMPTY)
+            r->seats[f->rank].state = ZR_SEAT_LEFT;
+        refuse(r, l, r->code, text);
     } else if (r->seats[f->rank].state != ZR_SEAT_EMPTY) {
         const struct zr_link *first = r->seats[f->rank].link;
         snprintf(text, sizeof text, "rank %d is there twice: at %s and at %s", f->rank,
@@ -75,8 +80,7 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         r->seats[f->rank].link = l;
         r->seats[f->rank].state = ZR_SEAT_HERE;
         r->n_here++;
-        if (zr_star_send(r, f->rank, ZR_FRAME_ACCEPT, 0, NULL, 0) < 0)
-            zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text());
+        (void)zr_star_send(r, f->rank, ZR_FRAME_ACCEPT, NULL, 0);
     }
 }
 
@@ -88,7 +92,8 @@ static void on_connection(uv_stream_t *server, int status)
     struct zr_link *l = zr_link_new(r->loop, &zr_star_calls, r, HELLO_BYTES);
     if (!l) {
         /* libuv offers nobody else until this one is taken. */
-        zr_star_fail(r, ZR_ERR_NOMEM, "rendezvous: no memory for a connection");
+        zr_star_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
+        zr_star_stop_listening(r);
         return;
     }
     l->next = r->links;
@@ -194,7 +199,7 @@ static void start_connecting(struct zr_rendezvous *r)
     r->links = l;
     int err = zr_link_connect(l, &r->address);
     if (err) {
-        snprintf(r->trouble, sizeof r->trouble, "%s", uv_strerror(err));
+        zr_star_note(r, ZR_TROUBLE_NOBODY, "%s", uv_strerror(err));
         zr_link_drop(l);
         zr_star_retry(r);
     }
@@ -208,8 +213,7 @@ static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *foun
         memcpy(&r->address, found->ai_addr, sizeof r->address);
         r->address.sin_port = htons((uint16_t)r->w.port);
     } else {
-        snprintf(r->trouble, sizeof r->trouble, "no address for \"%.200s\": %s", r->w.host,
-                 uv_strerror(status));
+        zr_star_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, uv_strerror(status));
     }
     uv_freeaddrinfo(found);
     if (r->closing)
@@ -245,16 +249,16 @@ void zr_star_on_connect(struct zr_link *l, int status)
 {
     struct zr_rendezvous *r = l->owner;
     if (status < 0) {
-        snprintf(r->trouble, sizeof r->trouble, "%s", uv_strerror(status));
+        zr_star_note(r, ZR_TROUBLE_NOBODY, "%s%s", uv_strerror(status),
+                     status == UV_ECONNREFUSED ? ": rank 0 has not started, or has given up and left" : "");
         zr_link_drop(l);
         zr_star_retry(r);
         return;
     }
-    snprintf(r->trouble, sizeof r->trouble, "it took the connection but does not answer");
+    zr_star_note(r, ZR_TROUBLE_SILENT, "it took the connection but does not answer");
     l->rank = 0;
     r->seats[0].link = l;
-    if (zr_star_send(r, 0, ZR_FRAME_HELLO, 0, r->w.job, strlen(r->w.job)) < 0)
-        zr_star_fail(r, ZR_ERR_IO, "%s", zr_error_text());
+    (void)zr_star_send(r, 0, ZR_FRAME_HELLO, r->w.job, strlen(r->w.job));
 }
 
 void zr_star_start(struct zr_rendezvous *r)

@@ -79,6 +79,7 @@ static int name_tensor(struct zero_ctx *z)
     int err = ZR_ERR_NOMEM;
     if (!mine || !all) {
         zr_fail(err, "ranks disagree on tensors, and there is no memory to tell which");
+        zr_rendezvous_fail(z->rendezvous, err);
         goto out;
     }
     for (int32_t i = 0; i < n; i++)
@@ -125,13 +126,20 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     return 0;
 }
 
+/* The others, who wait to compare, are told. */
+static int no_memory_to_compare(struct zero_ctx *z, int local_err)
+{
+    int err = local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+    return zr_rendezvous_fail(z->rendezvous, err);
+}
+
 int zr_agree_on_plan(struct zero_ctx *z, int local_err)
 {
     if (!z->rendezvous)
         return local_err;
     struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
-        return local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+        return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     if (!err)
@@ -153,7 +161,7 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err)
         return local_err;
     struct outcome mine = {.err = local_err}, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
-        return local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+        return no_memory_to_compare(z, local_err);
     if (local_err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);

@@ -204,7 +204,7 @@ static void test_missing_rank_0(void **state)
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, NULL);
     for (int i = 1; i < 3; i++)
-        expect(&r[i], ZR_ERR_TIMEOUT, "connection refused");
+        expect(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
 }
 
 static void no_such_name(struct rank *r)
@@ -232,6 +232,24 @@ static void test_duplicate_rank(void **state)
     struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
     for (int i = 0; i < 3; i++)
         expect(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+}
+
+/* The last comes when the meeting has already failed, and learns why. */
+static void last_comes_late(struct rank *me)
+{
+    if (me->w.rank == me->w.world - 1)
+        RANK_CHECK(me, wait_stage(&me->all[2], 1), "the second rank 1 never ended");
+    open_and_note(me);
+    atomic_store(&me->stage, 1);
+}
+
+static void test_late_rank(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
+    for (int i = 0; i < 5; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+    expect(&r[4], ZR_ERR_MISMATCH, "rank 4 came when the others had given up");
 }
 
 static void other_world(struct rank *r)
@@ -357,23 +375,37 @@ static void test_strangers(void **state)
     run_ranks(false, 2, after_strangers, NULL, NULL);
 }
 
-/* What listens at rank 0's place speaks something else. */
+/* What listens at rank 0's place speaks something else, and may say it once only. */
+struct impostor {
+    int fd;
+    const char *says;
+    bool once;
+};
+
 static void *impostor(void *arg)
 {
-    int fd = *(int *)arg;
-    for (;;) {
-        int c = accept(fd, NULL, NULL);
+    const struct impostor *p = arg;
+    int kept[1000], n_kept = 0;
+    for (bool first = true;; first = false) {
+        int c = accept(p->fd, NULL, NULL);
         if (c < 0)
-            return NULL;
-        const char hi[] = "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n";
-        (void)!send(c, hi, sizeof hi, MSG_NOSIGNAL);
-        close(c);
+            break;
+        if (first || !p->once) {
+            (void)!send(c, p->says, strlen(p->says), MSG_NOSIGNAL);
+            close(c);
+        } else if (n_kept < 1000) {
+            kept[n_kept++] = c;
+        } else {
+            close(c);
+        }
     }
+    while (n_kept > 0)
+        close(kept[--n_kept]);
+    return NULL;
 }
 
-static void test_impostor(void **state)
+static void meet_impostor(const char *says, bool once)
 {
-    (void)state;
     struct zr_world w = {.rank = 1, .world = 2, .host = "127.0.0.1", .port = free_port()};
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
@@ -381,16 +413,26 @@ static void test_impostor(void **state)
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_true(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
     pthread_t id;
-    pthread_create(&id, NULL, impostor, &fd);
+    struct impostor p = {fd, says, once};
+    pthread_create(&id, NULL, impostor, &p);
     uv_loop_t loop;
     struct zr_rendezvous *r;
     uv_loop_init(&loop);
     assert_int_equal(zr_rendezvous_open(&loop, &w, SHORT_MS, &r), ZR_ERR_TIMEOUT);
-    assert_non_null(strstr(zr_error_text(), "does not speak this protocol"));
+    if (!strstr(zr_error_text(), "does not speak this protocol"))
+        fail_msg("\"%s\"%s: %s", says, once ? " once" : "", zr_error_text());
     assert_int_equal(uv_loop_close(&loop), 0);
     shutdown(fd, SHUT_RDWR);
     pthread_join(id, NULL);
     close(fd);
+}
+
+static void test_impostor(void **state)
+{
+    (void)state;
+    meet_impostor("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", false);
+    meet_impostor("220 ready\r\n", false); /* less than a frame */
+    meet_impostor("220 ready\r\n", true);  /* silence later does not hide what was heard */
 }
 
 /* --- ranks that go --- */
@@ -510,9 +552,9 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const void *pa
     (void)l, (void)f, (void)payload;
 }
 
-static void on_end(struct zr_link *l, const char *why)
+static void on_end(struct zr_link *l, int code, const char *why)
 {
-    (void)l, (void)why;
+    (void)l, (void)code, (void)why;
 }
 
 static void on_closed(struct zr_link *l)
@@ -581,6 +623,39 @@ static void test_leaving_early(void **state)
         for (int i = 0; i < 3; i++)
             if (i != who)
                 expect(&r[i], ZR_ERR_PEER, text);
+    }
+}
+
+/* One rank cannot go on: the others, on their way to an exchange or in it, learn why. */
+static void fail_instead(struct rank *me)
+{
+    uv_loop_t loop;
+    struct zr_rendezvous *r;
+    int mine = me->w.rank, all[MOST_RANKS];
+    uv_loop_init(&loop);
+    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    if (me->w.rank == *(int *)me->arg) {
+        zr_fail(ZR_ERR_NOMEM, "no memory for %d apples", 7);
+        RANK_CHECK(me, zr_rendezvous_fail(r, ZR_ERR_NOMEM) == ZR_ERR_NOMEM, "another code");
+        RANK_CHECK(me, strcmp(zr_error_text(), "no memory for 7 apples") == 0, "%s", zr_error_text());
+    } else if (me->w.rank == 2) {
+        sleep_ms(30);
+    }
+    me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
+    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+}
+
+static void test_failing_rank(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++) {
+        char text[64];
+        snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
+        struct rank *r = run_ranks(false, 4, fail_instead, &who, NULL);
+        for (int i = 0; i < 4; i++)
+            expect(&r[i], ZR_ERR_NOMEM, text);
     }
 }
 
@@ -747,6 +822,7 @@ int main(void)
         cmocka_unit_test(test_missing_rank),
         cmocka_unit_test(test_missing_rank_0),
         cmocka_unit_test(test_duplicate_rank),
+        cmocka_unit_test(test_late_rank),
         cmocka_unit_test(test_other_world),
         cmocka_unit_test(test_other_job),
         cmocka_unit_test(test_strangers),
@@ -756,6 +832,7 @@ int main(void)
         cmocka_unit_test(test_death_after_hello),
         cmocka_unit_test(test_write_to_the_dead),
         cmocka_unit_test(test_leaving_early),
+        cmocka_unit_test(test_failing_rank),
         cmocka_unit_test(test_sizes_differ),
         cmocka_unit_test(test_exchange_timeout),
         cmocka_unit_test(test_death_after_detach),
