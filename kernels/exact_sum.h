@@ -12,29 +12,83 @@
 #ifndef ZR_KERNELS_EXACT_SUM_H
 #define ZR_KERNELS_EXACT_SUM_H
 
+#include "kernels/anywhere.h"
 #include "kernels/device.h"
 
+#include <math.h>
 #include <string.h>
 
 /* A carried limb is below 2^32 and an addition changes a limb by less than 2^32, so an int64 bears 2^31 - 2
  * of them. */
 #define ZR_EXACT_MAX_ADDED (1u << 30)
+#define ZR_EXACT_TOP       (ZR_EXACT_LIMBS - 1)
 
 /* Makes the sum zero. */
 void zr_exact_reset(struct zr_exact_sum *a);
 
 /* Propagates carries: all limbs but the last become 0..2^32-1. The value stays. */
-void zr_exact_carry(struct zr_exact_sum *a);
+ZR_ANYWHERE void zr_exact_carry(struct zr_exact_sum *a)
+{
+    int64_t carry = 0;
+    for (int i = 0; i < ZR_EXACT_TOP; i++) {
+        int64_t v = a->limb[i] + carry;
+        a->limb[i] = v & UINT32_MAX;
+        carry = v >> 32; /* floor: what stays is never negative */
+    }
+    a->limb[ZR_EXACT_TOP] += carry;
+    a->n_added = 0;
+}
 
 /* Adds all that was added to b; b stays. a and b may be the same. */
 void zr_exact_merge(struct zr_exact_sum *a, const struct zr_exact_sum *b);
 
 /* The sum rounded once, to nearest, ties to even. NaN when anything not finite was added, an infinity when
  * the exact sum is beyond the doubles; a sum of zero is +0. */
-double zr_exact_value(const struct zr_exact_sum *a);
+ZR_ANYWHERE double zr_exact_value(const struct zr_exact_sum *sum)
+{
+    if (sum->nonfinite)
+        return NAN;
+    struct zr_exact_sum a = *sum;
+    zr_exact_carry(&a);
+    bool negative = a.limb[ZR_EXACT_TOP] < 0;
+    if (negative) {
+        for (int i = 0; i < ZR_EXACT_LIMBS; i++)
+            a.limb[i] = -a.limb[i];
+        zr_exact_carry(&a);
+    }
+    int top = ZR_EXACT_TOP;
+    while (top >= 0 && a.limb[top] == 0)
+        top--;
+    if (top < 0)
+        return 0;
+    if (top == ZR_EXACT_TOP) /* at least 2^1120 */
+        return negative ? -INFINITY : INFINITY;
+
+    /* The top three limbs hold at least 65 bits: the 53 kept, the rounding bit and more; what lies below can
+     * only break a tie. Limbs below the first are zero. */
+    unsigned __int128 u = 0;
+    for (int i = top; i > top - 3; i--)
+        u = u << 32 | (i >= 0 ? (uint64_t)a.limb[i] : 0);
+    bool sticky = false;
+    for (int i = 0; i <= top - 3; i++)
+        sticky |= a.limb[i] != 0;
+    int unit = 32 * (top - 2) - 1088; /* u counts 2^unit */
+    int bits = 64;
+    for (uint64_t high = (uint64_t)(u >> 64); high; high >>= 1) /* the top limb, not zero */
+        bits++;
+    /* No clamp for subnormals: the sum is a multiple of 2^-1074, so what would lie below is zero. */
+    int drop = bits - 53; /* 12..43 */
+    uint64_t kept = (uint64_t)(u >> drop);
+    unsigned __int128 rest = u & (((unsigned __int128)1 << drop) - 1),
+                      half = (unsigned __int128)1 << (drop - 1);
+    if (rest > half || (rest == half && (sticky || (kept & 1))))
+        kept++;
+    double value = ldexp((double)kept, unit + drop); /* exact, or beyond the doubles */
+    return negative ? -value : value;
+}
 
 /* A finite double as m * 2^(place - 1088), place in 14..2059; m is below 2^53 and has the sign. */
-static inline bool zr_exact_split(double x, int64_t *m, uint32_t *place)
+ZR_ANYWHERE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -50,7 +104,7 @@ static inline bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 }
 
 /* Adds a number of less than 128 bits to four limbs: a change of less than 2^32 to each. */
-static inline void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int128 sum)
+ZR_ANYWHERE void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int128 sum)
 {
     a->limb[limb] += (int64_t)(uint32_t)sum;
     a->limb[limb + 1] += (int64_t)(uint32_t)(sum >> 32);
@@ -61,7 +115,7 @@ static inline void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __in
 }
 
 /* Adds x, of any sign. */
-static inline void zr_exact_add(struct zr_exact_sum *a, double x)
+ZR_ANYWHERE void zr_exact_add(struct zr_exact_sum *a, double x)
 {
     int64_t m;
     uint32_t place;
@@ -83,13 +137,13 @@ struct zr_exact_run {
     uint32_t limb;
 };
 
-static inline void zr_exact_run_end(struct zr_exact_run *r)
+ZR_ANYWHERE void zr_exact_run_end(struct zr_exact_run *r)
 {
     zr_exact_add_wide(r->to, r->limb, r->sum);
     r->sum = 0;
 }
 
-static inline void zr_exact_run_add(struct zr_exact_run *r, double x)
+ZR_ANYWHERE void zr_exact_run_add(struct zr_exact_run *r, double x)
 {
     int64_t m;
     uint32_t place;

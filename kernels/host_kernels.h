@@ -5,10 +5,9 @@
 #ifndef ZR_KERNELS_HOST_KERNELS_H
 #define ZR_KERNELS_HOST_KERNELS_H
 
+#include "kernels/anywhere.h"
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 extern const struct zr_host_kernels zr_host_portable;
 extern const struct zr_host_kernels zr_host_avx2;

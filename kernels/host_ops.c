@@ -1,31 +1,17 @@
 /* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
 #include "kernels/finish.h"
 #include "kernels/host_device.h"
+#include "kernels/op_check.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int check_dtype(const char *op, enum zr_dtype t)
-{
-    if (t == ZR_F32 || t == ZR_BF16)
-        return 0;
-    if (t == ZR_F16)
-        return zr_fail(ZR_ERR_NOTSUP, "%s: the host computes in f32 and bf16, not in f16", op);
-    return zr_fail(ZR_ERR_ARG, "%s: dtype is %d, must be f32 (%d) or bf16 (%d)", op, (int)t, ZR_F32, ZR_BF16);
-}
-
-static int check_count(const char *op, const char *what, int64_t n)
-{
-    return n >= 0 ? 0 : zr_fail(ZR_ERR_ARG, "%s: %s is %lld, must not be negative", op, what, (long long)n);
-}
-
 int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
 {
-    if (bytes > ZR_CALL_BYTES)
-        return zr_fail(ZR_ERR_ARG, "call: %zu bytes of arguments, at most %d are allowed", bytes,
-                       ZR_CALL_BYTES);
-    zr_host_put(s, fn, arg, bytes);
-    return 0;
+    int err = zr_check_call(bytes);
+    if (!err)
+        zr_host_put(s, fn, arg, bytes);
+    return err;
 }
 
 /* The arguments of every kernel but update; each uses what it needs. */
@@ -46,7 +32,7 @@ static void zero_op(void *arg)
 int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .n = bytes};
-    int err = check_count("zero", "bytes", bytes);
+    int err = zr_check_count("zero", "bytes", bytes);
     if (!err)
         zr_host_put(s, zero_op, &a, sizeof a);
     return err;
@@ -61,7 +47,7 @@ static void copy_op(void *arg)
 int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = bytes};
-    int err = check_count("copy", "bytes", bytes);
+    int err = zr_check_count("copy", "bytes", bytes);
     if (!err)
         zr_host_put(s, copy_op, &a, sizeof a);
     return err;
@@ -77,11 +63,7 @@ int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *s
                  int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .dst_dtype = dt, .src_dtype = st};
-    int err = check_dtype("cast", dt);
-    if (!err)
-        err = check_dtype("cast", st);
-    if (!err)
-        err = check_count("cast", "n", n);
+    int err = zr_check_cast(dt, st, n);
     if (!err)
         zr_host_put(s, cast_op, &a, sizeof a);
     return err;
@@ -102,9 +84,9 @@ static void put_op(void *arg)
 int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     struct put_args a = {.dst = dst, .bytes = bytes};
-    if (bytes < 0 || bytes > ZR_PUT_BYTES || bytes % 8)
-        return zr_fail(ZR_ERR_ARG, "put: bytes is %lld, must be a multiple of 8 up to %d", (long long)bytes,
-                       ZR_PUT_BYTES);
+    int err = zr_check_put(bytes);
+    if (err)
+        return err;
     memcpy(a.value, src, (size_t)bytes);
     zr_host_put(s, put_op, &a, sizeof a);
     return 0;
@@ -133,9 +115,9 @@ static void add_op(void *arg)
 int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .src_dtype = st};
-    int err = check_dtype("add", st);
+    int err = zr_check_dtype("add", st);
     if (!err)
-        err = check_count("add", "n", n);
+        err = zr_check_count("add", "n", n);
     if (!err)
         zr_host_put(s, add_op, &a, sizeof a);
     return err;
@@ -159,11 +141,7 @@ static void tree_op(void *arg)
 int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                      int64_t n, bool accumulate)
 {
-    int err = check_dtype("sum_tree", st);
-    if (!err)
-        err = check_count("sum_tree", "n", n);
-    if (!err && (n_src < 1 || n_src > ZR_MAX_SOURCES))
-        err = zr_fail(ZR_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+    int err = zr_check_sum_tree(n_src, st, n);
     if (err)
         return err;
     struct tree *t = zr_host_take(s->dev, sizeof *t);
@@ -186,7 +164,7 @@ static void sum_squares_op(void *arg)
 int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n};
-    int err = check_count("sum_squares", "n", n);
+    int err = zr_check_count("sum_squares", "n", n);
     if (!err)
         zr_host_put(s, sum_squares_op, &a, sizeof a);
     return err;
@@ -203,7 +181,7 @@ static void scale_op(void *arg)
 int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
 {
     struct args a = {.k = s->dev->kernels, .dst = x, .src = scalars, .n = n};
-    int err = check_count("scale", "n", n);
+    int err = zr_check_count("scale", "n", n);
     if (!err)
         zr_host_put(s, scale_op, &a, sizeof a);
     return err;
@@ -224,11 +202,7 @@ static void update_op(void *arg)
 int zr_host_update(struct zr_stream *s, const struct zr_update *u)
 {
     struct update_args a = {.k = s->dev->kernels, .u = *u};
-    int err = check_count("update", "n", u->n);
-    if (!err && u->param)
-        err = check_dtype("update", u->param_dtype);
-    if (!err && (u->kind < ZR_ADAMW || u->kind > ZR_RMSPROP))
-        err = zr_fail(ZR_ERR_ARG, "update: kind is %d, must be %d to %d", (int)u->kind, ZR_ADAMW, ZR_RMSPROP);
+    int err = zr_check_update(u);
     if (!err)
         zr_host_put(s, update_op, &a, sizeof a);
     return err;

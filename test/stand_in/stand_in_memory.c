@@ -296,8 +296,9 @@ void si_memory_end(void)
     while (blocks) {
         struct block *b = blocks;
         blocks = b->next;
-        si_misuse_locked("%zu bytes of device %d (%s) were never freed", b->range.bytes, b->range.device,
-                         b->range.kind);
+        if (!si.device[b->range.device].lost)
+            si_misuse_locked("%zu bytes of device %d (%s) were never freed", b->range.bytes, b->range.device,
+                             b->range.kind);
         if (b->range.type == cudaMemoryTypeDevice)
             si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
         free(b->base);

@@ -508,7 +508,7 @@ void si_streams_end(void)
 {
     for (struct CUstream_st *s = si.streams; s; s = s->next)
         if (s->alive) {
-            if (s != si.device[s->device].legacy)
+            if (s != si.device[s->device].legacy && !si.device[s->device].lost)
                 si_misuse_locked("a stream of device %d was never destroyed", s->device);
             stream_end(s);
         }
@@ -526,7 +526,7 @@ void si_streams_end(void)
     while (si.events) {
         struct CUevent_st *e = si.events;
         si.events = e->next;
-        if (e->alive)
+        if (e->alive && !si.device[e->device].lost)
             si_misuse_locked("an event of device %d was never destroyed", e->device);
         si_let_go(e->record);
         free(e);

@@ -130,7 +130,7 @@ static void test_divergence(void **)
     assert_int_equal(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
     assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
     assert_int_equal(cudaGetLastError(), cudaSuccess);
-    wrong(2, "not all reach"); /* and the memory, which a lost device cannot free */
+    wrong(1, "not all reach"); /* not the memory: a lost device cannot free it */
 }
 
 /* --- order --- */

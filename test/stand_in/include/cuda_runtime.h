@@ -151,11 +151,12 @@ static inline int __all_sync(unsigned int mask, int predicate)
     {                                                                                                        \
         __atomic_compare_exchange_n(at, &want, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);            \
         return want;                                                                                         \
-    }                                                                                                        \
-    static inline type atomicMax(type *at, type value)                                                       \
+    }
+#define STAND_IN_EXTREMES(type, name, more)                                                                  \
+    static inline type name(type *at, type value)                                                            \
     {                                                                                                        \
         type was = __atomic_load_n(at, __ATOMIC_RELAXED);                                                    \
-        while (was < value &&                                                                                \
+        while (value more was &&                                                                             \
                !__atomic_compare_exchange_n(at, &was, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))     \
             ;                                                                                                \
         return was;                                                                                          \
@@ -163,7 +164,16 @@ static inline int __all_sync(unsigned int mask, int predicate)
 STAND_IN_ATOMICS(int)
 STAND_IN_ATOMICS(unsigned int)
 STAND_IN_ATOMICS(unsigned long long)
+STAND_IN_EXTREMES(int, atomicMax, >)
+STAND_IN_EXTREMES(int, atomicMin, <)
+STAND_IN_EXTREMES(unsigned int, atomicMax, >)
+STAND_IN_EXTREMES(unsigned int, atomicMin, <)
+STAND_IN_EXTREMES(long long, atomicMax, >)
+STAND_IN_EXTREMES(long long, atomicMin, <)
+STAND_IN_EXTREMES(unsigned long long, atomicMax, >)
+STAND_IN_EXTREMES(unsigned long long, atomicMin, <)
 #undef STAND_IN_ATOMICS
+#undef STAND_IN_EXTREMES
 
 template <class F, class U> F stand_in_add_float(F *at, F value)
 {
@@ -187,14 +197,19 @@ static inline double atomicAdd(double *at, double value)
     return stand_in_add_float<double, uint64_t>(at, value);
 }
 
+/* ThreadSanitizer knows no fences, and here one only orders atomics. */
 static inline void __threadfence(void)
 {
+#ifdef __SANITIZE_THREAD__
+    __asm__ volatile("" ::: "memory");
+#else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
 }
 
 static inline void __threadfence_system(void)
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    __threadfence();
 }
 
 /* --- numbers --- */

@@ -1,0 +1,98 @@
+/* cuda_device.h: the inside of the CUDA device: the vtable of device.h over the CUDA runtime.
+ *
+ * Streams and events are CUDA's own; nothing here waits for the GPU but stream_sync, event_sync,
+ * stream_close, close, free, and a copy from or to memory that is not page-locked. A call makes the GPU the
+ * thread's current device and puts back the one before.
+ *
+ * Compiled with CUDA 13.0 and run on the CPU's stand-in for the CUDA runtime (test/stand_in). It has not run
+ * on a GPU.
+ */
+#ifndef ZR_KERNELS_CUDA_DEVICE_H
+#define ZR_KERNELS_CUDA_DEVICE_H
+
+#include "kernels/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <pthread.h>
+
+/* Memory given out: CUDA aligns less than device.h promises, so the place given lies inside. */
+struct zr_cuda_block {
+    void *base, *at;
+    struct zr_cuda_block *next;
+};
+
+struct zr_cuda_device {
+    struct zr_device base;
+    int ordinal;
+    bool poison;
+    int priority; /* of queue streams: the highest there is, so that communication starts before compute */
+    int64_t clock_offset; /* zr_now_ns() less the GPU's global timer */
+    pthread_mutex_t lock; /* of the field below */
+    struct zr_cuda_block *blocks;
+};
+
+/* The arguments of one call(), used again when it has run. */
+struct zr_cuda_closure {
+    _Alignas(16) unsigned char arg[ZR_CALL_BYTES];
+    void (*fn)(void *arg);
+    struct zr_stream *stream;
+    struct zr_cuda_closure *next_free, *next;
+};
+
+struct zr_stream {
+    struct zr_cuda_device *dev;
+    cudaStream_t native;
+    bool owned;           /* a queue: ours to destroy */
+    pthread_mutex_t lock; /* of the two lists: a closure returns on a thread of CUDA's */
+    struct zr_cuda_closure *free, *all;
+};
+
+struct zr_event {
+    struct zr_cuda_device *dev;
+    cudaEvent_t native;
+};
+
+/* Reports a failed call, with CUDA's name and text for it, and clears CUDA's own record of it. ZR_ERR_NOMEM
+ * for a lack of memory, else ZR_ERR_SYSTEM; 0 when err is none. */
+int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_t err);
+
+/* Makes the device current; *was is for zr_cuda_leave, which gives err, or what went wrong. */
+cudaError_t zr_cuda_enter(const struct zr_cuda_device *dev, int *was);
+int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, cudaError_t err);
+
+/* expression, a cudaError_t of one runtime call, with dev current. */
+#define ZR_CUDA(dev, call, expression)                                                                       \
+    ({                                                                                                       \
+        int was_;                                                                                            \
+        cudaError_t err_ = zr_cuda_enter(dev, &was_);                                                        \
+        if (!err_)                                                                                           \
+            err_ = (expression);                                                                             \
+        zr_cuda_leave(dev, was_, call, err_);                                                                \
+    })
+
+/* cuda_stream.c: streams and events. */
+int zr_cuda_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                        struct zr_stream **out);
+void zr_cuda_stream_close(struct zr_stream *s);
+int zr_cuda_stream_sync(struct zr_stream *s);
+void *zr_cuda_stream_native(struct zr_stream *s);
+int zr_cuda_event_open(struct zr_device *dev, struct zr_event **out);
+void zr_cuda_event_close(struct zr_event *e);
+int zr_cuda_event_record(struct zr_event *e, struct zr_stream *s);
+int zr_cuda_stream_wait(struct zr_stream *s, struct zr_event *e);
+int zr_cuda_event_sync(struct zr_event *e);
+bool zr_cuda_event_done(struct zr_event *e);
+int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
+
+/* cuda_ops.c: the kernels. */
+extern const struct zr_device_ops zr_cuda_ops;
+/* cuda_device.c: memory. */
+void zr_cuda_close(struct zr_device *dev);
+int zr_cuda_alloc(struct zr_device *dev, int64_t bytes, void **out);
+void zr_cuda_free(struct zr_device *dev, void *p, int64_t bytes);
+int zr_cuda_host_alloc(struct zr_device *dev, int64_t bytes, void **out);
+void zr_cuda_host_free(struct zr_device *dev, void *p, int64_t bytes);
+int zr_cuda_memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes);
+
+#endif

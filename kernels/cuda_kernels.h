@@ -1,0 +1,33 @@
+/* cuda_kernels.h: the GPU's kernels, as calls that put them on a stream.
+ *
+ * Semantics as in struct zr_host_kernels, bit for bit; arguments are checked by the caller (cuda_ops.c). The
+ * current device must be the stream's. Each returns what the launch gave; n <= 0 puts nothing. */
+#ifndef ZR_KERNELS_CUDA_KERNELS_H
+#define ZR_KERNELS_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "kernels/device.h"
+
+cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t bytes);
+/* *out_ns = the GPU's global timer + offset_ns */
+cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns);
+/* Between f32 and bf16; dst may be src when dst is bf16. */
+cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void *src, int64_t n);
+cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n);
+cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                             int64_t n, bool accumulate);
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n);
+cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
+cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u);
+cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

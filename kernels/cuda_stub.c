@@ -1,0 +1,9 @@
+/* cuda_stub.c: the CUDA device where the library is built without the CUDA toolkit. */
+#include "kernels/device.h"
+
+int zr_cuda_device_open(int ordinal, struct zr_device **out)
+{
+    (void)ordinal;
+    *out = NULL;
+    return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: this library was built without CUDA");
+}

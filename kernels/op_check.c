@@ -1,0 +1,60 @@
+/* op_check.c: see op_check.h. */
+#include "kernels/op_check.h"
+
+int zr_check_dtype(const char *op, enum zr_dtype t)
+{
+    if (t == ZR_F32 || t == ZR_BF16)
+        return 0;
+    if (t == ZR_F16)
+        return zr_fail(ZR_ERR_NOTSUP, "%s: kernels are for f32 and bf16, not for f16", op);
+    return zr_fail(ZR_ERR_ARG, "%s: dtype is %d, must be f32 (%d) or bf16 (%d)", op, (int)t, ZR_F32, ZR_BF16);
+}
+
+int zr_check_count(const char *op, const char *what, int64_t n)
+{
+    return n >= 0 ? 0 : zr_fail(ZR_ERR_ARG, "%s: %s is %lld, must not be negative", op, what, (long long)n);
+}
+
+int zr_check_call(size_t arg_bytes)
+{
+    if (arg_bytes > ZR_CALL_BYTES)
+        return zr_fail(ZR_ERR_ARG, "call: %zu bytes of arguments, at most %d are allowed", arg_bytes,
+                       ZR_CALL_BYTES);
+    return 0;
+}
+
+int zr_check_put(int64_t bytes)
+{
+    if (bytes < 0 || bytes > ZR_PUT_BYTES || bytes % 8)
+        return zr_fail(ZR_ERR_ARG, "put: bytes is %lld, must be a multiple of 8 up to %d", (long long)bytes,
+                       ZR_PUT_BYTES);
+    return 0;
+}
+
+int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n)
+{
+    int err = zr_check_dtype("cast", dst);
+    if (!err)
+        err = zr_check_dtype("cast", src);
+    return err ? err : zr_check_count("cast", "n", n);
+}
+
+int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n)
+{
+    int err = zr_check_dtype("sum_tree", src);
+    if (!err)
+        err = zr_check_count("sum_tree", "n", n);
+    if (!err && (n_src < 1 || n_src > ZR_MAX_SOURCES))
+        err = zr_fail(ZR_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+    return err;
+}
+
+int zr_check_update(const struct zr_update *u)
+{
+    int err = zr_check_count("update", "n", u->n);
+    if (!err && u->param)
+        err = zr_check_dtype("update", u->param_dtype);
+    if (!err && (u->kind < ZR_ADAMW || u->kind > ZR_RMSPROP))
+        err = zr_fail(ZR_ERR_ARG, "update: kind is %d, must be %d to %d", (int)u->kind, ZR_ADAMW, ZR_RMSPROP);
+    return err;
+}

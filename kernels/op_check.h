@@ -1,0 +1,17 @@
+/* op_check.h: the arguments of a device's operations, checked before anything is put on a stream. */
+#ifndef ZR_KERNELS_OP_CHECK_H
+#define ZR_KERNELS_OP_CHECK_H
+
+#include "kernels/device.h"
+
+/* Each gives 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the operation, the value and what is
+ * allowed. */
+int zr_check_dtype(const char *op, enum zr_dtype t);
+int zr_check_count(const char *op, const char *what, int64_t n);
+int zr_check_call(size_t arg_bytes);
+int zr_check_put(int64_t bytes);
+int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
+int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
+int zr_check_update(const struct zr_update *u);
+
+#endif

@@ -1,0 +1,33 @@
+/* test_no_gpu.c: the real CUDA device, or its stub, on a machine without a usable GPU: one line that says
+ * why. */
+#include "kernels/device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct zr_device *dev = (struct zr_device *)&state;
+    int err = zr_cuda_device_open(0, &dev);
+    if (!err) {
+        dev->ops->close(dev);
+        skip(); /* there is one */
+    }
+    printf("%s\n", zr_error_text());
+    assert_int_equal(err, ZR_ERR_NOTSUP);
+    assert_null(dev);
+    assert_non_null(strstr(zr_error_text(), "no usable GPU"));
+    assert_null(strchr(zr_error_text(), '\n'));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
