@@ -160,13 +160,16 @@ static void run(void *arg)
 {
     struct zr_save *s = arg;
     struct zero_ctx *z = s->z;
+    struct zr_device *dev = z->engine.dev;
     char name[64];
     if (z->engine.snapshot)
         step_back();
+    if (z->engine.snapshot || dev->ops->host_memory)
+        dev = NULL;
     zr_shard_name(z->world.rank, z->world.world, name);
     int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
     if (!err)
-        err = zr_shard_write(z->files, s->folder, name, z->layout, &s->extents, &s->cancelled);
+        err = zr_shard_write(z->files, s->folder, name, z->layout, &s->extents, dev, &s->cancelled);
     set_state(s, WRITTEN, err);
     if (err)
         return;

@@ -2,6 +2,7 @@
 #include "zero/block_file.h"
 #include "zero/parallel.h"
 #include "zero/save.h"
+#include "zero/save_source.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -164,76 +165,33 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
 
 struct writing {
     struct zr_block_file file;
-    const char *head;
-    int64_t head_bytes, bytes; /* of the head; of the file */
-    const struct zr_extents *x;
-    int64_t *at; /* of each extent, and of the end: byte of the file */
+    struct zr_source source;
     struct zr_sum *sums;
     const _Atomic bool *cancelled;
 };
 
-static int place(struct writing *w)
-{
-    const struct zr_extents *x = w->x;
-    w->at = malloc((size_t)(x->n + 1) * sizeof *w->at);
-    if (!w->at)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %lld ranges", (long long)x->n);
-    w->bytes = w->head_bytes;
-    for (int64_t i = 0; i < x->n; i++) {
-        w->at[i] = w->bytes;
-        w->bytes += x->list[i].n * x->list[i].size;
-    }
-    w->at[x->n] = w->bytes;
-    w->sums = malloc((size_t)zr_blocks_count(w->bytes) * sizeof *w->sums);
-    return w->sums ? 0
-                   : zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)w->bytes);
-}
-
-/* The extent that byte `from` of the file belongs to. */
-static int64_t find_extent(const struct writing *w, int64_t from)
-{
-    int64_t lo = 0, hi = w->x->n;
-    while (lo < hi) {
-        int64_t mid = (lo + hi) / 2;
-        if (w->at[mid + 1] <= from)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-/* Bytes [from, from + n) of the file. */
-static void fill(const struct writing *w, char *dst, int64_t from, int64_t n)
-{
-    int64_t done = 0;
-    if (from < w->head_bytes) {
-        done = zr_min(n, w->head_bytes - from);
-        memcpy(dst, w->head + from, (size_t)done);
-    }
-    for (int64_t i = find_extent(w, from + done); done < n; i++) {
-        int64_t skip = from + done - w->at[i], part = zr_min(n - done, w->at[i + 1] - w->at[i] - skip);
-        memcpy(dst + done, w->x->list[i].at + skip, (size_t)part);
-        done += part;
-    }
-}
-
 static int write_block(void *arg, int64_t k, char *block)
 {
     struct writing *w = arg;
-    int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->bytes - from);
+    int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->source.bytes - from);
     if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
         return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
-    fill(w, block, from, n);
+    int err = zr_source_read(&w->source, block, from, n);
+    if (err)
+        return err;
     w->sums[k] = zr_sum_of(block, n);
     return zr_block_write(&w->file, block, n, from);
 }
 
 static int write_file(const struct zr_files *fs, const char *path, struct writing *w)
 {
-    int err = zr_block_file_create(fs, path, w->bytes, &w->file);
+    int64_t bytes = w->source.bytes, n = zr_blocks_count(bytes);
+    w->sums = malloc((size_t)n * sizeof *w->sums);
+    if (!w->sums)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)bytes);
+    int err = zr_block_file_create(fs, path, bytes, &w->file);
     if (!err)
-        err = zr_in_parallel(zr_blocks_count(w->bytes), N_THREADS, ZR_BLOCK_BYTES, write_block, w);
+        err = zr_in_parallel(n, N_THREADS, ZR_BLOCK_BYTES, write_block, w);
     if (!err)
         err = zr_file_sync(fs, w->file.fd, path);
     int closed = zr_block_file_close(&w->file);
@@ -256,24 +214,24 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
 }
 
 int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *l,
-                   const struct zr_extents *x, const _Atomic bool *cancelled)
+                   const struct zr_extents *x, struct zr_device *dev, const _Atomic bool *cancelled)
 {
     char path[ZR_PATH_BYTES], *head = NULL;
-    struct writing w = {.x = x, .cancelled = cancelled};
+    int64_t head_bytes;
+    struct writing w = {.cancelled = cancelled};
     int err = zr_path_join(path, folder, name);
     if (!err)
-        err = make_head(l, x, &head, &w.head_bytes);
-    w.head = head;
+        err = make_head(l, x, &head, &head_bytes);
     if (!err)
-        err = place(&w);
+        err = zr_source_open(head, head_bytes, x, dev, ZR_BLOCK_BYTES, &w.source);
     if (!err)
         err = write_file(fs, path, &w);
     if (!err)
-        err = write_blocks(fs, path, w.sums, w.bytes);
+        err = write_blocks(fs, path, w.sums, w.source.bytes);
     if (!err)
         err = zr_folder_sync(fs, folder);
+    zr_source_close(&w.source);
     free(head);
-    free(w.at);
     free(w.sums);
     return err;
 }

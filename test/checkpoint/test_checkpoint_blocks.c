@@ -4,6 +4,7 @@
 #include "zero/block_file.h"
 #include "zero/manifest.h"
 #include "zero/parallel.h"
+#include "zero/save.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -205,16 +206,81 @@ static void test_large_model(void **state)
     }
 }
 
+/* ---- a device whose memory the CPU cannot read: the host's, said to be so ---- */
+
+static _Atomic int64_t n_copied;
+static const struct zr_device_ops *host_ops;
+
+static int counting_copy(struct zr_stream *s, void *dst, const void *src, int64_t n)
+{
+    n_copied += n;
+    return host_ops->copy(s, dst, src, n);
+}
+
+static _Atomic int64_t copies_left;
+
+static int failing_copy(struct zr_stream *s, void *dst, const void *src, int64_t n)
+{
+    if (copies_left-- <= 0)
+        return zr_fail(ZR_ERR_SYSTEM, "the device is out of order");
+    return host_ops->copy(s, dst, src, n);
+}
+
+static void save_from_device(struct model_rank *m, void *arg)
+{
+    struct zr_device *dev = m->z->engine.dev;
+    struct zr_device_ops ops = *dev->ops;
+    (void)arg;
+    host_ops = dev->ops;
+    ops.host_memory = false;
+    ops.copy = counting_copy;
+    CHECK_OK(model_steps(m, 1));
+    hash = model_hash(m);
+    n_copied = 0;
+    dev->ops = &ops;
+    CHECK_OK(zero_save(m->z, "run"));
+    dev->ops = host_ops;
+    struct zr_extents x;
+    int64_t bytes = 0;
+    CHECK_OK(zr_extents_of(m->z, NULL, &x));
+    for (int64_t i = 0; i < x.n; i++)
+        bytes += x.list[i].n * x.list[i].size;
+    free(x.list);
+    CHECK_THAT(n_copied == bytes);
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_hash(m) == hash);
+    ops.copy = failing_copy;
+    for (int k = 0; k < 40; k += 3) {
+        copies_left = k;
+        dev->ops = &ops;
+        int err = zero_save(m->z, "run");
+        dev->ops = host_ops;
+        CHECK_THAT(err == ZERO_ERR_SYSTEM && strstr(zero_last_error(), "out of order"));
+        CHECK_OK(zero_load(m->z, "run"));
+    }
+}
+
+static void test_device_memory(void **state)
+{
+    (void)state;
+    struct memory_files *m = memory_files_open();
+    struct model_options o = {.stage = 2, .world = 1, .change = enlarge, .files = memory_files_table(m)};
+    model_run(&o, save_from_device, NULL);
+    o.scrambled = true;
+    o.world = 3;
+    model_run(&o, load, NULL);
+    assert_int_equal(memory_files_n_open(m), 0);
+    memory_files_close(m);
+}
+
 int main(void)
 {
     const char *s = getenv("SEED");
     seed = s ? strtoull(s, NULL, 0) : (uint64_t)time(NULL);
     printf("SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parallel),
-        cmocka_unit_test(test_block_file),
-        cmocka_unit_test(test_full),
-        cmocka_unit_test(test_large_model),
+        cmocka_unit_test(test_parallel),    cmocka_unit_test(test_block_file),    cmocka_unit_test(test_full),
+        cmocka_unit_test(test_large_model), cmocka_unit_test(test_device_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
