@@ -5,6 +5,7 @@
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint_dir.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,7 +28,24 @@ static void quiet(void *arg, const char *line)
 struct history {
     struct memory_files *files;
     uint64_t hashes[3][4]; /* as each rank knows it: of the state at step 1, 2, 3 */
+    pthread_barrier_t barrier;
+    double failed[3];
+    int64_t n_calls;
 };
+
+static struct history open_history(int world)
+{
+    struct history h = {.files = memory_files_open()};
+    CHECK_THAT(!pthread_barrier_init(&h.barrier, NULL, (unsigned)world));
+    return h;
+}
+
+static void close_history(struct history *h)
+{
+    assert_int_equal(memory_files_n_open(h->files), 0);
+    pthread_barrier_destroy(&h->barrier);
+    memory_files_close(h->files);
+}
 
 static void begin_history(struct model_rank *m, struct history *h)
 {
@@ -57,7 +75,32 @@ static int save_and_wait(struct model_rank *m)
     return err ? err : zero_save_wait(m->z);
 }
 
-/* ---- calls that fail ---- */
+/* ---- calls that fail, whichever rank's they are ---- */
+
+static void begin_fault(struct model_rank *m, struct history *h, enum memory_fault fault, int64_t at,
+                        bool always)
+{
+    pthread_barrier_wait(&h->barrier);
+    if (m->rank == 0)
+        memory_files_fault(h->files, fault, at, always);
+    pthread_barrier_wait(&h->barrier);
+}
+
+/* Were there fewer than `at` calls? All ranks have learned of the failure, or none. */
+static bool end_fault(struct model_rank *m, struct history *h, int64_t at, int err)
+{
+    h->failed[m->rank] = err != 0;
+    pthread_barrier_wait(&h->barrier);
+    if (m->rank == 0) {
+        h->n_calls = memory_files_calls(h->files);
+        CHECK_THAT(memory_files_n_open(h->files) == 0);
+        memory_files_fault(h->files, FAULT_NONE, 0, false);
+    }
+    for (int r = 0; r < m->world; r++)
+        CHECK_THAT(h->failed[r] == h->failed[0]);
+    pthread_barrier_wait(&h->barrier);
+    return h->n_calls < at;
+}
 
 static void fail_saves(struct model_rank *m, void *arg)
 {
@@ -69,17 +112,16 @@ static void fail_saves(struct model_rank *m, void *arg)
             if (faults[f] == FAULT_EINTR && always)
                 continue; /* a call that is interrupted for ever is never done */
             bool done = false;
-            for (int64_t k = 1; !done; k++) {
-                memory_files_fault(h->files, faults[f], k, always);
+            int64_t k;
+            for (k = 1; !done; k++) {
+                begin_fault(m, h, faults[f], k, always);
                 int err = save_and_wait(m);
-                done = memory_files_calls(h->files) < k ||
+                done = end_fault(m, h, k, err) ||
                        (faults[f] == FAULT_SHORT && always); /* from the first on: byte by byte */
-                memory_files_fault(h->files, FAULT_NONE, 0, false);
                 if (faults[f] == FAULT_EINTR || faults[f] == FAULT_SHORT || done)
                     CHECK_THAT(err == 0);
                 else if (err)
                     CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "zero_save"));
-                CHECK_THAT(memory_files_n_open(h->files) == 0);
                 /* Usable, with the state that was to be saved; what is found is a whole checkpoint, of before
                  * or of now. */
                 CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
@@ -98,6 +140,8 @@ static void fail_saves(struct model_rank *m, void *arg)
                     CHECK_THAT(loaded_step(m, h) == 3);
                 }
             }
+            if (m->rank == 0 && faults[f] == FAULT_EIO && !always)
+                printf("%lld file calls in a save of %d ranks\n", (long long)k - 2, m->world);
         }
     }
 }
@@ -105,35 +149,34 @@ static void fail_saves(struct model_rank *m, void *arg)
 static void test_save_calls_fail(void **state)
 {
     (void)state;
-    for (int async = 0; async < 2; async++) {
-        struct history h = {.files = memory_files_open()};
-        struct model_options o = {.stage = 2,
-                                  .world = 1,
-                                  .async = async,
+    for (int way = 0; way < 4; way++) {
+        int world = way / 2 ? 3 : 1;
+        struct history h = open_history(world);
+        struct model_options o = {.stage = world == 1 ? 2 : 3,
+                                  .world = world,
+                                  .async = way % 2,
                                   .keep = 2,
                                   .log = quiet,
                                   .files = memory_files_table(h.files)};
         model_run(&o, fail_saves, &h);
-        memory_files_close(h.files);
+        close_history(&h);
     }
 }
 
 static void fail_loads(struct model_rank *m, void *arg)
 {
     struct history *h = arg;
-    static const enum memory_fault faults[] = {FAULT_EIO, FAULT_EINTR, FAULT_SHORT};
+    static const enum memory_fault faults[] = {FAULT_EIO, FAULT_ENOSPC, FAULT_EINTR, FAULT_SHORT};
     begin_history(m, h);
-    for (size_t f = 0; f < 3; f++) {
+    for (size_t f = 0; f < 4; f++) {
         bool done = false;
         for (int64_t k = 1; !done; k++) {
             m->step = 2;
-            memory_files_fault(h->files, faults[f], k, false);
+            begin_fault(m, h, faults[f], k, false);
             int err = zero_load(m->z, "run");
-            done = memory_files_calls(h->files) < k;
-            memory_files_fault(h->files, FAULT_NONE, 0, false);
-            if (faults[f] != FAULT_EIO || done)
+            done = end_fault(m, h, k, err);
+            if (faults[f] == FAULT_EINTR || faults[f] == FAULT_SHORT || done)
                 CHECK_THAT(err == 0);
-            CHECK_THAT(memory_files_n_open(h->files) == 0);
             /* A call whose failure does no harm (closing what was read) may pass. */
             CHECK_THAT(model_hash(m) == (err ? h->hashes[m->rank][3] : h->hashes[m->rank][2]));
             CHECK_THAT(m->z->engine.t == (err ? 3 : 2));
@@ -142,142 +185,114 @@ static void fail_loads(struct model_rank *m, void *arg)
             CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
         }
     }
+    if (m->rank == 0)
+        printf("%lld file calls in a load of %d ranks\n", (long long)h->n_calls, m->world);
 }
 
 static void test_load_calls_fail(void **state)
 {
     (void)state;
-    struct history h = {.files = memory_files_open()};
-    struct model_options o = {.stage = 1, .world = 1, .log = quiet, .files = memory_files_table(h.files)};
-    model_run(&o, fail_loads, &h);
-    memory_files_close(h.files);
-}
-
-/* Ranks meet the fault at different moments: all must report it, and all go on. */
-static void fail_among_ranks(struct model_rank *m, void *arg)
-{
-    struct history *h = arg;
-    begin_history(m, h);
-    for (int64_t k = 1; k < 150; k += 3) {
-        double results[2] = {0, 0};
-        CHECK_OK(zero_mean(m->z, results, 1));
-        if (m->rank == 0)
-            memory_files_fault(h->files, FAULT_EIO, k, false);
-        CHECK_OK(zero_mean(m->z, results, 1));
-        int saved = save_and_wait(m), again = 0;
-        results[0] = saved != 0;
-        CHECK_OK(zero_mean(m->z, results, 1));
-        CHECK_THAT(results[0] == 0 || results[0] == 1); /* all or none */
-        if (m->rank == 0)
-            memory_files_fault(h->files, FAULT_NONE, 0, false);
-        CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
-        again = save_and_wait(m);
-        CHECK_THAT(again == 0);
-        if (m->rank == 0)
-            memory_files_fault(h->files, FAULT_EIO, k, false);
-        CHECK_OK(zero_mean(m->z, results, 1));
-        int loaded = zero_load(m->z, "run");
-        results[0] = loaded != 0;
-        CHECK_OK(zero_mean(m->z, results, 1));
-        CHECK_THAT(results[0] == 0 || results[0] == 1);
-        if (m->rank == 0)
-            memory_files_fault(h->files, FAULT_NONE, 0, false);
-        CHECK_THAT(model_hash(m) == h->hashes[m->rank][3] && m->z->engine.t == 3);
-        CHECK_OK(zero_mean(m->z, results, 1));
+    for (int world = 1; world <= 3; world += 2) {
+        struct history h = open_history(world);
+        struct model_options o = {
+            .stage = 1, .world = world, .log = quiet, .files = memory_files_table(h.files)};
+        model_run(&o, fail_loads, &h);
+        close_history(&h);
     }
 }
 
-static void test_among_ranks(void **state)
-{
-    (void)state;
-    for (int async = 0; async < 2; async++) {
-        struct history h = {.files = memory_files_open()};
-        struct model_options o = {.stage = 3,
-                                  .world = 3,
-                                  .async = async,
-                                  .keep = 2,
-                                  .log = quiet,
-                                  .files = memory_files_table(h.files)};
-        model_run(&o, fail_among_ranks, &h);
-        assert_int_equal(memory_files_n_open(h.files), 0);
-        memory_files_close(h.files);
-    }
-}
+/* ---- the power fails, for all ranks at one moment ---- */
 
-/* ---- the power fails ---- */
+#define MAX_CALLS 300
+
+/* Disks as they were when it failed at call k of a third save. */
+struct outage {
+    struct history h;
+    struct memory_files *disk[MAX_CALLS];
+    bool told[MAX_CALLS]; /* that the save was done */
+    int n;
+    int64_t n_loads, n_new;
+};
 
 static void lose_power(struct model_rank *m, void *arg)
 {
-    struct history *h = arg;
-    int64_t n_calls = 1, n_loads = 0, n_new = 0;
-    for (int64_t k = 1; k <= n_calls + 1; k++) {
-        /* Anew each time: two committed saves of which the first is to go, and the power fails at call k of
-         * the third. */
-        struct memory_files *disk = memory_files_open();
+    struct outage *o = arg;
+    struct history *h = &o->h;
+    bool over = false;
+    CHECK_OK(zero_save(m->z, "start"));
+    CHECK_OK(zero_save_wait(m->z));
+    const struct zr_files *start = m->z->files;
+    for (int k = 1; !over; k++) {
+        /* Anew each time: two committed saves of which the first is to go. */
+        CHECK_THAT(k < MAX_CALLS);
+        m->z->files = start;
+        CHECK_OK(zero_load(m->z, "start"));
+        if (m->rank == 0)
+            o->disk[o->n] = memory_files_open();
+        pthread_barrier_wait(&h->barrier);
+        struct memory_files *disk = o->disk[o->n];
         m->z->files = memory_files_table(disk);
         m->step = 0;
-        m->z->files = memory_files_table(h->files);
-        CHECK_OK(zero_load(m->z, "start"));
-        m->z->files = memory_files_table(disk);
         begin_history(m, h);
-        memory_files_fault(disk, FAULT_DEAD, k, true);
+        pthread_barrier_wait(&h->barrier);
+        if (m->rank == 0)
+            memory_files_fault(disk, FAULT_DEAD, k, true);
+        pthread_barrier_wait(&h->barrier);
         int err = save_and_wait(m);
-        n_calls = k == 1 ? 1 << 20 : n_calls;
-        bool over = memory_files_calls(disk) < k;
+        over = memory_files_calls(disk) < k;
         if (over)
             CHECK_THAT(err == 0);
+        pthread_barrier_wait(&h->barrier);
+        if (m->rank == 0)
+            o->told[o->n++] = !err;
+        pthread_barrier_wait(&h->barrier);
+    }
+    m->z->files = start;
+}
+
+/* One rank is enough: it loads what any number saved. */
+static void find_after_outage(struct model_rank *m, void *arg)
+{
+    struct outage *o = arg;
+    const struct zr_files *own = m->z->files;
+    for (int k = 0; k < o->n; k++)
         for (int i = 0; i < n_subsets; i++) {
-            struct memory_files *found = memory_files_crash(disk, first_seed + (uint64_t)(k * 1000 + i));
+            struct memory_files *found =
+                memory_files_crash(o->disk[k], first_seed + (uint64_t)(k * 1000 + i));
             m->z->files = memory_files_table(found);
-            int64_t t = loaded_step(m, h);
-            CHECK_THAT(t >= 2);        /* no commit is lost */
-            CHECK_THAT(err || t == 3); /* and this was one */
-            n_new += t == 3;
-            n_loads++;
+            int64_t t = loaded_step(m, &o->h);
+            CHECK_THAT(t >= 2);                /* no commit is lost */
+            CHECK_THAT(!o->told[k] || t == 3); /* and this was one */
+            o->n_new += t == 3;
+            o->n_loads++;
             if (i == 0) { /* and it goes on from there: what is left lying about hinders nothing */
-                m->step = t;
                 CHECK_OK(save_and_wait(m));
-                CHECK_THAT(loaded_step(m, h) == t);
+                CHECK_THAT(loaded_step(m, &o->h) == t);
             }
             memory_files_close(found);
         }
-        memory_files_close(disk);
-        m->z->files = memory_files_table(h->files);
-        if (over)
-            break;
-        n_calls = k + 1;
-    }
-    printf("power failures at %lld calls, %lld loads, %lld of them of the new checkpoint\n",
-           (long long)n_calls, (long long)n_loads, (long long)n_new);
-    CHECK_THAT(n_calls > 20 && n_new > 0 && n_new < n_loads);
-}
-
-static void save_start(struct model_rank *m, void *arg)
-{
-    (void)arg;
-    CHECK_OK(zero_save(m->z, "start"));
-    CHECK_OK(zero_save_wait(m->z));
-}
-
-static void start_and_lose_power(struct model_rank *m, void *arg)
-{
-    save_start(m, arg);
-    lose_power(m, arg);
+    m->z->files = own;
 }
 
 static void test_power_failures(void **state)
 {
     (void)state;
-    for (int async = 0; async < 2; async++) {
-        struct history h = {.files = memory_files_open()};
-        struct model_options o = {.stage = 0,
-                                  .world = 1,
-                                  .async = async,
-                                  .keep = 2,
-                                  .log = quiet,
-                                  .files = memory_files_table(h.files)};
-        model_run(&o, start_and_lose_power, &h);
-        memory_files_close(h.files);
+    for (int way = 0; way < 4; way++) {
+        struct outage o = {0};
+        struct model_options p = {
+            .stage = way / 2 ? 3 : 0, .world = way / 2 ? 3 : 1, .async = way % 2, .keep = 2, .log = quiet};
+        o.h = open_history(p.world);
+        p.files = memory_files_table(o.h.files);
+        model_run(&p, lose_power, &o);
+        p.stage = 2;
+        p.world = 1;
+        model_run(&p, find_after_outage, &o);
+        printf("power failures of %d ranks at %d calls, %lld loads, %lld of them of the new checkpoint\n",
+               way / 2 ? 3 : 1, o.n, (long long)o.n_loads, (long long)o.n_new);
+        assert_true(o.n > 20 && o.n_new > 0 && o.n_new < o.n_loads);
+        for (int k = 0; k < o.n; k++)
+            memory_files_close(o.disk[k]);
+        close_history(&o.h);
     }
 }
 
@@ -290,7 +305,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_save_calls_fail),
         cmocka_unit_test(test_load_calls_fail),
-        cmocka_unit_test(test_among_ranks),
         cmocka_unit_test(test_power_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
