@@ -157,10 +157,10 @@ void zr_cuda_close(struct zr_device *base)
 /* A version as CUDA counts it: 13000 is 13.0. */
 #define VERSION(v) (v) / 1000, (v) % 1000 / 10
 
-/* Whether there is a GPU of that number that this library can use; compute what it can do. */
-static int check_gpu(int ordinal)
+/* Whether there is a GPU of that number that this library can use. */
+static int check_gpu(int *number)
 {
-    int driver = 0, count = 0, major = 0, minor = 0;
+    int ordinal = *number, driver = 0, count = 0, major = 0, minor = 0;
     if (cudaDriverGetVersion(&driver) || driver == 0)
         return zr_fail(ZR_ERR_NOTSUP,
                        "no usable GPU: no NVIDIA driver is loaded (this library needs one for CUDA %d.%d)",
@@ -176,6 +176,10 @@ static int check_gpu(int ordinal)
     if (err)
         return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));
+    if (ordinal == ZR_CUDA_CURRENT && cudaGetDevice(&ordinal))
+        return zr_fail(ZR_ERR_SYSTEM, "the thread's GPU: cudaGetDevice: %s",
+                       cudaGetErrorString(cudaGetLastError()));
+    *number = ordinal;
     if (ordinal < 0 || ordinal >= count)
         return zr_fail(ZR_ERR_ARG, "GPU number is %d, must be 0 to %d", ordinal, count - 1);
     err = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
@@ -223,7 +227,7 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     const char *poison = getenv("ZERO_POISON");
     *out = NULL;
-    int err = check_gpu(ordinal);
+    int err = check_gpu(&ordinal);
     if (err)
         return err;
     struct zr_cuda_device *dev = calloc(1, sizeof *dev);

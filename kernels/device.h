@@ -254,10 +254,12 @@ int64_t zr_now_ns(void);
  * closes it with ops->close after its streams and events are closed. */
 int zr_host_device_open(struct zr_device **out);
 
-/* GPU number ordinal, as CUDA counts them. The caller closes it as above. ZR_ERR_NOTSUP, with a message that
- * says what is missing, where there is no usable GPU: a build without CUDA, no driver, a driver too old, no
- * GPU, one without bf16. ZERO_POISON is read as on the host. A caller stream wraps the user's cudaStream_t,
- * which must be of this GPU; NULL is CUDA's default stream. */
+/* GPU number ordinal, as CUDA counts them, or the one the calling thread has chosen (cudaSetDevice). The
+ * caller closes it as above. ZR_ERR_NOTSUP, with a message that says what is missing, where there is no
+ * usable GPU: a build without CUDA, no driver, a driver too old, no GPU, one without bf16. ZERO_POISON is
+ * read as on the host. A caller stream wraps the user's cudaStream_t, which must be of this GPU; NULL is
+ * CUDA's default stream. */
+enum { ZR_CUDA_CURRENT = -1 };
 int zr_cuda_device_open(int ordinal, struct zr_device **out);
 
 #endif

@@ -55,13 +55,35 @@ static void test_what_is_refused(void **state)
     refused(0, ZR_ERR_NOTSUP, "no usable GPU", "sees none");
     m->n_devices = 2;
     refused(2, ZR_ERR_ARG, "GPU number is 2", "0 to 1");
-    refused(-1, ZR_ERR_ARG, "GPU number is -1", "0 to 1");
+    refused(-2, ZR_ERR_ARG, "GPU number is -2", "0 to 1");
     *m = was;
     m->major = 7, m->minor = 5;
     refused(0, ZR_ERR_NOTSUP, "compute capability 7.5", "8.0 or more");
     *m = was;
     stand_in_fail("cudaLaunchKernel", 1, cudaErrorNoKernelImageForDevice, false);
     refused(0, ZR_ERR_SYSTEM, "GPU 0", "cudaErrorNoKernelImageForDevice");
+}
+
+/* The thread's own choice, not the first. */
+static void test_the_thread_s_gpu(void **state)
+{
+    (void)state;
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    struct zr_device *dev;
+    struct stand_in_range range;
+    void *p;
+    m->n_devices = 3;
+    assert_int_equal(cudaSetDevice(2), cudaSuccess);
+    assert_int_equal(zr_cuda_device_open(ZR_CUDA_CURRENT, &dev), 0);
+    assert_int_equal(cudaSetDevice(1), cudaSuccess);
+    assert_int_equal(dev->ops->alloc(dev, 100, &p), 0);
+    assert_true(stand_in_find(p, &range));
+    assert_int_equal(range.device, 2);
+    dev->ops->free(dev, p, 100);
+    dev->ops->close(dev);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    nothing_wrong();
+    *m = was;
 }
 
 static void test_out_of_memory(void **state)
@@ -246,11 +268,9 @@ static void test_lost_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_poison),
-        cmocka_unit_test(test_caller_streams),
-        cmocka_unit_test(test_every_call_can_fail),
+        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_the_thread_s_gpu),
+        cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_poison),
+        cmocka_unit_test(test_caller_streams),  cmocka_unit_test(test_every_call_can_fail),
         cmocka_unit_test(test_lost_gpu),
     };
     struct zr_device *dev;
