@@ -9,7 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGN = 256, N_FREED = 4096 };
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes)   ((void)(at))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at))
+#endif
+
+enum { ALIGN = 256, FREED_MOST_BYTES = 64 << 20, FREED_MOST = 256 };
 
 struct block {
     struct stand_in_range range;
@@ -18,9 +25,9 @@ struct block {
 };
 
 static struct block *blocks;
-/* Ranges that were freed and not given out again, the oldest forgotten. */
-static struct stand_in_range freed[N_FREED];
-static int n_freed;
+/* Freed blocks, the newest first, kept from other use so that a late access is noticed; the oldest are let
+ * go. */
+static struct block *freed;
 
 static bool within(const struct stand_in_range *r, const void *p)
 {
@@ -73,13 +80,31 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     blocks = b;
     if (type == cudaMemoryTypeDevice)
         dev->used_bytes += (int64_t)bytes;
-    for (int i = 0; i < n_freed; i++)
-        if (freed[i].at < b->range.at + bytes && b->range.at < freed[i].at + freed[i].bytes)
-            freed[i] = freed[--n_freed], i--;
     si_unlock();
     memset((void *)at, 0xff, bytes);
     *out = (void *)at;
     return cudaSuccess;
+}
+
+/* Lets go of all freed blocks but the newest few, which hold at most most_bytes. Lock held. */
+static void forget_freed(size_t most_bytes)
+{
+    size_t bytes = 0;
+    int n = 0;
+    struct block **at = &freed;
+    while (*at && bytes + (*at)->range.bytes <= most_bytes && n++ < FREED_MOST) {
+        bytes += (*at)->range.bytes;
+        at = &(*at)->next;
+    }
+    struct block *b = *at;
+    *at = NULL;
+    while (b) {
+        struct block *next = b->next;
+        ASAN_UNPOISON_MEMORY_REGION(b->range.at, b->range.bytes);
+        free(b->base);
+        free(b);
+        b = next;
+    }
 }
 
 static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type)
@@ -100,13 +125,12 @@ static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type
     *at = b->next;
     if (type == cudaMemoryTypeDevice)
         si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
-    if (n_freed == N_FREED)
-        memmove(freed, freed + 1, sizeof *freed * (size_t)--n_freed);
-    freed[n_freed++] = b->range;
-    si_unlock();
     memset(b->range.at, 0xff, b->range.bytes);
-    free(b->base);
-    free(b);
+    ASAN_POISON_MEMORY_REGION(b->range.at, b->range.bytes);
+    b->next = freed;
+    freed = b;
+    forget_freed(FREED_MOST_BYTES);
+    si_unlock();
     return cudaSuccess;
 }
 
@@ -188,9 +212,9 @@ static bool classify(const char *call, const void *p, size_t bytes, enum cudaMem
                          (size_t)((const char *)p - b->range.at), b->range.bytes, b->range.kind);
         return false;
     }
-    for (int i = 0; !b && i < n_freed; i++)
-        if (within(&freed[i], p)) {
-            si_misuse_locked("%s: %zu bytes in freed memory (%s)", call, bytes, freed[i].kind);
+    for (struct block *f = b ? NULL : freed; f; f = f->next)
+        if (within(&f->range, p)) {
+            si_misuse_locked("%s: %zu bytes in freed memory (%s)", call, bytes, f->range.kind);
             return false;
         }
     return true;
@@ -292,7 +316,7 @@ cudaError_t cudaMemset(void *devPtr, int value, size_t count)
 
 void si_memory_end(void)
 {
-    n_freed = 0;
+    forget_freed(0);
     while (blocks) {
         struct block *b = blocks;
         blocks = b->next;
