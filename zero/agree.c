@@ -11,7 +11,7 @@ struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
-    double save_async;
+    double save_async, device, copy_engine;
     double grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order, n_tensors;
     uint64_t layout_hash, plan_hash;
 };
@@ -19,6 +19,7 @@ struct card {
 /* What must be equal, in the order in which a difference is reported: causes before consequences. */
 #define CARD_FIELDS(X)                                                                                       \
     X(version)                                                                                               \
+    X(device)                                                                                                \
     X(stage)                                                                                                 \
     X(n_tensors)                                                                                             \
     X(optimizer)                                                                                             \
@@ -36,7 +37,8 @@ struct card {
     X(deterministic)                                                                                         \
     X(wire_dtype)                                                                                            \
     X(n_order)                                                                                               \
-    X(save_async)
+    X(save_async)                                                                                            \
+    X(copy_engine)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
@@ -48,6 +50,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     }
     const struct zr_options *o = &z->config.options;
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
+    c->device = z->config.user.device == ZERO_DEVICE_CUDA ? ZERO_DEVICE_CUDA : ZERO_DEVICE_HOST;
+    c->copy_engine = z->config.user.copy_engine;
     c->stage = o->stage;
     c->optimizer = o->optimizer;
     c->n_states = o->n_states;

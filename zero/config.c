@@ -148,7 +148,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
                     : c->prefetch < 0 ? 0
                                       : c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
-        .deterministic = c->deterministic >= 0, /* both backends there are reduce in the fixed tree anyway */
+        .deterministic = c->deterministic >= 0, /* see zr_backend_choose */
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms ? c->timeout_ms : 30000,
         .log = c->log,
@@ -206,14 +206,4 @@ void zr_config_release(struct zr_config *config)
     config->order = NULL;
     config->options.order = NULL;
     config->options.n_order = 0;
-}
-
-int zr_config_backend(const struct zr_config *config, int world, enum zero_backend *out)
-{
-    enum zero_backend want = (enum zero_backend)config->user.backend;
-    if (want == ZERO_BACKEND_SELF && world > 1)
-        return zr_fail(ZR_ERR_ARG,
-                       "backend is self, which is for world 1, but world is %d; allowed: auto, shm", world);
-    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 ? ZERO_BACKEND_SELF : ZERO_BACKEND_SHM;
-    return 0;
 }

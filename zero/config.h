@@ -16,7 +16,7 @@
 struct zr_config {
     struct zero_config user; /* the program's, widened to this library's fields, the environment applied; 0 is
                                 still "default" here. For what options does not carry: rank, world,
-                                rendezvous, backend, stream, update */
+                                rendezvous, backend, device, stream, update */
     struct zr_options
         options; /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors'
                     names puts an adapter to user.update there (user.update set: optimizer 0) */
@@ -30,9 +30,6 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
-
-/* Which communicator: auto is self for world 1, else shm; self for more is refused. */
-int zr_config_backend(const struct zr_config *config, int world, enum zero_backend *out);
 
 /* The parts, in config_keys.c. */
 

@@ -23,7 +23,7 @@
  * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
 #define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
 #define CONFIG_V2_BYTES 176 /* save_async, save_keep */
-#define CONFIG_BYTES    184 /* version 3: check */
+#define CONFIG_BYTES    200 /* version 3: check, device, copy_engine, nccl_comm */
 _Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_BYTES,
                "struct zero_config changed");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, save_async) >= CONFIG_V1_BYTES,
@@ -34,9 +34,9 @@ _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, check) >= CON
                "new fields begin after version 2");
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
-_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
-               "34 fields");
+_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
+               "37 fields");
 #pragma GCC diagnostic pop
 
 #define CONFIG_FIRST_BYTES (sizeof(void *) == 8 ? CONFIG_V1_BYTES : sizeof(struct zero_config))
@@ -49,8 +49,13 @@ struct choice {
     int32_t value;
 };
 
-static const struct choice backend_names[] = {
-    {"auto", ZERO_BACKEND_AUTO}, {"self", ZERO_BACKEND_SELF}, {"shm", ZERO_BACKEND_SHM}, {NULL, 0}};
+static const struct choice backend_names[] = {{"auto", ZERO_BACKEND_AUTO},
+                                              {"self", ZERO_BACKEND_SELF},
+                                              {"shm", ZERO_BACKEND_SHM},
+                                              {"nccl", ZERO_BACKEND_NCCL},
+                                              {NULL, 0}};
+static const struct choice device_names[] = {
+    {"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {NULL, 0}};
 static const struct choice optimizer_names[] = {
     {"adamw", ZERO_ADAMW}, {"adam", ZERO_ADAM}, {"sgd", ZERO_SGD}, {"rmsprop", ZERO_RMSPROP}, {NULL, 0}};
 static const struct choice dtype_names[] = {
@@ -96,7 +101,7 @@ struct field {
 static const struct field fields[] = {
     FIXED(size, "set by ZERO_CONFIG_INIT"),
     FIELD(stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
-    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, 2, "auto, self, shm"),
+    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, 3, "auto, self, shm, nccl"),
     FIELD(rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
     FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
@@ -134,7 +139,11 @@ static const struct field fields[] = {
     FIELD(save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD(save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
     FIELD(check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(device, KIND_INT32, TEXT_AND_ENV, device_names, 0, 2, "host, cuda, or 0 for host"),
+    FIELD(copy_engine, KIND_INT32, TEXT_AND_ENV, tristate_names, -COUNT_MAX - 1, 1,
+          "1 for on, negative for off, 0 for the default"),
     FIXED(reserved1, "reserved"),
+    FIXED(nccl_comm, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -35,6 +35,15 @@ struct zero_ctx {
  * belongs to the caller (zr_tensors_free). */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out);
 
+/* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
+ * default of options.deterministic; what does not go together is refused. reserve: what the communicator
+ * wants of the plan (options.scratch_bytes). open: local for the device, collective and blocking for the
+ * communicators. */
+int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *out);
+void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout);
+int zr_backend_open_device(struct zero_ctx *z);
+int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend);
+
 /* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
  * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,
  * tensor and ranks that differ. z->layout and z->plan may be NULL when local_err is not 0. */
@@ -54,8 +63,9 @@ int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
-/* memory.c: refuses a plan that does not fit what the host has free for n_local ranks. */
-int zr_memory_check(const struct zr_plan *plan, int n_local);
+/* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of
+ * n_local ranks. */
+int zr_memory_check(struct zr_device *dev, const struct zr_plan *plan, int n_local);
 
 /* stats.c */
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);

@@ -54,15 +54,30 @@ static int64_t group_available(void)
     return max - used + cache;
 }
 
-int zr_memory_check(const struct zr_plan *plan, int n_local)
+static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes)
 {
-    int64_t host = host_available(), group = group_available();
-    int64_t free_bytes = host < 0 ? group : group < 0 ? host : zr_min(host, group);
-    if (free_bytes < 0 || plan->total_bytes <= free_bytes / n_local)
-        return 0;
     char table[1024];
     zr_plan_table(plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM,
-                   "the plan needs %lld bytes for each of %d ranks on this host, which has %lld free:\n%s",
-                   (long long)plan->total_bytes, n_local, (long long)free_bytes, table);
+    return zr_fail(ZR_ERR_NOMEM, "the plan needs %lld bytes for each %s, which has %lld free:\n%s",
+                   (long long)wanted, where, (long long)free_bytes, table);
+}
+
+int zr_memory_check(struct zr_device *dev, const struct zr_plan *plan, int n_local)
+{
+    int64_t on_host = plan->total_bytes, free_bytes, total_bytes;
+    if (dev->ops->memory) {
+        int err = dev->ops->memory(dev, &free_bytes, &total_bytes);
+        if (err)
+            return err;
+        on_host = plan->host_bytes;
+        if (plan->total_bytes - on_host > free_bytes)
+            return refuse(plan, plan->total_bytes - on_host, "rank on its GPU", free_bytes);
+    }
+    int64_t host = host_available(), group = group_available();
+    free_bytes = host < 0 ? group : group < 0 ? host : zr_min(host, group);
+    if (free_bytes < 0 || on_host <= free_bytes / n_local)
+        return 0;
+    char where[64];
+    snprintf(where, sizeof where, "of %d ranks on this host", n_local);
+    return refuse(plan, on_host, where, free_bytes);
 }

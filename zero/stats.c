@@ -49,6 +49,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_plan: out is NULL");
     struct zr_config config;
+    enum zero_backend backend;
     int err = zr_config_resolve(cfg, &config);
     if (err)
         return zr_fail_more(err, "zero_plan");
@@ -56,11 +57,15 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     struct zr_layout *layout = NULL;
     struct zr_plan *plan = NULL;
     int world = config.user.world > 0 ? config.user.world : 1;
-    err = zr_tensors_check(tensors, n_tensors, true, &t);
+    err = zr_backend_choose(&config, world, &backend);
+    if (!err)
+        err = zr_tensors_check(tensors, n_tensors, true, &t);
     if (!err)
         err = zr_layout_make(t, n_tensors, world, zr_plan_in_place(config.options.stage), &layout);
-    if (!err)
+    if (!err) {
+        zr_backend_reserve(&config, backend, layout);
         err = zr_plan_make(layout, &config.options, &plan);
+    }
     if (!err) {
         *out = (struct zero_plan_info){.world = world,
                                        .stage = plan->stage,

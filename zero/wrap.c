@@ -3,7 +3,6 @@
  * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a
  * fault on one is an error on all; then memory is taken, and compared again; the model's own pointers are
  * touched last, when nothing can fail any more. */
-#include "shard/check_comm.h"
 #include "zero/context.h"
 
 #include <sched.h>
@@ -41,7 +40,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
                    enum zero_backend *backend)
 {
     struct zr_tensor *t;
-    int err = zr_config_backend(&z->config, z->world.world, backend);
+    int err = zr_backend_choose(&z->config, z->world.world, backend);
     if (err)
         return err;
     if (z->config.user.update) {
@@ -57,14 +56,15 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     err = zr_layout_make(t, n_tensors, z->world.world, zr_plan_in_place(z->config.options.stage), &z->layout);
     if (err)
         return err;
+    zr_backend_reserve(&z->config, *backend, z->layout);
     err = zr_plan_make(z->layout, &z->config.options, &z->plan);
     if (err)
         return err;
-    /* Ranks of one host share its memory; more than one host is not there yet, so that is all of them. */
-    err = zr_memory_check(z->plan, z->world.world);
+    err = zr_backend_open_device(z);
     if (err)
         return err;
-    err = zr_host_device_open(&z->device);
+    /* Ranks of one host share its memory; more than one host is not there yet, so that is all of them. */
+    err = zr_memory_check(z->device, z->plan, z->world.world);
     if (!err && z->config.options.check)
         err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
     return err;
@@ -73,21 +73,6 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
 static int connect_ranks(struct zero_ctx *z)
 {
     return zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
-}
-
-static int open_comms(struct zero_ctx *z, enum zero_backend backend)
-{
-    static const char *const name[] = {"gather", "reduce"};
-    struct zr_comm **out[] = {&z->gather, &z->reduce};
-    int err = 0;
-    for (int i = 0; !err && i < 2; i++) {
-        err = backend == ZERO_BACKEND_SELF
-                  ? zr_self_open(z->device, out[i])
-                  : zr_shm_open(z->rendezvous, z->device, name[i], z->config.options.timeout_ms, out[i]);
-        if (!err && z->check)
-            err = zr_check_comm_open(z->check, *out[i], name[i], out[i]);
-    }
-    return err;
 }
 
 static void on_lost(void *arg, int rank, const char *why)
@@ -196,7 +181,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
     int loop_err = 0;
-    if (z->world.world > 1 || backend == ZERO_BACKEND_SHM)
+    if (z->world.world > 1 || backend == ZERO_BACKEND_SHM || backend == ZERO_BACKEND_NCCL)
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
     if (z->loop)
         loop_err = connect_ranks(z);
@@ -206,7 +191,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         zr_fail(err, "%s", text);
     err = zr_agree_on_plan(z, err);
     if (!err)
-        err = open_comms(z, backend);
+        err = zr_backend_open_comms(z, backend);
     if (!err)
         err = open_engine(z);
     return err ? err : start(z);

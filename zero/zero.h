@@ -73,7 +73,15 @@ enum zero_optimizer {
     ZERO_RMSPROP = 4
 };
 
-enum zero_backend { ZERO_BACKEND_AUTO = 0, ZERO_BACKEND_SELF = 1, ZERO_BACKEND_SHM = 2 };
+enum zero_backend {
+    ZERO_BACKEND_AUTO = 0,
+    ZERO_BACKEND_SELF = 1,
+    ZERO_BACKEND_SHM = 2,
+    ZERO_BACKEND_NCCL = 3
+};
+
+/* Where parameters, gradients and optimizer state are, and where the model computes. */
+enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
 /* Flags of a tensor. */
 enum {
@@ -127,7 +135,7 @@ struct zero_update {
 struct zero_config {
     size_t size;            /* set by ZERO_CONFIG_INIT */
     int32_t stage;          /* + 0..3; default 0: plain data parallel */
-    int32_t backend;        /* + auto, self, shm; auto: self for world 1, else shm */
+    int32_t backend;        /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
     int32_t rank, world;    /* explicit when world > 0; else found in the environment (see README) */
     const char *rendezvous; /* "tcp://host:port" of rank 0; default from the environment */
     int64_t timeout_ms;     /* + for peers, in every operation; default 30000 */
@@ -149,7 +157,7 @@ struct zero_config {
     int32_t prefetch;           /* + units gathered ahead; default 2; negative: none */
     int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default: what
                                    prefetch needs */
-    int32_t deterministic; /* + 1 on, negative off; default on where it costs nothing (self, shm): same bits
+    int32_t deterministic; /* + 1 on, negative off; default on where it costs nothing (not nccl): same bits
                               at every stage, prefetch and budget, and at every power-of-two world for equal
                               micro-batches */
     int32_t wire_dtype;    /* + of gradients between ranks: f32, bf16; default: the tensor's own */
@@ -173,7 +181,14 @@ struct zero_config {
                       2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
                       that is closed to it then (see README). A fault ends the context with a message naming
                       it. For debugging: slower, and a bracket's unit is held twice; default 0 */
-    int32_t reserved1; /* 0 */
+    int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
+                       of which each rank needs its own; the model's pointers may be host or device memory */
+    int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
+                            negative off; default off: the gain is not the same everywhere */
+    int32_t reserved1;   /* 0 */
+    void
+        *nccl_comm; /* nccl: the program's own ncclComm_t, of the same ranks, to make ours from; default NULL:
+                       found through the rendezvous. It is not used after zero_wrap returns, nor destroyed */
 };
 #ifdef __cplusplus
 static inline zero_config zero_config_init(void)
@@ -232,8 +247,8 @@ struct zero_plan_info {
 /* What a rank has done since zero_wrap. */
 struct zero_stats {
     int32_t rank, world, local_rank, stage;
-    const char *backend; /* "self", "shm" */
-    const char *device;  /* "host" */
+    const char *backend; /* "self", "shm", "nccl" */
+    const char *device;  /* "host", "cuda" */
     int64_t n_steps, n_skipped;
     struct zero_bytes allocated,
         planned;                 /* allocated: counted where memory was taken; equal to planned to the byte */

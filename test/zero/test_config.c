@@ -1,6 +1,6 @@
 /* test_config.c: configuration: every field's default, text, environment and limits, and what the messages
  * say. */
-#include "zero/config.h"
+#include "zero/context.h"
 
 #include <float.h>
 #include <locale.h>
@@ -30,7 +30,7 @@ static void refuse(const struct zero_config *cfg, const char *message)
         assert_int_equal(((unsigned char *)&c)[i], 0x5a);
 }
 
-static struct zr_config accept(const struct zero_config *cfg)
+static struct zr_config accepted(const struct zero_config *cfg)
 {
     struct zr_config c;
     int err = zr_config_resolve(cfg, &c);
@@ -73,7 +73,7 @@ static void test_defaults(void **state)
 {
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    struct zr_config both[2] = {accept(&cfg), accept(NULL)};
+    struct zr_config both[2] = {accepted(&cfg), accepted(NULL)};
     for (int i = 0; i < 2; i++) {
         const struct zr_options *o = &both[i].options;
         assert_int_equal(o->stage, 0);
@@ -114,22 +114,22 @@ static void test_defaults_by_optimizer(void **state)
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.optimizer = ZERO_SGD;
-    struct zr_options o = accept(&cfg).options;
+    struct zr_options o = accepted(&cfg).options;
     assert_true(o.beta1 == 0 && o.n_states == 0);
     cfg.beta1 = 0.5f;
-    o = accept(&cfg).options;
+    o = accepted(&cfg).options;
     assert_true(o.beta1 == 0.5f && o.n_states == 1);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.optimizer = ZERO_RMSPROP;
-    o = accept(&cfg).options;
+    o = accepted(&cfg).options;
     assert_true(o.beta2 == 0.99f && o.n_states == 1);
     cfg.optimizer = ZERO_ADAM;
-    o = accept(&cfg).options;
+    o = accepted(&cfg).options;
     assert_true(o.optimizer == ZR_ADAM && o.beta2 == 0.999f && o.n_states == 2);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.update = an_update;
     cfg.n_states = 3;
-    struct zr_config c = accept(&cfg);
+    struct zr_config c = accepted(&cfg);
     assert_true(c.options.optimizer == 0 && c.options.n_states == 3);
     assert_ptr_equal(c.user.update, an_update);
     assert_null(c.options.update); /* an adapter goes there */
@@ -142,7 +142,7 @@ static void test_negative_means_true_zero(void **state)
     cfg.beta1 = cfg.beta2 = cfg.eps = -1;
     cfg.prefetch = -5;
     cfg.deterministic = -1;
-    struct zr_options o = accept(&cfg).options;
+    struct zr_options o = accepted(&cfg).options;
     assert_true(o.beta1 == 0 && o.beta2 == 0 && o.eps == 0);
     assert_false(signbit(o.beta1));
     assert_int_equal(o.prefetch, 0);
@@ -171,8 +171,9 @@ static const struct text_case text_cases[] = {
     {AT(stage), 'i', true, "1", 1, "0x1", "allowed: 0, 1, 2, 3"},
     {AT(stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
     {AT(stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
-    {AT(backend), 'i', true, "shm", 2, "mpi", "allowed: auto, self, shm"},
-    {AT(backend), 'i', true, "SELF", 1, "3", "allowed: auto, self, shm"},
+    {AT(backend), 'i', true, "shm", 2, "mpi", "allowed: auto, self, shm, nccl"},
+    {AT(backend), 'i', true, "SELF", 1, "4", "allowed: auto, self, shm, nccl"},
+    {AT(backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl"},
     {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
     {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
     {AT(world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
@@ -215,6 +216,9 @@ static const struct text_case text_cases[] = {
     {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
     {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
     {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
+    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "host, cuda, or 0 for host"},
+    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "3", "host, cuda, or 0 for host"},
+    {AT(copy_engine), 'i', true, "off", -1, "2", "1 for on, negative for off"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -275,7 +279,7 @@ static void test_environment(void **state)
             name[5 + k] = (char)(t->key[k] >= 'a' ? t->key[k] - 'a' + 'A' : t->key[k]);
         const struct zero_config cfg = ZERO_CONFIG_INIT;
         setenv(name, t->good, 1);
-        struct zr_config c = accept(&cfg);
+        struct zr_config c = accepted(&cfg);
         if (raw(&c.user, t) != (t->env ? t->raw : 0))
             fail_msg("%s=%s gave %g", name, t->good, raw(&c.user, t));
         setenv(name, t->bad, 1);
@@ -285,7 +289,7 @@ static void test_environment(void **state)
             refuse(&cfg, start);
             assert_message(t->allowed);
         } else {
-            accept(&cfg); /* not a variable, or empty: as if unset */
+            accepted(&cfg); /* not a variable, or empty: as if unset */
         }
         unsetenv(name);
     }
@@ -297,7 +301,7 @@ static void test_environment(void **state)
     setenv("ZERO_PREFETCH", "none", 1);
     setenv("ZERO_RANK", "not ours to read", 1);
     setenv("ZERO_WORLD_SIZE", "nor this", 1);
-    struct zr_options o = accept(&cfg).options;
+    struct zr_options o = accepted(&cfg).options;
     assert_true(o.stage == 3 && o.optimizer == ZR_SGD && o.n_states == 0 && o.prefetch == 0);
     clear_environment(state);
 }
@@ -321,10 +325,10 @@ static void test_misspelt_variable(void **state)
     setenv("ZERO_ISA", "avx2", 1);
     setenv("ZERO_SOMETHING_ELSE", "1", 1);
     *logged = 0;
-    assert_int_equal(accept(&cfg).options.stage, 2);
+    assert_int_equal(accepted(&cfg).options.stage, 2);
     assert_string_equal(logged, "");
     setenv("ZERO_STGE", "3", 1);
-    assert_int_equal(accept(&cfg).options.stage, 2);
+    assert_int_equal(accepted(&cfg).options.stage, 2);
     assert_string_equal(logged, "ZERO_STGE is not known and was ignored; did you mean ZERO_STAGE?");
     unsetenv("ZERO_ISA");
     unsetenv("ZERO_SOMETHING_ELSE");
@@ -342,7 +346,7 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(backend, 3, "backend is 3; allowed: auto, self, shm");
+    BAD(backend, 4, "backend is 4; allowed: auto, self, shm, nccl");
     BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
     BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
     BAD(world, -1, "world is -1; allowed: 1 and more");
@@ -400,12 +404,12 @@ static void test_size(void **state)
         assert_int_equal(cfg.stage, 2);
     }
     cfg.size = sizeof cfg;
-    assert_int_equal(accept(&cfg).options.stage, 2);
+    assert_int_equal(accepted(&cfg).options.stage, 2);
     /* The first version's programs, forever: 168 bytes, the last field at 160. */
     if (sizeof(void *) == 8) {
         cfg.size = 168;
         cfg.trace = 1;
-        struct zr_config c = accept(&cfg);
+        struct zr_config c = accepted(&cfg);
         assert_true(c.options.stage == 2 && c.options.trace);
         assert_int_equal(c.user.size, sizeof cfg);
         assert_int_equal(offsetof(struct zero_config, trace), 160);
@@ -414,10 +418,11 @@ static void test_size(void **state)
         cfg.size = 176;                                                  /* the second's */
         cfg.save_keep = 5;
         cfg.check = 1;
-        c = accept(&cfg);
+        c = accepted(&cfg);
         assert_int_equal(c.options.save_keep, 5);
         assert_false(c.options.check);
         assert_int_equal(offsetof(struct zero_config, check), 176);
+        assert_int_equal(offsetof(struct zero_config, device), 180);
     }
 }
 
@@ -458,7 +463,7 @@ static void test_not_settable(void **state)
 {
     (void)state;
     static const char *const keys[] = {"size",    "rendezvous", "update", "update_arg", "order",
-                                       "n_order", "stream",     "log",    "log_arg"};
+                                       "n_order", "stream",     "log",    "log_arg",    "nccl_comm"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -509,7 +514,7 @@ static void test_order(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.order = good;
     cfg.n_order = n;
-    struct zr_config c = accept(&cfg);
+    struct zr_config c = accepted(&cfg);
     assert_int_equal(c.options.n_order, n);
     assert_ptr_equal(c.options.order, c.order);
     for (int i = 0; i < n; i++) {
@@ -556,19 +561,48 @@ static void test_order(void **state)
 static void test_backend(void **state)
 {
     (void)state;
+    enum {
+        AUTO = ZERO_BACKEND_AUTO,
+        SELF = ZERO_BACKEND_SELF,
+        SHM = ZERO_BACKEND_SHM,
+        NCCL = ZERO_BACKEND_NCCL
+    };
+    enum { HOST = ZERO_DEVICE_HOST, CUDA = ZERO_DEVICE_CUDA };
     static const struct {
-        int backend, world, err, out;
-    } cases[] = {{0, 1, 0, ZERO_BACKEND_SELF}, {0, 2, 0, ZERO_BACKEND_SHM}, {1, 1, 0, ZERO_BACKEND_SELF},
-                 {1, 2, ZERO_ERR_ARG, 0},      {2, 1, 0, ZERO_BACKEND_SHM}, {2, 4, 0, ZERO_BACKEND_SHM}};
+        int device, backend, world, out;
+        const char *refused;
+    } cases[] = {
+        {0, AUTO, 1, SELF, NULL},
+        {0, AUTO, 2, SHM, NULL},
+        {HOST, SELF, 1, SELF, NULL},
+        {0, SELF, 2, 0, "backend is self, which is for world 1, but world is 2; allowed: auto, shm"},
+        {HOST, SHM, 1, SHM, NULL},
+        {0, SHM, 4, SHM, NULL},
+        {0, NCCL, 2, 0, "backend is nccl, but device is host; allowed: auto, shm"},
+        {CUDA, AUTO, 1, SELF, NULL},
+        {CUDA, AUTO, 8, NCCL, NULL},
+        {CUDA, NCCL, 1, NCCL, NULL},
+        {CUDA, SELF, 8, 0, "backend is self, which is for world 1, but world is 8; allowed: auto, nccl"},
+        {CUDA, SHM, 1, 0, "backend is shm, but device is cuda; allowed: auto, nccl, self"},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct zero_config cfg = ZERO_CONFIG_INIT;
-        cfg.backend = cases[i].backend;
-        struct zr_config c = accept(&cfg);
-        enum zero_backend got = 0;
-        assert_int_equal(zr_config_backend(&c, cases[i].world, &got), cases[i].err);
-        assert_int_equal(got, cases[i].out);
+        for (int deterministic = -1; deterministic <= 1; deterministic++) {
+            struct zero_config cfg = ZERO_CONFIG_INIT;
+            cfg.device = cases[i].device;
+            cfg.backend = cases[i].backend;
+            cfg.deterministic = deterministic;
+            struct zr_config c = accepted(&cfg);
+            enum zero_backend got = 0;
+            assert_int_equal(zr_backend_choose(&c, cases[i].world, &got),
+                             cases[i].refused ? ZERO_ERR_ARG : 0);
+            assert_int_equal(got, cases[i].out);
+            if (cases[i].refused)
+                assert_message(cases[i].refused);
+            else /* by default where it costs nothing */
+                assert_int_equal(c.options.deterministic,
+                                 deterministic > 0 || (deterministic == 0 && got != ZERO_BACKEND_NCCL));
+        }
     }
-    assert_message("backend is self, which is for world 1, but world is 2; allowed: auto, shm");
 }
 
 int main(void)

@@ -5,8 +5,9 @@
  * out, an order that changes, evaluation in between. Its gradient depends on the weights it is shown and on
  * the global micro-batch, so a stale or missing gather, a double or missing reduce, or a wrong pointer
  * changes the result. It is run at stages 0 to 3, several worlds (ranks are threads), prefetch depths and
- * budgets. Compared: weights, masters and moments bit by bit, norms, and an fp64 AdamW that knows nothing of
- * sharding. */
+ * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
+ * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
+#include "test/zero/where.h"
 #include "zero/zero.h"
 
 #include <arpa/inet.h>
@@ -156,7 +157,8 @@ struct run {
     const struct model *m;
     int stage, rank, world, prefetch, port;
     int64_t budget;
-    bool brackets;
+    bool brackets, gpu;
+    struct zero_config cfg;
     /* Results, of rank 0. */
     int err;
     char text[512];
@@ -220,7 +222,9 @@ static double forward_unit(const struct model *m, struct place *p, int unit)
 
 static int begin(struct run *r, zero_ctx *z, int unit, enum zero_phase phase)
 {
-    return r->brackets ? zero_begin(z, unit, phase) : 0;
+    int err = r->brackets ? zero_begin(z, unit, phase) : 0;
+    where_wait(&r->cfg);
+    return err;
 }
 
 static int end(struct run *r, zero_ctx *z, int unit, enum zero_phase phase)
@@ -277,7 +281,7 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
         if (!err && twice && r->brackets) {
             err = zero_end(z, u, ZERO_BACKWARD);
             if (!err)
-                err = zero_begin(z, u, ZERO_BACKWARD);
+                err = begin(r, z, u, ZERO_BACKWARD);
         }
         if (!err && twice)
             backward_unit(m, p, u, step, g, 0.5f);
@@ -350,6 +354,8 @@ static void *run_rank(void *arg)
                                              (m->t[k].overwrite ? ZERO_GRAD_OVERWRITE : 0)};
     }
     struct zero_config cfg = ZERO_CONFIG_INIT;
+    if (r->gpu)
+        where_open(r->rank, &cfg);
     cfg.stage = r->stage;
     cfg.rank = r->rank;
     cfg.world = r->world;
@@ -366,6 +372,7 @@ static void *run_rank(void *arg)
     void *old[MAX_TENSORS];
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;
+    r->cfg = cfg;
     CHECK(zero_wrap(&z, t, m->n_tensors, &cfg));
     for (int k = 0; k < m->n_tensors; k++)
         free(old[k]);
@@ -396,6 +403,7 @@ static void *run_rank(void *arg)
     CHECK(zero_unwrap(&z));
 out:
     zero_unwrap(&z);
+    where_close(&r->cfg);
     return NULL;
 }
 
@@ -563,7 +571,8 @@ static void stages_agree(void **state)
                 continue;
             struct run other;
             run_world(&m,
-                      &(struct run){.stage = ways[k].stage,
+                      &(struct run){.gpu = where_has_gpu,
+                                    .stage = ways[k].stage,
                                     .world = world,
                                     .prefetch = ways[k].prefetch,
                                     .budget = ways[k].budget,
@@ -591,7 +600,9 @@ static void worlds_agree(void **state)
             for (int stage = (int)(mix(m.seed + (uint64_t)world) % 2); stage <= 3; stage += 2)
                 for (int brackets = stage > 1; brackets < 2; brackets++) {
                     struct run other;
-                    run_world(&m, &(struct run){.stage = stage, .world = world, .brackets = brackets},
+                    run_world(&m,
+                              &(struct run){
+                                  .stage = stage, .world = world, .brackets = brackets, .gpu = where_has_gpu},
                               &other);
                     assert_same(&m, &first, &other);
                     free_values(&other);

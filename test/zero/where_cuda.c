@@ -1,0 +1,38 @@
+/* where_cuda.c: see where.h. On the stand-in for CUDA, whose device memory the CPU may touch. */
+#include "test/zero/where.h"
+
+#include <cuda_runtime_api.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+const bool where_has_gpu = true;
+
+static void must(const char *call, cudaError_t err)
+{
+    if (err) {
+        fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(err));
+        abort();
+    }
+}
+
+void where_open(int rank, struct zero_config *cfg)
+{
+    must("cudaSetDevice", cudaSetDevice(rank));
+    must("cudaStreamCreateWithFlags",
+         cudaStreamCreateWithFlags((cudaStream_t *)&cfg->stream, cudaStreamNonBlocking));
+    cfg->device = ZERO_DEVICE_CUDA;
+    cfg->deterministic = 1; /* the host's bits */
+}
+
+void where_close(struct zero_config *cfg)
+{
+    if (cfg->stream)
+        must("cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)cfg->stream));
+}
+
+void where_wait(const struct zero_config *cfg)
+{
+    if (cfg->device == ZERO_DEVICE_CUDA)
+        must("cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)cfg->stream));
+}

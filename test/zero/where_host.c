@@ -1,0 +1,19 @@
+/* where_host.c: see where.h. */
+#include "test/zero/where.h"
+
+const bool where_has_gpu = false;
+
+void where_open(int rank, struct zero_config *cfg)
+{
+    (void)rank, (void)cfg;
+}
+
+void where_close(struct zero_config *cfg)
+{
+    (void)cfg;
+}
+
+void where_wait(const struct zero_config *cfg)
+{
+    (void)cfg;
+}

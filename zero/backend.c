@@ -1,0 +1,67 @@
+/* backend.c: which device and which communicator a context works with, and opening them. */
+#include "shard/check_comm.h"
+#include "zero/context.h"
+
+#include <stdio.h>
+
+static bool on_gpu(const struct zr_config *c)
+{
+    return c->user.device == ZERO_DEVICE_CUDA;
+}
+
+int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *out)
+{
+    enum zero_backend want = (enum zero_backend)config->user.backend, many = ZERO_BACKEND_SHM;
+    const char *device = "host", *allowed = "auto, shm";
+    if (on_gpu(config)) {
+        device = "cuda";
+        allowed = "auto, nccl";
+        many = ZERO_BACKEND_NCCL;
+    }
+    if (want == ZERO_BACKEND_SELF && world > 1)
+        return zr_fail(ZR_ERR_ARG, "backend is self, which is for world 1, but world is %d; allowed: %s",
+                       world, allowed);
+    if (want != ZERO_BACKEND_AUTO && want != ZERO_BACKEND_SELF && want != many)
+        return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s%s",
+                       want == ZERO_BACKEND_NCCL ? "nccl" : "shm", device, allowed,
+                       world == 1 ? ", self" : "");
+    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 ? ZERO_BACKEND_SELF : many;
+    /* The fixed tree is how self and shm reduce anyway. NCCL has to send every rank's share to its owner for
+     * it. */
+    if (*out == ZERO_BACKEND_NCCL && config->user.deterministic == 0)
+        config->options.deterministic = false;
+    return 0;
+}
+
+void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
+{
+    (void)config, (void)backend, (void)layout;
+}
+
+int zr_backend_open_device(struct zero_ctx *z)
+{
+    return on_gpu(&z->config) ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
+                              : zr_host_device_open(&z->device);
+}
+
+int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
+{
+    const struct zr_options *o = &z->config.options;
+    int err = 0;
+    if (backend == ZERO_BACKEND_SELF) {
+        err = zr_self_open(z->device, &z->gather);
+        if (!err)
+            err = zr_self_open(z->device, &z->reduce);
+    } else if (backend == ZERO_BACKEND_SHM) {
+        err = zr_shm_open(z->rendezvous, z->device, "gather", o->timeout_ms, &z->gather);
+        if (!err)
+            err = zr_shm_open(z->rendezvous, z->device, "reduce", o->timeout_ms, &z->reduce);
+    } else {
+        err = zr_fail(ZR_ERR_NOTSUP, "backend is nccl: several GPUs are not there yet");
+    }
+    if (!err && z->check)
+        err = zr_check_comm_open(z->check, z->gather, "gather", &z->gather);
+    if (!err && z->check)
+        err = zr_check_comm_open(z->check, z->reduce, "reduce", &z->reduce);
+    return err;
+}
