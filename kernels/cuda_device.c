@@ -241,6 +241,9 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
     err = ZR_CUDA(dev, "cudaDeviceGetStreamPriorityRange",
                   cudaDeviceGetStreamPriorityRange(&lowest, &dev->priority));
     if (!err)
+        err = ZR_CUDA(dev, "cudaDeviceGetAttribute",
+                      cudaDeviceGetAttribute(&dev->n_processors, cudaDevAttrMultiProcessorCount, ordinal));
+    if (!err)
         err = learn_clock(dev);
     if (err) {
         zr_cuda_close(&dev->base);

@@ -27,6 +27,7 @@ struct zr_cuda_device {
     int ordinal;
     bool poison;
     int priority; /* of queue streams: the highest there is, so that communication starts before compute */
+    int n_processors;     /* multiprocessors */
     int64_t clock_offset; /* zr_now_ns() less the GPU's global timer */
     pthread_mutex_t lock; /* of the field below */
     struct zr_cuda_block *blocks;

@@ -164,9 +164,9 @@ struct scale_op {
     const struct zr_step_scalars *scalars;
     template <int W> __device__ __forceinline__ void run(int64_t i) const
     {
-        if (scalars->skip)
-            return;
         const float factor = scalars->grad_scale;
+        if (scalars->skip || factor == 1) /* 1 keeps the bits of a NaN too */
+            return;
         floats<W> a;
         a.load(x + i);
         for (int j = 0; j < W; j++)
@@ -325,7 +325,6 @@ __global__ void __launch_bounds__(THREADS) stamp(int64_t *out_ns, int64_t offset
  * accumulator once. Integer additions are exact, so no order matters. */
 
 constexpr int ROW = 32, PITCH = ROW + 1, TILE = THREADS * ROW;
-constexpr int64_t SQUARES_MOST_BLOCKS = 1024;
 static_assert(ZR_EXACT_LIMBS <= THREADS, "a thread for each limb");
 
 __device__ __forceinline__ void add_limb(int64_t *limb, int64_t value)
@@ -542,11 +541,11 @@ cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src,
                         : tree<uint16_t>(s, dst, src, n_src, n, accumulate);
 }
 
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n)
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                                int most_blocks)
 {
     int64_t tiles = ceil_div(n, TILE);
-    return n <= 0 ? cudaSuccess
-                  : launch(squares, tiles < SQUARES_MOST_BLOCKS ? tiles : SQUARES_MOST_BLOCKS, s, acc, x, n);
+    return n <= 0 ? cudaSuccess : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n);
 }
 
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars)

@@ -21,7 +21,9 @@ cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void
 cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n);
 cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                              int64_t n, bool accumulate);
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n);
+/* most_blocks: as many as the GPU runs at once. */
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                                int most_blocks);
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u);
 cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f);

@@ -58,10 +58,16 @@ static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, 
                : ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
 }
 
+/* sum_squares' tile leaves room for six blocks on a multiprocessor of 228 KB of shared memory, four on one of
+ * 164. */
+enum { SQUARES_BLOCKS = 6 };
+
 static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
 {
     int err = zr_check_count("sum_squares", "n", n);
-    return err ? err : ZR_CUDA(s->dev, "sum_squares", zr_cuda_sum_squares(s->native, acc, x, n));
+    return err ? err
+               : ZR_CUDA(s->dev, "sum_squares",
+                         zr_cuda_sum_squares(s->native, acc, x, n, SQUARES_BLOCKS * s->dev->n_processors));
 }
 
 static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)

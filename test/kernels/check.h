@@ -8,6 +8,9 @@
 
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
+#ifdef CHECK_GPU
+#include "test/kernels/check_gpu.h"
+#endif
 #include "test/kernels/random.h"
 
 #include <math.h>
@@ -113,29 +116,45 @@ struct bench_size {
 };
 static const struct bench_size bench_sizes[] = {{"cache", 16384}, {"memory", 1 << 24}};
 
-/* A whole program: checks, once per instruction set there is, or with --bench the timing. */
+/* The checks, or with --bench the timing, of one table; the number that failed. */
+static inline int check_table(int argc, char **argv, const struct CMUnitTest *tests, size_t n_tests,
+                              void (*time_it)(const struct zr_host_kernels *k),
+                              const struct zr_host_kernels *k)
+{
+    struct CMUnitTest with_state[16];
+    if (n_tests > 16)
+        abort();
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        time_it(k);
+        return 0;
+    }
+    for (size_t i = 0; i < n_tests; i++) {
+        with_state[i] = tests[i];
+        with_state[i].initial_state = (void *)(uintptr_t)k;
+    }
+    printf("%s\n", k->name);
+    return _cmocka_run_group_tests(k->name, with_state, n_tests, NULL, NULL);
+}
+
+/* A whole program: once per instruction set there is; built with CHECK_GPU, once for GPU 0, skipped without
+ * one. */
 static inline int check_main(int argc, char **argv, const struct CMUnitTest *tests, size_t n_tests,
                              void (*time_it)(const struct zr_host_kernels *k))
 {
     int failed = 0;
-    for (int isa = 0; isa < ZR_ISA_COUNT; isa++) {
-        const struct zr_host_kernels *k = zr_host_kernels((enum zr_isa)isa);
-        if (!k)
-            continue;
-        if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-            time_it(k);
-            continue;
-        }
-        struct CMUnitTest with_state[16];
-        if (n_tests > 16)
-            abort();
-        for (size_t i = 0; i < n_tests; i++) {
-            with_state[i] = tests[i];
-            with_state[i].initial_state = (void *)(uintptr_t)k;
-        }
-        printf("%s\n", k->name);
-        failed += _cmocka_run_group_tests(k->name, with_state, n_tests, NULL, NULL);
+#ifdef CHECK_GPU
+    const struct zr_host_kernels *gpu = zr_check_gpu_open();
+    if (!gpu) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped, as meson counts */
     }
+    failed = check_table(argc, argv, tests, n_tests, time_it, gpu);
+    zr_check_gpu_close();
+#else
+    for (int isa = 0; isa < ZR_ISA_COUNT; isa++)
+        if (zr_host_kernels((enum zr_isa)isa))
+            failed += check_table(argc, argv, tests, n_tests, time_it, zr_host_kernels((enum zr_isa)isa));
+#endif
     return failed;
 }
 

@@ -123,6 +123,28 @@ static void check_cast(void **state)
     }
 }
 
+/* In place, long enough for every way of cutting the work. */
+static void check_cast_in_place(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    static const int64_t sizes[] = {8191, 8192, 8193, 16384, 16387, 100003};
+    FOR_EACH(int64_t, n, sizes)
+    FOR_EACH(int64_t, shift, check_shifts)
+    {
+        struct guarded g = guarded_open(4 * *n, 4 * *shift);
+        uint32_t *x = g.p;
+        uint16_t *half = g.p, *want = malloc((size_t)(2 * *n));
+        for (int64_t i = 0; i < *n; i++) {
+            x[i] = (uint32_t)random_bits(&rng);
+            want[i] = nearest_bf16(float_of_bits(x[i]));
+        }
+        k->cast(g.p, ZR_BF16, g.p, ZR_F32, *n);
+        assert_memory_equal(half, want, (size_t)(2 * *n));
+        free(want);
+        guarded_close(&g);
+    }
+}
+
 static void check_add_scale(void **state)
 {
     const struct zr_host_kernels *k = *state;
@@ -211,9 +233,10 @@ static void time_elements(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(check_zero), cmocka_unit_test(check_copy),
-                                       cmocka_unit_test(check_cast_all), cmocka_unit_test(check_cast),
-                                       cmocka_unit_test(check_add_scale)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(check_zero),          cmocka_unit_test(check_copy),
+        cmocka_unit_test(check_cast_all),      cmocka_unit_test(check_cast),
+        cmocka_unit_test(check_cast_in_place), cmocka_unit_test(check_add_scale)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_elements);
 }

@@ -162,6 +162,36 @@ static void check_squares_pieces(void **state)
     free(x);
 }
 
+/* An accumulator near its limits takes more: carries are propagated in time, and lose nothing. A large sum,
+ * so that every part of the work is used more than once. */
+static void check_squares_carry(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    enum { N = 300000, MOST_ADDED = ZR_EXACT_MAX_ADDED - 1 };
+    static const uint32_t added[] = {0, ZR_EXACT_MAX_ADDED / 4 - 1, ZR_EXACT_MAX_ADDED / 2 - 3, MOST_ADDED};
+    float *x = malloc(N * sizeof *x);
+    struct zr_exact_sum whole;
+    zr_exact_reset(&whole);
+    for (int i = 0; i < N; i++)
+        x[i] = check_value(&rng);
+    zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&whole, x, N);
+    FOR_EACH(uint32_t, n, added)
+    {
+        struct zr_exact_sum acc, want;
+        zr_exact_reset(&acc);
+        for (int i = 0; i < ZR_EXACT_TOP; i++) /* as much as that many additions can leave behind */
+            acc.limb[i] = (random_below(&rng, 2) ? 1 : -1) * (int64_t)(*n * UINT64_C(0xffffffff));
+        want = acc;
+        zr_exact_merge(&want, &whole);
+        acc.n_added = *n;
+        k->sum_squares(&acc, x, N);
+        assert_true(acc.n_added < ZR_EXACT_MAX_ADDED);
+        zr_exact_carry(&acc);
+        assert_memory_equal(acc.limb, want.limb, sizeof acc.limb);
+    }
+    free(x);
+}
+
 /* One value that is not finite, wherever it stands, is seen; the largest floats are not taken for one. */
 static void check_squares_nonfinite(void **state)
 {
@@ -247,8 +277,9 @@ static void time_sums(const struct zr_host_kernels *k)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_tree), cmocka_unit_test(check_tree_in_place), cmocka_unit_test(check_squares),
-        cmocka_unit_test(check_squares_pieces), cmocka_unit_test(check_squares_nonfinite)};
+        cmocka_unit_test(check_tree),          cmocka_unit_test(check_tree_in_place),
+        cmocka_unit_test(check_squares),       cmocka_unit_test(check_squares_pieces),
+        cmocka_unit_test(check_squares_carry), cmocka_unit_test(check_squares_nonfinite)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_sums);
 }
