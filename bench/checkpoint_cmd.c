@@ -160,18 +160,6 @@ static double seconds_since(int64_t start)
     return (double)(zr_now_ns() - start) * 1e-9;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int64_t n)
-{
-    qsort(v, (size_t)n, sizeof *v, ascending);
-    return v[n / 2];
-}
-
 /* Medians over the rounds; the ratios are medians too, of pairs that ran one after the other. */
 struct pair {
     double ours[MAX_REPEAT], theirs[MAX_REPEAT]; /* seconds */
@@ -190,9 +178,9 @@ static void settle(struct pair *p, int64_t n)
     for (int64_t i = 0; i < n; i++) {
         ratio[i] = p->theirs[i] / p->ours[i];
     }
-    p->ratio = median(ratio, n);
-    p->ours_s = median(p->ours, n);
-    p->theirs_s = median(p->theirs, n);
+    p->ratio = report_median(ratio, n);
+    p->ours_s = report_median(p->ours, n);
+    p->theirs_s = report_median(p->theirs, n);
 }
 
 /* Nobody's disk is still busy with what came before. */
@@ -320,7 +308,7 @@ static int steps_until(struct bench *b, bool (*ended)(struct bench *), double *m
         over = b->rank == 0 && ended(b);
         err = err ? err : told(zero_mean(b->z, &over, 1));
     }
-    *ms = median(seconds, n) * 1e3;
+    *ms = report_median(seconds, n) * 1e3;
     return err;
 }
 

@@ -14,7 +14,7 @@
     } while (0)
 
 /* A layer that is no matrix product, of m's place. */
-#define LAYER(m, name, ...) RUN(m, (m)->place->layers->name((m)->place, __VA_ARGS__))
+#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
 {

@@ -11,7 +11,7 @@
 #define ZERO_BENCH_GPT2_H
 
 #include "bench/gpt2_config.h"
-#include "bench/gpt2_place.h"
+#include "bench/gpt2_layers.h"
 
 struct params {
     real *wte;      /* (V, C) token embedding, and the head */
@@ -75,8 +75,9 @@ struct gpt2_block {
 
 struct gpt2 {
     struct gpt2_config config;
-    int64_t B, ld_logits;           /* elements between rows of logits */
-    const struct gpt2_place *place; /* borrowed */
+    int64_t B, ld_logits;      /* elements between rows of logits */
+    const struct place *place; /* borrowed */
+    const struct gpt2_layers *layers;
     struct params params, grads;
     struct activations acts;
     struct statistics stats;
@@ -101,7 +102,7 @@ struct gpt2 {
  * initialisation: normal 0.02, residual projections by 1/sqrt(2L) smaller). Waits. Returns 0 or a zr_err; on
  * failure nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              const struct gpt2_place *place);
+              const struct place *place);
 /* Takes memory for the gradients too, zeroed: not needed when libzero hands them out. */
 int gpt2_open_grads(struct gpt2 *m);
 /* Gives back the parameters' own memory; m->params is left alone, for it may point elsewhere by now. */

@@ -9,7 +9,7 @@
 #include <math.h>
 
 extern "C" {
-#include "bench/gpt2_place.h"
+#include "bench/gpt2_layers.h"
 }
 
 namespace
@@ -169,7 +169,6 @@ __global__ void __launch_bounds__(32 * ROWS)
     int64_t end = first + length < N ? first + length : N;
     float sum = 0, sum_norm = 0;
     if (c < C)
-#pragma unroll 4
         for (int64_t row = first + threadIdx.y; row < end; row += ROWS) {
             float d = to_float(dout[row * C + c]);
             sum += d;
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     int n = (int)(row % T) + 1; /* a token sees itself and those before it */
     scores += row * T;
     att += row * T;
-    float x[W], top = -INFINITY, sum = 0;
+    float x[W] = {}, top = -INFINITY, sum = 0;
     for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
         load_floats<W>(x, scores + i);
         for (int j = 0; j < W; j++)
@@ -288,7 +287,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     datt += row * T;
     dscores += row * T;
     att += row * T;
-    float d[W], a[W], sum = 0;
+    float d[W] = {}, a[W] = {}, sum = 0;
     for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
         load_floats<W>(d, datt + i);
         load<W>(a, att + i);
@@ -420,7 +419,6 @@ __global__ void __launch_bounds__(32 * ROWS)
     int end = first[blockIdx.x + 1];
     float sum = 0;
     if (c < C)
-#pragma unroll 4
         for (int i = first[blockIdx.x] + (int)threadIdx.y; i < end; i += ROWS)
             sum += to_float(dout[(int64_t)order[i] * C + c]);
     sum = sum_over_y(sum);
@@ -448,7 +446,7 @@ template <class T> struct same {
 };
 
 template <class... P>
-int launch(const struct gpt2_place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
            typename same<P>::type... args)
 {
     void *list[] = {(void *)&args...};
@@ -485,7 +483,7 @@ int64_t n_scratch(int64_t, int64_t C)
     return N_CHUNKS * 4 * C; /* the widest bias; a norm's two take half */
 }
 
-int layernorm_forward(const struct gpt2_place *on, real *out, float *mean, float *rstd, const real *inp,
+int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
                       const real *weight, const real *bias, float *, int64_t N, int64_t C)
 {
     return launch(on, "layer norm", BY_WIDTH(wide(C, out, inp, weight, bias), layernorm_forward_kernel),
@@ -493,7 +491,7 @@ int layernorm_forward(const struct gpt2_place *on, real *out, float *mean, float
 }
 
 /* dbias (C) += sums of dout's columns; with inp, dweight (C) += those of dout * (inp - mean) * rstd. */
-int sum_columns(const struct gpt2_place *on, real *dbias, real *dweight, const real *dout, const real *inp,
+int sum_columns(const struct place *on, real *dbias, real *dweight, const real *dout, const real *inp,
                 const float *mean, const float *rstd, float *scratch, int64_t N, int64_t C)
 {
     float *norm_parts = scratch + N_CHUNKS * C;
@@ -507,7 +505,7 @@ int sum_columns(const struct gpt2_place *on, real *dbias, real *dweight, const r
     return err;
 }
 
-int layernorm_backward(const struct gpt2_place *on, real *dinp, real *dweight, real *dbias, const real *dout,
+int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *dbias, const real *dout,
                        const real *inp, const real *weight, const float *mean, const float *rstd,
                        float *scratch, int64_t N, int64_t C)
 {
@@ -518,37 +516,37 @@ int layernorm_backward(const struct gpt2_place *on, real *dinp, real *dweight, r
                         ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
 }
 
-int gelu_forward(const struct gpt2_place *on, real *out, const real *inp, int64_t n)
+int gelu_forward(const struct place *on, real *out, const real *inp, int64_t n)
 {
     bool w = wide(n, out, inp);
     return launch(on, "gelu", BY_WIDTH(w, gelu_forward_kernel), ceil_div(n, THREADS * (w ? WIDE : 1)),
                   THREADS, out, inp, n);
 }
 
-int gelu_backward(const struct gpt2_place *on, real *dout, const real *inp, int64_t n)
+int gelu_backward(const struct place *on, real *dout, const real *inp, int64_t n)
 {
     bool w = wide(n, dout, inp);
     return launch(on, "gelu backward", BY_WIDTH(w, gelu_backward_kernel),
                   ceil_div(n, THREADS * (w ? WIDE : 1)), THREADS, dout, inp, n);
 }
 
-int causal_softmax_forward(const struct gpt2_place *on, real *att, float *scores, int64_t NH, int64_t T,
+int causal_softmax_forward(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
                            float scale)
 {
     return launch(on, "softmax", BY_WIDTH(wide(T, att, scores), causal_softmax_forward_kernel),
                   ceil_div(NH * T, ROWS), warps, att, scores, NH * T, (int)T, scale);
 }
 
-int causal_softmax_backward(const struct gpt2_place *on, real *dscores, float *datt, const real *att,
-                            int64_t NH, int64_t T, float scale)
+int causal_softmax_backward(const struct place *on, real *dscores, float *datt, const real *att, int64_t NH,
+                            int64_t T, float scale)
 {
     return launch(on, "softmax backward",
                   BY_WIDTH(wide(T, dscores, datt, att), causal_softmax_backward_kernel),
                   ceil_div(NH * T, ROWS), warps, dscores, datt, att, NH * T, (int)T, scale);
 }
 
-int cross_entropy(const struct gpt2_place *on, real *dlogits, double *loss, float *logits,
-                  const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale)
+int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits, const int32_t *targets,
+                  int64_t N, int64_t V, int64_t ld, float scale)
 {
     bool w = wide(ld, dlogits, logits);
     /* No more threads than a row has work for, in whole warps. */
@@ -558,23 +556,22 @@ int cross_entropy(const struct gpt2_place *on, real *dlogits, double *loss, floa
                   dlogits, loss, logits, targets, (int)V, ld, scale);
 }
 
-int add_loss(const struct gpt2_place *on, double *total, const double *loss, int64_t N)
+int add_loss(const struct place *on, double *total, const double *loss, int64_t N)
 {
     return launch(on, "loss", add_loss_kernel, 1, 256, total, loss, N);
 }
 
-int bias_backward(const struct gpt2_place *on, real *dbias, const real *dout, float *scratch, int64_t N,
-                  int64_t C)
+int bias_backward(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N, int64_t C)
 {
     return sum_columns(on, dbias, nullptr, dout, nullptr, nullptr, nullptr, scratch, N, C);
 }
 
-int add(const struct gpt2_place *on, real *grad, const real *x, int64_t n)
+int add(const struct place *on, real *grad, const real *x, int64_t n)
 {
     return launch(on, "add", add_kernel, ceil_div(n, THREADS), THREADS, grad, x, n);
 }
 
-int embedding_forward(const struct gpt2_place *on, real *out, const int32_t *tokens, const real *wte,
+int embedding_forward(const struct place *on, real *out, const int32_t *tokens, const real *wte,
                       const real *wpe, int64_t B, int64_t T, int64_t C)
 {
     bool w = wide(C, out, wte, wpe);
@@ -583,7 +580,7 @@ int embedding_forward(const struct gpt2_place *on, real *out, const int32_t *tok
                   (int)T, (int)C);
 }
 
-int embedding_backward(const struct gpt2_place *on, real *dwte, real *dwpe, const real *dout,
+int embedding_backward(const struct place *on, real *dwte, real *dwpe, const real *dout,
                        const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
 {
     int err = launch(on, "embedding backward", embedding_backward_kernel,

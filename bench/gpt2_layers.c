@@ -111,8 +111,8 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
     }
 }
 
-GPT2_CLONES static int layernorm_forward(const struct gpt2_place *on, real *restrict out,
-                                         float *restrict mean, float *restrict rstd, const real *restrict inp,
+GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict out, float *restrict mean,
+                                         float *restrict rstd, const real *restrict inp,
                                          const real *restrict weight, const real *restrict bias,
                                          float *restrict columns, int64_t N, int64_t C)
 {
@@ -136,12 +136,11 @@ GPT2_CLONES static int layernorm_forward(const struct gpt2_place *on, real *rest
     return 0;
 }
 
-GPT2_CLONES static int layernorm_backward(const struct gpt2_place *on, real *restrict dinp,
-                                          real *restrict dweight, real *restrict dbias,
-                                          const real *restrict dout, const real *restrict inp,
-                                          const real *restrict weight, const float *restrict mean,
-                                          const float *restrict rstd, float *restrict columns, int64_t N,
-                                          int64_t C)
+GPT2_CLONES static int layernorm_backward(const struct place *on, real *restrict dinp, real *restrict dweight,
+                                          real *restrict dbias, const real *restrict dout,
+                                          const real *restrict inp, const real *restrict weight,
+                                          const float *restrict mean, const float *restrict rstd,
+                                          float *restrict columns, int64_t N, int64_t C)
 {
     (void)on;
     float *restrict dw = columns, *restrict db = columns + C;
@@ -176,7 +175,7 @@ static inline float gelu_gate(float x)
     return 1.0f / (1.0f + fast_exp(-2.0f * u));
 }
 
-GPT2_CLONES static int gelu_forward(const struct gpt2_place *on, real *restrict out, const real *restrict inp,
+GPT2_CLONES static int gelu_forward(const struct place *on, real *restrict out, const real *restrict inp,
                                     int64_t n)
 {
     (void)on;
@@ -187,8 +186,8 @@ GPT2_CLONES static int gelu_forward(const struct gpt2_place *on, real *restrict 
     return 0;
 }
 
-GPT2_CLONES static int gelu_backward(const struct gpt2_place *on, real *restrict dout,
-                                     const real *restrict inp, int64_t n)
+GPT2_CLONES static int gelu_backward(const struct place *on, real *restrict dout, const real *restrict inp,
+                                     int64_t n)
 {
     (void)on;
     for (int64_t i = 0; i < n; i++) {
@@ -200,7 +199,7 @@ GPT2_CLONES static int gelu_backward(const struct gpt2_place *on, real *restrict
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_forward(const struct gpt2_place *on, real *restrict att,
+GPT2_CLONES static int causal_softmax_forward(const struct place *on, real *restrict att,
                                               float *restrict scores, int64_t NH, int64_t T, float scale)
 {
     (void)on;
@@ -219,7 +218,7 @@ GPT2_CLONES static int causal_softmax_forward(const struct gpt2_place *on, real 
     return 0;
 }
 
-GPT2_CLONES static int causal_softmax_backward(const struct gpt2_place *on, real *restrict dscores,
+GPT2_CLONES static int causal_softmax_backward(const struct place *on, real *restrict dscores,
                                                float *restrict datt, const real *restrict att, int64_t NH,
                                                int64_t T, float scale)
 {
@@ -238,10 +237,9 @@ GPT2_CLONES static int causal_softmax_backward(const struct gpt2_place *on, real
     return 0;
 }
 
-GPT2_CLONES static int cross_entropy(const struct gpt2_place *on, real *restrict dlogits,
-                                     double *restrict loss, float *restrict logits,
-                                     const int32_t *restrict targets, int64_t N, int64_t V, int64_t ld,
-                                     float scale)
+GPT2_CLONES static int cross_entropy(const struct place *on, real *restrict dlogits, double *restrict loss,
+                                     float *restrict logits, const int32_t *restrict targets, int64_t N,
+                                     int64_t V, int64_t ld, float scale)
 {
     (void)on;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
@@ -260,7 +258,7 @@ GPT2_CLONES static int cross_entropy(const struct gpt2_place *on, real *restrict
     return 0;
 }
 
-static int add_loss(const struct gpt2_place *on, double *total, const double *loss, int64_t N)
+static int add_loss(const struct place *on, double *total, const double *loss, int64_t N)
 {
     (void)on;
     double sum_of_rows = 0.0;
@@ -271,8 +269,8 @@ static int add_loss(const struct gpt2_place *on, double *total, const double *lo
     return 0;
 }
 
-GPT2_CLONES static int bias_backward(const struct gpt2_place *on, real *restrict dbias,
-                                     const real *restrict dout, float *restrict columns, int64_t N, int64_t C)
+GPT2_CLONES static int bias_backward(const struct place *on, real *restrict dbias, const real *restrict dout,
+                                     float *restrict columns, int64_t N, int64_t C)
 {
     (void)on;
     memset(columns, 0, (size_t)C * sizeof *columns);
@@ -283,8 +281,7 @@ GPT2_CLONES static int bias_backward(const struct gpt2_place *on, real *restrict
     return 0;
 }
 
-GPT2_CLONES static int add(const struct gpt2_place *on, real *restrict grad, const real *restrict x,
-                           int64_t n)
+GPT2_CLONES static int add(const struct place *on, real *restrict grad, const real *restrict x, int64_t n)
 {
     (void)on;
     for (int64_t i = 0; i < n; i++) {
@@ -293,7 +290,7 @@ GPT2_CLONES static int add(const struct gpt2_place *on, real *restrict grad, con
     return 0;
 }
 
-GPT2_CLONES static int embedding_forward(const struct gpt2_place *on, real *restrict out,
+GPT2_CLONES static int embedding_forward(const struct place *on, real *restrict out,
                                          const int32_t *restrict tokens, const real *restrict wte,
                                          const real *restrict wpe, int64_t B, int64_t T, int64_t C)
 {
@@ -309,10 +306,9 @@ GPT2_CLONES static int embedding_forward(const struct gpt2_place *on, real *rest
 
 /* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so far
  * would lose the later ones. */
-GPT2_CLONES static int embedding_backward(const struct gpt2_place *on, real *restrict dwte,
-                                          real *restrict dwpe, const real *restrict dout,
-                                          const struct gpt2_batch *batch, float *restrict columns, int64_t B,
-                                          int64_t T, int64_t C)
+GPT2_CLONES static int embedding_backward(const struct place *on, real *restrict dwte, real *restrict dwpe,
+                                          const real *restrict dout, const struct gpt2_batch *batch,
+                                          float *restrict columns, int64_t B, int64_t T, int64_t C)
 {
     (void)on;
     for (int64_t d = 0; d < batch->n_distinct; d++) {

@@ -13,6 +13,7 @@
 #define ZERO_BENCH_GPT2_LAYERS_H
 
 #include "bench/gpt2_real.h"
+#include "bench/place.h"
 
 /* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
  * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
@@ -23,54 +24,51 @@ struct gpt2_batch {
     int32_t n_distinct;
 };
 
-struct gpt2_place; /* gpt2_place.h */
-
 struct gpt2_layers {
     int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
     int64_t (*n_scratch)(int64_t N, int64_t C);
 
     /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
      * kept for backward. */
-    int (*layernorm_forward)(const struct gpt2_place *on, real *out, float *mean, float *rstd,
-                             const real *inp, const real *weight, const real *bias, float *scratch, int64_t N,
-                             int64_t C);
+    int (*layernorm_forward)(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+                             const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
     /* dinp (N, C) += gradient of the input. */
-    int (*layernorm_backward)(const struct gpt2_place *on, real *dinp, real *dweight, real *dbias,
+    int (*layernorm_backward)(const struct place *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C);
 
     /* The tanh form of GELU (Hendrycks and Gimpel 2016), element by element. */
-    int (*gelu_forward)(const struct gpt2_place *on, real *out, const real *inp, int64_t n);
+    int (*gelu_forward)(const struct place *on, real *out, const real *inp, int64_t n);
     /* dout becomes the gradient of inp, in place. */
-    int (*gelu_backward)(const struct gpt2_place *on, real *dout, const real *inp, int64_t n);
+    int (*gelu_backward)(const struct place *on, real *dout, const real *inp, int64_t n);
 
     /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond.
      * scores is used up. */
-    int (*causal_softmax_forward)(const struct gpt2_place *on, real *att, float *scores, int64_t NH,
-                                  int64_t T, float scale);
+    int (*causal_softmax_forward)(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+                                  float scale);
     /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
-    int (*causal_softmax_backward)(const struct gpt2_place *on, real *dscores, float *datt, const real *att,
+    int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale);
 
     /* loss (N) = -log softmax(logits)[target] for each row; dlogits = scale * its gradient. logits is used
      * up. Both (N, V), with ld elements between rows. */
-    int (*cross_entropy)(const struct gpt2_place *on, real *dlogits, double *loss, float *logits,
+    int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale);
     /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
      * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
      * dealt to ranks (for powers of two). */
-    int (*add_loss)(const struct gpt2_place *on, double *total, const double *loss, int64_t N);
+    int (*add_loss)(const struct place *on, double *total, const double *loss, int64_t N);
 
     /* dbias (C) += sum of dout (N, C) over rows. */
-    int (*bias_backward)(const struct gpt2_place *on, real *dbias, const real *dout, float *scratch,
-                         int64_t N, int64_t C);
+    int (*bias_backward)(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N,
+                         int64_t C);
     /* grad (n) += x (n) */
-    int (*add)(const struct gpt2_place *on, real *grad, const real *x, int64_t n);
+    int (*add)(const struct place *on, real *grad, const real *x, int64_t n);
 
     /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
-    int (*embedding_forward)(const struct gpt2_place *on, real *out, const int32_t *tokens, const real *wte,
+    int (*embedding_forward)(const struct place *on, real *out, const int32_t *tokens, const real *wte,
                              const real *wpe, int64_t B, int64_t T, int64_t C);
-    int (*embedding_backward)(const struct gpt2_place *on, real *dwte, real *dwpe, const real *dout,
+    int (*embedding_backward)(const struct place *on, real *dwte, real *dwpe, const real *dout,
                               const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
                               int64_t C);
 };

@@ -103,10 +103,10 @@ static int open_statistics(struct gpt2 *m)
         L * B * T,
         L * B * T, /* ln2_mean, ln2_rstd */
         B * T,
-        B * T,                                 /* lnf_mean, lnf_rstd */
-        NH * T * T,                            /* scores */
-        T * m->ld_logits,                      /* logits */
-        m->place->layers->n_scratch(B * T, C), /* scratch */
+        B * T,                          /* lnf_mean, lnf_rstd */
+        NH * T * T,                     /* scores */
+        T * m->ld_logits,               /* logits */
+        m->layers->n_scratch(B * T, C), /* scratch */
     };
     return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
 }
@@ -236,11 +236,23 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
     return err;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
-              const struct gpt2_place *place)
+static const struct gpt2_layers *layers_for(const struct place *place)
 {
-    int64_t align = place->layers->row_align, sizes[GPT2_N_TENSORS];
-    *m = (struct gpt2){.config = *config, .B = B, .place = place};
+#ifdef ZR_HAVE_CUDA
+    if (place->cuda) {
+        return &gpt2_layers_cuda;
+    }
+#endif
+    (void)place; /* there is no GPU to open it on */
+    return &gpt2_layers_host;
+}
+
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
+              const struct place *place)
+{
+    const struct gpt2_layers *layers = layers_for(place);
+    int64_t align = layers->row_align, sizes[GPT2_N_TENSORS];
+    *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
     m->ld_logits = (config->vocab + align - 1) / align * align;
     int64_t n_params = param_sizes(sizes, config);
     int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));

@@ -18,6 +18,8 @@ static const struct {
      checkpoint_command},
     {"export", "weights of a checkpoint in Hugging Face's files", export_command},
     {"overhead", "time of one begin and end on the model's thread", overhead_command},
+    {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
+     kernels_command},
     {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
      verify_command},
 };

@@ -112,18 +112,6 @@ static int pass(zero_ctx *z, int32_t n, struct timing *t)
     return err ? err : zero_step(z, 0.0f, NULL);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int64_t n)
-{
-    qsort(x, (size_t)n, sizeof *x, ascending);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 static int measure(int stage, struct units *u, int64_t n_passes, struct timing *out)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -153,7 +141,7 @@ static int measure(int stage, struct units *u, int64_t n_passes, struct timing *
     if (err) {
         zr_fail(err, "%s", zero_last_error());
     } else {
-        *out = (struct timing){median(forward, n_passes), median(backward, n_passes)};
+        *out = (struct timing){report_median(forward, n_passes), report_median(backward, n_passes)};
     }
     zero_unwrap(&z);
     free(forward);

@@ -5,30 +5,44 @@
 #include <math.h>
 #include <stdlib.h>
 
-int plain_open(struct plain *p, const struct zero_tensor *tensors, int32_t n_tensors)
+static bool on_host(const struct plain *p)
 {
-    *p = (struct plain){.tensors = tensors, .n_tensors = n_tensors};
-    for (int32_t t = 0; t < n_tensors; t++) {
-        p->n_params += tensor_elements(&tensors[t]);
-    }
+    return p->place->dev->ops->host_memory;
+}
+
+static int open_host(struct plain *p)
+{
     bool has_master = sizeof(real) != sizeof(float);
     p->m = calloc((size_t)p->n_params, sizeof *p->m);
     p->v = calloc((size_t)p->n_params, sizeof *p->v);
     p->master = has_master ? malloc((size_t)p->n_params * sizeof *p->master) : NULL;
     if (!p->m || !p->v || (has_master && !p->master)) {
-        int64_t n = p->n_params;
-        plain_close(p);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the optimizer state of %lld parameters", (long long)n);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the optimizer state of %lld parameters",
+                       (long long)p->n_params);
     }
     float *master = p->master;
-    for (int32_t t = 0; has_master && t < n_tensors; t++) {
-        const real *param = *tensors[t].param;
-        int64_t n = tensor_elements(&tensors[t]);
+    for (int32_t t = 0; has_master && t < p->n_tensors; t++) {
+        const real *param = *p->tensors[t].param;
+        int64_t n = tensor_elements(&p->tensors[t]);
         for (int64_t i = 0; i < n; i++) {
             *master++ = to_float(param[i]);
         }
     }
     return 0;
+}
+
+int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
+               int32_t n_tensors)
+{
+    *p = (struct plain){.place = place, .tensors = tensors, .n_tensors = n_tensors};
+    for (int32_t t = 0; t < n_tensors; t++) {
+        p->n_params += tensor_elements(&tensors[t]);
+    }
+    int err = on_host(p) ? open_host(p) : plain_device_open(p);
+    if (err) {
+        plain_close(p);
+    }
+    return err;
 }
 
 /* In double, over eight lanes so that it can be vectorised. */
@@ -72,8 +86,11 @@ GPT2_CLONES static void round_weights(real *restrict param, const float *restric
     }
 }
 
-void plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
+int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
+    if (!on_host(p)) {
+        return plain_device_step(p, o, lr, info);
+    }
     double sum = 0.0, scale = 1.0 / (double)o->accum;
     for (int32_t t = 0; t < p->n_tensors; t++) {
         sum += sum_squares(*p->tensors[t].grad, tensor_elements(&p->tensors[t]));
@@ -101,20 +118,22 @@ void plain_step(struct plain *p, const struct train_options *o, float lr, struct
         memset(*tensor->grad, 0, (size_t)n * sizeof(real));
         at += n;
     }
+    return 0;
 }
 
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    const struct plain *p = plain;
-    for (int32_t t = 0; t < tensor; t++) {
-        first += tensor_elements(&p->tensors[t]);
-    }
+    struct plain *p = plain;
     const float *from = value == ZERO_VALUE_STATE ? p->m : value == ZERO_VALUE_STATE + 1 ? p->v : p->master;
-    if (value == ZERO_VALUE_MASTER && !from) { /* fp32: the weights themselves, which are not side by side */
+    if (from) {
         for (int32_t t = 0; t < tensor; t++) {
-            first -= tensor_elements(&p->tensors[t]);
+            from += tensor_elements(&p->tensors[t]);
         }
+    } else { /* fp32: the weights themselves, which are not side by side */
         from = *p->tensors[tensor].param;
+    }
+    if (!on_host(p)) {
+        return plain_device_read(p, from + first, n, dst);
     }
     memcpy(dst, from + first, (size_t)n * sizeof *from);
     return 0;
@@ -122,8 +141,15 @@ int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_
 
 void plain_close(struct plain *p)
 {
-    free(p->master);
-    free(p->m);
-    free(p->v);
+    if (!p->place) {
+        return;
+    }
+    if (on_host(p)) {
+        free(p->master);
+        free(p->m);
+        free(p->v);
+    } else {
+        plain_device_close(p);
+    }
     *p = (struct plain){0};
 }

@@ -3,25 +3,44 @@
 #define ZERO_BENCH_PLAIN_H
 
 #include "bench/gpt2_real.h"
+#include "bench/place.h"
 #include "bench/train.h"
 
 struct plain {
+    const struct place *place;         /* borrowed */
     const struct zero_tensor *tensors; /* borrowed: only pointers, shapes and flags are used */
     int32_t n_tensors;
     int64_t n_params;
     float *master; /* (n_params) fp32 weights, tensor after tensor; NULL when the model's own are fp32 */
     float *m, *v;  /* (n_params) each */
     int64_t t;     /* steps taken */
+
+    /* On a GPU only. */
+    float *grad; /* (n_params) the gradients in fp32; NULL when the model's own are */
+    struct zr_step_record *record;
+    struct zr_step_scalars *scalars;
+    struct zr_step_outcome *outcome; /* host_alloc */
+    struct zr_event *told;           /* outcome is there */
+    void *memory;                    /* of all but outcome */
+    int64_t memory_bytes;
 };
 
-/* Takes memory for the state and reads the model's present weights. Returns 0 or ZR_ERR_NOMEM, holding
- * nothing. */
-int plain_open(struct plain *p, const struct zero_tensor *tensors, int32_t n_tensors);
+/* Takes memory for the state and reads the model's present weights. Returns 0 or a zr_err, holding nothing.
+ */
+int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
+               int32_t n_tensors);
 /* Mean over micro-batches, global-norm clip, AdamW with the arithmetic of kernels/device.h; then zeroes the
- * gradients. */
-void plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
+ * gradients. On a GPU it waits for the norm. Returns 0 or a zr_err. */
+int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
 /* As zero_read of ZERO_VALUE_MASTER and ZERO_VALUE_STATE (a state_reader). */
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 void plain_close(struct plain *p);
+
+/* plain_device.c: the same for a place whose memory the CPU cannot touch. p has its place, tensors and
+ * counts; plain_close() gives back what a failed open has taken. */
+int plain_device_open(struct plain *p);
+int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
+int plain_device_read(struct plain *p, const float *from, int64_t n, void *dst);
+void plain_device_close(struct plain *p);
 
 #endif

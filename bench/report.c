@@ -102,6 +102,12 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double report_median(double *x, int64_t n)
+{
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
 double report_ms_median(const struct report *r)
 {
     int64_t skip = r->n_steps > N_WARM_STEPS ? N_WARM_STEPS : 0, n = r->n_steps - skip;
@@ -110,8 +116,7 @@ double report_ms_median(const struct report *r)
         return NAN;
     }
     memcpy(sorted, r->ms + skip, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
-    double median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+    double median = report_median(sorted, n);
     free(sorted);
     return median;
 }

@@ -43,6 +43,8 @@ void report_text(const struct report *r, const char *fmt, ...) __attribute__((fo
  * the first and those with last set; as JSON every one is told. Returns 0 or a zr_err (no memory). */
 int report_step(struct report *r, const struct report_step *s, bool last);
 void report_summary(struct report *r, const struct report_summary *s);
+/* Sorts x (n >= 1). */
+double report_median(double *x, int64_t n);
 /* The median step, in milliseconds, leaving out the first two, which fill caches and slots. */
 double report_ms_median(const struct report *r);
 void report_close(struct report *r);

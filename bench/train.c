@@ -29,7 +29,7 @@
 
 struct run {
     const struct train_options *o;
-    struct gpt2_place place;
+    struct place place;
     struct gpt2 model;
     struct bytes_data data;
     struct report report;
@@ -185,8 +185,7 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
     if (r->z) {
         return told(zero_step(r->z, lr, info));
     }
-    plain_step(&r->plain, r->o, lr, info);
-    return 0;
+    return plain_step(&r->plain, r->o, lr, info);
 }
 
 /* ---- the loop ---- */
@@ -405,12 +404,12 @@ static int train(struct run *r)
         TRY(load_text(r));
     }
     r->bad_input = false;
-    TRY(gpt2_place_open(&r->place, false, o->threads));
+    TRY(place_open(&r->place, false, PLACE_GPU_OF_RANK, o->threads));
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, &r->place));
     train_describe(r->tensors, &o->model.config, &r->model);
     if (o->plain) {
         TRY(gpt2_open_grads(&r->model));
-        TRY(plain_open(&r->plain, r->tensors, TRAIN_N_TENSORS));
+        TRY(plain_open(&r->plain, &r->place, r->tensors, TRAIN_N_TENSORS));
     } else {
         TRY(wrap(r));
     }
@@ -452,7 +451,7 @@ int train_run(const struct train_options *o)
     zero_unwrap(&r.z);
     plain_close(&r.plain);
     gpt2_close(&r.model);
-    gpt2_place_close(&r.place);
+    place_close(&r.place);
     bytes_data_close(&r.data);
     report_close(&r.report);
     if (!err) {

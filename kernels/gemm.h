@@ -19,7 +19,8 @@ struct zr_gemm; /* one thread at a time */
  * has no oneDNN. */
 int zr_gemm_open(int n_threads, struct zr_gemm **out);
 
-/* On a CUDA device: products are put on stream s, which must outlive *out. Takes workspace_bytes of device
+/* On a CUDA device, which becomes the calling thread's current one and must be so whenever products are asked
+ * for: they are put on stream s, which must outlive *out. Loads cuBLASLt. Takes workspace_bytes of device
  * memory (0: ZR_GEMM_WORKSPACE_BYTES); what the library chooses depends on its size. f32 products are full
  * fp32 unless tf32 allows the tensor cores' rounding of operands to 10 bits of fraction. ZR_ERR_NOTSUP where
  * this build has no cuBLASLt, or dev is not a CUDA device; ZR_ERR_NOMEM. */

@@ -8,10 +8,10 @@
  * the size of our workspace, no alignment above 16 bytes, and splits of k added up in fp32 in a fixed order
  * (not in place, and not rounded to C's type in between). So it depends on the shape, the kind of GPU and the
  * library's version, and on nothing that differs between ranks or runs. */
+#include "kernels/cublaslt_api.h"
+#include "kernels/cuda_device.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_plans.h"
-
-#include <cublasLt.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,8 +49,8 @@ static int status_error(cublasStatus_t status, const char *what)
                : status == CUBLAS_STATUS_NOT_SUPPORTED ? ZR_ERR_NOTSUP
                : status == CUBLAS_STATUS_INVALID_VALUE ? ZR_ERR_ARG
                                                        : ZR_ERR_SYSTEM;
-    return zr_fail(code, "gemm: cuBLASLt %zu gives %s at %s", cublasLtGetVersion(),
-                   cublasLtGetStatusName(status), what);
+    return zr_fail(code, "gemm: cuBLASLt %zu gives %s at %s", lt.GetVersion(), lt.GetStatusName(status),
+                   what);
 }
 
 /* "NT 1024x3072x768 bf16 -> bf16, epilogue 1" */
@@ -79,13 +79,13 @@ static void plan_free(struct zr_gemm_plan *base)
 {
     struct plan *p = (struct plan *)base;
     if (p->desc)
-        cublasLtMatmulDescDestroy(p->desc);
+        lt.MatmulDescDestroy(p->desc);
     if (p->a)
-        cublasLtMatrixLayoutDestroy(p->a);
+        lt.MatrixLayoutDestroy(p->a);
     if (p->b)
-        cublasLtMatrixLayoutDestroy(p->b);
+        lt.MatrixLayoutDestroy(p->b);
     if (p->c)
-        cublasLtMatrixLayoutDestroy(p->c);
+        lt.MatrixLayoutDestroy(p->c);
     free(p);
 }
 
@@ -93,22 +93,21 @@ static void plan_free(struct zr_gemm_plan *base)
 static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows, int64_t columns,
                                   int64_t ld, const struct zr_gemm_key *k, int64_t stride)
 {
-    cublasStatus_t s =
-        cublasLtMatrixLayoutCreate(out, data_type(dtype), (uint64_t)columns, (uint64_t)rows, ld);
+    cublasStatus_t s = lt.MatrixLayoutCreate(out, data_type(dtype), (uint64_t)columns, (uint64_t)rows, ld);
     if (s != CUBLAS_STATUS_SUCCESS || k->n_batch == 1)
         return s;
     int32_t n_batch = (int32_t)k->n_batch;
-    s = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n_batch, sizeof n_batch);
+    s = lt.MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n_batch, sizeof n_batch);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-                                             sizeof stride);
+        s = lt.MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                        sizeof stride);
     return s;
 }
 
 static cublasStatus_t set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
                                   const void *p)
 {
-    return cublasLtMatmulDescSetAttribute(desc, which, &p, sizeof p);
+    return lt.MatmulDescSetAttribute(desc, which, &p, sizeof p);
 }
 
 static cublasLtEpilogue_t epilogue_of(const struct zr_gemm_key *k)
@@ -130,25 +129,24 @@ static cublasStatus_t make_desc(const struct cuda_gemm *g, struct plan *p, bool 
 {
     const struct zr_gemm_key *k = &p->base.key;
     cublasComputeType_t compute = k->ab_dtype == ZR_F32 ? g->f32_compute : CUBLAS_COMPUTE_32F;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
+    cublasStatus_t s = lt.MatmulDescCreate(&p->desc, compute, CUDA_R_32F);
     cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = epilogue_of(k);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a);
+        s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b);
+        s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                           sizeof epilogue);
+        s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     /* The heuristic reads from these pointers' values how far they are aligned: that, not a place. */
     if (s == CUBLAS_STATUS_SUCCESS && has_vector)
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void *)(uintptr_t)(k->align >> 24));
     if (s == CUBLAS_STATUS_SUCCESS && k->ldaux) {
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void *)(uintptr_t)MAX_ALIGN);
         if (s == CUBLAS_STATUS_SUCCESS)
-            s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux,
-                                               sizeof k->ldaux);
+            s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux,
+                                          sizeof k->ldaux);
     }
     return s;
 }
@@ -164,7 +162,7 @@ static cublasStatus_t set_alignments(struct cuda_gemm *g, int32_t align)
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     for (int i = 0; i < 4 && s == CUBLAS_STATUS_SUCCESS; i++) {
         uint32_t bytes = (uint32_t)align >> 8 * (i < 2 ? i : 2) & 0xff;
-        s = cublasLtMatmulPreferenceSetAttribute(g->preference, which[i], &bytes, sizeof bytes);
+        s = lt.MatmulPreferenceSetAttribute(g->preference, which[i], &bytes, sizeof bytes);
     }
     return s;
 }
@@ -189,8 +187,8 @@ static cublasStatus_t plan_build(struct cuda_gemm *g, struct plan *p, bool has_v
     cublasLtMatmulHeuristicResult_t result;
     memset(&result, 0, sizeof result);
     int n_results = 0;
-    s = cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->a, p->b, p->c, p->c, g->preference, 1, &result,
-                                       &n_results);
+    s = lt.MatmulAlgoGetHeuristic(g->handle, p->desc, p->a, p->b, p->c, p->c, g->preference, 1, &result,
+                                  &n_results);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED ||
         (s == CUBLAS_STATUS_SUCCESS && (n_results < 1 || result.state != CUBLAS_STATUS_SUCCESS))) {
         p->none = true;
@@ -254,7 +252,7 @@ static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct pl
     *out = p;
     if (p->none)
         return zr_fail(ZR_ERR_NOTSUP, "gemm: cuBLASLt %zu has no algorithm for %s on this GPU",
-                       cublasLtGetVersion(), describe(&k).text);
+                       lt.GetVersion(), describe(&k).text);
     return 0;
 }
 
@@ -274,9 +272,8 @@ static int cuda_run(struct zr_gemm *base, const struct zr_gemm_args *a)
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, a->aux);
     float alpha = 1.0f;
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmul(g->handle, p->desc, &alpha, a->b, p->a, a->a, p->b, &a->beta, a->c, p->c, a->c,
-                           p->c, &p->algo, p->workspace_bytes ? g->workspace : NULL, p->workspace_bytes,
-                           g->native);
+        s = lt.Matmul(g->handle, p->desc, &alpha, a->b, p->a, a->a, p->b, &a->beta, a->c, p->c, a->c, p->c,
+                      &p->algo, p->workspace_bytes ? g->workspace : NULL, p->workspace_bytes, g->native);
     err = status_error(s, "a product");
     return err ? zr_fail_more(err, "%s", describe(&p->base.key).text) : 0;
 }
@@ -296,9 +293,9 @@ static void cuda_close(struct zr_gemm *base)
     }
     zr_gemm_plans_close(&g->plans, plan_free);
     if (g->preference)
-        cublasLtMatmulPreferenceDestroy(g->preference);
+        lt.MatmulPreferenceDestroy(g->preference);
     if (g->handle)
-        cublasLtDestroy(g->handle);
+        lt.Destroy(g->handle);
     free(g);
 }
 
@@ -309,13 +306,13 @@ static cublasStatus_t make_preference(struct cuda_gemm *g)
 {
     uint64_t bytes = (uint64_t)g->workspace_bytes;
     uint32_t splits = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&g->preference);
+    cublasStatus_t s = lt.MatmulPreferenceCreate(&g->preference);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmulPreferenceSetAttribute(g->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                 &bytes, sizeof bytes);
+        s = lt.MatmulPreferenceSetAttribute(g->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                            sizeof bytes);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatmulPreferenceSetAttribute(g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                 &splits, sizeof splits);
+        s = lt.MatmulPreferenceSetAttribute(g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                            &splits, sizeof splits);
     return s;
 }
 
@@ -328,6 +325,11 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
     if (workspace_bytes < 0)
         return zr_fail(ZR_ERR_ARG, "gemm: workspace_bytes is %lld, must not be negative",
                        (long long)workspace_bytes);
+    struct zr_cuda_device *cuda = (struct zr_cuda_device *)dev;
+    int err = cublaslt_load();
+    err = err ? err : zr_cuda_check(cuda, "cudaSetDevice", cudaSetDevice(cuda->ordinal));
+    if (err)
+        return err;
     struct cuda_gemm *g = calloc(1, sizeof *g);
     if (!g)
         return zr_fail(ZR_ERR_NOMEM, "gemm: no memory to open");
@@ -337,9 +339,9 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
     g->native = dev->ops->stream_native(s);
     g->workspace_bytes = workspace_bytes ? workspace_bytes : ZR_GEMM_WORKSPACE_BYTES;
     g->f32_compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    int err = zr_gemm_plans_open(&g->plans);
+    err = zr_gemm_plans_open(&g->plans);
     if (!err)
-        err = status_error(cublasLtCreate(&g->handle), "opening");
+        err = status_error(lt.Create(&g->handle), "opening");
     if (!err)
         err = status_error(make_preference(g), "opening");
     if (!err)

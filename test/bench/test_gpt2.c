@@ -40,7 +40,7 @@ static const struct gpt2_config shapes[] = {
 static const int64_t rows[] = {3, 1, 2};
 
 struct fixture {
-    struct gpt2_place place;
+    struct place place;
     struct gpt2 m;
     int64_t sizes[GPT2_N_TENSORS];
     double *exact[GPT2_N_TENSORS]; /* the same parameters */
@@ -77,7 +77,7 @@ static real *gradient(struct fixture *f, int t)
  * is tiny. */
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
-    assert_int_equal(gpt2_place_open(&f->place, CUDA, 1), 0);
+    assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
     assert_int_equal(gpt2_open(&f->m, c, B, 7, &f->place), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
@@ -112,7 +112,7 @@ static void close_fixture(struct fixture *f)
     free(f->tokens);
     free(f->targets);
     gpt2_close(&f->m);
-    gpt2_place_close(&f->place);
+    place_close(&f->place);
 }
 
 /* Everything that forward and backward are to write starts as NaN, so that nothing can be read before it is

@@ -1,0 +1,331 @@
+/* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its matrix
+ * products can do.
+ *
+ * Method: everything runs on random data that no cache holds, in rounds, each measuring one thing after
+ * another, so that a clock that changes hits all alike. A time is between two stamps of the stream itself,
+ * around a few runs. The first rounds warm up and are left out; the median of the others counts. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/place.h"
+#include "bench/random_bits.h"
+#include "bench/report.h"
+#include "zero/zero.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define N_WARM_ROUNDS 3
+
+struct kernels_options {
+    int device, dtype;
+    int64_t gpu, params, rounds, threads;
+    int64_t gemm[3]; /* m, n, k */
+    bool json;
+};
+
+enum { KEY_DEVICE = 0x300, KEY_GPU, KEY_DTYPE, KEY_PARAMS, KEY_GEMM, KEY_ROUNDS, KEY_THREADS, KEY_JSON };
+
+static const struct argp_option kernels_argp_options[] = {
+    {"device", KEY_DEVICE, "host|cuda", 0, "What to measure (host)", 1},
+    {"gpu", KEY_GPU, "N", 0, "Which GPU (LOCAL_RANK's, else 0)", 1},
+    {"dtype", KEY_DTYPE, "f32|bf16", 0, "Of the model's weights and of the matrices (bf16)", 1},
+    {"params", KEY_PARAMS, "N", 0, "Weights that AdamW updates (cuda 128e6, host 8e6)", 1},
+    {"gemm", KEY_GEMM, "M,N,K", 0, "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1},
+    {"rounds", KEY_ROUNDS, "N", 0, "Measured rounds; the median counts (21)", 1},
+    {"threads", KEY_THREADS, "N", 0, "For matrix products of the host (1)", 1},
+    {"json", KEY_JSON, NULL, 0, "One JSON line", 1},
+    {0},
+};
+
+static error_t parse_gemm(struct argp_state *state, const char *arg, int64_t gemm[3])
+{
+    long long size[3];
+    char rest;
+    if (sscanf(arg, "%lld,%lld,%lld%c", &size[0], &size[1], &size[2], &rest) != 3 || size[0] < 1 ||
+        size[1] < 1 || size[2] < 1 || size[0] > 1000000 || size[1] > 1000000 || size[2] > 1000000) {
+        argp_error(state, "--gemm: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192", arg);
+        return EINVAL;
+    }
+    for (int i = 0; i < 3; i++) {
+        gemm[i] = size[i];
+    }
+    return 0;
+}
+
+static error_t parse_kernels(int key, char *arg, struct argp_state *state)
+{
+    struct kernels_options *o = state->input;
+    switch (key) {
+    case KEY_DEVICE:
+        return option_word(state, "--device", arg, option_devices, &o->device);
+    case KEY_GPU:
+        return option_int(state, "--gpu", arg, 0, 1000, &o->gpu);
+    case KEY_DTYPE:
+        return option_word(state, "--dtype", arg, option_dtypes, &o->dtype);
+    case KEY_PARAMS:
+        return option_int(state, "--params", arg, 1, INT64_C(100000000000), &o->params);
+    case KEY_GEMM:
+        return parse_gemm(state, arg, o->gemm);
+    case KEY_ROUNDS:
+        return option_int(state, "--rounds", arg, 1, 100000, &o->rounds);
+    case KEY_THREADS:
+        return option_int(state, "--threads", arg, 1, 1024, &o->threads);
+    case KEY_JSON:
+        o->json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "'%s' is not an option", arg);
+        return EINVAL;
+    case ARGP_KEY_SUCCESS: {
+        bool cuda = o->device == OPTION_CUDA;
+        o->params = o->params ? o->params : cuda ? 128000000 : 8000000;
+        for (int i = 0; i < 3; i++) {
+            o->gemm[i] = o->gemm[i] ? o->gemm[i] : cuda ? 8192 : 512;
+        }
+        return 0;
+    }
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* --- what is measured --- */
+
+enum { MASTER, GRAD, M, V, PARAM, A, B, C, N_BUFFERS };
+enum { COPY, ADAMW, GEMM, N_MEASURES };
+
+struct bench {
+    const struct kernels_options *o;
+    struct place place;
+    enum zr_dtype dtype;
+    struct buffer {
+        void *p;
+        int64_t bytes;
+    } buffers[N_BUFFERS];
+    struct zr_step_scalars *scalars;
+    int64_t *stamps;                  /* (2) of the host */
+    double *seconds[N_MEASURES];      /* (rounds) */
+    int64_t n_runs[N_MEASURES];       /* between two stamps */
+    double bytes_or_flop[N_MEASURES]; /* of one run */
+};
+
+/* Bytes read and written per weight: master weights, both moments and the fp32 gradient are read, all but the
+ * gradient written, and where the model's dtype is another its weights are written too. */
+static int64_t adamw_bytes(enum zr_dtype dtype)
+{
+    return 4 * 4 + 3 * 4 + (dtype == ZR_F32 ? 0 : zr_dtype_bytes(dtype));
+}
+
+/* One piece of random numbers in (-1, 1), over and over. */
+static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype dtype, uint64_t seed)
+{
+    enum { PIECE = 1 << 18 };
+    const struct zr_device_ops *dev = b->place.dev->ops;
+    int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
+    float *piece = malloc(PIECE * sizeof *piece);
+    if (!piece) {
+        return zr_fail(ZR_ERR_NOMEM, "no memory for random numbers");
+    }
+    for (int64_t i = 0; i < PIECE; i++) {
+        piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
+    }
+    zr_host_kernels_best()->cast(piece, dtype, piece, ZR_F32, PIECE);
+    int err = 0;
+    for (int64_t first = 0; first < n && !err; first += PIECE) {
+        int64_t here = n - first < PIECE ? n - first : PIECE;
+        err = dev->copy(b->place.stream, (char *)to->p + first * size, piece, here * size);
+    }
+    err = err ? err : dev->stream_sync(b->place.stream);
+    free(piece);
+    return err;
+}
+
+static int bench_open(struct bench *b)
+{
+    const struct kernels_options *o = b->o;
+    const int64_t n = o->params, *g = o->gemm, size = zr_dtype_bytes(b->dtype);
+    const int64_t bytes[N_BUFFERS] = {
+        n * 4, n * 4, n * 4, n * 4, n * size, g[0] * g[2] * size, g[2] * g[1] * size, g[0] * g[1] * size};
+    int err = place_open(&b->place, o->device == OPTION_CUDA, (int)o->gpu, (int)o->threads);
+    if (err) {
+        return err;
+    }
+    struct zr_device *dev = b->place.dev;
+    for (int i = 0; i < N_BUFFERS && !err; i++) {
+        err = dev->ops->alloc(dev, bytes[i], &b->buffers[i].p);
+        b->buffers[i].bytes = err ? 0 : bytes[i];
+        if (!err) {
+            err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
+        }
+    }
+    err = err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* must not be negative */
+    err = err ? err : dev->ops->alloc(dev, sizeof *b->scalars, (void **)&b->scalars);
+    err = err ? err : dev->ops->host_alloc(dev, 2 * sizeof *b->stamps, (void **)&b->stamps);
+    const struct zr_step_scalars scalars = {.grad_scale = 1.0f};
+    err = err ? err : dev->ops->put(b->place.stream, b->scalars, &scalars, sizeof scalars);
+    for (int i = 0; i < N_MEASURES && !err; i++) {
+        b->seconds[i] = malloc((size_t)o->rounds * sizeof *b->seconds[i]);
+        err = b->seconds[i] ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
+    }
+    b->bytes_or_flop[COPY] = 2.0 * (double)(n * 4);
+    b->bytes_or_flop[ADAMW] = (double)(n * adamw_bytes(b->dtype));
+    b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
+    for (int i = 0; i < N_MEASURES; i++) {
+        b->n_runs[i] = b->place.cuda ? 5 : 1;
+    }
+    return err;
+}
+
+static void bench_close(struct bench *b)
+{
+    struct zr_device *dev = b->place.dev;
+    if (dev) {
+        dev->ops->stream_sync(b->place.stream);
+        for (int i = 0; i < N_BUFFERS; i++) {
+            if (b->buffers[i].p) {
+                dev->ops->free(dev, b->buffers[i].p, b->buffers[i].bytes);
+            }
+        }
+        if (b->scalars) {
+            dev->ops->free(dev, b->scalars, sizeof *b->scalars);
+        }
+        if (b->stamps) {
+            dev->ops->host_free(dev, b->stamps, 2 * sizeof *b->stamps);
+        }
+    }
+    for (int i = 0; i < N_MEASURES; i++) {
+        free(b->seconds[i]);
+    }
+    place_close(&b->place);
+}
+
+static int run_one(struct bench *b, int what)
+{
+    const struct zr_device_ops *dev = b->place.dev->ops;
+    const int64_t *g = b->o->gemm;
+    switch (what) {
+    case COPY: /* one moment over the other: as large as the largest of AdamW's arrays */
+        return dev->copy(b->place.stream, b->buffers[M].p, b->buffers[GRAD].p, b->buffers[M].bytes);
+    case ADAMW: {
+        struct zr_update u = {
+            .kind = ZR_ADAMW,
+            .param_dtype = b->dtype,
+            .lr = 1e-4f,
+            .beta1 = 0.9f,
+            .beta2 = 0.95f,
+            .eps = 1e-8f,
+            .decay = 0.1f,
+            .c1 = 0.1f,
+            .c2 = 0.05f,
+            .t = 1,
+            .n = b->o->params,
+            .master = b->buffers[MASTER].p,
+            .param = b->dtype == ZR_F32 ? NULL : b->buffers[PARAM].p,
+            .grad = b->buffers[GRAD].p,
+            .state = {b->buffers[M].p, b->buffers[V].p},
+            .scalars = b->scalars,
+        };
+        return dev->update(b->place.stream, &u);
+    }
+    default: {
+        struct zr_gemm_args args = {
+            .m = g[0],
+            .n = g[1],
+            .k = g[2],
+            .ab_dtype = b->dtype,
+            .c_dtype = b->dtype,
+            .a = b->buffers[A].p,
+            .b = b->buffers[B].p,
+            .c = b->buffers[C].p,
+            .lda = g[2],
+            .ldb = g[1],
+            .ldc = g[1],
+            .n_batch = 1,
+        };
+        return zr_gemm_run(b->place.gemm, &args);
+    }
+    }
+}
+
+static int measure(struct bench *b, int what, double *seconds)
+{
+    const struct zr_device_ops *dev = b->place.dev->ops;
+    int err = dev->stamp(b->place.stream, &b->stamps[0]);
+    for (int64_t i = 0; i < b->n_runs[what] && !err; i++) {
+        err = run_one(b, what);
+    }
+    err = err ? err : dev->stamp(b->place.stream, &b->stamps[1]);
+    err = err ? err : dev->stream_sync(b->place.stream);
+    *seconds = (double)(b->stamps[1] - b->stamps[0]) * 1e-9 / (double)b->n_runs[what];
+    return err;
+}
+
+static int measure_all(struct bench *b)
+{
+    for (int64_t round = -N_WARM_ROUNDS; round < b->o->rounds; round++) {
+        for (int what = 0; what < N_MEASURES; what++) {
+            double seconds;
+            int err = measure(b, what, &seconds);
+            if (err) {
+                return err;
+            }
+            if (round >= 0) {
+                b->seconds[what][round] = seconds;
+            }
+        }
+    }
+    return 0;
+}
+
+static void tell(struct bench *b)
+{
+    const struct kernels_options *o = b->o;
+    double rate[N_MEASURES]; /* per second */
+    for (int i = 0; i < N_MEASURES; i++) {
+        rate[i] = b->bytes_or_flop[i] / report_median(b->seconds[i], o->rounds);
+    }
+    const char *device = option_word_of(option_devices, o->device), *dtype = zr_dtype_name(b->dtype);
+    if (o->json) {
+        report_line(json_pack(
+            "{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:o, s:[I,I,I], s:o}", "event", "kernels", "device",
+            device, "dtype", dtype, "rounds", (json_int_t)o->rounds, "params", (json_int_t)o->params,
+            "copy_gb_per_s", report_number(rate[COPY] * 1e-9), "adamw_gb_per_s",
+            report_number(rate[ADAMW] * 1e-9), "adamw_bytes_per_param", (json_int_t)adamw_bytes(b->dtype),
+            "adamw_over_copy", report_number(rate[ADAMW] / rate[COPY]), "gemm", (json_int_t)o->gemm[0],
+            (json_int_t)o->gemm[1], (json_int_t)o->gemm[2], "gemm_tflop_per_s",
+            report_number(rate[GEMM] * 1e-12)));
+        return;
+    }
+    printf("%s, %s, medians of %lld rounds\n", device, dtype, (long long)o->rounds);
+    printf("copy within the device   %10.1f GB/s read and written\n", rate[COPY] * 1e-9);
+    printf("AdamW, %.3g weights     %10.1f GB/s, %lld bytes each: %.0f%% of the copy\n", (double)o->params,
+           rate[ADAMW] * 1e-9, (long long)adamw_bytes(b->dtype), 100 * rate[ADAMW] / rate[COPY]);
+    printf("product %lldx%lldx%lld   %10.3f TFLOP/s\n", (long long)o->gemm[0], (long long)o->gemm[1],
+           (long long)o->gemm[2], rate[GEMM] * 1e-12);
+}
+
+int kernels_command(const char *name, int argc, char **argv)
+{
+    const struct argp argp = {
+        .options = kernels_argp_options,
+        .parser = parse_kernels,
+        .doc = "How fast a device copies, updates weights by AdamW, and multiplies matrices.",
+    };
+    struct kernels_options o = {
+        .device = OPTION_HOST, .gpu = PLACE_GPU_OF_RANK, .dtype = ZERO_BF16, .rounds = 21, .threads = 1};
+    int status = options_parse(&argp, name, argc, argv, &o);
+    if (status) {
+        return status;
+    }
+    struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZR_BF16 : ZR_F32};
+    int err = bench_open(&b);
+    err = err ? err : measure_all(&b);
+    if (err) {
+        fprintf(stderr, "%s: %s\n", name, zr_error_text());
+    } else {
+        tell(&b);
+    }
+    bool no_gpu = err && o.device == OPTION_CUDA && !b.place.dev;
+    bench_close(&b);
+    return !err ? EXIT_SUCCESS : no_gpu ? EXIT_USAGE : EXIT_FAILURE;
+}

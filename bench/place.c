@@ -1,0 +1,46 @@
+/* place.c: see place.h. */
+#include "bench/place.h"
+
+#include <stdlib.h>
+
+static int open_host(struct place *p, int n_threads)
+{
+    int err = zr_host_device_open(&p->dev);
+    if (err) {
+        return err;
+    }
+    err = p->dev->ops->stream_open(p->dev, ZR_STREAM_CALLER, "model", NULL, &p->stream);
+    return err ? err : zr_gemm_open(n_threads, &p->gemm);
+}
+
+static int open_cuda(struct place *p, int gpu)
+{
+    const char *rank = getenv("LOCAL_RANK");
+    int err = zr_cuda_device_open(gpu != PLACE_GPU_OF_RANK ? gpu : rank ? atoi(rank) : 0, &p->dev);
+    if (err) {
+        return err;
+    }
+    p->cuda = true;
+    err = p->dev->ops->stream_open(p->dev, ZR_STREAM_QUEUE, "model", NULL, &p->stream);
+    return err ? err : zr_gemm_open_cuda(p->dev, p->stream, 0, false, &p->gemm);
+}
+
+int place_open(struct place *p, bool cuda, int gpu, int n_threads)
+{
+    *p = (struct place){0};
+    int err = cuda ? open_cuda(p, gpu) : open_host(p, n_threads);
+    if (err) {
+        place_close(p);
+    }
+    return err;
+}
+
+void place_close(struct place *p)
+{
+    zr_gemm_close(p->gemm);
+    if (p->dev) {
+        p->dev->ops->stream_close(p->stream);
+        p->dev->ops->close(p->dev);
+    }
+    *p = (struct place){0};
+}

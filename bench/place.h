@@ -1,0 +1,23 @@
+/* place.h: where a model lives and computes: on the host, or on a CUDA device. */
+#ifndef ZERO_BENCH_PLACE_H
+#define ZERO_BENCH_PLACE_H
+
+#include "kernels/gemm.h"
+
+struct place {
+    struct zr_device *dev;
+    struct zr_stream *stream; /* all of the model's work, in order */
+    struct zr_gemm *gemm;
+    bool cuda;
+};
+
+#define PLACE_GPU_OF_RANK (-1)
+
+/* On the host with n_threads for matrix products; or with cuda on GPU number gpu, which becomes this thread's
+ * current device (PLACE_GPU_OF_RANK: LOCAL_RANK's, else 0). Returns 0 or a zr_err (ZR_ERR_NOTSUP: no usable
+ * GPU, the message says why), holding nothing. */
+int place_open(struct place *p, bool cuda, int gpu, int n_threads);
+/* Finishes what is on the stream. A place that was not opened is allowed. */
+void place_close(struct place *p);
+
+#endif
