@@ -15,7 +15,7 @@ import tempfile
 import time
 
 BENCH, RUN = sys.argv[1:3]
-N_KILLS = int(os.environ.get("N_KILLS", "30"))
+N_KILLS = int(os.environ.get("N_KILLS", "200"))
 SEED = int(os.environ.get("SEED", str(time.time_ns())))
 STEPS = 300
 MODEL = ["--layers", "2", "--heads", "2", "--channels", "16", "--context", "16", "--batch", "1", "--json"]
@@ -49,32 +49,40 @@ def finish(*args):
     return summary[-1]["state_sha256"]
 
 
+def killed(args, rng, path):
+    """Starts a run and kills it: at any time from its start on, or, more often, soon after its first step. Returns what it told."""
+    with open(path, "w+", encoding="utf-8") as out:
+        run = subprocess.Popen(command(*args), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        if rng.random() < 0.2:
+            time.sleep(rng.uniform(0.001, 0.1))
+        else:
+            while run.poll() is None and '"step"' not in open(path, encoding="utf-8").read():
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.08))
+        try:
+            os.killpg(run.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        run.wait(timeout=60)
+        out.seek(0)
+        return out.read()
+
+
 def main():
     rng = random.Random(SEED)
-    kills = resumed = 0
+    kills = resumed = rounds = 0
     with tempfile.TemporaryDirectory() as root:
         data = os.path.join(root, "text")
         with open(data, "w", encoding="utf-8") as f:
             f.write("It was the best of times, it was the worst of times. " * 50)
-        for round_ in range(2):
-            world, stage, more = ((2, 3, ["--save-async"]), (1, 2, []))[round_]
+        for world, stage, more in ((2, 3, ["--save-async"]), (1, 2, [])):
             whole = finish(data, world, stage, STEPS)
-            folder = os.path.join(root, f"run{round_}")
+            folder = os.path.join(root, f"run{world}")
             saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]
             last = 0
-            for _ in range(N_KILLS // 2):
-                run = subprocess.Popen(command(data, world, stage, STEPS, *saving), stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, text=True, start_new_session=True)
-                try:
-                    # At random between the start and some steps on.
-                    until = time.monotonic() + rng.uniform(0.005, 0.3)
-                    while time.monotonic() < until and run.poll() is None:
-                        time.sleep(0.001)
-                    os.killpg(run.pid, signal.SIGKILL)
-                    kills += 1
-                except ProcessLookupError:
-                    pass
-                text = run.communicate(timeout=60)[0]
+            for k in range(1, N_KILLS // 2 + 1):
+                text = killed((data, world, stage, STEPS, *saving), rng, os.path.join(root, "told"))
+                kills += 1
                 if "zero-bench train: " in re.sub(r"zero-bench train: rank \d+: skipped.*|.*was never finished.*", "", text):
                     fail("a run that was killed had failed before", text)
                 steps = [e["step"] for e in events(text) if e["event"] == "step"]
@@ -84,15 +92,19 @@ def main():
                 if steps and steps[0] + 1 < last - 1:
                     fail(f"went on from step {steps[0]} after {last} were told as done", text)
                 last = steps[-1] if steps else last
-                if last == STEPS:
-                    subprocess.run(["rm", "-rf", folder], check=True)
-                    last = 0
-            if finish(data, world, stage, STEPS, *saving) != whole:
-                fail("the run that went on ended elsewhere than the one that was not interrupted", "")
-            names = sorted(os.listdir(folder))
-            if any(name.startswith(".") for name in names) or len(names) > 2:
-                fail(f"left behind: {names}", "")
-    print(f"SEED={SEED}: {kills} kills, {resumed} runs went on from a checkpoint")
+                if last < STEPS and k < N_KILLS // 2:
+                    continue
+                if finish(data, world, stage, STEPS, *saving) != whole:
+                    fail("the run that went on ended elsewhere than the one that was not interrupted", text)
+                names = sorted(os.listdir(folder))
+                if any(name.startswith(".") for name in names) or len(names) > 2:
+                    fail(f"left behind: {names}", "")
+                subprocess.run(["rm", "-rf", folder], check=True)
+                last = 0
+                rounds += 1
+    print(f"SEED={SEED}: {kills} kills, {resumed} runs went on from a checkpoint, {rounds} ended as without interruption")
+    if resumed < kills // 4:
+        fail("hardly any run went on from a checkpoint: nothing was tested", "")
 
 
 main()
