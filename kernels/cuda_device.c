@@ -176,9 +176,12 @@ static int check_gpu(int *number)
     if (err)
         return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));
-    if (ordinal == ZR_CUDA_CURRENT && cudaGetDevice(&ordinal))
-        return zr_fail(ZR_ERR_SYSTEM, "the thread's GPU: cudaGetDevice: %s",
-                       cudaGetErrorString(cudaGetLastError()));
+    err = ordinal == ZR_CUDA_CURRENT ? cudaGetDevice(&ordinal) : cudaSuccess;
+    if (err) {
+        cudaGetLastError();
+        return zr_fail(ZR_ERR_SYSTEM, "the thread's GPU: cudaGetDevice: %s (%s)", cudaGetErrorName(err),
+                       cudaGetErrorString(err));
+    }
     *number = ordinal;
     if (ordinal < 0 || ordinal >= count)
         return zr_fail(ZR_ERR_ARG, "GPU number is %d, must be 0 to %d", ordinal, count - 1);
