@@ -72,11 +72,11 @@ int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline 
         t->track[i].times = t->times + (int64_t)i * n_spans;
         t->track[i].ring = calloc((size_t)n_spans, sizeof(struct span));
         if (!t->track[i].ring)
-            err = ZR_ERR_NOMEM;
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
     }
     if (err) {
         zr_timeline_close(t);
-        return zr_fail(err, "no memory for a timeline of %d spans", n_spans);
+        return err;
     }
     *out = t;
     return 0;
