@@ -22,6 +22,16 @@ static const struct zero_tensor shape_of[TOY_TENSORS] = {
     {.name = "head", .shape = {257}, .dtype = ZERO_BF16, .unit = 3, .flags = ZERO_GRAD_OVERWRITE},
 };
 
+void (*toy_wait)(void);
+
+static int open_unit(zero_ctx *z, bool brackets, int unit, enum zero_phase phase)
+{
+    int err = brackets ? zero_begin(z, unit, phase) : 0;
+    if (toy_wait)
+        toy_wait();
+    return err;
+}
+
 static uint64_t mix(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -100,7 +110,7 @@ int toy_forward(struct toy *m, zero_ctx *z, bool brackets)
     volatile float seen = 0;
     int err = 0;
     for (int u = 0; !err && u < TOY_UNITS; u++) {
-        err = brackets ? zero_begin(z, u, ZERO_FORWARD) : 0;
+        err = open_unit(z, brackets, u, ZERO_FORWARD);
         for (int t = 0; !err && t < TOY_TENSORS; t++)
             if (shape_of[t].unit == u)
                 seen += load(t, m->param[t], 0);
@@ -132,7 +142,7 @@ int toy_backward(struct toy *m, zero_ctx *z, bool brackets, int step, int micro)
 {
     int err = 0;
     for (int u = TOY_UNITS; !err && u-- > 0;) {
-        err = brackets ? zero_begin(z, u, ZERO_BACKWARD) : 0;
+        err = open_unit(z, brackets, u, ZERO_BACKWARD);
         if (!err)
             toy_add_gradient(m, u, step, micro);
         if (!err && brackets)

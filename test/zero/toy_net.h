@@ -20,6 +20,10 @@ struct toy {
     struct zero_tensor table[TOY_TENSORS];
 };
 
+/* Called before the model touches a unit it has opened; NULL, as on the host: nothing. On a GPU: waits for
+ * the model's stream. */
+extern void (*toy_wait)(void);
+
 /* Fresh weights, the same on every rank. */
 void toy_make(struct toy *m);
 void toy_free(struct toy *m);

@@ -1,0 +1,344 @@
+/* test_cuda_context.c: a context on a GPU that is a stand-in: what is refused, every call into CUDA failing
+ * in turn, a GPU that is lost, how often the host waits, the model's own optimizer, and checkpoints that move
+ * between GPU and host. */
+#include "test/stand_in/stand_in.h"
+#include "test/zero/toy_net.h"
+
+#include <cuda_runtime_api.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct zero_config config(int stage)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.stage = stage;
+    return cfg;
+}
+
+static void wait_for_default_stream(void)
+{
+    cudaStreamSynchronize(NULL);
+}
+
+static void nothing_wrong(void)
+{
+    const char *text;
+    if (stand_in_end(&text))
+        fail_msg("%s", text);
+}
+
+/* --- what is refused --- */
+
+static void refused(const struct zero_config *cfg, int code, const char *const *parts)
+{
+    struct toy m;
+    zero_ctx *z = (zero_ctx *)&m;
+    toy_make(&m);
+    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, cfg), code);
+    assert_null(z);
+    assert_true(toy_untouched(&m));
+    for (; *parts; parts++)
+        if (!strstr(zero_last_error(), *parts))
+            fail_msg("\"%s\" lacks \"%s\"", zero_last_error(), *parts);
+    toy_free(&m);
+    nothing_wrong();
+}
+#define REFUSED(cfg, code, ...) refused(cfg, code, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_what_is_refused(void **state)
+{
+    (void)state;
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    struct zero_config cfg = config(3);
+    m->driver_version = 0;
+    REFUSED(&cfg, ZERO_ERR_NOTSUP, "zero_wrap", "no usable GPU", "no NVIDIA driver");
+    m->driver_version = 12040;
+    REFUSED(&cfg, ZERO_ERR_NOTSUP, "the driver is for CUDA 12.4");
+    *m = was;
+    m->major = 7, m->minor = 5;
+    REFUSED(&cfg, ZERO_ERR_NOTSUP, "compute capability 7.5", "bf16");
+    *m = was;
+    m->device_bytes = 20000;
+    REFUSED(&cfg, ZERO_ERR_NOMEM, "the plan needs", "for each rank on its GPU, which has 20000 free", "param",
+            "moments");
+    *m = was;
+    m->n_devices = 2;
+    assert_int_equal(cudaSetDevice(1), cudaSuccess);
+    assert_int_equal(cudaStreamCreate((cudaStream_t *)&cfg.stream), cudaSuccess);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    struct toy t;
+    zero_ctx *z;
+    toy_make(&t);
+    assert_int_equal(zero_wrap(&z, t.table, TOY_TENSORS, &cfg), ZERO_ERR_ARG);
+    assert_non_null(strstr(zero_last_error(), "the stream is of GPU 1, the device is GPU 0"));
+    assert_true(toy_untouched(&t));
+    toy_free(&t);
+    assert_int_equal(cudaStreamDestroy((cudaStream_t)cfg.stream), cudaSuccess);
+    nothing_wrong();
+    *m = was;
+}
+
+/* --- training --- */
+
+/* Two steps on a context; the first error. */
+static int train(struct toy *m, zero_ctx *z, int first_step)
+{
+    int err = 0;
+    for (int s = first_step; !err && s < first_step + 2; s++) {
+        err = toy_forward(m, z, true);
+        if (!err)
+            err = toy_backward(m, z, true, s, 0);
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+/* Wraps, trains, reads all, unwraps. */
+static int live(const struct zero_config *cfg, uint64_t *hash)
+{
+    struct toy m;
+    zero_ctx *z;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, cfg);
+    if (err) {
+        assert_null(z);
+        assert_true(toy_untouched(&m));
+    } else {
+        err = train(&m, z, 0);
+        if (!err)
+            err = toy_hash(z, 2, hash);
+        if (err) { /* the same cause for ever */
+            char text[512];
+            snprintf(text, sizeof text, "%s", zero_last_error());
+            int again = zero_step(z, 1e-2f, NULL);
+            assert_int_equal(again, err);
+            const char *cause = strstr(text, "cuda");
+            assert_true(!cause || strstr(zero_last_error(), cause));
+        }
+        int last = zero_unwrap(&z);
+        assert_null(z);
+        err = err ? err : last;
+    }
+    toy_free(&m);
+    return err;
+}
+
+static uint64_t hash_on_host(void)
+{
+    struct zero_config cfg = config(0);
+    uint64_t hash;
+    cfg.device = ZERO_DEVICE_HOST;
+    assert_int_equal(live(&cfg, &hash), 0);
+    return hash;
+}
+
+static void test_every_call_fails(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3) {
+        struct zero_config cfg = config(stage);
+        cfg.trace = 1;
+        uint64_t hash, good = hash_on_host();
+        stand_in_fail(NULL, 0, cudaSuccess, false);
+        assert_int_equal(live(&cfg, &hash), 0);
+        assert_true(hash == good);
+        int n = (int)stand_in_calls(NULL), n_failed = 0;
+        nothing_wrong();
+        for (int k = 1; k <= n; k += 1 + k / 60) {
+            stand_in_fail(NULL, k, cudaErrorUnknown, false);
+            int err = live(&cfg, &hash);
+            n_failed += err != 0;
+            if (err && !strstr(zero_last_error(), "cudaErrorUnknown") &&
+                !strstr(zero_last_error(), "no usable GPU"))
+                fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
+            stand_in_end(NULL);
+            assert_int_equal(live(&cfg, &hash), 0); /* the next context is well */
+            assert_true(hash == good);
+            nothing_wrong();
+        }
+        assert_true(n_failed > 20);
+    }
+}
+
+static void test_lost_gpu(void **state)
+{
+    (void)state;
+    struct zero_config cfg = config(3);
+    uint64_t hash;
+    stand_in_fail(NULL, 0, cudaSuccess, false);
+    assert_int_equal(live(&cfg, &hash), 0);
+    int n = (int)stand_in_calls(NULL), n_failed = 0;
+    for (int k = 1; k <= n; k += 13) {
+        stand_in_fail(NULL, k, cudaErrorIllegalAddress, true);
+        int err = live(&cfg, &hash);
+        n_failed += err != 0; /* not while it is taken down: then there is nothing to lose */
+        if (err && !strstr(zero_last_error(), "cudaErrorIllegalAddress") &&
+            !strstr(zero_last_error(), "no usable GPU"))
+            fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
+        stand_in_end(NULL);
+    }
+    assert_true(n_failed > 20);
+    assert_int_equal(live(&cfg, &hash), 0);
+    nothing_wrong();
+}
+
+/* The model's thread puts a whole step on streams without waiting for the GPU; the next step waits for the
+ * norm of the one before, which decides its number, and for nothing else. */
+static void test_host_does_not_wait(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct zero_config cfg = config(stage);
+        struct toy m;
+        zero_ctx *z;
+        toy_make(&m);
+        assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
+        void (*wait)(void) = toy_wait;
+        toy_wait = NULL; /* the model's own kernels: nothing, here */
+        for (int step = 0; step < 4; step++) {
+            int64_t before = stand_in_host_waits();
+            for (int u = 0; u < TOY_UNITS; u++) {
+                assert_int_equal(zero_begin(z, u, ZERO_FORWARD), 0);
+                assert_int_equal(zero_end(z, u, ZERO_FORWARD), 0);
+            }
+            for (int u = TOY_UNITS; u-- > 0;) {
+                assert_int_equal(zero_begin(z, u, ZERO_BACKWARD), 0);
+                assert_int_equal(zero_end(z, u, ZERO_BACKWARD), 0);
+            }
+            assert_int_equal(stand_in_host_waits(), before);
+            assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
+            if (stand_in_host_waits() - before > (step > 0))
+                fail_msg("stage %d, step %d: the host waited %d times", stage, step,
+                         (int)(stand_in_host_waits() - before));
+        }
+        toy_wait = wait;
+        assert_int_equal(zero_unwrap(&z), 0);
+        toy_free(&m);
+        nothing_wrong();
+    }
+}
+
+/* --- the model's own optimizer --- */
+
+static int n_updates;
+
+/* Plain SGD, by the CPU: legal on the stand-in, where a GPU would be given a kernel. */
+static int own_sgd(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    struct stand_in_range range;
+    if (!u->stream || !stand_in_find(u->master, &range) || range.type != cudaMemoryTypeDevice)
+        return 1;
+    if (cudaStreamSynchronize((cudaStream_t)u->stream))
+        return 2;
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] = u->master[i] - u->lr * u->grad[i];
+    n_updates++;
+    return 0;
+}
+
+static void test_own_optimizer(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        uint64_t hash[2];
+        for (int own = 0; own < 2; own++) {
+            struct zero_config cfg = config(stage);
+            struct toy m;
+            zero_ctx *z;
+            struct zero_step_info info;
+            if (own)
+                cfg.update = own_sgd;
+            else
+                cfg.optimizer = ZERO_SGD;
+            toy_make(&m);
+            assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
+            assert_int_equal(train(&m, z, 0), 0);
+            assert_true(!own || n_updates > 0);
+            /* A gradient that is not finite: the model's optimizer is not asked. */
+            int before = n_updates;
+            assert_int_equal(toy_forward(&m, z, true), 0);
+            for (int u = TOY_UNITS; u-- > 0;) {
+                assert_int_equal(zero_begin(z, u, ZERO_BACKWARD), 0);
+                toy_wait();
+                toy_add_gradient(&m, u, 2, 0);
+                if (u == 0)
+                    toy_poison_gradient(&m, 0, INFINITY);
+                assert_int_equal(zero_end(z, u, ZERO_BACKWARD), 0);
+            }
+            assert_int_equal(zero_step(z, 1e-2f, &info), 0);
+            assert_true(info.skipped == 1 && info.t == 2);
+            assert_int_equal(train(&m, z, 3), 0);
+            assert_true(!own || n_updates > before);
+            assert_int_equal(toy_hash(z, 0, &hash[own]), 0);
+            assert_int_equal(zero_unwrap(&z), 0);
+            toy_free(&m);
+        }
+        assert_true(hash[0] == hash[1]);
+        nothing_wrong();
+    }
+}
+
+/* --- checkpoints --- */
+
+/* Trains from the start (from NULL) or from a checkpoint for two steps, saves to `to` unless NULL. */
+static uint64_t stretch(int device, int stage, bool async, const char *from, const char *to, int first_step)
+{
+    struct zero_config cfg = config(stage);
+    struct toy m;
+    zero_ctx *z;
+    uint64_t hash;
+    cfg.device = device;
+    cfg.save_async = async;
+    toy_make(&m);
+    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
+    if (from && zero_load(z, from))
+        fail_msg("load on device %d: %s", device, zero_last_error());
+    assert_int_equal(train(&m, z, first_step), 0);
+    if (to && (zero_save(z, to) || zero_save_wait(z)))
+        fail_msg("save on device %d: %s", device, zero_last_error());
+    assert_int_equal(toy_hash(z, 2, &hash), 0);
+    assert_int_equal(zero_unwrap(&z), 0);
+    toy_free(&m);
+    return hash;
+}
+
+static void test_checkpoints_move(void **state)
+{
+    (void)state;
+    uint64_t half = stretch(ZERO_DEVICE_HOST, 0, false, NULL, NULL, 0), whole = 0;
+    for (int k = 0; k < 8; k++) {
+        char dir[] = "/tmp/zero-cuda-XXXXXX", remove[64];
+        int from = k & 1 ? ZERO_DEVICE_CUDA : ZERO_DEVICE_HOST,
+            to = k & 2 ? ZERO_DEVICE_CUDA : ZERO_DEVICE_HOST;
+        assert_non_null(mkdtemp(dir));
+        assert_true(stretch(from, k % 4, k & 4, NULL, dir, 0) == half);
+        uint64_t end = stretch(to, 3 - k % 4, false, dir, NULL, 2);
+        assert_true(k == 0 || end == whole);
+        whole = end;
+        snprintf(remove, sizeof remove, "rm -r %s", dir);
+        assert_int_equal(system(remove), 0);
+        nothing_wrong();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_lost_gpu),        cmocka_unit_test(test_host_does_not_wait),
+        cmocka_unit_test(test_own_optimizer),   cmocka_unit_test(test_checkpoints_move),
+    };
+    toy_wait = wait_for_default_stream;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
