@@ -45,7 +45,7 @@ none)
     ;;
 address)
     build=build-asan
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false \
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     tests='--no-suite house'
@@ -55,7 +55,8 @@ address)
     ;;
 thread)
     build=build-tsan
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dc_args=-fno-omit-frame-pointer
+    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
+        -Dc_args=-fno-omit-frame-pointer
     export CXXFLAGS=-fno-omit-frame-pointer
     tests='--suite threads'
     slower=15

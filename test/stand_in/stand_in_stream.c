@@ -36,9 +36,10 @@ static bool is_blocking(const struct CUstream_st *s, int device)
            s != si.device[device].legacy;
 }
 
+/* Also when it is done already: op is ordered after it all the same. */
 static void add_after(struct si_op *op, struct si_op *after)
 {
-    if (after && !after->done)
+    if (after)
         op->after[op->n_after++] = hold(after);
 }
 
