@@ -137,7 +137,7 @@ error_t option_word(struct argp_state *state, const char *name, const char *arg,
 
 const struct option_word option_dtypes[] = {{"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {0}};
 
-const struct option_word option_devices[] = {{"host", OPTION_HOST}, {"cuda", OPTION_CUDA}, {0}};
+const struct option_word option_devices[] = {{"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {0}};
 
 const struct option_word option_optimizers[] = {
     {"adamw", ZERO_ADAMW}, {"adam", ZERO_ADAM}, {"sgd", ZERO_SGD}, {"rmsprop", ZERO_RMSPROP}, {0},

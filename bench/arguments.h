@@ -31,9 +31,8 @@ struct option_word {
 error_t option_word(struct argp_state *state, const char *name, const char *arg,
                     const struct option_word *words, int *out);
 
-extern const struct option_word option_dtypes[]; /* f32, bf16: enum zero_dtype */
-enum { OPTION_HOST = 1, OPTION_CUDA = 2 };
-extern const struct option_word option_devices[];                       /* host, cuda */
+extern const struct option_word option_dtypes[];                        /* f32, bf16: enum zero_dtype */
+extern const struct option_word option_devices[];                       /* host, cuda: enum zero_device */
 extern const struct option_word option_optimizers[];                    /* adamw, ...: enum zero_optimizer */
 const char *option_word_of(const struct option_word *words, int value); /* the reverse; "unknown" if none */
 

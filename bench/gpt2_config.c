@@ -24,6 +24,12 @@ int64_t gpt2_n_params(const struct gpt2_config *c)
     return (c->vocab + c->context) * C + c->layers * layer + 2 * C;
 }
 
+double gpt2_flop_per_token(const struct gpt2_config *c)
+{
+    double weights = (double)(gpt2_n_params(c) - c->context * c->channels);
+    return 6 * weights + 12 * (double)c->layers * (double)c->channels * (double)c->context;
+}
+
 enum { KEY_MODEL = 0x200, KEY_LAYERS, KEY_HEADS, KEY_CHANNELS, KEY_CONTEXT, KEY_VOCAB };
 
 static const struct argp_option model_argp_options[] = {

@@ -16,6 +16,11 @@ struct gpt2_config {
 /* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
 int64_t gpt2_n_params(const struct gpt2_config *c);
 
+/* Floating-point operations per token of forward and backward: 6 per weight that a token is multiplied by
+ * (all but the position embedding) and 12 * L * C * T for attention without regard to causality (Chowdhery et
+ * al., arXiv:2204.02311, appendix B). */
+double gpt2_flop_per_token(const struct gpt2_config *c);
+
 /* What --model, --layers, --heads, --channels, --context and --vocab gave. */
 struct model_options {
     struct gpt2_config config;

@@ -77,7 +77,7 @@ static error_t parse_kernels(int key, char *arg, struct argp_state *state)
         argp_error(state, "'%s' is not an option", arg);
         return EINVAL;
     case ARGP_KEY_SUCCESS: {
-        bool cuda = o->device == OPTION_CUDA;
+        bool cuda = o->device == ZERO_DEVICE_CUDA;
         o->params = o->params ? o->params : cuda ? 128000000 : 8000000;
         for (int i = 0; i < 3; i++) {
             o->gemm[i] = o->gemm[i] ? o->gemm[i] : cuda ? 8192 : 512;
@@ -146,7 +146,7 @@ static int bench_open(struct bench *b)
     const int64_t n = o->params, *g = o->gemm, size = zr_dtype_bytes(b->dtype);
     const int64_t bytes[N_BUFFERS] = {
         n * 4, n * 4, n * 4, n * 4, n * size, g[0] * g[2] * size, g[2] * g[1] * size, g[0] * g[1] * size};
-    int err = place_open(&b->place, o->device == OPTION_CUDA, (int)o->gpu, (int)o->threads);
+    int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
     if (err) {
         return err;
     }
@@ -312,7 +312,7 @@ int kernels_command(const char *name, int argc, char **argv)
         .doc = "How fast a device copies, updates weights by AdamW, and multiplies matrices.",
     };
     struct kernels_options o = {
-        .device = OPTION_HOST, .gpu = PLACE_GPU_OF_RANK, .dtype = ZERO_BF16, .rounds = 21, .threads = 1};
+        .device = ZERO_DEVICE_HOST, .gpu = PLACE_GPU_OF_RANK, .dtype = ZERO_BF16, .rounds = 21, .threads = 1};
     int status = options_parse(&argp, name, argc, argv, &o);
     if (status) {
         return status;
@@ -325,7 +325,7 @@ int kernels_command(const char *name, int argc, char **argv)
     } else {
         tell(&b);
     }
-    bool no_gpu = err && o.device == OPTION_CUDA && !b.place.dev;
+    bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.place.dev;
     bench_close(&b);
     return !err ? EXIT_SUCCESS : no_gpu ? EXIT_USAGE : EXIT_FAILURE;
 }

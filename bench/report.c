@@ -121,10 +121,27 @@ double report_ms_median(const struct report *r)
     return median;
 }
 
+/* Tokens per second of the median step. */
+static double tokens_per_s(const struct report *r, const struct report_summary *s)
+{
+    return (double)s->tokens_per_step / report_ms_median(r) * 1e3;
+}
+
+/* The share of the devices' arithmetic that the model's own needs take ("model FLOPs utilization": Chowdhery
+ * et al., arXiv:2204.02311, appendix B); NaN if their peak is not known. */
+static double used_share(const struct report *r, const struct report_summary *s)
+{
+    return s->peak_tflops > 0 ? tokens_per_s(r, s) * s->flop_per_token / (s->peak_tflops * 1e12) : NAN;
+}
+
 static void print_summary(const struct report *r, const struct report_summary *s)
 {
     printf("\n%lld steps, loss %.4f -> %.4f, median step %.1f ms\n", (long long)r->n_steps, r->first_loss,
            s->loss, report_ms_median(r));
+    if (s->peak_tflops > 0) {
+        printf("%.0f tokens/s: the model's arithmetic takes %.1f%% of what the device can do\n",
+               tokens_per_s(r, s), 100 * used_share(r, s));
+    }
     printf("received per step and rank: %s in %.1f all-gathers, %.1f reduce-scatters, %.1f all-reduces\n",
            report_bytes(s->traffic.wire_bytes / (r->n_steps ? r->n_steps : 1)).text,
            (double)s->traffic.n_all_gather / (double)r->n_steps,
@@ -138,6 +155,9 @@ static void print_summary(const struct report *r, const struct report_summary *s
     ROW(total, "total")
 #undef ROW
     printf("%-20s %12s %12s\n", "peak resident", "", report_bytes(s->peak_rss_bytes).text);
+    if (s->peak_device_bytes) {
+        printf("%-20s %12s %12s\n", "peak of the GPU", "", report_bytes(s->peak_device_bytes).text);
+    }
     printf("\nstate sha256 %s\n", s->state_sha256);
     fflush(stdout);
 }
@@ -155,12 +175,15 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_pack("{s:I, s:I, s:I, s:I}", "all_gather", (json_int_t)s->traffic.n_all_gather, "reduce_scatter",
                   (json_int_t)s->traffic.n_reduce_scatter, "all_reduce", (json_int_t)s->traffic.n_all_reduce,
                   "wire_bytes", (json_int_t)s->traffic.wire_bytes);
-    report_line(json_pack("{s:s, s:i, s:o, s:o, s:s, s:o, s:o, s:I, s:o, s:o}", "event", "summary", "world",
-                          (int)s->world, "stage", s->stage < 0 ? json_null() : json_integer(s->stage), "loss",
-                          report_number(s->loss), "state_sha256", s->state_sha256, "bytes",
-                          report_bytes_json(&s->bytes), "planned_bytes", report_bytes_json(&s->planned_bytes),
-                          "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "ms_median",
-                          report_number(report_ms_median(r)), "collectives", collectives));
+    report_line(json_pack(
+        "{s:s, s:i, s:o, s:s, s:o, s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "summary",
+        "world", (int)s->world, "stage", s->stage < 0 ? json_null() : json_integer(s->stage), "device",
+        s->device, "loss", report_number(s->loss), "state_sha256", s->state_sha256, "bytes",
+        report_bytes_json(&s->bytes), "planned_bytes", report_bytes_json(&s->planned_bytes), "peak_rss_bytes",
+        (json_int_t)s->peak_rss_bytes, "peak_device_bytes", (json_int_t)s->peak_device_bytes, "ms_median",
+        report_number(report_ms_median(r)), "tokens_per_s", report_number(tokens_per_s(r, s)),
+        "flop_per_token", report_number(s->flop_per_token), "mfu", report_number(used_share(r, s)),
+        "collectives", collectives));
 }
 
 void report_close(struct report *r)

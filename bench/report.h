@@ -20,10 +20,14 @@ struct report_step {
 
 struct report_summary {
     int32_t world, stage; /* stage -1: not wrapped */
-    double loss;          /* of the last step */
+    const char *device;
+    double loss; /* of the last step */
     char state_sha256[STATE_HASH_CHARS];
     struct zero_bytes bytes, planned_bytes; /* per rank */
     int64_t peak_rss_bytes;                 /* mean over ranks */
+    int64_t peak_device_bytes;              /* of a GPU's memory, this rank's; 0 on the host */
+    int64_t tokens_per_step;                /* of all ranks together */
+    double flop_per_token, peak_tflops;     /* peak_tflops: of all ranks together; 0: not known */
     struct zero_traffic traffic;            /* of this rank, all steps */
 };
 

@@ -37,7 +37,7 @@ struct run {
     zero_ctx *z;        /* wrapped; NULL with --plain */
     struct plain plain; /* only with --plain */
     int32_t rank, world;
-    int64_t peak_resident, start_ns;
+    int64_t peak_resident, peak_device, start_ns;
     bool bad_input; /* what failed is for the caller to put right */
 };
 
@@ -112,6 +112,8 @@ static int wrap(struct run *r)
     cfg.wire_dtype = o->wire_dtype;
     cfg.save_async = o->save_async;
     cfg.save_keep = (int32_t)o->keep;
+    cfg.device = o->device;
+    cfg.stream = r->place.dev->ops->stream_native(r->place.stream);
     cfg.log = o->log || o->load ? log_line : NULL;
     cfg.log_arg = r;
     int32_t layers = (int32_t)o->model.config.layers;
@@ -202,6 +204,17 @@ static int share(struct run *r, double *loss, bool *stop)
     return 0;
 }
 
+/* Of a GPU's memory, what is in use, by others too; 0 on the host. */
+static int64_t device_bytes(const struct run *r)
+{
+    const struct zr_device *dev = r->place.dev;
+    int64_t free_bytes, total_bytes;
+    if (!dev->ops->memory || dev->ops->memory(r->place.dev, &free_bytes, &total_bytes)) {
+        return 0;
+    }
+    return total_bytes - free_bytes;
+}
+
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 {
     const struct train_options *o = r->o;
@@ -227,8 +240,9 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     /* Now and then, for it takes the kernel a while to count. What a step needs is held from the first one
      * on, so no peak falls between. */
     if (*stop || ((step + 1) & step) == 0) {
-        int64_t now = resident_bytes();
+        int64_t now = resident_bytes(), on_device = device_bytes(r);
         r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
+        r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
     }
     struct report_step told_step = {
         .step = step + 1,
@@ -236,7 +250,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .grad_norm = info.grad_norm,
         .ms = ms,
         .tokens_per_s = (double)(r->world * o->accum * o->batch * T) / ms * 1e3,
-        .resident_bytes = r->peak_resident,
+        .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
         .skipped = info.skipped,
     };
     return report_step(&r->report, &told_step, *stop);
@@ -342,7 +356,16 @@ static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first
 static int summarize(struct run *r, double loss)
 {
     const struct train_options *o = r->o;
-    struct report_summary s = {.world = r->world, .stage = -1, .loss = loss};
+    struct report_summary s = {
+        .world = r->world,
+        .stage = -1,
+        .device = r->place.dev->ops->name,
+        .loss = loss,
+        .tokens_per_step = r->world * o->accum * o->batch * o->model.config.context,
+        .flop_per_token = gpt2_flop_per_token(&o->model.config),
+        .peak_tflops = o->peak_tflops * r->world,
+        .peak_device_bytes = r->peak_device,
+    };
     double peak = (double)r->peak_resident;
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
@@ -403,8 +426,9 @@ static int train(struct run *r)
     if (!o->export_to) {
         TRY(load_text(r));
     }
+    r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
+    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, o->threads));
     r->bad_input = false;
-    TRY(place_open(&r->place, false, PLACE_GPU_OF_RANK, o->threads));
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, &r->place));
     train_describe(r->tensors, &o->model.config, &r->model);
     if (o->plain) {

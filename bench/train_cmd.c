@@ -1,6 +1,7 @@
 /* train_cmd.c: the options of zero-bench train. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/place.h"
 #include "bench/train.h"
 
 #include <string.h>
@@ -27,6 +28,9 @@ enum {
     KEY_DETERMINISTIC,
     KEY_WIRE_DTYPE,
     KEY_THREADS,
+    KEY_DEVICE,
+    KEY_GPU,
+    KEY_PEAK_TFLOPS,
     KEY_PLAIN,
     KEY_JSON,
     KEY_LOG,
@@ -75,7 +79,13 @@ static const struct argp_option train_argp_options[] = {
     {"import", KEY_IMPORT, "DIR", 0,
      "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4},
     {0, 0, 0, 0, "Running:", 5},
-    {"threads", KEY_THREADS, "N", 0, "For matrix products, of each rank (1)", 5},
+    {"device", KEY_DEVICE, "host|cuda", 0, "Where the model computes (host)", 5},
+    {"gpu", KEY_GPU, "N", 0, "Which GPU (LOCAL_RANK's, else 0)", 5},
+    {"threads", KEY_THREADS, "N", 0, "For matrix products on the host, of each rank (1)", 5},
+    {"peak-tflops", KEY_PEAK_TFLOPS, "X", 0,
+     "What the device can do, to tell the share of it that the model's arithmetic takes (MFU); NVIDIA's data "
+     "sheets give for dense bf16: A100 312, H100 and H200 SXM 989.4",
+     5},
     {"json", KEY_JSON, NULL, 0, "JSON lines only, from rank 0", 5},
     {"log", KEY_LOG, NULL, 0, "Show libzero's log on stderr", 5},
     {0},
@@ -183,6 +193,12 @@ static error_t parse_train(int key, char *arg, struct argp_state *state)
         err = option_int(state, "--threads", arg, 1, 1024, &n);
         o->threads = err ? o->threads : (int)n;
         return err;
+    case KEY_DEVICE:
+        return option_word(state, "--device", arg, option_devices, &o->device);
+    case KEY_GPU:
+        return option_int(state, "--gpu", arg, 0, 1000, &o->gpu);
+    case KEY_PEAK_TFLOPS:
+        return option_double(state, "--peak-tflops", arg, 1e-6, 1e9, &o->peak_tflops);
     case KEY_PLAIN:
         o->plain = true;
         return 0;
@@ -239,6 +255,8 @@ int train_command(const char *name, int argc, char **argv)
         .weight_decay = 0.1,
         .clip = 1.0,
         .threads = 1,
+        .device = ZERO_DEVICE_HOST,
+        .gpu = PLACE_GPU_OF_RANK,
     };
     int status = options_parse(&argp, name, argc, argv, &o);
     if (!status) {

@@ -10,8 +10,8 @@ del sys.argv[1:3]  # the rest is unittest's
 TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to learn from
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]
 STEP_KEYS = ['event', 'step', 'loss', 'grad_norm', 'ms', 'tokens_per_s']
-SUMMARY_KEYS = ['event', 'world', 'stage', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes', 'ms_median',
-                'collectives']
+SUMMARY_KEYS = ['event', 'world', 'stage', 'device', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes',
+                'peak_device_bytes', 'ms_median', 'tokens_per_s', 'flop_per_token', 'mfu', 'collectives']
 CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'master', 'moments', 'staging', 'total']
 
 

@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead', 'kernels', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -37,7 +37,7 @@ class Refused(unittest.TestCase):
                 ('lr', 'fast'), ('lr', -1), ('lr', 'nan'), ('clip', -1), ('prefetch', -1), ('budget', '12Q'), ('budget', 0),
                 ('seed', 'a'), ('wire-dtype', 'f64'), ('threads', 0), ('optimizer', 'lion', 'adamw', 'rmsprop'),
                 ('deterministic', 'maybe'), ('seconds', 0), ('layers', 0), ('heads', 5, 'multiple'), ('vocab', 255, '256'),
-                ('channels', 0), ('context', 0), ('beta1', 1), ('beta2', 2), ('weight-decay', -1)]:
+                ('channels', 0), ('context', 0), ('device', 'tpu', 'host', 'cuda'), ('gpu', -1), ('peak-tflops', 0), ('beta1', 1), ('beta2', 2), ('weight-decay', -1)]:
             shown = () if value in ('', 0) or option in ('heads', 'beta2') else (str(value),)
             named = 'channels' if option == 'heads' else option
             self.refused(['train', f'--{option}={value}'], f'--{named}', *shown, *words)
@@ -49,8 +49,20 @@ class Refused(unittest.TestCase):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead', 'verify']:
+        for command in ['plan', 'memory', 'overhead', 'kernels', 'verify']:
             self.refused([command, 'word'], 'word')
+
+    def test_no_gpu(self):
+        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels']]:
+            done = bench(*args, '--device=cuda')
+            if done.returncode == 0:
+                self.skipTest('here is a GPU')
+            self.refused([*args, '--device=cuda'], 'GPU')
+
+    def test_kernels(self):
+        for value in ['1,2', '1,2,0', '1,2,3,4', '1,2,x', '']:
+            self.refused(['kernels', f'--gemm={value}'], '--gemm')
+        self.refused(['kernels', '--rounds=0'], '--rounds')
 
     def test_verify(self):
         self.refused(['verify', '--case', 'wold=2'], '--case', 'wold')

@@ -43,7 +43,8 @@ static inline uint16_t f16_from_float(float f)
     int exponent;
     frexpf(size, &exponent);
     int unit = size < 0x1p-14f ? -24 : exponent - 11; /* of the last bit, as a power of two */
-    /* From 1024 steps on the first one is the exponent's; rounding up to 2048 carries into it, as it should. */
+    /* From 1024 steps on the first one is the exponent's; rounding up to 2048 carries into it, as it should.
+     */
     int steps = (int)rintf(ldexpf(size, -unit));
     return (uint16_t)(sign | (((unit + 24) << 10) + steps));
 }

@@ -1,0 +1,72 @@
+"""zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and what the host computes."""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import TINY, bench, lines, train  # noqa: E402
+
+GPU = ['--device=cuda', *TINY, '--steps=4']
+
+
+def result(*args):
+    steps, summary = train(1, *GPU, *args)
+    assert summary['device'] == 'cuda'
+    return [(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
+
+
+class Training(unittest.TestCase):
+    def test_plain_and_wrapped(self):
+        for dtype in ['f32', 'bf16']:
+            for clip in [0, 0.5]:
+                args = [f'--dtype={dtype}', f'--clip={clip}']
+                want = result('--plain', *args)
+                self.assertEqual(result('--plain', *args), want, f'again {args}')
+                for stage in range(4):
+                    self.assertEqual(result(f'--stage={stage}', *args), want, f'stage {stage} {args}')
+
+    def test_stages(self):
+        for dtype in ['f32', 'bf16']:
+            args = ['--accum=3', '--wire-dtype=bf16', f'--dtype={dtype}']
+            results = [result(f'--stage={stage}', *args) for stage in range(4)]
+            self.assertEqual(results, results[:1] * 4, args)
+
+    def test_as_on_the_host(self):
+        for dtype, places in [('f32', 4), ('bf16', 1)]:
+            gpu, _ = train(1, *GPU, '--plain', f'--dtype={dtype}')
+            host, _ = train(1, *TINY, '--steps=4', '--plain', f'--dtype={dtype}')
+            for a, b in zip(gpu, host):
+                self.assertAlmostEqual(a['loss'], b['loss'], places)
+
+    def test_sizes(self):
+        _, summary = train(1, *GPU, '--stage=3', '--peak-tflops=1')
+        self.assertEqual(summary['bytes'], summary['planned_bytes'])
+        self.assertGreater(summary['peak_device_bytes'], summary['bytes']['total'])
+        self.assertAlmostEqual(summary['mfu'] / (summary['tokens_per_s'] * summary['flop_per_token'] / 1e12), 1, 9)
+
+    def test_losses_that_are_not_numbers(self):
+        for how in ['--plain', '--stage=2']:
+            steps, _ = train(1, *GPU, '--steps=14', '--lr=1e6', '--clip=0', '--weight-decay=1e6', how)
+            self.assertIsNone(steps[-1]['loss'])
+
+    def test_text(self):
+        done = bench('train', *GPU, '--stage=3')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertIn('peak of the GPU', done.stdout)
+
+
+class Kernels(unittest.TestCase):
+    def test_numbers(self):
+        for dtype in ['f32', 'bf16']:
+            done = bench('kernels', '--json', '--device=cuda', f'--dtype={dtype}', '--params=1000', '--gemm=9,17,5', '--rounds=2')
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            told, = lines(done.stdout)
+            self.assertEqual((told['device'], told['dtype'], told['gemm']), ('cuda', dtype, [9, 17, 5]))
+            for key in ['copy_gb_per_s', 'adamw_gb_per_s', 'gemm_tflop_per_s']:
+                self.assertGreater(told[key], 0)
+            self.assertAlmostEqual(told['adamw_over_copy'], told['adamw_gb_per_s'] / told['copy_gb_per_s'])
+            self.assertEqual(told['adamw_bytes_per_param'], {'f32': 28, 'bf16': 30}[dtype])
+
+
+if __name__ == '__main__':
+    unittest.main()
