@@ -86,6 +86,9 @@ struct zr_comm_ops {
     /* 0, or the code of the first failure with its message copied to why (which may be NULL). */
     int (*status)(struct zr_comm *c, char *why, size_t why_bytes);
     void (*stats)(struct zr_comm *c, struct zr_comm_stats *out);
+    /* What this rank came to last: "reduce_scatter seq 812 unit 14", or "" if nothing; returns whether it is
+     * in it, or it failed there, rather than behind it. Any thread. NULL: it cannot tell. */
+    bool (*last)(struct zr_comm *c, char *text, size_t n_text);
     /* The streams it was used on must be idle. Not collective: peers may close at other times. NULL is
      * allowed. */
     void (*close)(struct zr_comm *c);
@@ -107,5 +110,9 @@ int zr_self_open(struct zr_device *dev, struct zr_comm **out);
  * for peers before it fails. */
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *name, int64_t timeout_ms,
                 struct zr_comm **out);
+
+/* Two communicators of the same ranks, from zr_shm_open: where ranks wait for each other, one here and one
+ * there, the message says so. When one is closed, the streams of both must be idle. */
+void zr_shm_pair(struct zr_comm *a, struct zr_comm *b);
 
 #endif

@@ -196,11 +196,29 @@ static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
                                   .wire_bytes = m->wire_bytes};
 }
 
+static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
+{
+    struct zr_shm_post last = {.seq = 0};
+    bool inside = shm_of(c)->mapped && zr_shm_last(shm_of(c), c->rank, &last);
+    text[0] = 0;
+    if (last.seq)
+        zr_shm_describe(&last, text, n_text);
+    return inside;
+}
+
+void zr_shm_pair(struct zr_comm *a, struct zr_comm *b)
+{
+    shm_of(a)->pair = shm_of(b);
+    shm_of(b)->pair = shm_of(a);
+}
+
 static void shm_close(struct zr_comm *c)
 {
     if (!c)
         return;
     struct zr_shm *m = shm_of(c);
+    if (m->pair)
+        m->pair->pair = NULL;
     if (m->mapped) {
         /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
          */
@@ -225,6 +243,7 @@ static const struct zr_comm_ops shm_ops = {
     .abort = shm_abort,
     .status = shm_status,
     .stats = shm_stats,
+    .last = shm_last,
     .close = shm_close,
 };
 

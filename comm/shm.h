@@ -43,6 +43,7 @@ struct zr_shm_head {
     uint64_t magic, nonce; /* of this very segment: a number of a process or a file may be used again */
     _Alignas(64) _Atomic uint32_t entered;
     _Alignas(64) _Atomic uint32_t done;
+    _Atomic uint32_t finished; /* for messages: nobody waits for it */
     _Alignas(64) _Atomic uint32_t
         waiters; /* peers asleep on one of my words; none, and raising it needs no system call */
     _Alignas(64) _Atomic int32_t abort_code; /* published after what follows */
@@ -76,6 +77,7 @@ struct zr_shm {
     struct zr_comm base; /* first: callers hold its address */
     char name[32];
     struct zr_rendezvous *rdv;
+    struct zr_shm *pair; /* or NULL */
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
@@ -108,6 +110,8 @@ void zr_shm_unmap(struct zr_shm *m);
 /* shm_wait.c */
 /* "reduce_scatter seq 812 unit 14" */
 void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text);
+/* The operation that rank came to last, if any (else its seq is 0); whether it is in it. Any thread. */
+bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last);
 /* Keeps the first failure and tells every peer. found_by: this rank, or the one that told. Any thread.
  * Returns the kept code. */
 int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text);

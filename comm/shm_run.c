@@ -117,6 +117,7 @@ static void run(struct zr_shm *m, const struct zr_shm_op *op)
         if (zr_shm_wait(m, &op->post, ZR_SHM_DONE))
             return;
     }
+    atomic_store(&m->peer[m->base.rank].head->finished, (uint32_t)seq);
     m->wire_bytes += taken;
     m->n_done[op->post.op]++;
 }

@@ -191,24 +191,59 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
     return atomic_load(&m->code);
 }
 
+bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last)
+{
+    const struct zr_shm_head *h = m->peer[rank].head;
+    uint32_t at = atomic_load(&h->entered);
+    *last = at ? h->post[at % ZR_SHM_POSTS] : (struct zr_shm_post){.seq = 0};
+    return at != 0 && atomic_load(&h->finished) != at;
+}
+
+/* The operation of the other communicator that rank waits in, if it does, and whether it can wait for me. */
+static bool waits_in_pair(struct zr_shm *m, int rank, struct zr_shm_post *there, bool *for_me)
+{
+    struct zr_shm *pair = m->pair;
+    *for_me = false;
+    if (!pair || !atomic_load(&pair->mapped) || !zr_shm_last(pair, rank, there))
+        return false;
+    *for_me = !reached(atomic_load(&pair->peer[m->base.rank].head->entered), there->seq);
+    return true;
+}
+
+/* The time is over. A rank that waits for this one elsewhere made other calls; any other is late, and where
+ * it is tells why. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
 {
-    int i = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
-    const struct zr_shm_head *h = m->peer[i].head;
-    uint32_t at = atomic_load(&h->entered);
-    const struct zr_shm_post *theirs = &h->post[at % ZR_SHM_POSTS];
-    char where[96] = "not at its first operation yet", more[64] = "", what[400];
-    if (at != 0 && theirs->unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)theirs->seq,
-                 zr_op_name((enum zr_op)theirs->op), theirs->unit);
-    else if (at != 0)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)theirs->seq,
-                 zr_op_name((enum zr_op)theirs->op));
+    int rank = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
+    struct zr_shm_post here, there;
+    bool for_me, elsewhere = waits_in_pair(m, rank, &there, &for_me);
+    for (uint64_t left = missing & (missing - 1); left && !for_me; left &= left - 1) {
+        struct zr_shm_post other;
+        int i = __builtin_ctzll(left);
+        if (waits_in_pair(m, i, &other, &for_me) && for_me) {
+            rank = i;
+            there = other;
+            elsewhere = true;
+        }
+    }
+    char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[512], op[96];
+    zr_shm_last(m, rank, &here);
+    if (here.seq && here.unit >= 0)
+        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
+                 zr_op_name((enum zr_op)here.op), here.unit);
+    else if (here.seq)
+        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
+                 zr_op_name((enum zr_op)here.op));
+    if (elsewhere) {
+        zr_shm_describe(&there, op, sizeof op);
+        snprintf(pair, sizeof pair, " here and waits%s in %s: %s", for_me ? " for this rank" : "",
+                 m->pair->name, op);
+    }
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
-    snprintf(what, sizeof what, "waited %lld ms for rank %d, which is %s%s",
-             (long long)(m->timeout_ns / 1000000), i, where, more);
-    return fail_op(m, ZR_ERR_TIMEOUT, mine, what);
+    snprintf(what, sizeof what, "waited %lld ms for rank %d, which is %s%s%s",
+             (long long)(m->timeout_ns / 1000000), rank, where, pair, more);
+    return fail_op(m, for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
 /* --- waiting --- */

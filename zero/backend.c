@@ -56,6 +56,8 @@ int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
         err = zr_shm_open(z->rendezvous, z->device, "gather", o->timeout_ms, &z->gather);
         if (!err)
             err = zr_shm_open(z->rendezvous, z->device, "reduce", o->timeout_ms, &z->reduce);
+        if (!err)
+            zr_shm_pair(z->gather, z->reduce);
     } else {
         err = zr_fail(ZR_ERR_NOTSUP, "backend is nccl: several GPUs are not there yet");
     }

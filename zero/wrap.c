@@ -75,11 +75,27 @@ static int connect_ranks(struct zero_ctx *z)
     return zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
 }
 
+/* "during all_gather seq 12 unit 3", or after it; "" where no communicator can tell. */
+static void tell_when(const struct zero_ctx *z, char *text, size_t n_text)
+{
+    struct zr_comm *const comm[] = {z->gather, z->reduce};
+    char last[96];
+    text[0] = 0;
+    for (int i = 0; i < 2; i++) {
+        bool inside = comm[i]->ops->last && comm[i]->ops->last(comm[i], last, sizeof last);
+        if (comm[i]->ops->last && last[0] && (inside || !text[0]))
+            snprintf(text, n_text, " %s %s", inside ? "during" : "after", last);
+        if (inside)
+            return;
+    }
+}
+
 static void on_lost(void *arg, int rank, const char *why)
 {
     struct zero_ctx *z = arg;
-    char text[512];
-    snprintf(text, sizeof text, "rank %d was lost: %s", rank, why);
+    char text[512], when[112];
+    tell_when(z, when, sizeof when);
+    snprintf(text, sizeof text, "rank %d was lost%s: %s", rank, when, why);
     zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
 }
 

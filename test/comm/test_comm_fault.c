@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { LONG_MS = 60000, SHORT_MS = 300, ARENA_BYTES = 1 << 16 };
+enum { LONG_MS = 60000, SHORT_MS = 1500, ARENA_BYTES = 1 << 16 };
 
 static void sleep_ms(int ms)
 {
@@ -188,13 +188,58 @@ static void test_stays_away(void **state)
         struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
             expect(&r[i], ZR_ERR_TIMEOUT,
-                   "exchange seq 2 unit 3: waited 300 ms for rank 2, which is at seq 1 (broadcast unit 4)");
+                   "exchange seq 2 unit 3: waited 1500 ms for rank 2, which is at seq 1 (broadcast unit 4)");
         after_one = 0;
         r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
             expect(
                 &r[i], ZR_ERR_TIMEOUT,
-                "exchange seq 1 unit 3: waited 300 ms for rank 2, which is not at its first operation yet");
+                "exchange seq 1 unit 3: waited 1500 ms for rank 2, which is not at its first operation yet");
+    }
+}
+
+/* Rank 2 waits on one communicator, the others on the other. */
+static void wait_elsewhere(struct rank *me)
+{
+    struct office o;
+    int mine = me->w.rank == 2;
+    char last[96];
+    RANK_CHECK(me, office_open(&o, &me->w, false, 2, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    zr_shm_pair(o.comm[0], o.comm[1]);
+    for (int k = 0; k < 2; k++) {
+        struct zr_comm *c = o.comm[k];
+        struct zr_tag tag = {.unit = 4};
+        RANK_CHECK(me, !c->ops->last(c, last, sizeof last) && !last[0], "\"%s\" at first", last);
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[k]);
+        RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+        bool inside = c->ops->last(c, last, sizeof last);
+        RANK_CHECK(me, !inside && strcmp(last, "exchange seq 1 unit 4") == 0, "%d \"%s\"", inside, last);
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct zr_comm *c = o.comm[mine];
+    struct zr_tag tag = {.unit = 5 + mine};
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[mine], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[mine]);
+    note_status(me, c);
+    bool inside = c->ops->last(c, last, sizeof last);
+    RANK_CHECK(me, inside && strncmp(last, "broadcast seq 2", 15) == 0, "%d \"%s\"", inside, last);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_waits_elsewhere(void **state)
+{
+    (void)state;
+    for (int forked = 1; forked >= 0; forked--) {
+        struct rank *r = run_ranks(forked, 4, wait_elsewhere, NULL, NULL);
+        for (int i = 0; i < 4; i++)
+            expect(&r[i], ZR_ERR_MISMATCH,
+                   i == 2 ? "broadcast seq 2 unit 6: waited 1500 ms for rank 0, which is at seq 1 (exchange "
+                            "unit 4) "
+                            "here and waits for this rank in gather: broadcast seq 2 unit 5, and for 2 more"
+                          : "broadcast seq 2 unit 5: waited 1500 ms for rank 2, which is at seq 1 (exchange "
+                            "unit 4) "
+                            "here and waits for this rank in reduce: broadcast seq 2 unit 6");
     }
 }
 
@@ -557,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_abort_early),
         cmocka_unit_test(test_stays_away),
+        cmocka_unit_test(test_waits_elsewhere),
         cmocka_unit_test(test_close_early),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_operations_differ_threads),

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-enum { LONG_MS = 30000, SHORT_MS = 400 };
+enum { LONG_MS = 30000, SHORT_MS = 1500 };
 
 static void sleep_ms(int ms)
 {
