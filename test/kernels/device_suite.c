@@ -18,6 +18,21 @@
 
 #include <cmocka.h>
 
+/* Sanitizers end the program at an impossible allocation unless told to return NULL, which the suite asks
+ * for. */
+const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
+
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+const char *__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
 static struct random_source rng;
 
 /* --- closures --- */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +129,14 @@ static void mine(int number)
     siglongjmp(out_of_it, 1);
 }
 
+/* A page that nobody may touch and no guard knows. */
+static volatile char *forbidden_page(void)
+{
+    void *p = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
 /* What is not a guard's goes where it would have gone, and the handler before comes back. */
 static void test_others(void **state)
 {
@@ -136,7 +145,7 @@ static void test_others(void **state)
     sigaction(SIGSEGV, &a, &before);
     struct zr_guard *g = open_guard(), *h = open_guard();
     struct zr_guard_touch t;
-    volatile char *volatile nowhere = NULL;
+    volatile char *nowhere = forbidden_page();
     if (!sigsetjmp(out_of_it, 1))
         *nowhere = 1;
     assert_int_equal(n_mine, 1);
@@ -156,6 +165,7 @@ static void test_others(void **state)
 static void test_default(void **state)
 {
     (void)state;
+    volatile char *nowhere = forbidden_page();
     pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
@@ -163,7 +173,6 @@ static void test_default(void **state)
         if (zr_guard_open(wanted, N, &g))
             _exit(2);
         *(volatile char *)zr_guard_at(g, 0) = 1;
-        volatile char *volatile nowhere = NULL;
         *nowhere = 1;
         _exit(3);
     }
