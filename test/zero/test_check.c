@@ -331,6 +331,10 @@ static void test_missing_waits(void **state)
 {
     (void)state;
     for (int what = 0; what < MISSINGS; what++) {
+#ifdef __SANITIZE_THREAD__
+        if (what != NOTHING) /* it would find the same races */
+            continue;
+#endif
         struct gap g = {.what = (enum missing)what, .stage = 3};
         struct toy_rank ranks[2];
         toy_ranks(2, torn_rank, &g, ranks);
