@@ -284,10 +284,10 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
                        struct zero_plan_info *out);
 
 /* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad
- * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets), and the model's own
- * buffers may be freed afterwards. On failure *out is NULL, no pointer was changed and nothing is left
- * behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes with the plan's table, before
- * anything was allocated. */
+ * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed
+ * memory), and the model's own buffers may be freed afterwards. On failure *out is NULL, no pointer was
+ * changed and nothing is left behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes with the
+ * plan's table, before anything was allocated. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 

@@ -280,15 +280,17 @@ int mlp_zero_write_all(zero_ctx *z, const struct mlp *m, const float *src)
 }
 
 /* Outside brackets nothing of the model is readable at stages 2 and 3, so that a forgotten bracket is a crash
- * at once and not a wrong number later. */
+ * at once and not a wrong number later; with cfg.check it is closed memory. */
 static bool pointers_are_as_promised(const struct mlp *m, int stage)
 {
+    const char *check = getenv("ZERO_CHECK");
+    bool none = stage >= 2 && !(check && !strcmp(check, "1"));
     const float *p[2 * MLP_N_TENSORS];
     memcpy(p, &m->params, sizeof m->params);
     memcpy(p + MLP_N_TENSORS, &m->grads, sizeof m->grads);
     for (int i = 0; i < 2 * MLP_N_TENSORS; i++) {
         bool frozen = i == MLP_N_TENSORS + 1 && m->grads.wpe == NULL;
-        if (!frozen && (p[i] == NULL) != (stage >= 2))
+        if (!frozen && (p[i] == NULL) != none)
             return false;
     }
     return true;
