@@ -624,6 +624,13 @@ bool zr_check_found(struct zr_check *c, char *text, size_t n)
     return found;
 }
 
+void zr_check_stop(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->rec.broken = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
 bool zr_check_stopped(struct zr_check *c)
 {
     pthread_mutex_lock(&c->lock);

@@ -61,7 +61,8 @@ void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *na
 
 /* The first fault found, if any: true, with its text. */
 bool zr_check_found(struct zr_check *c, char *text, size_t n);
-/* It ran out of memory and looks at nothing any more. */
+/* It looks at nothing any more: for want of memory. */
+void zr_check_stop(struct zr_check *c);
 bool zr_check_stopped(struct zr_check *c);
 int64_t zr_check_n_ops(struct zr_check *c);
 

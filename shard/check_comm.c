@@ -33,17 +33,20 @@ static int arena(struct zr_comm *c, int64_t bytes, void **base)
 
 /* ---- parts ---- */
 
-static int begin_parts(struct checked *m, int n)
+/* Room for n; false: the check has stopped. */
+static bool begin_parts(struct checked *m, int n)
 {
     m->n_parts = 0;
     if (n <= m->cap)
-        return 0;
+        return true;
     struct zr_check_part *more = realloc(m->parts, (size_t)n * sizeof *more);
-    if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for the parts of a collective");
+    if (!more) {
+        zr_check_stop(m->check);
+        return false;
+    }
     m->parts = more;
     m->cap = n;
-    return 0;
+    return true;
 }
 
 static void part(struct checked *m, int64_t at, int64_t bytes, int how)
@@ -79,10 +82,8 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
                       const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    int err = begin_parts(m, 4 * n_seg);
-    if (err)
-        return err;
-    for (int i = 0; i < n_seg; i++) {
+    bool told = begin_parts(m, 4 * n_seg);
+    for (int i = 0; told && i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
         int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
         int64_t from = g->src + c->rank * g->src_stride;
@@ -94,7 +95,8 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
         if (in_place)
             part(m, from + own, g->total_bytes - before - own, ZR_MINE_WRITE);
     }
-    tell(m, s, ZR_OP_ALL_GATHER, tag, true, false);
+    if (told)
+        tell(m, s, ZR_OP_ALL_GATHER, tag, true, false);
     return m->inner->ops->all_gather(m->inner, zr_check_inner(s), seg, n_seg, tag);
 }
 
@@ -102,10 +104,8 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
                           const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    int err = begin_parts(m, 4 * n_seg);
-    if (err)
-        return err;
-    for (int i = 0; i < n_seg; i++) {
+    bool told = begin_parts(m, 4 * n_seg);
+    for (int i = 0; told && i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
         part(m, g->src + before, own, ZR_MINE_READ);
@@ -113,7 +113,8 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
         others_read(m, g->src + before + own, g->total_bytes - before - own);
         part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
     }
-    tell(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
+    if (told)
+        tell(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
     return m->inner->ops->reduce_scatter(m->inner, zr_check_inner(s), seg, n_seg, tag);
 }
 
@@ -121,16 +122,15 @@ static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
                      const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    int err = begin_parts(m, 1);
-    if (err)
-        return err;
+    bool told = begin_parts(m, 1);
     bool mine = root == c->rank;
-    if (mine)
+    if (told && mine)
         others_read(m, off, bytes);
-    else
+    else if (told)
         part(m, off, bytes, ZR_MINE_WRITE);
     /* Others wait for the root and it for them, but not for each other. */
-    tell(m, s, ZR_OP_BROADCAST, tag, mine, mine);
+    if (told)
+        tell(m, s, ZR_OP_BROADCAST, tag, mine, mine);
     return m->inner->ops->broadcast(m->inner, zr_check_inner(s), off, bytes, root, tag);
 }
 
@@ -138,14 +138,14 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
                     const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    int err = begin_parts(m, 3);
-    if (err)
-        return err;
+    bool told = begin_parts(m, 3);
     int64_t own = off + c->rank * slot_bytes;
-    others_read(m, own, slot_bytes);
-    part(m, off, own - off, ZR_MINE_WRITE);
-    part(m, own + slot_bytes, (c->world - c->rank - 1) * slot_bytes, ZR_MINE_WRITE);
-    tell(m, s, ZR_OP_EXCHANGE, tag, true, true);
+    if (told) {
+        others_read(m, own, slot_bytes);
+        part(m, off, own - off, ZR_MINE_WRITE);
+        part(m, own + slot_bytes, (c->world - c->rank - 1) * slot_bytes, ZR_MINE_WRITE);
+        tell(m, s, ZR_OP_EXCHANGE, tag, true, true);
+    }
     return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
 }
 
