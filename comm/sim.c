@@ -30,8 +30,24 @@ struct meeting {
     struct part part[];
 };
 
+/* What the ranks have issued, whatever the communicator. */
+struct issue {
+    const struct world *world;
+    enum zr_op op;
+    struct zr_tag tag;
+    int rank; /* the first that did */
+};
+
+struct zr_sim_order {
+    struct issue *issue;
+    int64_t n, cap;
+    int64_t at[MOST_RANKS]; /* how many each rank has issued */
+    char turn[MOST_RANKS];  /* one byte a rank, which issuing writes */
+};
+
 struct world {
     struct zr_sim *w;
+    struct zr_sim_order *order;
     struct zr_recorder *rec; /* its */
     const char *name;
     int n, n_open, n_arena;
@@ -80,11 +96,14 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
     int err = dev->ops->alloc(dev, bytes, &p);
     d->arena_failed |= err != 0;
     d->n_arena++;
+    m->arena = p; /* a rank that dies while it waits leaves it to close */
+    m->arena_bytes = bytes;
     while (d->n_arena < d->n && !d->code) {
         zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, c->rank);
         zr_sim_host(d->w, c->rank, ZR_SIM_MODEL);
     }
     if (d->arena_failed || d->code) {
+        m->arena = NULL;
         if (p)
             dev->ops->free(dev, p, bytes);
         return d->code ? zr_fail(d->code, "%s", d->why)
@@ -92,10 +111,55 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
     }
     zr_shadow_name(d->rec, p, d->name);
     zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
-    m->arena = p;
-    m->arena_bytes = bytes;
     *base = p;
     return 0;
+}
+
+/* ---- the order over all communicators ---- */
+
+struct zr_sim_order *zr_sim_order_open(struct zr_sim *w)
+{
+    struct zr_sim_order *o = calloc(1, sizeof *o);
+    for (int r = 0; o && r < zr_sim_config(w)->world; r++)
+        if (zr_sim_register(w, r, "order of collectives", &o->turn[r], 1)) {
+            free(o);
+            o = NULL;
+        }
+    return o;
+}
+
+void zr_sim_order_close(struct zr_sim_order *o)
+{
+    if (o)
+        free(o->issue);
+    free(o);
+}
+
+static void keep_order(struct world *d, int rank, const struct part *p)
+{
+    struct zr_sim_order *o = d->order;
+    struct zr_line *host = zr_sim_speaker(d->w);
+    zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
+    zr_shadow_write(d->rec, host, &o->turn[rank], 1);
+    int64_t k = o->at[rank]++;
+    if (k == o->cap) {
+        o->cap = o->cap ? o->cap * 2 : 256;
+        o->issue = realloc(o->issue, (size_t)o->cap * sizeof *o->issue);
+        if (!o->issue)
+            abort();
+    }
+    if (k == o->n) {
+        o->issue[o->n++] = (struct issue){d, p->op, p->tag, rank};
+        return;
+    }
+    const struct issue *i = &o->issue[k];
+    if (i->world != d || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
+        zr_report(
+            d->rec,
+            "order across communicators: collective %lld of rank %d is %s %s of unit %d, step %u, of rank "
+            "%d %s %s of unit %d, step %u",
+            (long long)k, i->rank, i->world->name, zr_op_name(i->op), i->tag.unit, i->tag.step, rank, d->name,
+            zr_op_name(p->op), p->tag.unit, p->tag.step);
 }
 
 /* ---- failing ---- */
@@ -430,6 +494,7 @@ static int join_meeting(struct zr_comm *c, struct zr_stream *s, const struct par
     struct world *d = me->world;
     if (d->code)
         return 0;
+    keep_order(d, c->rank, mine);
     uint64_t k = me->n_put++;
     while (k >= d->first + d->n_ring) {
         if (d->n_ring == d->cap) {
@@ -562,7 +627,7 @@ static const struct zr_comm_ops sim_comm_ops = {
     .close = sim_close,
 };
 
-int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_comm **out)
+int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *order, struct zr_comm **out)
 {
     int n = zr_sim_config(w)->world;
     if (n > MOST_RANKS)
@@ -586,6 +651,7 @@ int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_comm **out)
         free(d);
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
     }
-    *d = (struct world){.w = w, .rec = zr_sim_recorder(w), .name = name, .n = n, .n_open = n, .ranks = ranks};
+    *d = (struct world){
+        .w = w, .order = order, .rec = zr_sim_recorder(w), .name = name, .n = n, .n_open = n, .ranks = ranks};
     return 0;
 }

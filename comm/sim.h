@@ -8,10 +8,16 @@
 #include "comm/comm.h"
 #include "kernels/sim_device.h"
 
+/* The order in which ranks issue collectives over all communicators together: it must be the same on all
+ * ranks, as NCCL wants it, and each rank must issue one after the other, from one thread or from threads that
+ * are ordered. One for a world; NULL where no memory is left. */
+struct zr_sim_order;
+struct zr_sim_order *zr_sim_order_open(struct zr_sim *w);
+void zr_sim_order_close(struct zr_sim_order *o); /* NULL is allowed; after the world */
+
 /* One communicator of all ranks of the world: out gets one handle a rank, each closed on its own. name tells
- * it in reports
- * ("gather"). */
-int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_comm **out);
+ * it in reports ("gather"). */
+int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *order, struct zr_comm **out);
 
 /* Every rank that still waits for others in a collective learns that `rank` is gone: as a communicator does
  * whose peer dies. */

@@ -489,13 +489,18 @@ static void device_close(struct zr_device *dev)
     (void)dev; /* with the world */
 }
 
+static bool refused(struct zr_sim *w)
+{
+    return ++w->n_allocs == w->opt.fail_alloc;
+}
+
 static int device_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
     struct sim_device *d = device_of(dev);
     if (bytes <= 0)
         return zr_fail(ZR_ERR_ARG, "sim: %lld bytes were asked for; more than 0 are allowed",
                        (long long)bytes);
-    if (++d->w->n_allocs == d->w->opt.fail_alloc)
+    if (refused(d->w))
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     /* Untouched pages of a large block cost nothing. */
     void *p = calloc(1, (size_t)bytes);
@@ -521,7 +526,8 @@ static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
     struct sim_device *d = device_of(dev);
     struct zr_sim *w = d->w;
     (void)native;
-    struct zr_stream *s = calloc(1, sizeof *s);
+    struct zr_stream *s = refused(w) ? NULL : calloc(1, sizeof *s);
+    *out = NULL;
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a stream");
     s->dev = d;
@@ -583,7 +589,7 @@ static void *stream_native(struct zr_stream *s)
 
 static int event_open(struct zr_device *dev, struct zr_event **out)
 {
-    *out = calloc(1, sizeof **out);
+    *out = refused(device_of(dev)->w) ? NULL : calloc(1, sizeof **out);
     if (!*out)
         return zr_fail(ZR_ERR_NOMEM, "sim: no memory for an event");
     (*out)->dev = device_of(dev);

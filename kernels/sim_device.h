@@ -59,8 +59,10 @@ enum zr_sim_comm_flaw {
 struct zr_sim_options {
     int world;
     bool compute_on_caller; /* as the host device: the model's stream is the calling thread */
-    int event_done;     /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
-    int64_t fail_alloc; /* the allocation, counted from 1 over all ranks, that fails; 0: none */
+    int event_done; /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
+    int64_t
+        fail_alloc; /* what is opened or allocated is counted from 1 over all ranks; this one fails; 0: none
+                     */
 
     /* Called while a host thread has to wait for the device: lets others go on, and returns. */
     void (*yield)(void *arg, int rank);

@@ -49,16 +49,20 @@ struct zr_verify_case {
     bool wait_result;  /* zero_step waits for the norm */
     int event_done;    /* what device queries answer; see zr_sim_options */
     int poison;        /* this step's gradients are not finite; -1: none */
-    int dead, dead_at; /* this rank dies after so many calls; -1: none */
-    int fail_alloc;    /* this allocation fails; 0: none */
+    int dead, dead_at; /* this rank dies at this point of what it and its loop do, opening included; -1: none
+                        */
+    int fail_alloc;    /* this allocation, stream or event fails; 0: none */
+    int snapshots;     /* percent of the places where a checkpoint may be taken */
 };
 
 struct zr_verify_result {
     int64_t n_reports, n_ops, n_accesses, n_calls;
     int refused; /* the plan or the core refused the configuration: nothing ran, or it stopped early on all
                     ranks alike */
-    uint64_t action_hash; /* of all actions of all ranks */
-    int64_t n_unmatched;  /* seen by mutants only: places where the mutant did something */
+    uint64_t action_hash;          /* of all actions of all ranks */
+    bool died, starved, reordered; /* a rank died, an allocation was refused, the model changed its order */
+    int64_t n_snapshots;           /* of all ranks */
+    int64_t n_unmatched;           /* seen by mutants only: places where the mutant did something */
     char text[ZR_ERROR_BYTES];
 };
 

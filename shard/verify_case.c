@@ -48,27 +48,24 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.poison = (int)zr_verify_below(&s, c.n_steps);
     if (c.world > 1 && zr_verify_chance(&s, 10)) {
         c.dead = (int)zr_verify_below(&s, c.world);
-        c.dead_at = (int)zr_verify_below(&s, 40);
+        c.dead_at = (int)zr_verify_below(&s, zr_verify_chance(&s, 40) ? 40 : 400);
     }
-    if (zr_verify_chance(&s, 3))
-        c.fail_alloc = 1 + (int)zr_verify_below(&s, 5 * c.world);
+    if (zr_verify_chance(&s, 5))
+        c.fail_alloc = 1 + (int)zr_verify_below(&s, (12 + 6 * c.n_units) * c.world);
+    if (zr_verify_chance(&s, 25))
+        c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
     *out = c;
 }
 
-/* X(field, type) */
-#define FIELDS(X)                                                                                            \
-    X(stage, int)                                                                                            \
-    X(world, int)                                                                                            \
-    X(n_units, int)                                                                                          \
-    X(prefetch, int)                                                                                         \
-    X(accum, int)                                                                                            \
-    X(n_steps, int)                                                                                          \
-    X(pattern, enum zr_verify_pattern) X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int)            \
-        X(skipped, int) X(changes, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int)              \
-            X(deterministic, bool) X(bf16, bool) X(wire_bf16, bool) X(user_update, bool) X(stacked, bool)    \
-                X(overwrite, bool) X(resident, bool) X(declared, bool) X(reversed, bool) X(sgd, bool)        \
-                    X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int) X(poison, int)   \
-                        X(dead, int) X(dead_at, int) X(fail_alloc, int)
+/* clang-format off */
+#define FIELDS(X)                                                                                                      \
+    X(stage, int) X(world, int) X(n_units, int) X(prefetch, int) X(accum, int) X(n_steps, int)                         \
+    X(pattern, enum zr_verify_pattern) X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int) X(skipped, int)      \
+    X(changes, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)       \
+    X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool) X(resident, bool) X(declared, bool)    \
+    X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
+    X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)
+/* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
 {

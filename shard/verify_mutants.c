@@ -59,14 +59,13 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
 {
     const struct zr_mutant *m = r->v->mutant;
     struct zr_engine *e = &r->engine;
-    if (r->holding &&
-        job->action.kind != r->held.action.kind) { /* after the first job that is not of its kind */
+    if (r->holding && (m->until ? job->action.kind == m->until : job->action.kind != r->held.action.kind)) {
         r->holding = false;
         zr_engine_carry(e, job);
         zr_engine_carry(e, &r->held);
         return;
     }
-    if (!m || m->what < ZR_LESS_JOB || m->what == ZR_LESS_CALL ||
+    if (!m || m->what < ZR_LESS_JOB || m->what >= ZR_LESS_CALL ||
         (m->action && job->action.kind != m->action) || !applies(r, m)) {
         zr_engine_carry(e, job);
         return;
@@ -115,6 +114,13 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
         changed.action.accumulate = true;
         zr_engine_carry(e, &changed);
         break;
+    case ZR_OTHER_STREAM: {
+        struct zr_stream *own = e->reduce_stream;
+        e->reduce_stream = e->gather_stream;
+        zr_engine_carry(e, job);
+        e->reduce_stream = own;
+        break;
+    }
     case ZR_OTHER_SUM:
         acted = changed.action.sum > 0;
         changed.action.sum = 0;

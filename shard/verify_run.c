@@ -9,6 +9,30 @@
 
 enum { QUEUE = 512, STACK_BYTES = 96 << 10 };
 
+/* ---- dying ---- */
+
+static void give_way(struct zr_verify_rank *r)
+{
+    swapcontext(&r->context, &r->v->scheduler);
+    zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
+}
+
+/* At each point of what a rank does: is it the last? Where the rank's own thread is running it does not come
+ * back. */
+static bool dies(struct zr_verify_rank *r)
+{
+    struct zr_verify_world *v = r->v;
+    if (r->id != v->c->dead || r->n_points++ < v->c->dead_at || r->dead)
+        return r->dead;
+    r->dead = r->done = true;
+    v->lose_at = v->n_turns + zr_verify_below(&v->random, 64);
+    zr_sim_kill(v->sim, r->id);
+    zr_sim_recorder(v->sim)->forgiving = true;
+    while (v->running == r)
+        give_way(r);
+    return true;
+}
+
 /* ---- the loops ---- */
 
 static void carry_one(struct zr_verify_rank *r)
@@ -37,20 +61,18 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 /* The loop's hand. It knows what the model's thread knew when it gave the job. */
 static void carry(void *arg, const struct zr_job *job)
 {
-    static const char *const during[] = {
-        [ZR_ACT_GATHER] = "gather",   [ZR_ACT_REDUCE] = "reduce", [ZR_ACT_FOLD] = "fold",
-        [ZR_ACT_NO_GRAD] = "no_grad", [ZR_ACT_NORM] = "norm",     [ZR_ACT_UPDATE] = "update"};
     struct zr_verify_rank *r = arg;
     struct zr_stamp **known = &r->pushed[r->n_carried++ % QUEUE];
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
     zr_line_join(zr_sim_recorder(r->v->sim), l, *known);
     zr_stamp_drop(*known);
     *known = NULL;
-    l->during = during[job->action.kind];
+    l->during = zr_action_name((enum zr_action_kind)job->action.kind);
     l->unit = job->action.unit;
     l->step = job->step;
     note_job(r, job);
-    zr_mutant_carry(r, job);
+    if (!dies(r))
+        zr_mutant_carry(r, job);
 }
 
 static void carry_some(struct zr_verify_rank *r)
@@ -84,12 +106,6 @@ static void awaited(void *arg, uint64_t number)
 
 /* ---- taking turns ---- */
 
-static void give_way(struct zr_verify_rank *r)
-{
-    swapcontext(&r->context, &r->v->scheduler);
-    zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
-}
-
 /* The model's thread of a rank waits for the device. */
 static void on_yield(void *arg, int rank)
 {
@@ -99,6 +115,7 @@ static void on_yield(void *arg, int rank)
         fprintf(stderr, "verify: rank %d waits outside its thread\n", rank);
         abort();
     }
+    dies(r);
     r->stuck_at = zr_sim_activity(v->sim) + v->n_carried;
     give_way(r);
 }
@@ -111,9 +128,9 @@ static int agree(struct zr_verify_rank *r, int err)
     if (err)
         v->agreed_error = err;
     v->n_agreed++;
-    while (v->n_agreed < until)
+    while (v->n_agreed < until && !v->lost)
         on_yield(v, r->id);
-    return v->agreed_error;
+    return v->lost ? ZR_ERR_PEER : v->agreed_error;
 }
 
 /* ---- values ---- */
@@ -163,6 +180,105 @@ static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
     return err;
 }
 
+/* ---- snapshots ---- */
+
+static void on_snapshot(void *arg)
+{
+    struct zr_verify_rank *r = arg;
+    zr_stamp_drop(r->complete);
+    r->complete = zr_stamp_hold(zr_sim_line_of(r->engine.reduce_stream));
+    r->readable = true;
+}
+
+struct reading {
+    struct zr_verify_rank *r;
+    const struct zr_run *run;
+    struct zr_line *line;
+};
+
+/* Elements of one piece; there is padding between pieces. */
+static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                        int64_t n)
+{
+    const struct reading *g = arg;
+    const struct zr_run *run = g->run;
+    struct zr_content tag = {.kind = run->kind >= 0 ? ZR_TAG_STATE : ZR_TAG_PARAM,
+                             .size = (uint8_t)run->size,
+                             .flat = (int32_t)(f - g->r->layout.flats),
+                             .first = first,
+                             .value = f->trainable ? (uint64_t)g->r->n_saved : 0};
+    (void)p;
+    zr_shadow_expect(zr_sim_recorder(g->r->v->sim), g->line,
+                     g->r->engine.snapshot + run->snapshot_at + (first - run->first) * run->size,
+                     n * run->size, tag);
+    return 0;
+}
+
+static int read_run(void *arg, const struct zr_run *run)
+{
+    struct zr_verify_rank *r = arg;
+    struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
+    struct reading g = {r, run, &rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER]};
+    zr_shadow_read(rec, g.line, r->engine.snapshot + run->snapshot_at, run->n * run->size);
+    return zr_flat_ranges(&r->layout, run->flat, run->first, run->first + run->n, expect_saved, &g);
+}
+
+/* What the thread that writes a checkpoint does with the snapshot. */
+static void read_snapshot(struct zr_verify_rank *r, bool waited)
+{
+    struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
+    struct zr_line *l = &rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER];
+    if (waited)
+        zr_line_join(rec, l, r->complete);
+    zr_sim_begin(r->v->sim, l, "read of a snapshot", -1, (uint32_t)r->n_saved);
+    zr_engine_runs(&r->engine, read_run, r);
+    r->reading = r->readable = false;
+    r->v->n_snapshots++;
+}
+
+static bool reads_next(const struct zr_verify_rank *r)
+{
+    return r->reading && r->readable && !r->dead && r->engine_open;
+}
+
+/* The save before must be over: as zero_save and zero_unwrap wait for it. */
+static int end_save(struct zr_verify_rank *r)
+{
+    int err = 0;
+    while (r->reading && !err) {
+        err = zr_engine_check(&r->engine);
+        if (!err)
+            on_yield(r->v, r->id);
+    }
+    if (!err) {
+        struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
+        zr_line_join(rec, zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL),
+                     rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER].stamp);
+    }
+    return err;
+}
+
+static int do_snapshot(struct zr_verify_rank *r)
+{
+    const struct zr_mutant *m = r->v->mutant;
+    bool before = r->reading, alone = m && m->what == ZR_LESS_READER;
+    int err = alone ? 0 : end_save(r);
+    if (err)
+        return err;
+    r->v->n_acted += alone && before;
+    if (before && alone &&
+        reads_next(r)) /* it goes on as it would have, later: its bytes are new ones then */
+        r->readable = false;
+    r->n_saved = r->n_done;
+    r->reading = true;
+    err = zr_engine_take_snapshot(&r->engine);
+    if (!err && m && m->what == ZR_EARLY_READER) {
+        r->v->n_acted++;
+        read_snapshot(r, false);
+    }
+    return err;
+}
+
 /* ---- the model's thread ---- */
 
 static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
@@ -188,8 +304,8 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
 
 static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
-    static const char *const during[] = {"zero_begin", "zero_end",  "compute",    "zero_micro",
-                                         "zero_step",  "zero_read", "zero_write", "zero_mean"};
+    static const char *const during[] = {"zero_begin", "zero_end",   "compute",   "zero_micro", "zero_step",
+                                         "zero_read",  "zero_write", "zero_mean", "zero_save"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : d->kind == ZR_DO_END ? ZR_EV_END
@@ -214,6 +330,8 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
         return zr_script_use(r, d);
     case ZR_DO_STEP:
         return do_step(r, d);
+    case ZR_DO_SNAPSHOT:
+        return do_snapshot(r);
     default:
         return do_values(r, d);
     }
@@ -241,13 +359,15 @@ static int wrap(struct zr_verify_rank *r)
     zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_wrap";
     int err = zr_engine_open(&r->engine, &parts);
     r->engine_open = !err;
-    if (!err)
-        err = zr_engine_allocate(&r->engine);
+    r->engine.on_snapshot = on_snapshot;
+    r->engine.on_snapshot_arg = r;
     err = agree(r, err);
+    if (!err)
+        err = agree(r, zr_engine_allocate(&r->engine));
     if (err)
         return err;
     int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
-    if (peak != v->plan->total_bytes || held != peak)
+    if (!v->lost && (peak != v->plan->total_bytes || held != peak))
         zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
                   r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
@@ -262,13 +382,7 @@ static void live(struct zr_verify_rank *r)
     struct zr_verify_world *v = r->v;
     int err = wrap(r);
     for (int32_t i = 0; !err && i < v->script.n; i++) {
-        if (r->id == v->c->dead && i >= v->c->dead_at) {
-            r->dead = true;
-            v->lose_at = v->n_turns + zr_verify_below(&v->random, 64);
-            zr_sim_kill(v->sim, r->id);
-            zr_sim_recorder(v->sim)->forgiving = true;
-            return;
-        }
+        dies(r);
         const struct zr_deed *d = &v->script.deed[i];
         err = do_deed(r, d);
         r->n_calls = i + 1;
@@ -281,6 +395,8 @@ static void live(struct zr_verify_rank *r)
             give_way(r);
     }
     zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_unwrap";
+    if (!err)
+        err = end_save(r);
     if (!err)
         err = zr_engine_barrier(&r->engine);
     r->finished = !err;
@@ -311,6 +427,8 @@ static void lose(struct zr_verify_world *v)
     for (int r = 0; r < v->c->world; r++)
         if (r != v->c->dead && v->ranks[r].engine_open)
             zr_engine_fail(&v->ranks[r].engine, ZR_ERR_PEER, text);
+    zr_sim_comm_lose(v->gather[0], v->c->dead);
+    zr_sim_comm_lose(v->reduce[0], v->c->dead);
 }
 
 /* Nobody can go on, whatever the loops do. */
@@ -323,8 +441,11 @@ static bool break_up(struct zr_verify_world *v)
     }
     zr_sim_comm_waits(v->gather[0], a, sizeof a);
     zr_sim_comm_waits(v->reduce[0], b, sizeof b);
-    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "", a,
-              b);
+    int saving = 0;
+    while (saving < v->c->world && !v->ranks[saving].reading)
+        saving++;
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s%s", v->ended ? " after the communicators failed" : "", a,
+              b, saving < v->c->world ? "a rank waits for its snapshot" : "");
     if (v->ended)
         return false;
     v->ended = true;
@@ -359,6 +480,8 @@ static void take_turns(struct zr_verify_world *v)
             v->running = NULL;
             if (r->pace == ZR_PACE_RANDOM)
                 carry_some(r);
+            if (reads_next(r) && zr_verify_chance(&v->random, 30))
+                read_snapshot(r, true);
             continue;
         }
         /* All wait: the loops have to move. */
@@ -366,10 +489,11 @@ static void take_turns(struct zr_verify_world *v)
         int from = (int)zr_verify_below(&v->random, world);
         for (int i = 0; i < world && !moved; i++) {
             struct zr_verify_rank *r = &v->ranks[(from + i) % world];
-            if (behind(r)) {
+            moved = behind(r) || reads_next(r);
+            if (behind(r))
                 carry_one(r);
-                moved = true;
-            }
+            else if (moved)
+                read_snapshot(r, true);
         }
         if (moved)
             continue;
@@ -439,7 +563,8 @@ static void set_options(struct zr_verify_world *v)
                                  .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
                                  .order = v->script.order,
                                  .n_order = v->script.n_order,
-                                 .timeout_ms = 1000};
+                                 .timeout_ms = 1000,
+                                 .save_async = c->snapshots > 0};
     if (c->user_update) {
         v->opt.optimizer = 0;
         v->opt.update = user_update;
@@ -555,6 +680,7 @@ static void close_ranks(struct zr_verify_world *v)
                       (long long)zr_sim_held(v->sim, id, &peak));
         for (int i = 0; r->pushed && i < QUEUE; i++)
             zr_stamp_drop(r->pushed[i]);
+        zr_stamp_drop(r->complete);
         for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
             free(r->own[t]);
         free(r->tensors);
@@ -662,10 +788,14 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
     v->ranks = calloc((size_t)c->world, sizeof *v->ranks);
     if (!v->gather || !v->reduce || !v->ranks)
         abort();
+    if (!err) {
+        v->order = zr_sim_order_open(v->sim);
+        err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
+    }
     if (!err)
-        err = zr_sim_comm_open(v->sim, "gather", v->gather);
+        err = zr_sim_comm_open(v->sim, "gather", v->order, v->gather);
     if (!err)
-        err = zr_sim_comm_open(v->sim, "reduce", v->reduce);
+        err = zr_sim_comm_open(v->sim, "reduce", v->order, v->reduce);
     for (int id = 0; !err && id < c->world; id++)
         err = open_rank(v, id);
     if (err)
@@ -677,7 +807,11 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         out->n_calls += v->ranks[id].n_calls;
         out->action_hash = out->action_hash * 31 + v->ranks[id].action_hash;
         out->refused |= v->ranks[id].refused;
+        out->died |= v->ranks[id].dead;
     }
+    out->starved = v->agreed_error == ZR_ERR_NOMEM;
+    out->reordered = v->script.reordered;
+    out->n_snapshots = v->n_snapshots;
     if (time) {
         int64_t peak;
         zr_sim_held(v->sim, 0, &peak);
@@ -709,6 +843,7 @@ static int run_world(struct zr_verify_world *v, struct zr_verify_result *out, st
     free(v->gather);
     free(v->reduce);
     zr_sim_close(v->sim);
+    zr_sim_order_close(v->order);
     zr_plan_free(v->plan);
     zr_layout_free(v->layout);
     zr_script_free(&v->script);

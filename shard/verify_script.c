@@ -183,6 +183,12 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
     }
 }
 
+static void snapshot(struct writing *w, uint64_t *s, int32_t step)
+{
+    if (zr_verify_chance(s, w->c->snapshots))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
+}
+
 static void values(struct writing *w, uint64_t *s, int32_t step)
 {
     static const uint8_t kinds[] = {ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN};
@@ -217,10 +223,12 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             int32_t swap = all[i];
             all[i] = all[j];
             all[j] = swap;
+            script.reordered |= i != j && w.step > 0;
         }
         for (int e = 0; e < c->n_evals; e++) {
             forward(&w, all, c->n_units);
             values(&w, &s, w.step);
+            snapshot(&w, &s, w.step);
         }
         for (int a = 0; a < c->accum; a++) {
             int32_t n = 0;
@@ -232,6 +240,8 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
                     list[n++] = all[i];
             int32_t at = script.n;
             forward(&w, list, n);
+            if (a == 0)
+                snapshot(&w, &s, w.step);
             backward(&w, list, n);
             if (w.step == 0 && a == 0 && c->declared) {
                 script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
@@ -251,6 +261,7 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             forward(&w, all, c->n_units);
         add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
         values(&w, &s, w.step + 1);
+        snapshot(&w, &s, w.step + 1);
     }
     free(all);
     free(list);

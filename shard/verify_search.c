@@ -45,7 +45,7 @@ struct program {
 struct tracing {
     struct program *p;
     const struct zr_plan *plan;
-    int32_t unit_job[8], grad_job[16], norm_job, slot_unit[16];
+    int32_t unit_job[8], grad_job[16], norm_job, snapshot_job, slot_unit[16];
     bool open[16], wrong;
     enum zr_search_flaw flaw;
 };
@@ -176,10 +176,11 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
         const struct zr_deed *d = &s->deed[i];
         if (d->kind == ZR_DO_USE)
             continue;
-        struct zr_core_event ev = {d->kind == ZR_DO_BEGIN   ? ZR_EV_BEGIN
-                                   : d->kind == ZR_DO_END   ? ZR_EV_END
-                                   : d->kind == ZR_DO_MICRO ? ZR_EV_MICRO
-                                                            : ZR_EV_STEP,
+        struct zr_core_event ev = {d->kind == ZR_DO_BEGIN      ? ZR_EV_BEGIN
+                                   : d->kind == ZR_DO_END      ? ZR_EV_END
+                                   : d->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
+                                   : d->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
+                                                               : ZR_EV_STEP,
                                    d->unit, d->backward};
         int32_t n;
         memcpy(next, now, bytes); /* plain data: the state is its bytes */
@@ -191,8 +192,15 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
             }
             add_op(&t, HOST_RECORD, event_of(ZR_EVENT_STEP_COMPUTE, 0));
         }
+        /* The snapshot before was read: so it was taken. */
+        if (ev.kind == ZR_EV_SNAPSHOT && t.snapshot_job) {
+            add_op(&t, HOST_AWAIT, t.snapshot_job);
+            add_op(&t, HOST_SYNC, t.snapshot_job);
+        }
         for (int32_t k = 0; !err && k < n; k++)
             trace_action(&t, &actions[k]);
+        if (ev.kind == ZR_EV_SNAPSHOT)
+            t.snapshot_job = p->n_jobs;
         void *swap = now;
         now = next;
         next = swap;
@@ -370,7 +378,8 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
                              .deterministic = c->deterministic,
                              .order = script.order,
                              .n_order = script.n_order,
-                             .timeout_ms = 1000};
+                             .timeout_ms = 1000,
+                             .save_async = c->snapshots > 0};
     if (!err)
         err = zr_plan_make(layout, &opt, &plan);
     if (!err)
@@ -407,7 +416,8 @@ int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw
         return zr_fail(ZR_ERR_ARG, "units is %d (1..6), ranks %d (2..3)", most_units, most_ranks);
     for (int world = 2; world <= most_ranks; world++)
         for (int units = 1; units <= most_units; units++)
-            for (int i = 0; i < 4 * 3 * 2 * 2 * ZR_USE_PATTERNS; i++) {
+            /* All patterns, and once more the first with snapshots wherever they may be taken. */
+            for (int i = 0; i < 4 * 3 * 2 * 2 * (ZR_USE_PATTERNS + 1); i++) {
                 struct zr_verify_case c = {.seed = (uint64_t)units,
                                            .stage = i % 4,
                                            .world = world,
@@ -415,7 +425,8 @@ int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw
                                            .prefetch = i / 4 % 3,
                                            .accum = 1 + i / 12 % 2,
                                            .deterministic = i / 24 % 2,
-                                           .pattern = (enum zr_verify_pattern)(i / 48),
+                                           .pattern = (enum zr_verify_pattern)(i / 48 % ZR_USE_PATTERNS),
+                                           .snapshots = i / 48 == ZR_USE_PATTERNS ? 100 : 0,
                                            .declared = true,
                                            .n_steps = 2,
                                            .pace = ZR_PACE_RANDOM,

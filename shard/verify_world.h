@@ -36,7 +36,8 @@ enum zr_deed_kind {
     ZR_DO_STEP,
     ZR_DO_READ,
     ZR_DO_WRITE,
-    ZR_DO_MEAN
+    ZR_DO_MEAN,
+    ZR_DO_SNAPSHOT
 };
 struct zr_deed {
     uint8_t kind, backward;
@@ -50,6 +51,7 @@ struct zr_script {
     struct zr_call *order; /* of one micro-batch */
     int32_t n_order;
     int32_t *n_contrib; /* (n_steps, n_units) backward uses */
+    bool reordered;     /* the model changed its mind */
 };
 
 /* tensors: freed by the layout they go into. */
@@ -74,7 +76,10 @@ enum zr_mutation {
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
     ZR_OTHER_SUM,
-    ZR_LESS_CALL /* the model leaves out a call */
+    ZR_OTHER_STREAM, /* a job's copies go on the gather stream */
+    ZR_LESS_CALL,    /* the model leaves out a call */
+    ZR_EARLY_READER, /* a snapshot is read without waiting for it */
+    ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
 };
 
 /* Events by what they say; see engine.h. */
@@ -98,6 +103,7 @@ struct zr_mutant {
     enum zr_stream_class stream;
     const char *during; /* only while the host does this; NULL: always */
     int action;         /* jobs, awaits: of this kind; 0: any */
+    int until;          /* late jobs: after the next job of this kind; 0: of any other */
     const char *on;     /* configurations that it is looked for in, the seed apart; NULL: random ones */
     unsigned flaw;
     bool one_rank; /* only on the last rank */
@@ -109,8 +115,8 @@ struct zr_verify_rank {
     ucontext_t context;
     char *stack;
     bool done, dead, engine_open;
-    int64_t stuck_at; /* the activity at which it found nothing to do; -1: it can go on */
-    int64_t n_calls;
+    int64_t stuck_at;          /* the activity at which it found nothing to do; -1: it can go on */
+    int64_t n_calls, n_points; /* points: of everything that happens to it */
     int error;
     bool finished; /* made every call of the script */
     bool refused;
@@ -130,6 +136,10 @@ struct zr_verify_rank {
     bool holding;
     int32_t *n_used; /* (n_units) backward uses since the step */
     int32_t n_done;  /* updates that were not skipped, by the script */
+    /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
+    bool reading, readable;
+    struct zr_stamp *complete;
+    int32_t n_saved;
     double mean[2];
     char *scratch; /* for values read and written */
     uint64_t action_hash;
@@ -146,6 +156,7 @@ struct zr_verify_world {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_sim *sim;
+    struct zr_sim_order *order;
     struct zr_comm **gather, **reduce;
     struct zr_verify_rank *ranks;
     int32_t *unit_of_flat;
@@ -153,6 +164,7 @@ struct zr_verify_world {
     struct zr_verify_rank *running;
     bool lost, ended; /* ended: a hang was broken up */
     int64_t n_turns, lose_at, n_acted, n_carried;
+    int64_t n_snapshots;
     int n_agreed, agreed_error;
     int64_t compute_ns, step_compute_ns; /* of rank 0: in this step, in the one before */
     void *trace;

@@ -1,5 +1,6 @@
 /* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
  * device answers changes what is done. */
+#include "comm/sim.h"
 #include "shard/verify.h"
 
 #include <setjmp.h>
@@ -45,20 +46,30 @@ static void once_failed(void **state)
     }
 }
 
+/* Random configurations; what they are said to hold, they do. */
 static void seeds(void **state)
 {
     (void)state;
     const char *given = getenv("SEED");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1;
-    int64_t n_ops = 0;
+    int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
     for (uint64_t s = first; s < first + 1000; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
         zr_verify_case_random(s, &c);
         passes(&c, &r);
         n_ops += r.n_ops;
+        n_died += r.died;
+        n_starved += r.starved;
+        n_reordered += r.reordered;
+        n_snapshots += r.n_snapshots;
+        n_refused += r.refused != 0;
     }
+    print_message("%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused\n",
+                  (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
+                  (long long)n_refused);
     assert_true(n_ops > 100000);
+    assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 
 /* The text of a case replays it exactly. */
@@ -124,12 +135,105 @@ static void outside_a_bracket(void **state)
     assert_non_null(strstr(r.text, "of unit 0 in forward, step 1, outside its bracket"));
 }
 
+/* Whatever a rank is doing when it dies, opening included, the others learn of it and end. */
+static void dies_at_every_point(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        struct zr_verify_case c;
+        struct zr_verify_result r = {.died = true};
+        assert_int_equal(
+            zr_verify_parse("seed=7 world=3 n_units=3 accum=2 n_steps=2 pace=2 values=1 prefetch=1 "
+                            "snapshots=100 poison=-1 dead=1 stage=0",
+                            &c),
+            0);
+        c.stage = stage;
+        for (c.dead_at = 0; r.died; c.dead_at++)
+            passes(&c, &r);
+        print_message("stage %d: %d points\n", stage, c.dead_at - 1);
+        assert_true(c.dead_at > 100);
+    }
+}
+
+/* Whatever cannot be had while ranks open, all of them give up, and nothing is left. */
+static void every_allocation_refused(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        struct zr_verify_case c;
+        struct zr_verify_result r = {.starved = true};
+        assert_int_equal(zr_verify_parse("seed=7 world=3 n_units=3 accum=1 n_steps=1 bf16=1 snapshots=100 "
+                                         "poison=-1 dead=-1 stage=0",
+                                         &c),
+                         0);
+        c.stage = stage;
+        for (c.fail_alloc = 1; r.starved; c.fail_alloc++)
+            passes(&c, &r);
+        print_message("stage %d: %d allocations\n", stage, c.fail_alloc - 2);
+        assert_true(c.fail_alloc > 3 * 10);
+    }
+}
+
+static void never(void *arg, int rank)
+{
+    (void)arg;
+    (void)rank;
+    fail_msg("nobody has to wait");
+}
+
+/* The same collectives in the same order on each communicator, but not over both; and in the same order over
+ * both, but from two threads of a rank that nothing orders. */
+static void order_over_communicators(void **state)
+{
+    (void)state;
+    static const char *const found[] = {
+        "",
+        "order across communicators: collective 0 of rank 0 is gather all_gather of unit 1, step 0, of rank "
+        "1 reduce all_gather of unit 2, step 0",
+        "race on rank 1's order of collectives"};
+    for (int wrong = 0; wrong < 3; wrong++) {
+        const struct zr_sim_options o = {.world = 2, .yield = never};
+        struct zr_sim *w;
+        struct zr_comm *comm[2][2];
+        struct zr_stream *stream[2][2];
+        assert_int_equal(zr_sim_open(&o, &w), 0);
+        struct zr_sim_order *order = zr_sim_order_open(w);
+        assert_int_equal(zr_sim_comm_open(w, "gather", order, comm[0]), 0);
+        assert_int_equal(zr_sim_comm_open(w, "reduce", order, comm[1]), 0);
+        for (int r = 0; r < 2; r++)
+            for (int k = 0; k < 2; k++) {
+                int c = wrong == 1 && r == 1 ? !k : k;
+                struct zr_tag tag = {.unit = 1 + c};
+                struct zr_device *dev = zr_sim_device(w, r);
+                zr_sim_host(w, r, wrong == 2 && r == 1 && k ? ZR_SIM_MODEL : ZR_SIM_LOOP);
+                assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r][c]), 0);
+                struct zr_gather_seg nothing;
+                assert_int_equal(comm[c][r]->ops->all_gather(comm[c][r], stream[r][c], &nothing, 0, &tag), 0);
+            }
+        const struct zr_recorder *rec = zr_sim_recorder(w);
+        assert_int_equal(rec->n_reports > 0, wrong > 0);
+        assert_memory_equal(rec->first_report, found[wrong], strlen(found[wrong]));
+        for (int r = 0; r < 2; r++)
+            for (int c = 0; c < 2; c++) {
+                zr_sim_device(w, r)->ops->stream_close(stream[r][c]);
+                comm[c][r]->ops->close(comm[c][r]);
+            }
+        zr_sim_close(w);
+        zr_sim_order_close(order);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(once_failed),       cmocka_unit_test(seeds),
-        cmocka_unit_test(replays),           cmocka_unit_test(decisions_depend_on_calls_only),
+        cmocka_unit_test(once_failed),
+        cmocka_unit_test(seeds),
+        cmocka_unit_test(replays),
+        cmocka_unit_test(decisions_depend_on_calls_only),
         cmocka_unit_test(outside_a_bracket),
+        cmocka_unit_test(dies_at_every_point),
+        cmocka_unit_test(every_allocation_refused),
+        cmocka_unit_test(order_over_communicators),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
