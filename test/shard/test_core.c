@@ -135,6 +135,66 @@ static void prefetch_counts_units(void **state)
     watch_close(&w);
 }
 
+static int32_t slot_of(const struct watch *w, int32_t unit)
+{
+    int32_t slot;
+    return zr_core_present(w->core, unit, &slot) ? slot : -1;
+}
+
+/* Of slots that fit the smallest: an empty one, else of those used last, or never again. */
+static void slots_that_fit_best(void **state)
+{
+    static const int64_t slots[] = {300, 100, 200};
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 6, 3, 0, "");
+    for (int i = 0; i < 3; i++)
+        m.pslot[i] = m.gslot[i] = slots[i];
+    m.spec.n_grad_slots = 3;
+    m.units[4].param_bytes = m.units[4].grad_bytes = 200;
+    m.units[5].param_bytes = m.units[5].grad_bytes = 300;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0)");
+    assert_int_equal(slot_of(&w, 0), 1);
+    watch_run(&w, "1(1)");
+    assert_int_equal(slot_of(&w, 1), 2);
+    watch_run(&w, "2(2)");
+    assert_int_equal(slot_of(&w, 2), 0);
+    /* All are in use, none again: the smallest that fits goes. */
+    watch_run(&w, "3(3)");
+    assert_int_equal(slot_of(&w, 3), 1);
+    watch_run(&w, "4(4)");
+    assert_int_equal(slot_of(&w, 4), 2);
+    watch_run(&w, "0[ 4[ 5[ 5] 4] 0] S"); /* gradient slots of 100, 200 and 300 */
+    watch_close(&w);
+}
+
+/* The one largest slot is left to units that fit no other: small ones get it only when a bracket needs it,
+ * and give it back first. */
+static void largest_slot_is_reserved(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 5, 3, 3, "0(0) 1(1) 2(2) 3(3) 4(4) 4[4] 3[3] 2[2] 1[1] 0[0]");
+    m.pslot[0] = 300;
+    m.units[4].param_bytes = 300;
+    m.spec.reserve_largest = true;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0("); /* 1 fits beside it; 2 is not gathered ahead into the place of 4 */
+    assert_true(slot_of(&w, 0) > 0 && slot_of(&w, 1) > 0);
+    assert_int_equal(slot_of(&w, 2), -1);
+    watch_run(&w, "0) 1( 2(");
+    assert_true(slot_of(&w, 1) > 0 && slot_of(&w, 2) > 0);
+    watch_run(&w, "3("); /* needed now */
+    assert_int_equal(slot_of(&w, 3), 0);
+    watch_run(&w, "3) 2) 4(");
+    assert_int_equal(slot_of(&w, 4), 0);
+    watch_run(&w, "4) 1) 4[4] 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+}
+
 /* Of gradient slots that fit, the one free for longest is handed out: its reduce has had the most time. */
 static void gradient_slots_take_turns(void **state)
 {
@@ -696,6 +756,8 @@ int main(void)
         cmocka_unit_test(declared_order),
         cmocka_unit_test(fewest_gathers),
         cmocka_unit_test(prefetch_counts_units),
+        cmocka_unit_test(slots_that_fit_best),
+        cmocka_unit_test(largest_slot_is_reserved),
         cmocka_unit_test(gradient_slots_take_turns),
         cmocka_unit_test(room_for_all),
         cmocka_unit_test(frozen_units_stay),
