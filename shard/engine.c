@@ -95,7 +95,7 @@ int zr_engine_check(struct zr_engine *e)
         code = e->gather->ops->status(e->gather, why, sizeof why);
         if (!code)
             code = e->reduce->ops->status(e->reduce, why, sizeof why);
-        if (!code) {
+        if (!code && e->watch) {
             code = zr_watch_look(e);
             snprintf(why, sizeof why, "%s", code ? zr_error_text() : "");
         }

@@ -351,10 +351,11 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
 void zr_engine_carry(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
-    if (e->loop)
+    if (e->watch && e->loop)
         zr_watch_take(e->watch, job->known);
-    zr_watch_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
-                 job->step);
+    if (e->watch)
+        zr_watch_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
+                     job->step);
     if (atomic_load_explicit(&e->failed, memory_order_relaxed))
         return; /* what waits for this job's events does not wait: they were never recorded */
     int err = carry(e, job);

@@ -22,7 +22,7 @@ static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const c
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    const char *guarded = zr_watch_param(e->watch, p);
+    const char *guarded = e->watch ? zr_watch_param(e->watch, p) : NULL;
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -32,7 +32,7 @@ static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, c
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
-    const char *guarded = zr_watch_grad(e->watch, p);
+    const char *guarded = e->watch ? zr_watch_grad(e->watch, p) : NULL;
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -152,7 +152,8 @@ static void push(struct zr_engine *e, const struct zr_action *a)
         zr_engine_carry(e, &job);
         return;
     }
-    job.known = zr_watch_hand(e->watch);
+    if (e->watch)
+        job.known = zr_watch_hand(e->watch);
     zr_loop_push(e->loop, &job);
     e->unkicked = true;
 }
@@ -236,7 +237,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         err = wait_param(e, a->unit);
-        if (!err)
+        if (!err && e->watch)
             err = zr_watch_hand_out(e, a->unit, a->slot, false);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_param);
@@ -246,9 +247,9 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return err;
     case ZR_ACT_WAIT_PARAM:
         err = wait_param(e, a->unit);
-        return err ? err : zr_watch_hand_out(e, a->unit, a->slot, false);
+        return err || !e->watch ? err : zr_watch_hand_out(e, a->unit, a->slot, false);
     case ZR_ACT_HIDE_PARAM:
-        err = zr_watch_take_back(e, a->unit, a->slot, false);
+        err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, false) : 0;
         if (err)
             return err;
         if (repoint) {
@@ -258,7 +259,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return a->slot >= 0 ? d->event_record(e->param_free[a->slot], e->compute) : 0;
     case ZR_ACT_USE_GRAD:
         err = use_grad(e, a);
-        if (!err)
+        if (!err && e->watch)
             err = zr_watch_hand_out(e, a->unit, a->slot, true);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_grad);
@@ -267,7 +268,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         }
         return err;
     case ZR_ACT_HIDE_GRAD:
-        err = zr_watch_take_back(e, a->unit, a->slot, true);
+        err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, true) : 0;
         if (err)
             return err;
         if (repoint) {
@@ -309,8 +310,9 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     err = zr_core_step(e->core, ev, e->actions, &n);
     if (err)
         return err;
-    zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                  ev->backward ? "backward" : "forward", e->step);
+    if (e->watch)
+        zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                      ev->backward ? "backward" : "forward", e->step);
     enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
