@@ -35,12 +35,12 @@ def lines(text):
     return [json.loads(line, parse_constant=refuse_constant) for line in text.splitlines()]
 
 
-def train(world, *args):
+def train(world, *args, **more):
     """The step events and the summary of a run on so many ranks."""
     command = [ZERO_BENCH, 'train', '--json', *map(str, args)]
     if world > 1:
         command = [ZERO_RUN, '-n', str(world), '--raw', *command]
-    done = run(command)
+    done = run(command, **more)
     assert done.returncode == 0, f'{command}: exit code {done.returncode}\n{done.stderr}'
     *steps, summary = lines(done.stdout)
     return steps, summary

@@ -11,9 +11,9 @@ from bench_program import (CATEGORIES, STEP_KEYS, SUMMARY_KEYS, TEXT, TINY, ZERO
 STEPS = 4
 
 
-def result(world, *args):
+def result(world, *args, **more):
     """What must agree: every loss and gradient norm, and the hash of the state."""
-    steps, summary = train(world, *TINY, f'--steps={STEPS}', *args)
+    steps, summary = train(world, *TINY, f'--steps={STEPS}', *args, **more)
     assert len(steps) == STEPS
     return [(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
 
@@ -63,6 +63,13 @@ class Shape(unittest.TestCase):
 
 
 class Parity(unittest.TestCase):
+    def test_watched(self):
+        for world in [1, 3]:
+            for stage in range(4):
+                args = [f'--stage={stage}', '--dtype=bf16', '--accum=2']
+                watched = result(world, *args, env={'ZERO_CHECK': '1'})
+                self.assertEqual(watched, result(world, *args), f'world {world} {args}')
+
     def test_plain_and_wrapped(self):
         for dtype in ['f32', 'bf16']:
             for clip in [0, 0.5]:
