@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Changes shard/core.c in one place at a time, and shows that some test notices.
+
+    core_mutants.py CORE LIST ROOT CC WORK LIBRARY... -- TEST.a...    WORK: a folder for what is compiled
+
+Each test is an archive with a main of its own; it is linked with the libraries and, before them, a core compiled anew for every
+change of LIST (core_mutants.txt). A change is noticed when a test fails, or does not end. All must be noticed, and without a
+change all tests must pass. One that is not noticed is either needless code or a hole in the tests.
+ONLY=TEXT in the environment: only changes with TEXT in their name."""
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+
+LIMIT_S = 120
+FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-w"]
+
+
+def read_list(path):
+    mutants = []
+    for block in re.split(r"\n\s*\n", open(path, encoding="utf-8").read()):
+        fields = dict(re.findall(r"^(\w+): ?(.*)$", block, flags=re.MULTILINE))
+        if fields:
+            mutants.append(fields)
+    return mutants
+
+
+def mutate(core, m):
+    body = re.search(r"^[a-z][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", core, flags=re.MULTILINE | re.DOTALL)
+    if not body:
+        sys.exit(f'"{m["name"]}": there is no function {m["in"]}')
+    if body[0].count(m["old"]) != 1:
+        sys.exit(f'"{m["name"]}": "{m["old"]}" stands in {m["in"]} {body[0].count(m["old"])} times')
+    new = m.get("new") or ";"
+    return core[:body.start()] + body[0].replace(m["old"], new) + core[body.end():]
+
+
+def compile_core(text, root, cc, folder):
+    os.makedirs(folder, exist_ok=True)
+    source = os.path.join(folder, "core.c")
+    with open(source, "w", encoding="utf-8") as f:
+        f.write(text)
+    subprocess.run(cc + FLAGS + ["-c", "-I", root, source, "-o", os.path.join(folder, "core.o")], check=True)
+
+
+def link(folder, cc, test, libraries):
+    program = os.path.join(folder, "test")
+    wraps = ["-Wl,--wrap=malloc,--wrap=calloc,--wrap=posix_memalign,--wrap=free"] if "plan" in os.path.basename(test) else []
+    subprocess.run(cc + [os.path.join(folder, "core.o"), "-o", program] + wraps + ["-Wl,--start-group", test] + libraries +
+                   ["-Wl,--end-group", "-lcmocka", "-luv", "-lxxhash", "-lpthread", "-lm", "-ldl"], check=True)
+    return program
+
+
+def noticed_by(folder, cc, tests, libraries):
+    env = dict(os.environ, MALLOC_PERTURB_="0")
+    for t in tests:
+        program = link(folder, cc, t, libraries)
+        name = re.sub(r"^lib|\.a$", "", os.path.basename(t))
+        try:
+            r = subprocess.run([program], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return name + " (does not end)"
+        if r.returncode:
+            return name
+    return None
+
+
+def main():
+    core_path, list_path, root, cc, work = sys.argv[1:6]
+    split = sys.argv.index("--")
+    libraries, tests = sys.argv[6:split], sys.argv[split + 1:]
+    cc = cc.split()
+    core = open(core_path, encoding="utf-8").read()
+    mutants = read_list(list_path)
+    texts = [(m, mutate(core, m)) for m in mutants]
+    whole = os.path.join(work, "whole")
+    compile_core(core, root, cc, whole)
+    by = noticed_by(whole, cc, tests, libraries)
+    if by:
+        sys.exit(f"{by} fails without any change")
+    only = os.environ.get("ONLY", "")
+
+    def one(k):
+        m, text = texts[k]
+        folder = os.path.join(work, str(k))
+        compile_core(text, root, cc, folder)
+        return m, noticed_by(folder, cc, tests, libraries)
+
+    survived = n = 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for m, by in pool.map(one, [k for k, (m, _) in enumerate(texts) if only in m["name"]]):
+            n += 1
+            survived += by is None
+            print(f'{m["in"]}: {m["name"]}: {by or "SURVIVED"}', flush=True)
+    print(f"{n - survived} of {n} changes of the core noticed")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
