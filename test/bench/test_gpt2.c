@@ -21,6 +21,10 @@
 #define GRAD_TOLERANCE 2e-4
 #endif
 
+#ifdef GPT2_TEST_STAND_IN
+#include "test/stand_in/cublaslt_stand_in.h"
+#endif
+
 #ifdef GPT2_TEST_CUDA
 #define CUDA true
 #else
@@ -288,13 +292,39 @@ static void check_nan(void **state)
     close_fixture(&f);
 }
 
+#ifdef GPT2_TEST_STAND_IN
+/* With GELU, its gradient and the biases' sums done by cuBLASLt, and without. */
+static void check_epilogues(void **state)
+{
+    int64_t before = cublaslt_stand_in_n_epilogues();
+    cublaslt_stand_in_refuse(CUBLASLT_STAND_IN_EPILOGUES);
+    check_gradients(state);
+    assert_int_equal(cublaslt_stand_in_n_epilogues(), before);
+    cublaslt_stand_in_refuse(0);
+    check_gradients(state);
+    assert_true(cublaslt_stand_in_n_epilogues() > before);
+    assert_int_equal(cublaslt_stand_in_n_open(), 0);
+}
+#endif
+
 int main(void)
 {
+#ifdef GPT2_TEST_CUDA
+    struct place here;
+    if (place_open(&here, true, 0, 1)) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped */
+    }
+    place_close(&here);
+#endif
     seed = (uint64_t)time(NULL) * 2654435761u;
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_loss),    cmocka_unit_test(check_gradients), cmocka_unit_test(check_adds),
-        cmocka_unit_test(check_repeats), cmocka_unit_test(check_nan),
+        cmocka_unit_test(check_loss),      cmocka_unit_test(check_gradients), cmocka_unit_test(check_adds),
+        cmocka_unit_test(check_repeats),   cmocka_unit_test(check_nan),
+#ifdef GPT2_TEST_STAND_IN
+        cmocka_unit_test(check_epilogues),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

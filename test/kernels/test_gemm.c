@@ -629,6 +629,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bad_arguments),     cmocka_unit_test(test_many_shapes),
     };
     rng = random_open();
+#ifdef GEMM_TEST_CUDA
+    if (zr_cuda_device_open(0, &dev)) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped */
+    }
+    dev->ops->close(dev);
+#endif
     open_device();
     int failed = argc > 1 && strcmp(argv[1], "--bench") == 0 ? bench(argc > 2 ? atoi(argv[2]) : 1)
                                                              : cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,6 +12,7 @@
 /* From now on the heuristic finds nothing for these epilogues (the bits of cublasLtEpilogue_t; 0: all are
  * had). */
 void cublaslt_stand_in_refuse(uint32_t epilogues);
+#define CUBLASLT_STAND_IN_EPILOGUES (32u | 64u | 512u) /* all but a bias: GELU, its gradient, a bias's */
 
 /* Handles, layouts, descriptors and preferences not destroyed. */
 int cublaslt_stand_in_n_open(void);
