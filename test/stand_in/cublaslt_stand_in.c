@@ -423,8 +423,10 @@ static uint64_t hash_of(const struct product *p)
         p->a.rows,     p->a.columns,  p->a.ld,       p->a.stride,    p->b.type,    p->b.rows, p->b.columns,
         p->b.ld,       p->b.stride,   p->d.type,     p->d.rows,      p->d.columns, p->d.ld,   p->d.stride};
     uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         h = (h ^ (uint64_t)words[i]) * UINT64_C(0x100000001b3);
+        h ^= h >> 29;
+    }
     return h;
 }
 
