@@ -164,11 +164,11 @@ struct scale_op {
     const struct zr_step_scalars *scalars;
     template <int W> __device__ __forceinline__ void run(int64_t i) const
     {
+        floats<W> a;
+        a.load(x + i);
         const float factor = scalars->grad_scale;
         if (scalars->skip || factor == 1) /* 1 keeps the bits of a NaN too */
             return;
-        floats<W> a;
-        a.load(x + i);
         for (int j = 0; j < W; j++)
             a.v[j] = vec_mul(a.v[j], factor);
         a.store(x + i);
@@ -219,9 +219,6 @@ template <update_rule RULE, update_param OUT> struct update_op {
     struct zr_update u;
     template <int W> __device__ __forceinline__ void run(int64_t i) const
     {
-        if (u.scalars->skip)
-            return;
-        const struct update_numbers k = update_numbers_of(&u, u.scalars->grad_scale);
         const int n_states = update_states(RULE);
         floats<W> w, g, s0 = {}, s1 = {};
         w.load(u.master + i);
@@ -230,6 +227,9 @@ template <update_rule RULE, update_param OUT> struct update_op {
             s0.load(u.state[0] + i);
         if (n_states > 1)
             s1.load(u.state[1] + i);
+        if (u.scalars->skip) /* asked last, so that all loads are under way at once */
+            return;
+        const struct update_numbers k = update_numbers_of(&u, u.scalars->grad_scale);
         for (int j = 0; j < W; j++)
             w.v[j] = update_element(&k, RULE, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
         if (n_states > 0)
