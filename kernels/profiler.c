@@ -6,6 +6,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <pthread.h>
 #include <stdio.h>
 
 /* The domain is all there is. */
@@ -31,7 +32,12 @@ static const nvtxEventAttributes_t *name_of(struct name *n, const char *what, in
 
 struct zr_profiler *zr_profiler_open(void)
 {
-    return (struct zr_profiler *)nvtxDomainCreateA("libzero");
+    /* NVTX's first call replaces its table of functions, which others read without a lock. */
+    static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&first);
+    nvtxDomainHandle_t domain = nvtxDomainCreateA("libzero");
+    pthread_mutex_unlock(&first);
+    return (struct zr_profiler *)domain;
 }
 
 void zr_profiler_close(struct zr_profiler *p)

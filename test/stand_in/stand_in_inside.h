@@ -34,6 +34,9 @@ void __tsan_release(void *at);
 #define ORDER_BEFORE(op) ((void)(op))
 #endif
 
+/* Work that cannot block, on the stream's own account; a host function; and other work, which may block. */
+enum si_kind { SI_OTHER, SI_SHORT, SI_HOST_FUNCTION };
+
 /* Work on a stream, or a place in it. Lives until it has run and nobody holds it. */
 struct si_op {
     int n_refs;
@@ -41,7 +44,7 @@ struct si_op {
     void (*fn)(void *arg); /* NULL: a place only */
     void (*drop)(void *arg);
     void *arg;
-    bool is_host_function;
+    enum si_kind kind;
     int64_t done_ns;
     struct si_op *next;
     int n_after;
@@ -54,6 +57,7 @@ struct CUstream_st {
     int priority;
     bool alive, ending;
     struct si_op *first, *end; /* waiting or running */
+    bool running_short;        /* the first, of that kind, runs */
     struct si_op *last;        /* the most recent ever put; held; NULL: none */
     pthread_cond_t cond;       /* something to do */
     struct CUstream_st *next;
@@ -106,6 +110,11 @@ void si_let_go(struct si_op *op); /* lock held; NULL is allowed */
 /* Waits until op (NULL: nothing) is done, and orders the caller after it. Lock held. Counted as a host wait.
  */
 void si_wait_for(struct si_op *op);
+/* As stand_in_put, for work of any kind. */
+cudaError_t si_put_work(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
+                        void (*drop)(void *arg), enum si_kind kind);
+/* On a device that is lost: lets what runs there end, and orders the caller after all that ran. Lock held. */
+void si_wait_for_lost(int device);
 /* Waits for all streams of a device (-1: of all). Lock held. */
 void si_wait_for_device(int device);
 

@@ -420,5 +420,5 @@ cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, void (*dr
         return stand_in_done(err ? err : cudaErrorMemoryAllocation);
     }
     *l = (struct launch){run, closure, drop, grid, block, si_device()};
-    return stand_in_done(stand_in_put(stream, "cudaLaunchKernel", run_launch, l, drop_launch));
+    return stand_in_done(si_put_work(stream, "cudaLaunchKernel", run_launch, l, drop_launch, SI_SHORT));
 }

@@ -277,7 +277,7 @@ static cudaError_t put_move(const char *call, struct move m, enum cudaMemcpyKind
     if (!held)
         return stand_in_done(good ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
     *held = m;
-    cudaError_t err = stand_in_put(stream, call, run_move, held, free);
+    cudaError_t err = si_put_work(stream, call, run_move, held, free, SI_SHORT);
     if (!err && (wait || dst == cudaMemoryTypeUnregistered || src == cudaMemoryTypeUnregistered)) {
         si_lock();
         struct CUstream_st *s = si_stream(call, stream, &err);

@@ -194,6 +194,8 @@ cudaError_t stand_in_begin(const char *call)
     }
     if (!err)
         err = si.device[current_device].lost;
+    if (si.device[current_device].lost)
+        si_wait_for_lost(current_device);
     if (si.machine.driver_version == 0)
         err = cudaErrorInsufficientDriver; /* what the real one says where it finds no driver */
     si_unlock();

@@ -96,6 +96,18 @@ void si_wait_for(struct si_op *op)
     wait_done(op);
 }
 
+void si_wait_for_lost(int device)
+{
+    for (struct CUstream_st *s = si.streams; s; s = s->next)
+        if (s->device == device) {
+            while (s->running_short)
+                si_wait(&si.moved);
+            si_unlock();
+            ORDER_AFTER(s);
+            si_lock();
+        }
+}
+
 void si_wait_for_device(int device)
 {
     si.n_host_waits++;
@@ -111,7 +123,7 @@ static void run(struct si_op *op, bool is_lost)
         ORDER_AFTER(op->after[i]);
     if (!op->fn || is_lost)
         return;
-    si_in_host_function = op->is_host_function;
+    si_in_host_function = op->kind == SI_HOST_FUNCTION;
     op->fn(op->arg);
     si_in_host_function = false;
 }
@@ -130,12 +142,15 @@ static void *stream_main(void *arg)
             while (!op->after[i]->done)
                 si_wait(&si.moved);
         bool is_lost = si.device[s->device].lost != cudaSuccess;
+        s->running_short = !is_lost && op->kind == SI_SHORT;
         si_unlock();
         run(op, is_lost);
         if (op->drop)
             op->drop(op->arg);
         ORDER_BEFORE(op);
+        ORDER_BEFORE(s);
         si_lock();
+        s->running_short = false;
         op->done = true;
         op->done_ns = now_ns();
         for (int i = 0; i < op->n_after; i++)
@@ -333,15 +348,15 @@ static struct CUstream_st *own_stream(const char *call, cudaStream_t stream, cud
     return s;
 }
 
-static cudaError_t put_work(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
-                            void (*drop)(void *arg), bool is_host_function)
+cudaError_t si_put_work(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
+                        void (*drop)(void *arg), enum si_kind kind)
 {
     cudaError_t err;
     si_lock();
     struct CUstream_st *s = own_stream(what, stream, &err);
     struct si_op *op = s ? si_put(s, fn, arg, drop, NULL) : NULL;
     if (op) {
-        op->is_host_function = is_host_function;
+        op->kind = kind;
         si_let_go(op);
     } else if (!err) {
         err = cudaErrorMemoryAllocation;
@@ -355,13 +370,13 @@ static cudaError_t put_work(cudaStream_t stream, const char *what, void (*fn)(vo
 cudaError_t stand_in_put(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
                          void (*drop)(void *arg))
 {
-    return put_work(stream, what, fn, arg, drop, false);
+    return si_put_work(stream, what, fn, arg, drop, SI_OTHER);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userData)
 {
     SI_BEGIN("cudaLaunchHostFunc");
-    return stand_in_done(fn ? put_work(stream, "cudaLaunchHostFunc", fn, userData, NULL, true)
+    return stand_in_done(fn ? si_put_work(stream, "cudaLaunchHostFunc", fn, userData, NULL, SI_HOST_FUNCTION)
                             : cudaErrorInvalidValue);
 }
 
