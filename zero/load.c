@@ -111,9 +111,7 @@ static int check_model(struct loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
     const struct zr_manifest *m = &l->manifest;
-    static const char *const optimizers[] = {
-        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
-    const char *optimizer = optimizers[l->z->config.options.optimizer];
+    const char *optimizer = zr_optimizer_name(l->z->config.options.optimizer);
     bool *seen = calloc((size_t)layout->n_tensors, sizeof *seen);
     int err =
         seen ? index_names(l) : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);

@@ -1,11 +1,18 @@
 /* save.c: zero_save: who does what when, over all ranks.
  *
- *   all     agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's
- *   each    a thread of its own writes the rank's file (save_shard.c), from memory that nobody writes: the
- * model's thread waits, or (asynchronous) the snapshot is read all     learn that every file is written and
- * synced: by exchanges while they wait, or from the records of a step rank 0  its thread checks the others'
- * tables, writes the manifest, gives the folder its name, removes old ones all     learn that, or of the
- * failure, by exchanges in zero_save_wait, the next zero_save, zero_load or zero_unwrap
+ * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's.
+ *
+ * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes: the
+ * model's thread waits, or (asynchronous) the snapshot is read.
+ *
+ * 3. All learn that every file is written and synced: by exchanges while they wait, or from the records of a
+ * step.
+ *
+ * 4. Rank 0's thread checks the others' tables, writes the manifest, gives the folder its name and removes
+ * old ones.
+ *
+ * 5. All learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or
+ * zero_unwrap.
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
 #include "zero/save.h"
@@ -39,13 +46,6 @@ struct zr_save {
     int err;
     char text[ZR_ERROR_BYTES];
 };
-
-static const char *optimizer_name(enum zr_optimizer kind)
-{
-    static const char *const name[] = {
-        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
-    return name[kind];
-}
 
 /* Of what shapes the numbers, not of where they lie. */
 static uint64_t config_hash(const struct zr_options *o)
@@ -199,7 +199,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
                               .config_hash = config_hash(&z->config.options),
                               .layout_hash = l->hash};
     snprintf(m->version, sizeof m->version, "%s", zero_version());
-    snprintf(m->optimizer, sizeof m->optimizer, "%s", optimizer_name(z->config.options.optimizer));
+    snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(z->config.options.optimizer));
     m->tensors = calloc((size_t)l->n_tensors, sizeof *m->tensors);
     m->files = calloc((size_t)m->world, sizeof *m->files);
     m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;

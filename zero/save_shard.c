@@ -37,6 +37,13 @@ bool zr_kind_parse(const char *text, size_t n, int *kind)
     return false;
 }
 
+const char *zr_optimizer_name(enum zr_optimizer kind)
+{
+    static const char *const name[] = {
+        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
+    return name[kind];
+}
+
 int32_t zr_tensor_dims(const struct zr_tensor *t)
 {
     int32_t n = 0;
