@@ -3,31 +3,59 @@
 
 #include <string.h>
 
-int office_open(struct office *o, const struct zr_world *w, bool self, int n, int64_t timeout_ms,
-                int64_t arena_bytes)
+static const char *const names[MOST_COMMS] = {"gather", "reduce"};
+
+static int open_host(const struct zr_world *w, struct zr_device **out)
 {
-    static const char *names[MOST_COMMS] = {"gather", "reduce"};
+    (void)w;
+    return zr_host_device_open(out);
+}
+
+static int open_self(struct office *o, int n, int64_t timeout_ms)
+{
+    int err = 0;
+    (void)timeout_ms;
+    for (int i = 0; i < n && !err; i++)
+        err = zr_self_open(o->dev, &o->comm[i]);
+    return err;
+}
+
+static int open_shm(struct office *o, int n, int64_t timeout_ms)
+{
+    int err = 0;
+    for (int i = 0; i < n && !err; i++)
+        err = zr_shm_open(o->rdv, o->dev, names[i], timeout_ms, &o->comm[i]);
+    return err;
+}
+
+const struct office_kind office_self = {.open_device = open_host, .open_comms = open_self, .exact = true};
+const struct office_kind office_shm = {.open_device = open_host, .open_comms = open_shm, .exact = true};
+
+int office_open(struct office *o, const struct zr_world *w, const struct office_kind *kind, int n,
+                int64_t timeout_ms, int64_t arena_bytes)
+{
     memset(o, 0, sizeof *o);
     uv_loop_init(&o->loop);
+    o->n = n;
     int err = zr_rendezvous_open(&o->loop, w, 30000, &o->rdv);
     if (!err)
-        err = zr_host_device_open(&o->dev);
+        err = kind->open_device(w, &o->dev);
+    if (!err)
+        err = kind->open_comms(o, n, timeout_ms);
     for (int i = 0; i < n && !err; i++) {
-        o->n = i + 1;
-        err = self ? zr_self_open(o->dev, &o->comm[i])
-                   : zr_shm_open(o->rdv, o->dev, names[i], timeout_ms, &o->comm[i]);
-        if (!err)
-            err = o->dev->ops->stream_open(o->dev, ZR_STREAM_QUEUE, names[i], NULL, &o->stream[i]);
+        err = o->dev->ops->stream_open(o->dev, ZR_STREAM_QUEUE, names[i], NULL, &o->stream[i]);
+        int64_t more = kind->reserve_bytes ? kind->reserve_bytes(w->world, i) : 0;
         if (!err && arena_bytes)
-            err = o->comm[i]->ops->arena(o->comm[i], arena_bytes, (void **)&o->base[i]);
+            err = o->comm[i]->ops->arena(o->comm[i], arena_bytes + more, (void **)&o->base[i]);
     }
     return err;
 }
 
 bool office_close(struct office *o)
 {
-    for (int i = 0; i < o->n; i++) {
-        o->dev->ops->stream_close(o->stream[i]);
+    for (int i = 0; i < MOST_COMMS; i++) {
+        if (o->stream[i])
+            o->dev->ops->stream_close(o->stream[i]);
         if (o->comm[i])
             o->comm[i]->ops->close(o->comm[i]);
     }
@@ -35,4 +63,16 @@ bool office_close(struct office *o)
         o->dev->ops->close(o->dev);
     zr_rendezvous_free(o->rdv);
     return uv_loop_close(&o->loop) == 0;
+}
+
+int office_store(struct office *o, int i, const char *from, int64_t bytes)
+{
+    int err = o->dev->ops->copy(o->stream[i], o->base[i], from, bytes);
+    return err ? err : o->dev->ops->stream_sync(o->stream[i]);
+}
+
+int office_fetch(struct office *o, int i, char *to, int64_t bytes)
+{
+    int err = o->dev->ops->copy(o->stream[i], to, o->base[i], bytes);
+    return err ? err : o->dev->ops->stream_sync(o->stream[i]);
 }

@@ -18,11 +18,26 @@ struct office {
     char *base[MOST_COMMS];
 };
 
-/* Opens n communicators; self instead of shm when asked. arena_bytes 0: no arena yet. Returns 0 or the error.
- */
-int office_open(struct office *o, const struct zr_world *w, bool self, int n, int64_t timeout_ms,
-                int64_t arena_bytes);
+/* Which communicator, on which device. */
+struct office_kind {
+    int (*open_device)(const struct zr_world *w, struct zr_device **out);
+    int (*open_comms)(struct office *o, int n, int64_t timeout_ms); /* into o->comm */
+    int64_t (*reserve_bytes)(int world, int i); /* of communicator i's arena, for itself; NULL: none */
+    bool exact;                                 /* reduces in the fixed tree and leaves src alone */
+    bool same_order;                            /* all ranks must mix the communicators alike */
+    bool one_reduces; /* the second only */
+};
+
+extern const struct office_kind office_self, office_shm;
+
+/* Opens n communicators of that kind. arena_bytes 0: no arena yet. Returns 0 or the error. */
+int office_open(struct office *o, const struct zr_world *w, const struct office_kind *kind, int n,
+                int64_t timeout_ms, int64_t arena_bytes);
 /* Closes what is open; false when handles were left on the loop. */
 bool office_close(struct office *o);
+
+/* The whole arena of communicator i, from and to the host's memory; blocking. */
+int office_store(struct office *o, int i, const char *from, int64_t bytes);
+int office_fetch(struct office *o, int i, char *to, int64_t bytes);
 
 #endif

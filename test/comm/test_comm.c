@@ -1,403 +1,49 @@
-/* test_comm.c: one conformance suite for all communicators: self, and shm with ranks as threads and as
- * processes.
- *
- * Every rank draws the same operations from one seed and knows what every other rank puts in, so each checks
- * its whole arena after each operation: what should be there, bit for bit, and poison everywhere else. Sums
- * are compared with a plain fp32 tree for the bits and with fp64 for the error. */
-#include "test/comm/office.h"
+/* test_comm.c: the suite of comm_suite.h for self, and for shm with ranks as threads and as processes. */
+#include "test/comm/comm_suite.h"
 
-#include <math.h>
 #include <setjmp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include <cmocka.h>
 
-enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MOST_SEGS = 5, POISON = 0xff };
-
-struct plan {
-    uint64_t seed;
-    bool self;
-    int n_ops;
-};
-
-/* --- what ranks put in --- */
-
-static uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
-{
-    uint64_t s = seed ^ (a * 0x9e3779b97f4a7c15) ^ (b * 0xc2b2ae3d27d4eb4f) ^ (c * 0x165667b19e3779f9);
-    return next_random(&s);
-}
-
-/* Element i of what rank puts at off in operation op: signs mixed, magnitudes from 2^-8 to 2^8, some zeros.
- */
-static float value(uint64_t seed, int op, int rank, int64_t off, int64_t i)
-{
-    uint64_t x = mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)(off + i));
-    if (x % 37 == 0)
-        return x & 64 ? 0.0f : -0.0f;
-    float mantissa = 1.0f + (float)(x >> 41) * 0x1p-23f;
-    return ldexpf(x & 128 ? mantissa : -mantissa, (int)((x >> 8) % 17) - 8);
-}
-
-static uint16_t bf16_cut(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return (uint16_t)(u >> 16); /* any bf16 will do */
-}
-
-static float element(uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t i)
-{
-    float x = value(seed, op, rank, off, i);
-    if (t == ZR_BF16) {
-        uint32_t u = (uint32_t)bf16_cut(x) << 16;
-        memcpy(&x, &u, 4);
-    }
-    return x;
-}
-
-static void put_elements(char *to, uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float x = value(seed, op, rank, off, i);
-        uint16_t h = bf16_cut(x);
-        memcpy(to + i * zr_dtype_bytes(t), t == ZR_F32 ? (void *)&x : (void *)&h, (size_t)zr_dtype_bytes(t));
-    }
-}
-
-static unsigned char byte_of(uint64_t seed, int op, int rank, int64_t off, int64_t i)
-{
-    return (unsigned char)(mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)(off + i / 8)) >> (i % 8 * 8));
-}
-
-static void put_bytes(char *to, uint64_t seed, int op, int rank, int64_t off, int64_t from, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (char)byte_of(seed, op, rank, off, from + i);
-}
-
-/* The reference of the sum: sum(lo, h) + sum(lo + h, n - h), h the largest power of two below n. */
-static float tree(const float *x, int n)
-{
-    if (n == 1)
-        return x[0];
-    int h = 1;
-    while (h * 2 < n)
-        h *= 2;
-    return tree(x, h) + tree(x + h, n - h);
-}
-
-/* --- one operation: drawn, prepared, expected --- */
-
-struct drawn {
-    enum zr_op op;
-    int n_seg, root;
-    struct zr_gather_seg gather[MOST_SEGS];
-    struct zr_reduce_seg reduce[MOST_SEGS];
-    int64_t off, bytes;
-    struct zr_tag tag;
-    int64_t wire; /* bytes this rank takes */
-};
-
-static int64_t slice(int64_t shard, int64_t total, int rank)
-{
-    int64_t from = shard * rank < total ? shard * rank : total,
-            to = shard * (rank + 1) < total ? shard * (rank + 1) : total;
-    return to - from;
-}
-
-/* A place in [*at, end) of the arena, aligned, with a gap before it. -1: no room. */
-static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int64_t align)
-{
-    int64_t p = (*at + align * random_in(rng, 0, 3) + align - 1) / align * align;
-    if (p + bytes > end)
-        return -1;
-    *at = p + bytes;
-    return p;
-}
-
-/* The same on every rank, but for the place of a reduce that goes in place. */
-static void draw(uint64_t *rng, int world, int me, int64_t at, int64_t end, int number, struct drawn *d)
-{
-    memset(d, 0, sizeof *d);
-    d->op = (enum zr_op)random_in(rng, 1, 4);
-    d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, next_random(rng)};
-    d->root = (int)random_in(rng, 0, world - 1);
-    if (d->op == ZR_OP_BROADCAST || d->op == ZR_OP_EXCHANGE) {
-        int n = d->op == ZR_OP_EXCHANGE ? world : 1;
-        d->bytes = random_in(rng, 0, 5000);
-        d->off = place(rng, &at, end, d->bytes * n, random_in(rng, 1, 8));
-        if (d->off < 0)
-            d->off = d->bytes = 0;
-        d->wire = d->op == ZR_OP_EXCHANGE ? d->bytes * (world - 1) : me == d->root ? 0 : d->bytes;
-        return;
-    }
-    int n = (int)random_in(rng, 0, MOST_SEGS);
-    for (int i = 0; i < n; i++) {
-        int64_t shard = 128 * random_in(rng, 0, random_in(rng, 0, 3) ? 8 : 100);
-        /* whole, ragged, and so short that the last ranks have nothing */
-        int64_t total = random_in(rng, 0, 2) == 0 ? shard * world : random_in(rng, 0, shard * world);
-        if (d->op == ZR_OP_ALL_GATHER) {
-            bool in_place = random_in(rng, 0, 1);
-            int64_t dst = place(rng, &at, end, total, 8),
-                    src = in_place ? dst : place(rng, &at, end, shard, 8);
-            if (dst < 0 || src < 0)
-                break;
-            d->gather[i] = (struct zr_gather_seg){src, in_place ? shard : 0, dst, shard, total};
-            d->wire += total - slice(shard, total, me);
-        } else {
-            enum zr_dtype t = random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
-            total -= total % zr_dtype_bytes(t);
-            bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
-            int64_t src = place(rng, &at, end, total, 8);
-            int64_t dst = in_place ? src + (total >= shard * world ? me * shard : 0)
-                                   : place(rng, &at, end, shard * 2, 4);
-            if (src < 0 || dst < 0 || (in_place && total < shard * world))
-                break;
-            d->reduce[i] = (struct zr_reduce_seg){src, dst, shard, total, t, accumulate && !in_place};
-            d->wire += slice(shard, total, me) * (world - 1);
-        }
-        d->n_seg = i + 1;
-    }
-}
-
-/* Writes this rank's input into the arena. */
-static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena)
-{
-    for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++) {
-        const struct zr_gather_seg *g = &d->gather[i];
-        put_bytes(arena + g->src + me * g->src_stride, seed, op, 0, g->dst, me * g->shard_bytes,
-                  slice(g->shard_bytes, g->total_bytes, me));
-    }
-    for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
-        const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t size = zr_dtype_bytes(g->dtype);
-        put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->total_bytes / size);
-        if (g->accumulate)
-            put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst,
-                         slice(g->shard_bytes, g->total_bytes, me) / size);
-    }
-    if (d->op == ZR_OP_BROADCAST && me == d->root)
-        put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
-    if (d->op == ZR_OP_EXCHANGE)
-        put_bytes(arena + d->off + me * d->bytes, seed, op, 0, d->off, me * d->bytes, d->bytes);
-    (void)world;
-}
-
-/* Turns expected, a copy of the arena after prepare, into what it should be afterwards. Returns the worst
- * error of a sum against fp64 in units of its bound. */
-static double finish(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena)
-{
-    double worst = 0;
-    for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++)
-        put_bytes(arena + d->gather[i].dst, seed, op, 0, d->gather[i].dst, 0, d->gather[i].total_bytes);
-    for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
-        const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t size = zr_dtype_bytes(g->dtype), n = slice(g->shard_bytes, g->total_bytes, me) / size;
-        for (int64_t k = 0; k < n; k++) {
-            float x[MOST_RANKS], old, sum;
-            double exact = 0, magnitude = 0;
-            for (int r = 0; r < world; r++) {
-                x[r] = element(seed, g->dtype, op, r, g->src, me * g->shard_bytes / size + k);
-                exact += x[r];
-                magnitude += fabs((double)x[r]);
-            }
-            sum = tree(x, world);
-            if (g->accumulate) {
-                old = value(seed, op, 100 + me, g->dst, k);
-                sum = old + sum;
-                exact += old;
-                magnitude += fabs((double)old);
-            }
-            memcpy(arena + g->dst + 4 * k, &sum, 4);
-            /* each element passes through at most log2(world) + 1 additions */
-            double bound = 0x1p-24 * (ceil(log2(world)) + 1) * magnitude * 1.01;
-            double e = fabs((double)sum - exact);
-            if (e > worst * bound)
-                worst = e / bound;
-        }
-    }
-    if (d->op == ZR_OP_BROADCAST)
-        put_bytes(arena + d->off, seed, op, d->root, d->off, 0, d->bytes);
-    if (d->op == ZR_OP_EXCHANGE)
-        put_bytes(arena + d->off, seed, op, 0, d->off, 0, d->bytes * world);
-    return worst;
-}
-
-static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
-{
-    switch (d->op) {
-    case ZR_OP_ALL_GATHER:
-        return c->ops->all_gather(c, s, d->gather, d->n_seg, &d->tag);
-    case ZR_OP_REDUCE_SCATTER:
-        return c->ops->reduce_scatter(c, s, d->reduce, d->n_seg, &d->tag);
-    case ZR_OP_BROADCAST:
-        return c->ops->broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
-    case ZR_OP_EXCHANGE:
-        return c->ops->exchange(c, s, d->off, d->bytes, &d->tag);
-    }
-    return -1;
-}
-
-static int64_t first_difference(const char *a, const char *b, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (a[i] != b[i])
-            return i;
-    return -1;
-}
-
-/* --- one operation after the other, the whole arena checked after each --- */
-
-static void conform(struct rank *me)
-{
-    const struct plan *p = me->arg;
-    struct office o;
-    int world = me->w.world, rank = me->w.rank;
-    char why[512];
-    RANK_CHECK(me, office_open(&o, &me->w, p->self, 1, TIMEOUT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
-    struct zr_comm *c = o.comm[0];
-    char *arena = o.base[0], *expected = malloc(ARENA_BYTES);
-    RANK_CHECK(me, c->rank == rank && c->world == world, "rank %d of %d", c->rank, c->world);
-    RANK_CHECK(me, (uintptr_t)arena % 4096 == 0, "the arena is at %p", (void *)arena);
-    for (int64_t i = 0; i < ARENA_BYTES; i++)
-        RANK_CHECK(me, arena[i] == 0, "byte %lld of the new arena is not 0", (long long)i);
-    uint64_t rng = p->seed;
-    struct zr_comm_stats want = {0}, got;
-    int64_t *counts[] = {NULL, &want.n_all_gather, &want.n_reduce_scatter, &want.n_broadcast,
-                         &want.n_exchange};
-    for (int i = 0; i < p->n_ops; i++) {
-        struct drawn d;
-        draw(&rng, world, rank, 0, ARENA_BYTES, i, &d);
-        memset(arena, POISON, ARENA_BYTES);
-        prepare(&d, p->seed, i, world, rank, arena);
-        memcpy(expected, arena, ARENA_BYTES);
-        double worst = finish(&d, p->seed, i, world, rank, expected);
-        RANK_CHECK(me, worst <= 1, "op %d: the reference is off by %.3f bounds", i, worst);
-        RANK_CHECK(me, put_on(c, o.stream[0], &d) == 0, "op %d: %s", i, zr_error_text());
-        o.dev->ops->stream_sync(o.stream[0]);
-        RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
-        int64_t bad = first_difference(arena, expected, ARENA_BYTES);
-        RANK_CHECK(me, bad < 0, "op %d (%s, %d segments): byte %lld is 0x%02x, not 0x%02x", i,
-                   zr_op_name(d.op), d.n_seg, (long long)bad, (unsigned char)arena[bad],
-                   (unsigned char)expected[bad]);
-        ++*counts[d.op];
-        want.wire_bytes += d.wire;
-        if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what will be overwritten now */
-            RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 0, &d.tag) == 0, "%s", zr_error_text());
-            o.dev->ops->stream_sync(o.stream[0]);
-            want.n_exchange++;
-        }
-    }
-    free(expected);
-    c->ops->stats(c, &got);
-    RANK_CHECK(me,
-               got.n_all_gather == want.n_all_gather && got.n_reduce_scatter == want.n_reduce_scatter &&
-                   got.n_broadcast == want.n_broadcast && got.n_exchange == want.n_exchange &&
-                   got.wire_bytes == want.wire_bytes,
-               "counted %lld %lld %lld %lld and %lld bytes, not %lld", (long long)got.n_all_gather,
-               (long long)got.n_reduce_scatter, (long long)got.n_broadcast, (long long)got.n_exchange,
-               (long long)got.wire_bytes, (long long)want.wire_bytes);
-    RANK_CHECK(me, office_close(&o), "handles are left");
-}
+enum { TIMEOUT_MS = 60000 };
 
 static void test_self(void **state)
 {
     (void)state;
-    struct plan p = {.seed = fresh_seed("self"), .self = true, .n_ops = 200};
-    run_ranks(false, 1, conform, &p, NULL);
+    struct comm_plan p = {.kind = &office_self, .seed = fresh_seed("self"), .n_ops = 200};
+    run_ranks(false, 1, comm_suite_conform, &p, NULL);
 }
 
 static void test_shm_processes(void **state)
 {
     (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
-    struct plan p = {.seed = fresh_seed("shm, processes"), .n_ops = 40};
+    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("shm, processes"), .n_ops = 40};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
-        run_ranks(true, worlds[i], conform, &p, NULL);
+        run_ranks(true, worlds[i], comm_suite_conform, &p, NULL);
 }
 
 static void test_shm_threads(void **state)
 {
     (void)state;
-    struct plan p = {.seed = fresh_seed("shm, threads"), .n_ops = 40};
+    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("shm, threads"), .n_ops = 40};
     for (int world = 1; world <= 8; world++)
-        run_ranks(false, world, conform, &p, NULL);
-}
-
-/* --- many operations at once on two communicators and two streams, with delays --- */
-
-enum { N_MIXED = 60, SLOT_BYTES = 1 << 16 };
-
-static void nap(void *arg)
-{
-    int us = *(int *)arg;
-    if (us)
-        nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
-}
-
-static void mixed(struct rank *me)
-{
-    const struct plan *p = me->arg;
-    struct office o;
-    int world = me->w.world, rank = me->w.rank;
-    char why[512];
-    const int64_t bytes = (int64_t)N_MIXED * SLOT_BYTES;
-    RANK_CHECK(me, office_open(&o, &me->w, p->self, 2, TIMEOUT_MS, bytes) == 0, "%s", zr_error_text());
-    struct drawn *d = calloc(2 * N_MIXED, sizeof *d);
-    char *expected[2];
-    uint64_t rng = p->seed, mine = p->seed + 1 + (uint64_t)rank;
-    for (int k = 0; k < 2; k++) {
-        memset(o.base[k], POISON, (size_t)bytes);
-        for (int i = 0; i < N_MIXED; i++) {
-            struct drawn *e = &d[k * N_MIXED + i];
-            draw(&rng, world, rank, (int64_t)i * SLOT_BYTES, (int64_t)(i + 1) * SLOT_BYTES, i, e);
-            prepare(e, p->seed, i, world, rank, o.base[k]);
-        }
-        expected[k] = malloc((size_t)bytes);
-        memcpy(expected[k], o.base[k], (size_t)bytes);
-        for (int i = 0; i < N_MIXED; i++)
-            finish(&d[k * N_MIXED + i], p->seed, i, world, rank, expected[k]);
-    }
-    /* The two communicators' orders are fixed each; how they mix differs from rank to rank. */
-    int next[2] = {0, 0};
-    while (next[0] < N_MIXED || next[1] < N_MIXED) {
-        int k = (int)random_in(&mine, 0, 1);
-        if (next[k] == N_MIXED)
-            continue;
-        int us = random_in(&mine, 0, 2) ? 0 : (int)random_in(&mine, 1, 400);
-        nap(&us);
-        us = random_in(&mine, 0, 2) ? 0 : (int)random_in(&mine, 1, 800);
-        o.dev->ops->call(o.stream[k], nap, &us, sizeof us);
-        RANK_CHECK(me, put_on(o.comm[k], o.stream[k], &d[k * N_MIXED + next[k]]) == 0, "%s", zr_error_text());
-        next[k]++;
-    }
-    for (int k = 0; k < 2; k++) {
-        o.dev->ops->stream_sync(o.stream[k]);
-        RANK_CHECK(me, o.comm[k]->ops->status(o.comm[k], why, sizeof why) == 0, "%s", why);
-        int64_t bad = first_difference(o.base[k], expected[k], bytes);
-        int i = (int)(bad / SLOT_BYTES);
-        RANK_CHECK(me, bad < 0, "communicator %d, op %d (%s): byte %lld differs", k, i,
-                   zr_op_name(d[k * N_MIXED + i].op), (long long)bad % SLOT_BYTES);
-        free(expected[k]);
-    }
-    free(d);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+        run_ranks(false, world, comm_suite_conform, &p, NULL);
 }
 
 static void test_mixed(void **state)
 {
     (void)state;
-    struct plan p = {.seed = fresh_seed("mixed")};
-    run_ranks(true, 2, mixed, &p, NULL);
-    run_ranks(true, 4, mixed, &p, NULL);
-    run_ranks(false, 3, mixed, &p, NULL);
-    run_ranks(false, 6, mixed, &p, NULL);
-    p.self = true;
-    run_ranks(false, 1, mixed, &p, NULL);
+    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("mixed")};
+    run_ranks(true, 2, comm_suite_mixed, &p, NULL);
+    run_ranks(true, 4, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 3, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 6, comm_suite_mixed, &p, NULL);
+    p.kind = &office_self;
+    run_ranks(false, 1, comm_suite_mixed, &p, NULL);
 }
 
 /* --- more segments under way than the communicator keeps --- */
@@ -408,7 +54,7 @@ static void deep_queue(struct rank *me)
     struct office o;
     char why[512];
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, TIMEOUT_MS, (int64_t)MOST * 256) == 0, "%s",
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, TIMEOUT_MS, (int64_t)MOST * 256) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_gather_seg *seg = calloc(MOST + 1, sizeof *seg);
@@ -451,7 +97,7 @@ static void on_caller(struct rank *me)
     struct office o;
     struct zr_stream *s;
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, TIMEOUT_MS, 4096) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, TIMEOUT_MS, 4096) == 0, "%s", zr_error_text());
     RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_CALLER, "caller", NULL, &s) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];

@@ -74,7 +74,7 @@ static void differ(struct rank *me)
     enum difference what = *(enum difference *)me->arg;
     bool odd = me->w.rank == me->w.world - 1;
     struct office o;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
@@ -160,7 +160,8 @@ static void stay_away(struct rank *me)
     struct office o;
     struct zr_tag tag = {.unit = 4};
     bool away = me->w.rank == 2;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, SHORT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (*(int *)me->arg)
         RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
@@ -249,7 +250,7 @@ static void die(struct rank *me)
 {
     struct office o;
     struct zr_tag tag = {.unit = 7};
-    RANK_CHECK(me, office_open(&o, &me->w, false, 2, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     struct zr_reduce_seg r = {
         .src = 0, .dst = 32768, .shard_bytes = 4096, .total_bytes = 16384, .dtype = ZR_BF16};
     for (int i = 0; i < 2000; i++)
@@ -297,7 +298,7 @@ static void close_early(struct rank *me)
 {
     struct office o;
     struct zr_tag tag = {.unit = 7};
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (me->w.rank != 1) {
         RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
@@ -334,7 +335,7 @@ static void abort_while_waiting(struct rank *me)
     struct zr_tag tag = {.unit = -1};
     pthread_t id;
     bool away = me->w.rank == 0;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (me->w.rank == 1)
         pthread_create(&id, NULL, abort_soon, c);
@@ -369,7 +370,7 @@ static void abort_early(struct rank *me)
     struct office o;
     struct zr_tag tag = {.unit = -1};
     void *base;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     if (me->w.rank == 0)
@@ -397,7 +398,7 @@ static void test_abort_self(void **state)
     struct zr_world w = {.world = 1};
     struct zr_tag tag = {.unit = -1};
     char why[64];
-    assert_int_equal(office_open(&o, &w, true, 1, LONG_MS, 4096), 0);
+    assert_int_equal(office_open(&o, &w, &office_self, 1, LONG_MS, 4096), 0);
     struct zr_comm *c = o.comm[0];
     struct zr_reduce_seg r = {.src = 0, .dst = 2048, .shard_bytes = 128, .total_bytes = 128, .dtype = ZR_F32};
     c->ops->abort(c, ZR_ERR_PEER, "gone");
@@ -445,7 +446,7 @@ static void ask(struct rank *me)
     struct office o;
     void *base = NULL;
     struct rlimit files, space;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     int before = n_descriptors();
     getrlimit(RLIMIT_NOFILE, &files);
@@ -502,7 +503,7 @@ static void other_name(struct rank *me)
 {
     struct office o;
     struct zr_comm *c = NULL;
-    RANK_CHECK(me, office_open(&o, &me->w, false, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, "x", 0, &c) == ZR_ERR_ARG, "timeout 0");
     me->code = zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c);
     snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
@@ -523,7 +524,8 @@ static void refuse_arguments(struct rank *me)
     bool self = *(int *)me->arg;
     struct office o;
     struct zr_tag tag = {.unit = 0};
-    RANK_CHECK(me, office_open(&o, &me->w, self, 1, LONG_MS, 65536) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, self ? &office_self : &office_shm, 1, LONG_MS, 65536) == 0, "%s",
+               zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     int64_t w = me->w.world;

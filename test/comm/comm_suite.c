@@ -1,0 +1,387 @@
+/* comm_suite.c: see comm_suite.h. */
+#include "test/comm/comm_suite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MOST_SEGS = 5, POISON = 0xff };
+
+/* --- what ranks put in --- */
+
+static uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t s = seed ^ (a * 0x9e3779b97f4a7c15) ^ (b * 0xc2b2ae3d27d4eb4f) ^ (c * 0x165667b19e3779f9);
+    return next_random(&s);
+}
+
+/* Element i of what rank puts at off in operation op: signs mixed, magnitudes from 2^-8 to 2^8, some zeros.
+ */
+static float value(uint64_t seed, int op, int rank, int64_t off, int64_t i)
+{
+    uint64_t x = mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)(off + i));
+    if (x % 37 == 0)
+        return x & 64 ? 0.0f : -0.0f;
+    float mantissa = 1.0f + (float)(x >> 41) * 0x1p-23f;
+    return ldexpf(x & 128 ? mantissa : -mantissa, (int)((x >> 8) % 17) - 8);
+}
+
+static uint16_t bf16_cut(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return (uint16_t)(u >> 16); /* any bf16 will do */
+}
+
+static float element(uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t i)
+{
+    float x = value(seed, op, rank, off, i);
+    if (t == ZR_BF16) {
+        uint32_t u = (uint32_t)bf16_cut(x) << 16;
+        memcpy(&x, &u, 4);
+    }
+    return x;
+}
+
+static void put_elements(char *to, uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x = value(seed, op, rank, off, i);
+        uint16_t h = bf16_cut(x);
+        memcpy(to + i * zr_dtype_bytes(t), t == ZR_F32 ? (void *)&x : (void *)&h, (size_t)zr_dtype_bytes(t));
+    }
+}
+
+static unsigned char byte_of(uint64_t seed, int op, int rank, int64_t off, int64_t i)
+{
+    return (unsigned char)(mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)(off + i / 8)) >> (i % 8 * 8));
+}
+
+static void put_bytes(char *to, uint64_t seed, int op, int rank, int64_t off, int64_t from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (char)byte_of(seed, op, rank, off, from + i);
+}
+
+/* The reference of the sum: sum(lo, h) + sum(lo + h, n - h), h the largest power of two below n. */
+static float tree(const float *x, int n)
+{
+    if (n == 1)
+        return x[0];
+    int h = 1;
+    while (h * 2 < n)
+        h *= 2;
+    return tree(x, h) + tree(x + h, n - h);
+}
+
+/* --- one operation: drawn, prepared, expected --- */
+
+struct drawn {
+    enum zr_op op;
+    int n_seg, root;
+    struct zr_gather_seg gather[MOST_SEGS];
+    struct zr_reduce_seg reduce[MOST_SEGS];
+    int64_t off, bytes;
+    struct zr_tag tag;
+    int64_t wire; /* bytes this rank takes */
+};
+
+static int64_t slice(int64_t shard, int64_t total, int rank)
+{
+    int64_t from = shard * rank < total ? shard * rank : total,
+            to = shard * (rank + 1) < total ? shard * (rank + 1) : total;
+    return to - from;
+}
+
+/* A place in [*at, end) of the arena, aligned, with a gap before it. -1: no room. */
+static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int64_t align)
+{
+    int64_t p = (*at + align * random_in(rng, 0, 3) + align - 1) / align * align;
+    if (p + bytes > end)
+        return -1;
+    *at = p + bytes;
+    return p;
+}
+
+/* The same on every rank, but for the place of a reduce that goes in place. */
+static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int64_t end, int number,
+                 struct drawn *d)
+{
+    memset(d, 0, sizeof *d);
+    d->op = (enum zr_op)random_in(rng, 1, 4);
+    if (d->op == ZR_OP_REDUCE_SCATTER && !reduces)
+        d->op = ZR_OP_ALL_GATHER;
+    d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, next_random(rng)};
+    d->root = (int)random_in(rng, 0, world - 1);
+    if (d->op == ZR_OP_BROADCAST || d->op == ZR_OP_EXCHANGE) {
+        int n = d->op == ZR_OP_EXCHANGE ? world : 1;
+        d->bytes = random_in(rng, 0, 5000);
+        d->off = place(rng, &at, end, d->bytes * n, random_in(rng, 1, 8));
+        if (d->off < 0)
+            d->off = d->bytes = 0;
+        d->wire = d->op == ZR_OP_EXCHANGE ? d->bytes * (world - 1) : me == d->root ? 0 : d->bytes;
+        return;
+    }
+    int n = (int)random_in(rng, 0, MOST_SEGS);
+    for (int i = 0; i < n; i++) {
+        int64_t shard = 128 * random_in(rng, 0, random_in(rng, 0, 3) ? 8 : 100);
+        /* whole, ragged, and so short that the last ranks have nothing */
+        int64_t total = random_in(rng, 0, 2) == 0 ? shard * world : random_in(rng, 0, shard * world);
+        if (d->op == ZR_OP_ALL_GATHER) {
+            bool in_place = random_in(rng, 0, 1);
+            int64_t dst = place(rng, &at, end, total, 8),
+                    src = in_place ? dst : place(rng, &at, end, shard, 8);
+            if (dst < 0 || src < 0)
+                break;
+            d->gather[i] = (struct zr_gather_seg){src, in_place ? shard : 0, dst, shard, total};
+            d->wire += total - slice(shard, total, me);
+        } else {
+            enum zr_dtype t = random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
+            total -= total % zr_dtype_bytes(t);
+            bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
+            int64_t src = place(rng, &at, end, total, 8);
+            int64_t dst = in_place ? src + (total >= shard * world ? me * shard : 0)
+                                   : place(rng, &at, end, shard * 2, 4);
+            if (src < 0 || dst < 0 || (in_place && total < shard * world))
+                break;
+            d->reduce[i] = (struct zr_reduce_seg){src, dst, shard, total, t, accumulate && !in_place};
+            d->wire += slice(shard, total, me) * (world - 1);
+        }
+        d->n_seg = i + 1;
+    }
+}
+
+/* Writes this rank's input into the arena. */
+static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena)
+{
+    for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++) {
+        const struct zr_gather_seg *g = &d->gather[i];
+        put_bytes(arena + g->src + me * g->src_stride, seed, op, 0, g->dst, me * g->shard_bytes,
+                  slice(g->shard_bytes, g->total_bytes, me));
+    }
+    for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
+        const struct zr_reduce_seg *g = &d->reduce[i];
+        int64_t size = zr_dtype_bytes(g->dtype);
+        put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->total_bytes / size);
+        if (g->accumulate)
+            put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst,
+                         slice(g->shard_bytes, g->total_bytes, me) / size);
+    }
+    if (d->op == ZR_OP_BROADCAST && me == d->root)
+        put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
+    if (d->op == ZR_OP_EXCHANGE)
+        put_bytes(arena + d->off + me * d->bytes, seed, op, 0, d->off, me * d->bytes, d->bytes);
+    (void)world;
+}
+
+/* Turns expected, a copy of the arena after prepare, into what it should be afterwards. Returns the worst
+ * error of a sum against fp64 in units of its bound. got: NULL, or the arena as it is, of a communicator that
+ * adds in an order of its own, with the wire's rounding at each step, and uses this rank's slice of src for
+ * it: what it made is then within its bound. */
+static double finish(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena,
+                     const char *got)
+{
+    double worst = 0;
+    for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER && got; i++) {
+        const struct zr_reduce_seg *g = &d->reduce[i];
+        int64_t own = g->src + me * g->shard_bytes;
+        memcpy(arena + own, got + own, (size_t)slice(g->shard_bytes, g->total_bytes, me));
+    }
+    for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++)
+        put_bytes(arena + d->gather[i].dst, seed, op, 0, d->gather[i].dst, 0, d->gather[i].total_bytes);
+    for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
+        const struct zr_reduce_seg *g = &d->reduce[i];
+        int64_t size = zr_dtype_bytes(g->dtype), n = slice(g->shard_bytes, g->total_bytes, me) / size;
+        for (int64_t k = 0; k < n; k++) {
+            float x[MOST_RANKS], old, sum;
+            double exact = 0, magnitude = 0;
+            for (int r = 0; r < world; r++) {
+                x[r] = element(seed, g->dtype, op, r, g->src, me * g->shard_bytes / size + k);
+                exact += x[r];
+                magnitude += fabs((double)x[r]);
+            }
+            sum = tree(x, world);
+            if (g->accumulate) {
+                old = value(seed, op, 100 + me, g->dst, k);
+                sum = old + sum;
+                exact += old;
+                magnitude += fabs((double)old);
+            }
+            /* each element passes through at most log2(world) + 1 additions */
+            double bound = 0x1p-24 * (ceil(log2(world)) + 1) * magnitude * 1.01;
+            if (got) {
+                memcpy(&sum, got + g->dst + 4 * k, 4);
+                bound = (g->dtype == ZR_BF16 ? 0x1p-8 : 0x1p-24) * (world + 1) * magnitude;
+            }
+            memcpy(arena + g->dst + 4 * k, &sum, 4);
+            double e = fabs((double)sum - exact);
+            if (e > worst * bound)
+                worst = e / bound;
+        }
+    }
+    if (d->op == ZR_OP_BROADCAST)
+        put_bytes(arena + d->off, seed, op, d->root, d->off, 0, d->bytes);
+    if (d->op == ZR_OP_EXCHANGE)
+        put_bytes(arena + d->off, seed, op, 0, d->off, 0, d->bytes * world);
+    return worst;
+}
+
+static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
+{
+    switch (d->op) {
+    case ZR_OP_ALL_GATHER:
+        return c->ops->all_gather(c, s, d->gather, d->n_seg, &d->tag);
+    case ZR_OP_REDUCE_SCATTER:
+        return c->ops->reduce_scatter(c, s, d->reduce, d->n_seg, &d->tag);
+    case ZR_OP_BROADCAST:
+        return c->ops->broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
+    case ZR_OP_EXCHANGE:
+        return c->ops->exchange(c, s, d->off, d->bytes, &d->tag);
+    }
+    return -1;
+}
+
+static int64_t first_difference(const char *a, const char *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (a[i] != b[i])
+            return i;
+    return -1;
+}
+
+/* --- one operation after the other, the whole arena checked after each --- */
+
+void comm_suite_conform(struct rank *me)
+{
+    const struct comm_plan *p = me->arg;
+    struct office o;
+    int world = me->w.world, rank = me->w.rank;
+    char why[512];
+    RANK_CHECK(me, office_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
+    for (int k = 0; k < 2; k++) {
+        struct zr_comm *c = o.comm[k];
+        RANK_CHECK(me, c->rank == rank && c->world == world, "rank %d of %d", c->rank, c->world);
+        RANK_CHECK(me, c->ops->deterministic == p->kind->exact, "deterministic is %d", c->ops->deterministic);
+        RANK_CHECK(me, (uintptr_t)o.base[k] % 4096 == 0, "the arena is at %p", (void *)o.base[k]);
+        RANK_CHECK(me, office_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        for (int64_t i = 0; i < ARENA_BYTES; i++)
+            RANK_CHECK(me, arena[i] == 0, "byte %lld of the new arena is not 0", (long long)i);
+    }
+    uint64_t rng = p->seed;
+    struct zr_comm_stats want[2] = {{0}}, got;
+    for (int i = 0; i < p->n_ops; i++) {
+        int k = i % 2;
+        struct zr_comm *c = o.comm[k];
+        struct drawn d;
+        draw(&rng, world, rank, k == 1 || !p->kind->one_reduces, 0, ARENA_BYTES, i, &d);
+        memset(arena, POISON, ARENA_BYTES);
+        prepare(&d, p->seed, i, world, rank, arena);
+        memcpy(expected, arena, ARENA_BYTES);
+        RANK_CHECK(me, office_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, put_on(c, o.stream[k], &d) == 0, "op %d: %s", i, zr_error_text());
+        RANK_CHECK(me, office_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
+        double worst = finish(&d, p->seed, i, world, rank, expected, p->kind->exact ? NULL : arena);
+        RANK_CHECK(me, worst <= 1, "op %d: off by %.3f bounds", i, worst);
+        int64_t bad = first_difference(arena, expected, ARENA_BYTES);
+        RANK_CHECK(me, bad < 0, "op %d (%s, %d segments): byte %lld is 0x%02x, not 0x%02x", i,
+                   zr_op_name(d.op), d.n_seg, (long long)bad, (unsigned char)arena[bad],
+                   (unsigned char)expected[bad]);
+        int64_t *counts[] = {NULL, &want[k].n_all_gather, &want[k].n_reduce_scatter, &want[k].n_broadcast,
+                             &want[k].n_exchange};
+        ++*counts[d.op];
+        want[k].wire_bytes += d.wire;
+        if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what will be overwritten now */
+            RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 0, &d.tag) == 0, "%s", zr_error_text());
+            o.dev->ops->stream_sync(o.stream[k]);
+            want[k].n_exchange++;
+        }
+    }
+    free(expected);
+    free(arena);
+    for (int k = 0; k < 2; k++) {
+        const struct zr_comm_stats *w = &want[k];
+        o.comm[k]->ops->stats(o.comm[k], &got);
+        RANK_CHECK(me,
+                   got.n_all_gather == w->n_all_gather && got.n_reduce_scatter == w->n_reduce_scatter &&
+                       got.n_broadcast == w->n_broadcast && got.n_exchange == w->n_exchange &&
+                       got.wire_bytes == w->wire_bytes,
+                   "counted %lld %lld %lld %lld and %lld bytes, not %lld %lld %lld %lld and %lld",
+                   (long long)got.n_all_gather, (long long)got.n_reduce_scatter, (long long)got.n_broadcast,
+                   (long long)got.n_exchange, (long long)got.wire_bytes, (long long)w->n_all_gather,
+                   (long long)w->n_reduce_scatter, (long long)w->n_broadcast, (long long)w->n_exchange,
+                   (long long)w->wire_bytes);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+/* --- many operations at once on two communicators and two streams, with delays --- */
+
+enum { N_MIXED = 60, SLOT_BYTES = 1 << 16 };
+
+static void nap(void *arg)
+{
+    int us = *(int *)arg;
+    if (us)
+        nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+}
+
+void comm_suite_mixed(struct rank *me)
+{
+    const struct comm_plan *p = me->arg;
+    struct office o;
+    int world = me->w.world, rank = me->w.rank;
+    char why[512];
+    const int64_t bytes = (int64_t)N_MIXED * SLOT_BYTES;
+    RANK_CHECK(me, office_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, bytes) == 0, "%s", zr_error_text());
+    struct drawn *d = calloc(2 * N_MIXED, sizeof *d);
+    char *expected[2], *arena = malloc((size_t)bytes);
+    uint64_t rng = p->seed, mine = p->seed + 1 + (uint64_t)rank,
+             order = p->kind->same_order ? p->seed + 1 : mine;
+    for (int k = 0; k < 2; k++) {
+        expected[k] = malloc((size_t)bytes);
+        memset(expected[k], POISON, (size_t)bytes);
+        for (int i = 0; i < N_MIXED; i++) {
+            struct drawn *e = &d[k * N_MIXED + i];
+            draw(&rng, world, rank, k == 1 || !p->kind->one_reduces, (int64_t)i * SLOT_BYTES,
+                 (int64_t)(i + 1) * SLOT_BYTES, i, e);
+            prepare(e, p->seed, i, world, rank, expected[k]);
+        }
+        RANK_CHECK(me, office_store(&o, k, expected[k], bytes) == 0, "%s", zr_error_text());
+    }
+    /* The two communicators' orders are fixed each; how they mix may differ from rank to rank. */
+    int next[2] = {0, 0};
+    while (next[0] < N_MIXED || next[1] < N_MIXED) {
+        int k = (int)random_in(&order, 0, 1);
+        if (next[k] == N_MIXED)
+            continue;
+        int us = random_in(&mine, 0, 2) ? 0 : (int)random_in(&mine, 1, 400);
+        nap(&us);
+        us = random_in(&mine, 0, 2) ? 0 : (int)random_in(&mine, 1, 800);
+        o.dev->ops->call(o.stream[k], nap, &us, sizeof us);
+        RANK_CHECK(me, put_on(o.comm[k], o.stream[k], &d[k * N_MIXED + next[k]]) == 0, "%s", zr_error_text());
+        next[k]++;
+    }
+    for (int k = 0; k < 2; k++) {
+        RANK_CHECK(me, office_fetch(&o, k, arena, bytes) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, o.comm[k]->ops->status(o.comm[k], why, sizeof why) == 0, "%s", why);
+        double worst = 0;
+        for (int i = 0; i < N_MIXED; i++) {
+            double one = finish(&d[k * N_MIXED + i], p->seed, i, world, rank, expected[k],
+                                p->kind->exact ? NULL : arena);
+            worst = one > worst ? one : worst;
+        }
+        RANK_CHECK(me, worst <= 1, "communicator %d: off by %.3f bounds", k, worst);
+        int64_t bad = first_difference(arena, expected[k], bytes);
+        int i = (int)(bad / SLOT_BYTES);
+        RANK_CHECK(me, bad < 0, "communicator %d, op %d (%s): byte %lld differs", k, i,
+                   zr_op_name(d[k * N_MIXED + i].op), (long long)bad % SLOT_BYTES);
+        free(expected[k]);
+    }
+    free(arena);
+    free(d);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}

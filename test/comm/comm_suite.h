@@ -1,0 +1,24 @@
+/* comm_suite.h: what every communicator must do, as functions of a rank (see ranks.h); arg is a struct
+ * comm_plan.
+ *
+ * Every rank draws the same operations from one seed and knows what every other rank puts in, so each checks
+ * its whole arena after each operation: what should be there, bit for bit, and poison everywhere else. Sums
+ * are compared with a plain fp32 tree for the bits, where the communicator promises them, and with fp64 for
+ * the error. */
+#ifndef ZR_TEST_COMM_COMM_SUITE_H
+#define ZR_TEST_COMM_COMM_SUITE_H
+
+#include "test/comm/office.h"
+
+struct comm_plan {
+    const struct office_kind *kind;
+    uint64_t seed;
+    int n_ops;
+};
+
+/* n_ops operations one after the other, on two communicators in turn. */
+void comm_suite_conform(struct rank *me);
+/* Many operations at once on two communicators and two streams, with delays. */
+void comm_suite_mixed(struct rank *me);
+
+#endif
