@@ -201,6 +201,12 @@ static void *stream_native(struct zr_stream *s)
     return s->check->inner->ops->stream_native(s->inner);
 }
 
+static int make_current(struct zr_device *dev)
+{
+    struct zr_device *inner = check_of(dev)->inner;
+    return inner->ops->make_current ? inner->ops->make_current(inner) : 0;
+}
+
 /* ---- events ---- */
 
 static int event_open(struct zr_device *dev, struct zr_event **out)
@@ -425,6 +431,7 @@ static const struct zr_device_ops check_ops = {
     .stream_close = stream_close,
     .stream_sync = stream_sync,
     .stream_native = stream_native,
+    .make_current = make_current,
     .event_open = event_open,
     .event_close = event_close,
     .event_record = event_record,

@@ -34,6 +34,12 @@ int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, c
     return zr_cuda_check(dev, call, err);
 }
 
+int zr_cuda_make_current(struct zr_device *base)
+{
+    const struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
+    return zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal));
+}
+
 /* --- memory --- */
 
 /* What CUDA gave for a place that was given out, which is forgotten. */

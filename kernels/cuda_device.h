@@ -94,6 +94,7 @@ int zr_cuda_alloc(struct zr_device *dev, int64_t bytes, void **out);
 void zr_cuda_free(struct zr_device *dev, void *p, int64_t bytes);
 int zr_cuda_host_alloc(struct zr_device *dev, int64_t bytes, void **out);
 void zr_cuda_host_free(struct zr_device *dev, void *p, int64_t bytes);
+int zr_cuda_make_current(struct zr_device *dev);
 int zr_cuda_memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes);
 
 #endif

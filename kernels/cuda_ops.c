@@ -99,6 +99,7 @@ const struct zr_device_ops zr_cuda_ops = {
     .stream_close = zr_cuda_stream_close,
     .stream_sync = zr_cuda_stream_sync,
     .stream_native = zr_cuda_stream_native,
+    .make_current = zr_cuda_make_current,
     .event_open = zr_cuda_event_open,
     .event_close = zr_cuda_event_close,
     .event_record = zr_cuda_event_record,

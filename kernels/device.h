@@ -197,6 +197,9 @@ struct zr_device_ops {
     void (*stream_close)(struct zr_stream *s); /* finishes queued work first; NULL is allowed */
     int (*stream_sync)(struct zr_stream *s);
     void *(*stream_native)(struct zr_stream *s); /* the device's own handle; NULL on the host */
+    /* Makes the device the calling thread's current one and leaves it so: for libraries that work on that.
+     * NULL where there is no such thing. */
+    int (*make_current)(struct zr_device *dev);
 
     int (*event_open)(struct zr_device *dev, struct zr_event **out);
     void (*event_close)(struct zr_event *e); /* NULL is allowed */
