@@ -115,4 +115,48 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *na
  * there, the message says so. When one is closed, the streams of both must be idle. */
 void zr_shm_pair(struct zr_comm *a, struct zr_comm *b);
 
+/* NCCL, for ranks that each have a GPU of the cuda device. */
+struct zr_nccl_options {
+    int64_t timeout_ms; /* how long a collective waits for peers, and a call into NCCL may take */
+    bool deterministic; /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks */
+    int64_t reserve_bytes; /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
+    int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
+                            a host and NCCL has them (2.28) */
+    void *lent;          /* NULL, or the program's own ncclComm_t over the same ranks, which stays the
+                            program's: it is split, or used as it is by an NCCL that cannot split. From then on
+                            the program may use it only between calls of ours, never from another thread
+                            meanwhile */
+    const char *library; /* NULL: libnccl.so.2; else a path */
+    void (*log)(void *arg, const char *text); /* may be NULL; also called by a thread of the communicators */
+    void *log_arg;
+};
+
+/* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256.
+ * largest_slice_bytes: of the largest shard_bytes that will be reduced; less scratch makes reducing take more
+ * rounds. */
+static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64_t largest_slice_bytes)
+{
+    const int64_t per_peer = 4 << 20, in_all = 64 << 20, align = 256;
+    int64_t ledgers = (world * INT64_C(32) + align - 1) / align * align, slice = largest_slice_bytes;
+    if (!deterministic || world == 1)
+        return ledgers;
+    slice = slice < per_peer ? slice : per_peer;
+    slice = slice < in_all / (world - 1) ? slice : in_all / (world - 1);
+    slice = (slice + align - 1) / align * align;
+    return ledgers + (slice > align ? slice : align) * (world - 1);
+}
+
+/* Collective and blocking over rdv, which must outlive the communicators. Opens both: close each. The arenas
+ * are made before zr_rendezvous_detach. Operations of both are issued by one thread at a time, in the same
+ * order on all ranks. What ranks issue is compared at each exchange of the reduce communicator; before that,
+ * ranks that differ may move wrong bytes or wait until timeout_ms. A failure is not told to peers: they find
+ * it by the rendezvous or after timeout_ms. gather reduces nothing. Where ops->deterministic is false, a
+ * reduce_scatter leaves this rank's slice of src unspecified. ZR_ERR_NOTSUP: built without NCCL, or there is
+ * no library. */
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
+                 struct zr_comm **gather, struct zr_comm **reduce);
+/* How bytes really travel: "NCCL 2.28.9, symmetric windows". Of a communicator of zr_nccl_open that has its
+ * arena; valid until it is closed. */
+const char *zr_nccl_path(const struct zr_comm *c);
+
 #endif

@@ -1,0 +1,240 @@
+/* nccl_comm.h: the inside of the NCCL communicator.
+ *
+ * How a unit travels. Each communicator has one arena, allocated by NCCL and registered once as a symmetric
+ * window where NCCL and the machine have them; nothing is staged, packed or registered later.
+ *
+ *   all_gather      a flat whose shards fill it: ncclAllGather, in place where the shard is a slice of the
+ *                   flat. A ragged one (the last ranks own less, or nothing): one ncclBroadcast per rank that
+ *                   owns something, for an all-gather would write past its end. All segments of a unit are
+ *                   one group, so NCCL may fuse them.
+ *   reduce_scatter  fast: ncclReduceScatter with ncclSum in the gradient's dtype, straight to the fp32 shard
+ *                   when the gradient is fp32 and nothing is to be added, else in place, into this rank's
+ *                   slice of the gradient, and from there cast or added to the shard. Ragged: one ncclReduce
+ *                   per owner. Always ncclSum: ncclAvg would rule out the best kernels.
+ *                   deterministic: every rank sends each owner its slice (grouped ncclSend and ncclRecv, into
+ *                   scratch, piece by piece), and the owner adds them in the fixed binary tree in fp32: the
+ *                   bits of shm and self, whatever NCCL would have chosen.
+ *   broadcast       ncclBroadcast in place.
+ *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
+ *
+ * When it completes, nobody reads mine. comm.h promises this for reduce_scatter, broadcast and exchange. NCCL
+ * promises more for every call: once it is complete in the order of a rank's stream, that rank may reuse both
+ * buffers. A kernel that lets peers read its memory (symmetric windows) ends with a barrier for that reason,
+ * and one that writes into theirs begins with one. So no operation needs a fence of ours.
+ *
+ * Ranks that do different things. NCCL cannot tell: it hangs, or, when sizes happen to agree, moves the wrong
+ * bytes. Each pair of communicators therefore keeps a ledger: how many operations were issued on either, and
+ * a hash over their kind, order, tags and sizes. An exchange on the reduce communicator gathers all ranks'
+ * ledgers, in 32 bytes per rank at the end of its arena; they are copied to the host behind it and compared
+ * when that copy is done. Nobody waits for it.
+ *
+ * One issuing thread. NCCL wants the calls of a process in the same order on all ranks over all
+ * communicators, so one thread at a time issues: while a context opens and closes the caller's, in between
+ * the loop's. A communicator lent to us is split, and after that its owner may use it between our calls only:
+ * never from another thread at the same time. Two NCCL calls are excepted, which NCCL allows from anywhere:
+ * ncclCommGetAsyncError and ncclCommAbort.
+ *
+ * Nothing hangs. A thread of the pair (nccl_watch.c) looks after what was issued: completions, NCCL's
+ * asynchronous errors, ledgers, and the deadline of whatever the stream has begun. Calls that have no
+ * deadline of their own (opening, registering, aborting, destroying) are made by a helper thread that is left
+ * behind when it does not come back (zr_nccl_within). Communicators are blocking ones in NCCL's sense:
+ * non-blocking ones would need a thread and a poll for every group.
+ *
+ *   nccl.c          the vtable: checks, the ledger, what is put on the stream
+ *   nccl_reduce.c   both ways to reduce
+ *   nccl_open.c     opening, arenas, windows, closing
+ *   nccl_watch.c    the watching thread, failing, calls under a deadline
+ *   nccl_library.c  finding libnccl at run time
+ *
+ * Several ranks on one GPU, for tests: NCCL refuses two ranks of one host on one device, so each process has
+ * to pose as a host of its own before its first NCCL call, and traffic goes over sockets: NCCL_HOSTID
+ * (another for each rank), NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
+ * NCCL_NET_PLUGIN=none NCCL_MAX_CTAS=2. No windows and no copy engine on that path. */
+#ifndef ZR_COMM_NCCL_COMM_H
+#define ZR_COMM_NCCL_COMM_H
+
+#include "comm/segment.h"
+
+#include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+#define ZR_NCCL_WINDOWS 1
+typedef ncclWindow_t zr_nccl_window;
+#else
+#define ZR_NCCL_WINDOWS 0
+typedef void *zr_nccl_window;
+#endif
+
+/* What is used of NCCL. An older library may lack the second list. */
+#define ZR_NCCL_NEEDED(X)                                                                                    \
+    X(GetVersion)                                                                                            \
+    X(GetUniqueId)                                                                                           \
+    X(GetErrorString)                                                                                        \
+    X(GetLastError)                                                                                          \
+    X(CommInitRankConfig)                                                                                    \
+    X(CommDestroy)                                                                                           \
+    X(CommAbort)                                                                                             \
+    X(CommGetAsyncError)                                                                                     \
+    X(CommCount)                                                                                             \
+    X(CommUserRank)                                                                                          \
+    X(GroupStart)                                                                                            \
+    X(GroupEnd)                                                                                              \
+    X(AllGather)                                                                                             \
+    X(ReduceScatter)                                                                                         \
+    X(Reduce)                                                                                                \
+    X(Broadcast)                                                                                             \
+    X(Send)                                                                                                  \
+    X(Recv)
+#if ZR_NCCL_WINDOWS
+#define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree) X(CommWindowRegister) X(CommWindowDeregister)
+#else
+#define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree)
+#endif
+
+struct zr_nccl_api {
+#define X(name) __typeof__(nccl##name) *name;
+    ZR_NCCL_NEEDED(X)
+    ZR_NCCL_OPTIONAL(X)
+#undef X
+    int version; /* of the library, as NCCL_VERSION counts */
+};
+
+/* Fills the table from the library of that name (NULL: libnccl.so.2, which is the one that is loaded already
+ * where another part of the program uses NCCL). It stays loaded. ZR_ERR_NOTSUP says what is missing. */
+int zr_nccl_load(const char *library, struct zr_nccl_api *api);
+
+enum {
+    ZR_NCCL_PENDING = 256, /* operations watched at a time; more are watched as one */
+    ZR_NCCL_LEDGERS = 8,   /* comparisons under way; more are left to the next exchange */
+    ZR_NCCL_PIECES = 64,   /* of a round of the deterministic reduce */
+    ZR_NCCL_TEXT = 768,
+    ZR_NCCL_ALIGN = 256,
+};
+
+/* What ranks compare. Travels through device memory. */
+struct zr_nccl_ledger {
+    uint64_t hash;     /* of all operations so far, on both communicators, in order */
+    uint64_t n_issued; /* how many */
+    uint64_t exchange; /* number of the exchange that carries it */
+    uint64_t unused;   /* 0 */
+};
+
+/* Operations on the stream that are not known to be done. */
+struct zr_nccl_pending {
+    struct zr_event *begun, *done;
+    enum zr_op op; /* the last of them */
+    int32_t unit;
+    uint64_t seq;
+    int64_t begun_ns; /* when it was first seen to have begun; 0: not yet */
+    int32_t ledger;   /* index of the ledgers that its completion makes readable; -1: none */
+    struct zr_comm_stats count;
+};
+
+struct zr_nccl_pair;
+
+struct zr_nccl {
+    struct zr_comm base; /* first: callers hold its address */
+    struct zr_nccl_pair *pair;
+    const char *name; /* "gather", "reduce" */
+    ncclComm_t comm;  /* NULL: there is none, or it was aborted. Changed under pair->lock */
+    bool lent;        /* the caller's own: not ours to abort or destroy */
+
+    char *arena;
+    int64_t arena_bytes, usable_bytes; /* the rest is ours: ledgers, scratch */
+    bool arena_of_nccl;
+    zr_nccl_window window; /* NULL: not a symmetric window */
+    char path[128];
+
+    /* The issuing thread. */
+    uint64_t next_seq;
+    int64_t ledgers_at, scratch_at, scratch_bytes; /* in the arena */
+
+    /* Under pair->lock. */
+    struct zr_nccl_pending pending[ZR_NCCL_PENDING];
+    uint64_t n_put, n_got; /* ever */
+    struct zr_comm_stats done;
+    bool issuing;       /* the issuing thread is inside NCCL */
+    int64_t issuing_ns; /* since when, and with what: */
+    enum zr_op issuing_op;
+    int32_t issuing_unit;
+    bool abort_wanted, abort_begun, abort_ended;
+    bool closed;
+    char text[ZR_NCCL_TEXT];
+    _Atomic int code; /* the first failure; text is written before */
+};
+
+struct zr_nccl_pair {
+    struct zr_nccl_api api;
+    struct zr_device *dev;
+    struct zr_rendezvous *rdv;
+    struct zr_nccl_options opt;
+    int rank, world;
+    int64_t timeout_ns;
+    struct zr_nccl gather, reduce;
+
+    /* The issuing thread. */
+    struct zr_nccl_ledger ledger;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t watcher;
+    bool stop, idle;
+    /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for
+     * the device. */
+    bool stuck;
+    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, world) of the host, as copied from the device */
+    int64_t ledgers_bytes;
+    bool ledger_busy[ZR_NCCL_LEDGERS]; /* copied to, not compared yet */
+};
+
+static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
+{
+    return (struct zr_nccl *)c;
+}
+
+/* ---- nccl_watch.c ---- */
+
+/* Keeps the communicator's first failure and has it aborted. Any thread, the lock not held. Returns the code
+ * kept. */
+int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The same for what an NCCL call returned; what: "ncclGroupEnd of reduce_scatter seq 812 unit 14". */
+int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what);
+/* Writes "ncclX: unhandled system error (the library's own words)" as this thread's message. Returns a code
+ * that fits. */
+int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res, const char *what);
+int zr_nccl_code(ncclResult_t res);
+/* "reduce_scatter seq 812 unit 14" */
+void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text);
+
+/* Starts and stops the watching thread. */
+int zr_nccl_watch(struct zr_nccl_pair *p);
+void zr_nccl_unwatch(struct zr_nccl_pair *p);
+/* Counts what is complete. Any thread, the lock not held. */
+void zr_nccl_reap(struct zr_nccl *m);
+/* Waits, where there was a failure, until the abort has come back or was given up. false: the pair is stuck.
+ */
+bool zr_nccl_settle(struct zr_nccl *m);
+
+/* Calls fn(copy of arg) on a thread of its own and waits at most ms for it: then *res is what it returned and
+ * arg is copied back. Otherwise ZR_ERR_TIMEOUT with a message, and the thread is left to itself. The
+ * device is made current on it. what: "ncclCommAbort". */
+int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
+                   void *arg, size_t bytes, ncclResult_t *res);
+
+/* ---- nccl_open.c ---- */
+int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base);
+void zr_nccl_close(struct zr_comm *c);
+
+/* ---- nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the device's, or, with
+ * *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */
+int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                        ncclResult_t *res);
+int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                         ncclResult_t *res);
+
+/* ---- nccl.c ---- */
+extern const struct zr_comm_ops zr_nccl_ops, zr_nccl_fixed_ops;
+
+#endif
