@@ -1,0 +1,26 @@
+/* nccl_linked.c: stands for comm/nccl_library.c where the stand-in is linked: the same table, with what a
+ * library of that version has. */
+#include "comm/nccl_comm.h"
+#include "test/stand_in/nccl_stand_in.h"
+
+int zr_nccl_load(const char *library, struct zr_nccl_api *api)
+{
+    *api = (struct zr_nccl_api){0};
+    if (library)
+        return zr_fail(ZR_ERR_NOTSUP, "there is no NCCL: %s", library);
+    int version = nccl_stand_in_the_machine()->version;
+#define X(name) api->name = nccl##name;
+    ZR_NCCL_NEEDED(X)
+    ZR_NCCL_OPTIONAL(X)
+#undef X
+    if (version < 21800)
+        api->CommSplit = NULL;
+    if (version < 21900)
+        api->MemAlloc = NULL, api->MemFree = NULL;
+#if ZR_NCCL_WINDOWS
+    if (version < 22700)
+        api->CommWindowRegister = NULL, api->CommWindowDeregister = NULL;
+#endif
+    api->GetVersion(&api->version);
+    return 0;
+}

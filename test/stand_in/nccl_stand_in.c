@@ -1,0 +1,659 @@
+/* nccl_stand_in.c: the stand-in's communicators, windows and groups. What runs on streams is in
+ * nccl_stand_in_run.c. */
+#include "test/stand_in/nccl_stand_in_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AS_IT_COMES ((struct nccl_stand_in_machine){.version = 22809, .windows = true})
+
+struct nsi_state nsi = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                        .moved = PTHREAD_COND_INITIALIZER,
+                        .machine = {.version = 22809, .windows = true}};
+
+static _Thread_local struct {
+    int depth;
+    ncclResult_t error;
+    struct nsi_call *first, *last;
+} group;
+
+/* --- what tests control --- */
+
+struct nccl_stand_in_machine *nccl_stand_in_the_machine(void)
+{
+    return &nsi.machine;
+}
+
+static void set_fault(const char *call, int device, int k, ncclResult_t res, bool hangs)
+{
+    pthread_mutex_lock(&nsi.lock);
+    snprintf(nsi.fail_call, sizeof nsi.fail_call, "%s", call);
+    nsi.fail_device = device;
+    nsi.fail_k = k;
+    nsi.fail_res = res;
+    nsi.fail_hangs = hangs;
+    pthread_mutex_unlock(&nsi.lock);
+}
+
+void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res)
+{
+    set_fault(call, device, k, res, false);
+}
+
+void nccl_stand_in_hang(const char *call, int device, int k)
+{
+    set_fault(call, device, k, ncclInternalError, true);
+}
+
+void nccl_stand_in_async(int device, ncclResult_t res)
+{
+    pthread_mutex_lock(&nsi.lock);
+    for (struct ncclComm *c = nsi.comms; c; c = c->next)
+        if (c->device == device)
+            c->async = res;
+    pthread_mutex_unlock(&nsi.lock);
+}
+
+void nccl_stand_in_counts(struct nccl_stand_in_counts *out)
+{
+    pthread_mutex_lock(&nsi.lock);
+    *out = nsi.counts;
+    for (struct ncclComm *c = nsi.comms; c; c = c->next)
+        out->n_comms += c->alive;
+    for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
+        out->n_registered += w->alive;
+    pthread_mutex_unlock(&nsi.lock);
+}
+
+static bool something_runs(void)
+{
+    if (nsi.n_inside)
+        return true;
+    for (struct ncclComm *c = nsi.comms; c; c = c->next)
+        if (c->n_queued || c->n_running)
+            return true;
+    return false;
+}
+
+void nccl_stand_in_end(void)
+{
+    pthread_mutex_lock(&nsi.lock);
+    nsi.ending = true;
+    pthread_cond_broadcast(&nsi.moved);
+    while (something_runs())
+        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    if (nsi.n_open_groups)
+        stand_in_misuse("ncclGroupStart: %d groups were not ended", nsi.n_open_groups);
+    for (struct ncclWindow_vidmem *w = nsi.windows, *next; w; w = next) {
+        if (w->alive && w->comm->alive && !nsi.hung)
+            stand_in_misuse("ncclCommWindowRegister: a window of rank %d is still registered", w->comm->rank);
+        next = w->next;
+        free(w);
+    }
+    for (struct ncclComm *c = nsi.comms, *next; c; c = next) {
+        if (c->alive && !nsi.hung)
+            stand_in_misuse("ncclCommInitRankConfig: a communicator of rank %d is still there", c->rank);
+        next = c->next;
+        free(c);
+    }
+    for (struct nsi_club *k = nsi.clubs, *next; k; k = next) {
+        nsi_forget(k);
+        next = k->next;
+        free(k);
+    }
+    nsi.windows = NULL;
+    nsi.comms = NULL;
+    nsi.clubs = NULL;
+    nsi.n_open_groups = 0;
+    nsi.ending = nsi.hung = false;
+    nsi.fail_call[0] = 0;
+    nsi.counts = (struct nccl_stand_in_counts){0};
+    nsi.machine = AS_IT_COMES;
+    pthread_mutex_unlock(&nsi.lock);
+}
+
+/* --- calls --- */
+
+static int device_now(void)
+{
+    int device = 0;
+    cudaGetDevice(&device);
+    return device;
+}
+
+/* Lock held. */
+static ncclResult_t fault(const char *call, int device)
+{
+    if (strcmp(nsi.fail_call, call) || nsi.fail_device != device || --nsi.fail_k != 0)
+        return ncclSuccess;
+    nsi.fail_call[0] = 0;
+    if (nsi.fail_hangs) {
+        nsi.hung = true;
+        nsi.n_inside_device[device]--; /* left behind: no longer a call of the rank's */
+        while (!nsi.ending)
+            pthread_cond_wait(&nsi.moved, &nsi.lock);
+        nsi.n_inside_device[device]++;
+    }
+    return nsi.fail_res;
+}
+
+static _Thread_local int inside_device;
+
+ncclResult_t nsi_enter(const char *call, struct ncclComm *comm)
+{
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    pthread_mutex_lock(&nsi.lock);
+    inside_device = comm ? comm->device : device_now();
+    if (nsi.n_inside_device[inside_device] > 0)
+        stand_in_misuse("%s: another thread is inside NCCL for device %d", call, inside_device);
+    nsi.n_inside++;
+    nsi.n_inside_device[inside_device]++;
+    ncclResult_t res = fault(call, inside_device);
+    if (!res && driver == 0)
+        res = ncclUnhandledCudaError;
+    if (!res && comm && (!comm->alive || comm->aborted)) {
+        if (!comm->alive)
+            stand_in_misuse("%s: the communicator of rank %d is gone", call, comm->rank);
+        res = ncclInvalidArgument;
+    }
+    return res ? nsi_leave(res) : res;
+}
+
+ncclResult_t nsi_leave(ncclResult_t res)
+{
+    nsi.n_inside--;
+    nsi.n_inside_device[inside_device]--;
+    pthread_cond_broadcast(&nsi.moved);
+    pthread_mutex_unlock(&nsi.lock);
+    return res;
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = nsi.machine.version;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
+{
+    ncclResult_t res = nsi_enter("ncclGetUniqueId", NULL);
+    if (res)
+        return res;
+    memset(uniqueId, 0, sizeof *uniqueId);
+    snprintf(uniqueId->internal, sizeof uniqueId->internal, "club %llu", (unsigned long long)++nsi.n_ids);
+    return nsi_leave(ncclSuccess);
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    static const char *const texts[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "in progress"};
+    return (unsigned)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    (void)comm;
+    return "the stand-in says so";
+}
+
+/* --- communicators --- */
+
+static struct nsi_club *club_of(const char *id, int n_ranks)
+{
+    for (struct nsi_club *k = nsi.clubs; k; k = k->next)
+        if (memcmp(k->id, id, sizeof k->id) == 0)
+            return k;
+    struct nsi_club *k = calloc(1, sizeof *k);
+    memcpy(k->id, id, sizeof k->id);
+    k->n_ranks = n_ranks;
+    for (int i = 0; i < NSI_RANKS; i++)
+        k->device[i] = -1;
+    k->next = nsi.clubs;
+    nsi.clubs = k;
+    return k;
+}
+
+static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
+                              ncclComm_t *out)
+{
+    if (!config || config->size != sizeof *config || config->magic != 0xcafebeef || n_ranks > NSI_RANKS ||
+        rank < 0 || rank >= n_ranks)
+        return ncclInvalidArgument;
+    if (config->blocking == 0) {
+        stand_in_misuse("ncclCommInitRankConfig: communicators that do not block are not modelled");
+        return ncclInvalidUsage;
+    }
+    struct nsi_club *k = club_of(id, n_ranks);
+    int device = device_now();
+    bool is_first = true;
+    for (struct ncclComm *c = nsi.comms; c; c = c->next)
+        is_first &= !c->alive || c->device != device;
+    if (is_first)
+        nsi.n_issued[device] = 0;
+    bool twice = k->n_ranks != n_ranks || k->device[rank] >= 0;
+    for (int i = 0; i < NSI_RANKS; i++)
+        twice |= k->device[i] == device;
+    if (twice) {
+        stand_in_misuse(
+            "ncclCommInitRankConfig: rank %d of %d, device %d: the rank or its device is there already", rank,
+            n_ranks, device);
+        return ncclInvalidUsage;
+    }
+    k->device[rank] = device;
+    k->n_here++;
+    pthread_cond_broadcast(&nsi.moved);
+    while (k->n_here < n_ranks && !nsi.ending)
+        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    if (k->n_here < n_ranks)
+        return ncclSystemError;
+    struct ncclComm *c = calloc(1, sizeof *c);
+    c->club = k;
+    c->rank = rank;
+    c->device = device;
+    c->alive = true;
+#ifdef NCCL_CTA_POLICY_ZERO
+    c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
+#endif
+    c->next = nsi.comms;
+    nsi.comms = c;
+    *out = c;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t *config)
+{
+    ncclResult_t res = nsi_enter("ncclCommInitRankConfig", NULL);
+    return res ? res : nsi_leave(join_club(commId.internal, nranks, rank, config, comm));
+}
+
+/* All ranks stay together and in order: that is what is used. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
+{
+    ncclResult_t res = nsi_enter("ncclCommSplit", comm);
+    if (res)
+        return res;
+    char id[NCCL_UNIQUE_ID_BYTES] = "";
+    snprintf(id, sizeof id, "split %llu of %.80s", (unsigned long long)++comm->n_splits, comm->club->id);
+    if (color != 0 || key != comm->rank)
+        return nsi_leave(ncclInvalidArgument);
+    return nsi_leave(join_club(id, comm->club->n_ranks, comm->rank, config, newcomm));
+}
+
+static void leave_windows(struct ncclComm *comm, const char *call)
+{
+    for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
+        if (w->comm == comm && w->alive) {
+            if (call)
+                stand_in_misuse("%s: a window of rank %d is still registered", call, comm->rank);
+            w->alive = false;
+        }
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    ncclResult_t res = nsi_enter("ncclCommDestroy", comm);
+    if (res)
+        return res;
+    if (comm->n_queued || comm->n_running)
+        stand_in_misuse("ncclCommDestroy: rank %d has work under way", comm->rank);
+    leave_windows(comm, "ncclCommDestroy");
+    comm->alive = false;
+    return nsi_leave(ncclSuccess);
+}
+
+/* From any thread, also while another is inside for this rank. */
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    pthread_mutex_lock(&nsi.lock);
+    if (!comm->alive)
+        stand_in_misuse("ncclCommAbort: the communicator of rank %d is gone", comm->rank);
+    nsi.n_inside++;
+    if (nsi.machine.abort_sticks) {
+        nsi.hung = true;
+        while (!nsi.ending)
+            pthread_cond_wait(&nsi.moved, &nsi.lock);
+    }
+    comm->aborted = true;
+    pthread_cond_broadcast(&nsi.moved);
+    while (comm->n_running)
+        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    leave_windows(comm, NULL);
+    comm->alive = false;
+    nsi.n_inside--;
+    pthread_cond_broadcast(&nsi.moved);
+    pthread_mutex_unlock(&nsi.lock);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
+{
+    pthread_mutex_lock(&nsi.lock);
+    if (!comm->alive)
+        stand_in_misuse("ncclCommGetAsyncError: the communicator of rank %d is gone", comm->rank);
+    *asyncError = comm->async;
+    pthread_mutex_unlock(&nsi.lock);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
+{
+    *count = comm->club->n_ranks;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
+{
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+
+/* --- memory and windows --- */
+
+ncclResult_t ncclMemAlloc(void **ptr, size_t size)
+{
+    ncclResult_t res = nsi_enter("ncclMemAlloc", NULL);
+    if (res)
+        return res;
+    return nsi_leave(stand_in_alloc(ptr, size, 4096, "ncclMemAlloc") ? ncclUnhandledCudaError : ncclSuccess);
+}
+
+ncclResult_t ncclMemFree(void *ptr)
+{
+    ncclResult_t res = nsi_enter("ncclMemFree", NULL);
+    if (res)
+        return res;
+    for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
+        if (w->alive && w->at == ptr)
+            stand_in_misuse("ncclMemFree: the memory is a window of rank %d still", w->comm->rank);
+    nsi_leave(ncclSuccess); /* freeing waits for streams, and they for the lock */
+    return cudaFree(ptr) ? ncclUnhandledCudaError : ncclSuccess;
+}
+
+struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes)
+{
+    for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
+        if (w->alive && w->comm == comm && (const char *)at >= w->at &&
+            (const char *)at + bytes <= w->at + w->bytes)
+            return w;
+    return NULL;
+}
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
+{
+    ncclResult_t res = nsi_enter("ncclCommWindowRegister", comm);
+    if (res)
+        return res;
+    struct stand_in_range range = {0};
+    if (!stand_in_find(buff, &range) || strcmp(range.kind, "ncclMemAlloc") ||
+        (char *)buff + size > range.at + range.bytes || ((char *)buff - range.at) % 4096 ||
+        winFlags != NCCL_WIN_COLL_SYMMETRIC) {
+        stand_in_misuse(
+            "ncclCommWindowRegister: %zu bytes of %s: a part of what ncclMemAlloc gave is allowed, from a "
+            "multiple of 4096, symmetric",
+            size, range.kind ? range.kind : "no device");
+        return nsi_leave(ncclInvalidArgument);
+    }
+    struct nsi_club *k = comm->club;
+    uint64_t number = comm->n_windows++;
+    int slot = (int)(number % 2);
+    if (k->n_windows % (uint64_t)k->n_ranks == 0) {
+        k->window_bytes[slot] = size;
+        k->window_offset[slot] = (char *)buff - range.at;
+    } else if (k->window_bytes[slot] != size || k->window_offset[slot] != (char *)buff - range.at) {
+        stand_in_misuse(
+            "ncclCommWindowRegister: rank %d registers %zu bytes, another rank %zu, or at another offset",
+            comm->rank, size, k->window_bytes[slot]);
+    }
+    k->n_windows++;
+    pthread_cond_broadcast(&nsi.moved);
+    while (k->n_windows < (number + 1) * (uint64_t)k->n_ranks && !nsi.ending)
+        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    if (!nsi.machine.windows)
+        return nsi_leave(ncclSuccess);
+    struct ncclWindow_vidmem *w = calloc(1, sizeof *w);
+    *w = (struct ncclWindow_vidmem){
+        .comm = comm, .at = buff, .bytes = size, .alive = true, .next = nsi.windows};
+    nsi.windows = w;
+    *win = w;
+    return nsi_leave(ncclSuccess);
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)
+{
+    ncclResult_t res = nsi_enter("ncclCommWindowDeregister", comm);
+    if (res)
+        return res;
+    if (!win || !win->alive || win->comm != comm) {
+        stand_in_misuse("ncclCommWindowDeregister: not a window of this communicator");
+        return nsi_leave(ncclInvalidArgument);
+    }
+    win->alive = false;
+    return nsi_leave(ncclSuccess);
+}
+#endif
+
+/* --- groups and what is in them --- */
+
+size_t nsi_size(ncclDataType_t type)
+{
+    return type == ncclInt8 ? 1 : type == ncclBfloat16 ? 2 : 4;
+}
+
+static void free_calls(struct nsi_call *c)
+{
+    for (struct nsi_call *next; c; c = next) {
+        next = c->next;
+        free(c);
+    }
+}
+
+static ncclResult_t put_group(void)
+{
+    ncclResult_t res = group.error;
+    struct nsi_call *c = group.first;
+    group.first = group.last = NULL;
+    group.error = ncclSuccess;
+    while (c && !res) {
+        struct nsi_call *last = c;
+        while (last->next && last->next->comm == c->comm && last->next->stream == c->stream)
+            last = last->next;
+        struct nsi_call *rest = last->next;
+        last->next = NULL;
+        res = nsi_run(c);
+        c = rest;
+    }
+    free_calls(c);
+    return res;
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    pthread_mutex_lock(&nsi.lock);
+    nsi.n_open_groups += group.depth++ == 0;
+    pthread_mutex_unlock(&nsi.lock);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    if (group.depth == 0)
+        return ncclInvalidUsage;
+    pthread_mutex_lock(&nsi.lock);
+    nsi.n_open_groups -= group.depth == 1;
+    pthread_mutex_unlock(&nsi.lock);
+    if (--group.depth > 0)
+        return ncclSuccess;
+    ncclResult_t res = group.error;
+    if (!group.first) {
+        group.error = ncclSuccess;
+        return res;
+    }
+    res = nsi_enter("ncclGroupEnd", group.first->comm);
+    if (res) {
+        free_calls(group.first);
+        group.first = group.last = NULL;
+        group.error = ncclSuccess;
+        return res;
+    }
+    return nsi_leave(put_group());
+}
+
+/* In place is exact, else the two do not touch. */
+static void check_overlap(const char *name, const char *send, size_t n_send, const char *recv, size_t n_recv,
+                          const char *in_place)
+{
+    bool apart = send + n_send <= recv || recv + n_recv <= send;
+    if (!apart && (n_send < n_recv ? send : recv) != in_place)
+        stand_in_misuse("%s: the buffers overlap, but are not in place", name);
+}
+
+static ncclResult_t take(const char *name, struct nsi_call c, size_t n_send, size_t n_recv,
+                         const char *must_lie_alike)
+{
+    ncclResult_t res = nsi_enter(name, c.comm);
+    if (res) {
+        if (group.depth)
+            group.error = res;
+        return res;
+    }
+    struct ncclComm *m = c.comm;
+    if (n_send)
+        stand_in_check_device_range(name, c.send, n_send, m->device);
+    if (n_recv)
+        stand_in_check_device_range(name, c.recv, n_recv, m->device);
+    if (c.root < 0 || c.root >= m->club->n_ranks || (c.kind >= NSI_SEND && c.root == m->rank)) {
+        stand_in_misuse("%s: rank %d of %d", name, c.root, m->club->n_ranks);
+        return nsi_leave(ncclInvalidArgument);
+    }
+    c.number = c.kind == NSI_SEND   ? m->n_sent[c.root]++
+               : c.kind == NSI_RECV ? m->n_received[c.root]++
+                                    : m->n_collectives++;
+    c.issue = c.kind < NSI_SEND ? nsi.n_issued[m->device]++ : 0;
+    c.offset = -1;
+    struct ncclWindow_vidmem *s = nsi_window(m, c.send, n_send), *r = nsi_window(m, c.recv, n_recv);
+    if (c.kind < NSI_SEND && s && r) {
+        c.offset = must_lie_alike - s->at;
+        nsi.counts.n_symmetric++;
+        bool engine = m->no_ctas && c.kind == NSI_ALL_GATHER;
+        nsi.counts.n_copy_engine += engine;
+        if (engine && !c.stream)
+            stand_in_misuse("%s: copy engines need a stream that is not the NULL stream", name);
+    }
+    nsi.counts.n_calls++;
+    struct nsi_call *kept = malloc(sizeof *kept);
+    *kept = c;
+    if (group.last)
+        group.last->next = kept;
+    else
+        group.first = kept;
+    group.last = kept;
+    return nsi_leave(group.depth ? ncclSuccess : put_group());
+}
+
+ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    size_t n = sendcount * nsi_size(datatype), all = n * (size_t)comm->club->n_ranks;
+    check_overlap("ncclAllGather", sendbuff, n, recvbuff, all, (char *)recvbuff + n * (size_t)comm->rank);
+    return take("ncclAllGather",
+                (struct nsi_call){.kind = NSI_ALL_GATHER,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .send = sendbuff,
+                                  .recv = recvbuff,
+                                  .count = sendcount,
+                                  .type = datatype},
+                n, all, recvbuff);
+}
+
+ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    size_t n = recvcount * nsi_size(datatype), all = n * (size_t)comm->club->n_ranks;
+    (void)op;
+    check_overlap("ncclReduceScatter", sendbuff, all, recvbuff, n,
+                  (const char *)sendbuff + n * (size_t)comm->rank);
+    return take("ncclReduceScatter",
+                (struct nsi_call){.kind = NSI_REDUCE_SCATTER,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .send = sendbuff,
+                                  .recv = recvbuff,
+                                  .count = recvcount,
+                                  .type = datatype},
+                all, n, sendbuff);
+}
+
+ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    size_t n = count * nsi_size(datatype);
+    (void)op;
+    check_overlap("ncclReduce", sendbuff, n, recvbuff, n, sendbuff);
+    return take("ncclReduce",
+                (struct nsi_call){.kind = NSI_REDUCE,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .send = sendbuff,
+                                  .recv = recvbuff,
+                                  .count = count,
+                                  .type = datatype,
+                                  .root = root},
+                n, n, sendbuff);
+}
+
+ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                           int root, ncclComm_t comm, cudaStream_t stream)
+{
+    size_t n = count * nsi_size(datatype);
+    check_overlap("ncclBroadcast", sendbuff, n, recvbuff, n, recvbuff);
+    return take("ncclBroadcast",
+                (struct nsi_call){.kind = NSI_BROADCAST,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .send = sendbuff,
+                                  .recv = recvbuff,
+                                  .count = count,
+                                  .type = datatype,
+                                  .root = root},
+                n, n, recvbuff);
+}
+
+ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    return take("ncclSend",
+                (struct nsi_call){.kind = NSI_SEND,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .send = sendbuff,
+                                  .count = count,
+                                  .type = datatype,
+                                  .root = peer},
+                count * nsi_size(datatype), 0, NULL);
+}
+
+ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    return take("ncclRecv",
+                (struct nsi_call){.kind = NSI_RECV,
+                                  .comm = comm,
+                                  .stream = stream,
+                                  .recv = recvbuff,
+                                  .count = count,
+                                  .type = datatype,
+                                  .root = peer},
+                0, count * nsi_size(datatype), NULL);
+}

@@ -1,0 +1,54 @@
+/* nccl_stand_in.h: NCCL between threads of one process, over the CUDA stand-in's streams.
+ *
+ * Ranks are threads, each with a device of its own. A collective runs in the order of its stream: it gives
+ * away a copy of what it sends and then waits for what it needs from others, so it completes as early as NCCL
+ * may let it, and a caller that takes it for a barrier is found out. Sums go around a ring and are rounded to
+ * the type at every hop, so they differ from a tree's.
+ *
+ * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place, a
+ * window of memory that NCCL did not allocate or of other sizes or offsets on other ranks, memory freed while
+ * registered, a group not ended, two threads of a rank inside at once, an order of communicators that differs
+ * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed. What differs
+ * between ranks (kind, count, type, root) is misuse and waits for ever, as the real thing may. */
+#ifndef ZR_TEST_NCCL_STAND_IN_H
+#define ZR_TEST_NCCL_STAND_IN_H
+
+#include <nccl.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct nccl_stand_in_machine {
+    int version;  /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800
+                     no ncclCommSplit */
+    bool windows; /* true; false: registering succeeds and leaves the handle alone */
+    bool abort_sticks; /* false; true: ncclCommAbort does not come back, and what runs goes on waiting */
+};
+
+/* Writable while there are no communicators. */
+struct nccl_stand_in_machine *nccl_stand_in_the_machine(void);
+
+/* The k-th call of that name on that device from now on (1-based) returns res, once. One at a time; k 0:
+ * none. */
+void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res);
+/* That call does not come back instead. */
+void nccl_stand_in_hang(const char *call, int device, int k);
+/* All communicators of the device report it from now on. */
+void nccl_stand_in_async(int device, ncclResult_t res);
+
+struct nccl_stand_in_counts {
+    int64_t n_calls;       /* collectives, sends and receives, over all ranks */
+    int64_t n_groups;      /* put on streams */
+    int64_t n_symmetric;   /* of n_calls: collectives with both buffers in symmetric windows */
+    int64_t n_copy_engine; /* of n_symmetric: gathers of a communicator without CTAs */
+    int64_t n_comms;       /* alive */
+    int64_t n_registered;  /* windows that are */
+};
+
+void nccl_stand_in_counts(struct nccl_stand_in_counts *out);
+
+/* Lets everything go that hangs, waits for calls to come back, forgets all, and reports what is still alive
+ * as misuse, unless it hung. Before stand_in_end. */
+void nccl_stand_in_end(void);
+
+#endif

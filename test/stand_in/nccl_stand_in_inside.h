@@ -1,0 +1,108 @@
+/* nccl_stand_in_inside.h: what the files of the NCCL stand-in share. One lock over all of it. */
+#ifndef ZR_TEST_NCCL_STAND_IN_INSIDE_H
+#define ZR_TEST_NCCL_STAND_IN_INSIDE_H
+
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+
+#include <pthread.h>
+
+enum { NSI_RANKS = 16 };
+
+enum nsi_kind { NSI_ALL_GATHER = 1, NSI_REDUCE_SCATTER, NSI_REDUCE, NSI_BROADCAST, NSI_SEND, NSI_RECV };
+
+/* What ranks have in common of one collective, or two ranks of one message. */
+struct nsi_meeting {
+    enum nsi_kind kind;
+    ncclDataType_t type;
+    size_t count;
+    int root, from, to; /* from, to: of a message */
+    uint64_t number;    /* among the collectives of its communicator, or the messages of its two ranks */
+    uint64_t issue;     /* number of the call among all collectives of the rank that came first */
+    int64_t offset;     /* of the buffer that must lie alike, in its window; -1: not in a window */
+    char *given[NSI_RANKS];
+    bool here[NSI_RANKS], left[NSI_RANKS], different;
+    struct nsi_meeting *next;
+};
+
+/* Ranks that work together. */
+struct nsi_club {
+    char id[NCCL_UNIQUE_ID_BYTES];
+    int n_ranks, n_here;
+    int device[NSI_RANKS];  /* -1: not here yet */
+    uint64_t n_windows;     /* registrations so far, by all */
+    size_t window_bytes[2]; /* of the even and the odd registration under way: of the first rank */
+    int64_t window_offset[2];
+    struct nsi_meeting *meetings;
+    struct nsi_club *next;
+};
+
+struct ncclWindow_vidmem {
+    struct ncclComm *comm;
+    char *at;
+    size_t bytes;
+    bool alive;
+    struct ncclWindow_vidmem *next;
+};
+
+struct ncclComm {
+    struct nsi_club *club;
+    int rank, device;
+    bool alive, aborted, no_ctas;
+    ncclResult_t async;
+    int n_queued, n_running; /* batches on streams: not run yet, running */
+    uint64_t n_collectives, n_splits, n_windows, n_sent[NSI_RANKS], n_received[NSI_RANKS];
+    struct ncclComm *next;
+};
+
+/* One call of a group, as it travels on its stream. */
+struct nsi_call {
+    enum nsi_kind kind;
+    struct ncclComm *comm;
+    cudaStream_t stream;
+    const char *send;
+    char *recv;
+    size_t count;
+    ncclDataType_t type;
+    int root; /* or the peer */
+    bool has_run;
+    uint64_t number, issue;
+    int64_t offset;
+    struct nsi_call *next;
+};
+
+struct nsi_state {
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    struct nccl_stand_in_machine machine;
+    struct nsi_club *clubs;
+    struct ncclComm *comms;
+    struct ncclWindow_vidmem *windows;
+    uint64_t n_ids;
+    int n_open_groups;
+    uint64_t n_issued[STAND_IN_MOST_DEVICES]; /* collectives */
+    int n_inside;                             /* calls */
+    int n_inside_device[STAND_IN_MOST_DEVICES];
+    bool ending, hung;
+    char fail_call[48];
+    int fail_device, fail_k;
+    ncclResult_t fail_res;
+    bool fail_hangs;
+    struct nccl_stand_in_counts counts;
+};
+
+extern struct nsi_state nsi;
+
+/* Begins a call that one thread of a rank may make at a time (comm NULL: none yet); the lock is held when it
+ * returns ncclSuccess. */
+ncclResult_t nsi_enter(const char *call, struct ncclComm *comm);
+ncclResult_t nsi_leave(ncclResult_t res);
+size_t nsi_size(ncclDataType_t type);
+/* The symmetric window of comm that holds [at, at + bytes); NULL: none. Lock held. */
+struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);
+/* Puts calls of one communicator and stream on it. Frees them. Lock held; it is let go meanwhile. */
+ncclResult_t nsi_run(struct nsi_call *calls);
+/* Forgets what has been given. Lock held. */
+void nsi_forget(struct nsi_club *club);
+
+#endif

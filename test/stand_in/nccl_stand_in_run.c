@@ -1,0 +1,250 @@
+/* nccl_stand_in_run.c: what the stand-in's collectives do when their streams come to them.
+ *
+ * A group first gives away copies of all it sends, then waits for what each of its calls needs, one after the
+ * other. So a broadcast's root, a reduce's other ranks and a sender are done at once, as NCCL's own buffers
+ * allow them to be. */
+#include "test/stand_in/half.h"
+#include "test/stand_in/nccl_stand_in_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- meeting --- */
+
+static struct nsi_meeting *meeting_of(const struct nsi_call *c)
+{
+    struct nsi_club *k = c->comm->club;
+    int me = c->comm->rank;
+    bool message = c->kind >= NSI_SEND;
+    int from = c->kind == NSI_SEND ? me : c->kind == NSI_RECV ? c->root : -1;
+    int to = c->kind == NSI_SEND ? c->root : c->kind == NSI_RECV ? me : -1;
+    for (struct nsi_meeting *m = k->meetings; m; m = m->next)
+        if (m->number == c->number && m->from == from && m->to == to)
+            return m;
+    struct nsi_meeting *m = calloc(1, sizeof *m);
+    *m = (struct nsi_meeting){.kind = message ? NSI_SEND : c->kind,
+                              .type = c->type,
+                              .count = c->count,
+                              .root = message ? -1 : c->root,
+                              .from = from,
+                              .to = to,
+                              .number = c->number,
+                              .issue = c->issue,
+                              .offset = c->offset,
+                              .next = k->meetings};
+    k->meetings = m;
+    return m;
+}
+
+static void compare(struct nsi_meeting *m, const struct nsi_call *c)
+{
+    int me = c->comm->rank;
+    bool message = c->kind >= NSI_SEND;
+    if ((!message && (m->kind != c->kind || m->root != c->root)) || m->type != c->type ||
+        m->count != c->count) {
+        stand_in_misuse(
+            "rank %d: collective or message %llu is kind %d with %zu elements of type %d and root %d, "
+            "another rank's is kind %d with %zu of type %d and root %d",
+            me, (unsigned long long)c->number, c->kind, c->count, c->type, c->root, m->kind, m->count,
+            m->type, m->root);
+        m->different = true;
+    }
+    if (!message && m->issue != c->issue)
+        stand_in_misuse(
+            "rank %d: collective %llu is its call number %llu, another rank's %llu: communicators are "
+            "used in another order",
+            me, (unsigned long long)c->number, (unsigned long long)c->issue, (unsigned long long)m->issue);
+    if (m->offset != c->offset)
+        stand_in_misuse("rank %d: collective %llu lies at offset %lld of its window, another rank's at %lld",
+                        me, (unsigned long long)c->number, (long long)c->offset, (long long)m->offset);
+}
+
+static size_t bytes_given(const struct nsi_call *c)
+{
+    size_t n = c->count * nsi_size(c->type);
+    switch (c->kind) {
+    case NSI_REDUCE_SCATTER:
+        return n * (size_t)c->comm->club->n_ranks;
+    case NSI_BROADCAST:
+        return c->root == c->comm->rank ? n : 0;
+    case NSI_RECV:
+        return 0;
+    default:
+        return n;
+    }
+}
+
+static void give(struct nsi_meeting *m, const struct nsi_call *c)
+{
+    int me = c->comm->rank;
+    size_t n = bytes_given(c);
+    compare(m, c);
+    if (n) {
+        m->given[me] = malloc(n);
+        memcpy(m->given[me], c->send, n);
+    }
+    m->here[me] = true;
+}
+
+/* All that this rank needs is there. */
+static bool is_served(const struct nsi_meeting *m, const struct nsi_call *c)
+{
+    int me = c->comm->rank;
+    if (m->different)
+        return false;
+    if (c->kind == NSI_SEND || (c->kind == NSI_REDUCE && me != c->root))
+        return true;
+    if (c->kind == NSI_RECV || c->kind == NSI_BROADCAST)
+        return m->here[c->root];
+    for (int i = 0; i < c->comm->club->n_ranks; i++)
+        if (!m->here[i])
+            return false;
+    return true;
+}
+
+/* --- taking --- */
+
+static float element(const char *at, ncclDataType_t type, size_t i)
+{
+    float f;
+    uint16_t h;
+    if (type == ncclBfloat16) {
+        memcpy(&h, at + 2 * i, 2);
+        return bf16_to_float(h);
+    }
+    memcpy(&f, at + 4 * i, 4);
+    return f;
+}
+
+/* Element i of every rank's, added along the ring that ends at rank last. */
+static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
+                ncclDataType_t type, char *to)
+{
+    for (size_t i = 0; i < n; i++) {
+        float acc = 0;
+        for (int k = 1; k <= n_ranks; k++) {
+            float x = element(m->given[(last + k) % n_ranks], type, first + i);
+            acc = k == 1 ? x : acc + x;
+            if (type == ncclBfloat16)
+                acc = bf16_to_float(bf16_from_float(acc));
+        }
+        uint16_t h = bf16_from_float(acc);
+        memcpy(to + i * nsi_size(type), type == ncclBfloat16 ? (void *)&h : (void *)&acc, nsi_size(type));
+    }
+}
+
+static void take(const struct nsi_meeting *m, const struct nsi_call *c)
+{
+    int me = c->comm->rank, n_ranks = c->comm->club->n_ranks;
+    size_t n = c->count * nsi_size(c->type);
+    switch (c->kind) {
+    case NSI_ALL_GATHER:
+        for (int i = 0; i < n_ranks; i++)
+            memcpy(c->recv + n * (size_t)i, m->given[i], n);
+        break;
+    case NSI_REDUCE_SCATTER:
+        sum(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, c->recv);
+        break;
+    case NSI_REDUCE:
+        if (me == c->root)
+            sum(m, n_ranks, me, 0, c->count, c->type, c->recv);
+        break;
+    case NSI_BROADCAST:
+    case NSI_RECV:
+        memcpy(c->recv, m->given[c->root], n);
+        break;
+    case NSI_SEND:
+        break;
+    }
+}
+
+static void free_meeting(struct nsi_meeting *m)
+{
+    for (int i = 0; i < NSI_RANKS; i++)
+        free(m->given[i]);
+    free(m);
+}
+
+static void leave(struct nsi_club *k, struct nsi_meeting *m, int me)
+{
+    m->left[me] = true;
+    for (int i = 0; i < k->n_ranks; i++)
+        if (!m->left[i] && (m->from < 0 || i == m->from || i == m->to))
+            return;
+    struct nsi_meeting **at = &k->meetings;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    free_meeting(m);
+}
+
+void nsi_forget(struct nsi_club *club)
+{
+    for (struct nsi_meeting *m = club->meetings, *next; m; m = next) {
+        next = m->next;
+        free_meeting(m);
+    }
+    club->meetings = NULL;
+}
+
+/* --- on the stream --- */
+
+static bool is_over(const struct ncclComm *comm)
+{
+    return comm->aborted || nsi.ending;
+}
+
+static void run_batch(void *arg)
+{
+    struct nsi_call *calls = arg;
+    struct ncclComm *comm = calls->comm;
+    pthread_mutex_lock(&nsi.lock);
+    calls->has_run = true;
+    comm->n_queued--;
+    comm->n_running++;
+    for (struct nsi_call *c = calls; c && !is_over(comm); c = c->next)
+        give(meeting_of(c), c);
+    pthread_cond_broadcast(&nsi.moved);
+    for (struct nsi_call *c = calls; c; c = c->next) {
+        struct nsi_meeting *m = is_over(comm) ? NULL : meeting_of(c);
+        while (!is_over(comm) && !is_served(m, c))
+            pthread_cond_wait(&nsi.moved, &nsi.lock);
+        if (is_over(comm))
+            break;
+        take(m, c);
+        leave(comm->club, m, comm->rank);
+    }
+    comm->n_running--;
+    pthread_cond_broadcast(&nsi.moved);
+    pthread_mutex_unlock(&nsi.lock);
+}
+
+/* It has run, or its device was lost. */
+static void drop_batch(void *arg)
+{
+    struct nsi_call *c = arg;
+    pthread_mutex_lock(&nsi.lock);
+    c->comm->n_queued -= !c->has_run;
+    pthread_cond_broadcast(&nsi.moved);
+    pthread_mutex_unlock(&nsi.lock);
+    for (struct nsi_call *next; c; c = next) {
+        next = c->next;
+        free(c);
+    }
+}
+
+ncclResult_t nsi_run(struct nsi_call *calls)
+{
+    struct ncclComm *comm = calls->comm;
+    int before = 0;
+    comm->n_queued++;
+    nsi.counts.n_groups++;
+    pthread_mutex_unlock(&nsi.lock);
+    cudaGetDevice(&before);
+    cudaSetDevice(comm->device);
+    cudaError_t err = stand_in_put(calls->stream, "nccl", run_batch, calls, drop_batch);
+    cudaSetDevice(before);
+    pthread_mutex_lock(&nsi.lock);
+    return err ? ncclUnhandledCudaError : ncclSuccess;
+}
