@@ -1,0 +1,864 @@
+/* test_nccl.c: NCCL's communicators over the stand-ins for CUDA and NCCL: the suite of comm_suite.h, and what
+ * is NCCL's own. */
+#include "test/comm/comm_suite.h"
+#include "test/comm/nccl_office.h"
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
+
+#define HEADER_HAS_WINDOWS (NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0))
+
+static int expected_misuse; /* of the test that runs; -1: any number */
+
+static int start(void **state)
+{
+    (void)state;
+    stand_in_the_machine()->n_devices = STAND_IN_MOST_DEVICES;
+    expected_misuse = 0;
+    return 0;
+}
+
+static int finish(void **state)
+{
+    const char *text;
+    (void)state;
+    nccl_stand_in_end();
+    int n = stand_in_end(&text);
+    if (expected_misuse >= 0 && n != expected_misuse)
+        print_error("%d misuses, expected %d: %s\n", n, expected_misuse, text);
+    return expected_misuse >= 0 && n != expected_misuse;
+}
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void expect(const struct rank *r, int code, const char *text)
+{
+    if (r->code != code || !strstr(r->note, text))
+        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
+}
+
+static bool all_at(struct rank *me, int stage)
+{
+    bool there = true;
+    atomic_store(&me->stage, stage);
+    for (int i = 0; i < me->w.world; i++)
+        there &= wait_stage(&me->all[i], stage);
+    return there;
+}
+
+static void note_status(struct rank *me, struct zr_comm *c)
+{
+    me->code = c->ops->status(c, me->note, sizeof me->note);
+}
+
+static void note_error(struct rank *me, int code)
+{
+    me->code = code;
+    snprintf(me->note, sizeof me->note, "%s", code ? zr_error_text() : "");
+}
+
+/* --- offices with options of the test's --- */
+
+static struct {
+    bool deterministic;
+    int copy_engine;
+    int64_t timeout_ms;
+    void (*change)(struct zr_nccl_options *opt, int rank);
+    pthread_mutex_t lock;
+    char log[8192];
+} custom = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void customize(bool deterministic, int64_t timeout_ms)
+{
+    custom.deterministic = deterministic;
+    custom.timeout_ms = timeout_ms;
+    custom.copy_engine = 0;
+    custom.change = NULL;
+    custom.log[0] = 0;
+}
+
+static void keep_log(void *arg, const char *text)
+{
+    (void)arg;
+    pthread_mutex_lock(&custom.lock);
+    size_t n = strlen(custom.log);
+    snprintf(custom.log + n, sizeof custom.log - n, "%s\n", text);
+    pthread_mutex_unlock(&custom.lock);
+}
+
+static int open_custom_device(const struct zr_world *w, struct zr_device **out)
+{
+    return zr_cuda_device_open(w->local_rank, out);
+}
+
+static int open_custom(struct office *o, int n, int64_t timeout_ms)
+{
+    (void)n, (void)timeout_ms;
+    struct zr_nccl_options opt =
+        nccl_office_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
+    opt.copy_engine = custom.copy_engine;
+    opt.log = keep_log;
+    if (custom.change)
+        custom.change(&opt, zr_rendezvous_rank(o->rdv));
+    return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);
+}
+
+static int64_t custom_reserve(int world, int i)
+{
+    return i == 1 ? nccl_office_options(world, custom.deterministic, 1).reserve_bytes : 0;
+}
+
+static const struct office_kind office_custom = {.open_device = open_custom_device,
+                                                 .open_comms = open_custom,
+                                                 .reserve_bytes = custom_reserve,
+                                                 .same_order = true,
+                                                 .one_reduces = true};
+
+/* --- the suite --- */
+
+static void test_conform(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 4, 5, 8};
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl"), .n_ops = 40};
+    for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
+        p.kind = i % 2 ? &office_nccl_fixed : &office_nccl;
+        run_ranks(false, worlds[i / 2], comm_suite_conform, &p, NULL);
+    }
+}
+
+static void test_mixed(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, mixed")};
+    run_ranks(false, 3, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 4, comm_suite_mixed, &p, NULL);
+    p.kind = &office_nccl_fixed;
+    run_ranks(false, 2, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 5, comm_suite_mixed, &p, NULL);
+}
+
+/* --- which path --- */
+
+static void note_path(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    struct zr_gather_seg g = {.src_stride = 128, .shard_bytes = 128, .total_bytes = 128 * me->w.world};
+    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    note_error(me, err);
+    for (int k = 0; k < 2 && !err; k++) {
+        size_t n = strlen(me->note);
+        snprintf(me->note + n, sizeof me->note - n, "%s; ", zr_nccl_path(o.comm[k]));
+    }
+    if (!err)
+        RANK_CHECK(me, o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s",
+                   zr_error_text());
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engine)
+{
+    struct nccl_stand_in_counts before, after;
+    nccl_stand_in_counts(&before);
+    struct rank *r = run_ranks(false, 2, note_path, NULL, NULL);
+    nccl_stand_in_counts(&after);
+    for (int i = 0; i < 2; i++)
+        expect(&r[i], 0, text);
+    /* what it says is what NCCL was given */
+    assert_int_equal(after.n_symmetric - before.n_symmetric, n_symmetric);
+    assert_int_equal(after.n_copy_engine - before.n_copy_engine, n_copy_engine);
+    assert_int_equal(after.n_comms, 0);
+    assert_int_equal(after.n_registered, 0);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
+    bool windows = HEADER_HAS_WINDOWS;
+    customize(false, LONG_MS);
+    /* By itself: all ranks are on this host. */
+    try_path(windows ? "NCCL 2.28.9, symmetric windows, copy engine; NCCL 2.28.9, symmetric windows; "
+                     : "NCCL 2.28.9, plain: symmetric windows need 2.27",
+             windows ? 2 : 0, windows ? 2 : 0);
+    custom.copy_engine = -1;
+    try_path(windows ? "NCCL 2.28.9, symmetric windows; NCCL 2.28.9, symmetric windows; "
+                     : "plain: symmetric windows need 2.27",
+             windows ? 2 : 0, 0);
+    custom.deterministic = true;
+    try_path("; NCCL 2.28.9, plain, sums in the fixed tree; ", windows ? 2 : 0, 0);
+    custom.deterministic = false;
+    m->windows = false;
+    custom.copy_engine = 0;
+    try_path(windows ? "NCCL 2.28.9, plain: no symmetric windows on this machine; " : "plain: symmetric", 0,
+             0);
+    m->version = 22605;
+    try_path("NCCL 2.26.5, plain: symmetric windows need 2.27", 0, 0);
+    m->version = 21805; /* ncclMemAlloc is missing too */
+    try_path("NCCL 2.18.5, plain", 0, 0);
+}
+
+/* Every kind of operation on the fall-backs too. */
+static void test_conform_old(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, old"), .n_ops = 30};
+    nccl_stand_in_the_machine()->version = 21705;
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+    p.kind = &office_nccl_fixed;
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+}
+
+/* One rank's memory is not NCCL's: none is registered. */
+static void test_one_without_memory(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
+    nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+    customize(false, LONG_MS);
+    nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
+    try_path(HEADER_HAS_WINDOWS ? "plain: ncclMemAlloc gave no memory; NCCL 2.28.9, symmetric" : "plain", 0,
+             0);
+}
+
+/* --- opening that fails --- */
+
+static void note_open(struct rank *me)
+{
+    struct office o;
+    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void try_open(int world, int code, const char *text)
+{
+    struct nccl_stand_in_counts after;
+    struct rank *r = run_ranks(false, world, note_open, NULL, NULL);
+    for (int i = 0; i < world; i++)
+        expect(&r[i], code, text);
+    nccl_stand_in_counts(&after);
+    assert_int_equal(after.n_comms, 0);
+}
+
+static void other_reserve(struct zr_nccl_options *opt, int rank)
+{
+    opt->reserve_bytes += rank == 2 ? 256 : 0;
+}
+
+static void odd_reserve(struct zr_nccl_options *opt, int rank)
+{
+    opt->reserve_bytes += rank == 1 ? 8 : 0;
+}
+
+static void no_time(struct zr_nccl_options *opt, int rank)
+{
+    opt->timeout_ms = rank == 1 ? 0 : opt->timeout_ms;
+}
+
+static void no_library(struct zr_nccl_options *opt, int rank)
+{
+    opt->library = rank == 2 ? "/nowhere/libnccl.so.2" : NULL;
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
+    customize(true, LONG_MS);
+    custom.change = other_reserve;
+    try_open(3, ZR_ERR_MISMATCH, "reserve_bytes is ");
+    custom.change = odd_reserve;
+    try_open(3, ZR_ERR_ARG, "a multiple of 256 from ");
+    custom.change = no_time;
+    try_open(2, ZR_ERR_ARG, "timeout_ms is 0");
+    custom.change = no_library;
+    try_open(3, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2");
+    customize(false, LONG_MS);
+    m->version = 21305;
+    try_open(2, ZR_ERR_NOTSUP, "NCCL is 2.13.5: 2.14 or newer is needed");
+    m->version = 22705;
+    custom.copy_engine = 1;
+    try_open(2, ZR_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
+}
+
+/* Every call of opening fails once, on one rank. Collective ones keep the others waiting until their time is
+ * over; nobody waits longer. */
+static void test_open_fails(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *call;
+        int k;
+        bool waits;
+    } cases[] = {{"ncclGetUniqueId", 2, false},
+                 {"ncclCommInitRankConfig", 1, true},
+                 {"ncclCommInitRankConfig", 2, true},
+                 {"ncclCommWindowRegister", 1, true},
+                 {"ncclCommWindowRegister", 2, true}};
+    customize(false, SHORT_MS);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool is_window = strcmp(cases[i].call, "ncclCommWindowRegister") == 0;
+        int bad = i == 0 ? 0 : 1;
+        if (is_window && !HEADER_HAS_WINDOWS)
+            continue;
+        nccl_stand_in_fail(cases[i].call, bad, cases[i].k, ncclSystemError);
+        struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
+        expect(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
+        expect(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
+        for (int k = 0; k < 3; k++)
+            if (k != bad && cases[i].waits)
+                expect(&r[k], ZR_ERR_TIMEOUT, "has not come back after 800 ms");
+            else if (k != bad)
+                expect(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
+        nccl_stand_in_end();
+    }
+    /* A call that does not come back at all. */
+    nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
+    struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
+    for (int k = 0; k < 3; k++)
+        expect(&r[k], ZR_ERR_TIMEOUT, "ncclCommInitRankConfig of the gather communicator has not come back");
+    nccl_stand_in_end();
+    expected_misuse = -1; /* what hung was left behind with its memory */
+}
+
+static void other_size(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    void *base;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    note_error(me, c->ops->arena(c, me->w.rank == 1 ? 8192 : 4096, &base));
+    RANK_CHECK(me, c->ops->arena(c, 4096, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->arena(c, 4096, &base) == ZR_ERR_ORDER, "twice");
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
+    struct zr_reduce_seg seg = {.dtype = ZR_F32};
+    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
+               "gather does not reduce");
+    c = o.comm[1];
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_arena(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
+    for (int i = 0; i < 2; i++)
+        expect(&r[i], ZR_ERR_MISMATCH, "the arena is 8192 bytes on rank 1 and 4096 on rank 0");
+}
+
+static void test_reserve_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30), 256);
+    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30), 256);
+    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0), 512);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0), 256 + 3 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000), 256 + 3 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30), 256 + 3 * (4 << 20));
+    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30) <= 2048 + (64 << 20) + 63 * 256);
+}
+
+/* --- what goes wrong on the way --- */
+
+static void poison(struct office *o, int k)
+{
+    char *p = malloc(ARENA_BYTES);
+    memset(p, 0xff, ARENA_BYTES);
+    office_store(o, k, p, ARENA_BYTES);
+    free(p);
+}
+
+static bool is_poison(struct office *o, int k)
+{
+    char *p = malloc(ARENA_BYTES);
+    bool is = office_fetch(o, k, p, ARENA_BYTES) == 0;
+    for (int i = 0; i < ARENA_BYTES; i++)
+        is &= p[i] == (char)0xff;
+    free(p);
+    return is;
+}
+
+/* After a failure operations are nothing, and the first cause stays. */
+static bool is_over(struct rank *me, struct office *o, int k)
+{
+    struct zr_comm *c = o->comm[k];
+    struct zr_tag tag = {.unit = 3};
+    char again[1024];
+    if (c->ops->broadcast(c, o->stream[k], 0, 64, 0, &tag) ||
+        c->ops->exchange(c, o->stream[k], 0, 64, &tag) || o->dev->ops->stream_sync(o->stream[k]))
+        return false;
+    c->ops->abort(c, ZR_ERR_IO, "a later cause");
+    return c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0 &&
+           is_poison(o, k);
+}
+
+static void stay_away(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 4};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[1], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    tag.unit = 3;
+    if (me->w.rank != 2) {
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[1]); /* the abort ends it */
+        note_status(me, c);
+        RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_stays_away(void **state)
+{
+    (void)state;
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, SHORT_MS);
+        struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
+        for (int i = 0; i < 4; i++)
+            if (i != 2)
+                expect(&r[i], ZR_ERR_TIMEOUT, "exchange seq 2 unit 3: waited 800 ms for the other ranks");
+    }
+}
+
+static void nap(void *arg)
+{
+    sleep_ms(*(int *)arg);
+}
+
+/* What the stream has to do before is nobody's fault. */
+static void slow_compute(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 4};
+    int ms = 2 * SHORT_MS;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int k = 0; k < 2; k++) {
+        RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
+                   zr_error_text());
+    }
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_sync(o.stream[k]);
+        note_status(me, o.comm[k]);
+        RANK_CHECK(me, me->code == 0, "%s", me->note);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_slow_compute(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    run_ranks(false, 2, slow_compute, NULL, NULL);
+}
+
+enum difference {
+    OTHER_UNIT,
+    OTHER_STEP,
+    OTHER_HASH,
+    OTHER_ACCUMULATE,
+    OTHER_ORDER,
+    ONE_LESS,
+    N_DIFFERENCES
+};
+
+/* What NCCL itself cannot tell apart: the bytes move, and the next exchange tells. */
+static void differ(struct rank *me)
+{
+    enum difference what = *(enum difference *)me->arg;
+    bool odd = me->w.rank == 2;
+    struct office o;
+    struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    for (int i = 0; i < 20; i++) /* more than are compared at a time */
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .shard_bytes = 128, .total_bytes = 384, .dtype = ZR_F32};
+    if (odd) {
+        tag.unit -= what == OTHER_UNIT;
+        tag.step += what == OTHER_STEP;
+        tag.call_hash += what == OTHER_HASH;
+        r.accumulate = what == OTHER_ACCUMULATE;
+    }
+    if (what == OTHER_ORDER)
+        r.shard_bytes = 0, r.total_bytes = 0, tag.unit = odd;
+    if (what != ONE_LESS || !odd) /* of nothing: NCCL is not called, so nobody hangs */
+        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
+                   zr_error_text());
+    if (what == OTHER_ORDER) {
+        tag.unit = !odd;
+        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    }
+    tag = (struct zr_tag){.unit = -1, .step = 8};
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    for (int i = 0; i < 5000 && !c->ops->status(c, NULL, 0); i++)
+        sleep_ms(1);
+    note_status(me, c);
+    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_differ(void **state)
+{
+    (void)state;
+    for (int what = 0; what < N_DIFFERENCES; what++) {
+        enum difference d = (enum difference)what;
+        customize(what % 2, LONG_MS);
+        struct rank *r = run_ranks(false, 3, differ, &d, NULL);
+        for (int i = 0; i < 3; i++)
+            expect(&r[i], ZR_ERR_MISMATCH,
+                   d == ONE_LESS
+                       ? "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"
+                       : "rank 2 issued other collectives than rank 0 up to exchange 21");
+    }
+}
+
+/* What hangs in NCCL: sizes that differ. */
+static void hang(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 14};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    int64_t n = me->w.rank == 1 ? 128 : 256;
+    struct zr_gather_seg g = {.src_stride = n, .shard_bytes = n, .total_bytes = n * me->w.world};
+    RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    note_status(me, c);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_hang(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
+    for (int i = 0; i < 2; i++)
+        expect(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms");
+    expected_misuse = 1;
+}
+
+/* NCCL says no, in the middle; and says so later. */
+static void nccl_fails(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 5};
+    bool later = *(bool *)me->arg, mine = me->w.rank == 1;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (mine && !later)
+        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* the ledgers' */
+    if (!mine || !later) {
+        int err = c->ops->exchange(c, o.stream[1], 0, 64, &tag);
+        RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    if (mine && later)
+        nccl_stand_in_async(0, ncclRemoteError);
+    o.dev->ops->stream_sync(o.stream[1]);
+    note_status(me, c);
+    RANK_CHECK(me, (mine && later) || is_over(me, &o, 1), "it is not over");
+    RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_nccl_fails(void **state)
+{
+    (void)state;
+    bool later = false;
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
+    expect(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
+    expect(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms");
+    later = true;
+    customize(false, LONG_MS);
+    r = run_ranks(false, 2, nccl_fails, &later, NULL);
+    expect(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
+}
+
+/* --- abort --- */
+
+static void *abort_soon(void *arg)
+{
+    struct zr_comm *c = arg;
+    sleep_ms(30);
+    c->ops->abort(c, ZR_ERR_ORDER, "the model called out of order");
+    c->ops->abort(c, ZR_ERR_IO, "a later cause changes nothing");
+    return NULL;
+}
+
+static void abort_while_waiting(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = -1};
+    pthread_t id;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    poison(&o, 0);
+    for (int k = 0; k < 2 && me->w.rank == 1; k++) {
+        struct zr_comm *c = o.comm[k];
+        pthread_create(&id, NULL, abort_soon, c);
+        int err = c->ops->exchange(c, o.stream[k], 0, 64, &tag);
+        RANK_CHECK(me, err == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[k]);
+        pthread_join(id, NULL);
+        note_status(me, c);
+    }
+    RANK_CHECK(me, me->w.rank != 1 || is_over(me, &o, 0), "it is not over");
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
+    expect(&r[1], ZR_ERR_ORDER, "the model called out of order");
+}
+
+/* NCCL cannot end some kernels. Then nothing of it is touched again, and closing does not wait for it. */
+static void abort_sticks(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 2};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    if (me->w.rank == 0)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    for (int i = 0; i < 5000 && me->w.rank == 0 && !c->ops->status(c, NULL, 0); i++)
+        sleep_ms(1);
+    note_status(me, c);
+    c->ops->close(c);
+    o.comm[1] = NULL;
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    if (me->w.rank == 0) {
+        o.comm[0]->ops->close(o.comm[0]);
+        o.comm[0] = NULL;
+        RANK_CHECK(me, wait_stage(&me->all[1], 2), "rank 1 waits for ever");
+        nccl_stand_in_end(); /* the kernel ends, so that the stream can */
+        RANK_CHECK(me, office_close(&o), "handles are left");
+        return;
+    }
+    o.dev->ops->stream_sync(o.stream[1]);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    atomic_store(&me->stage, 2);
+}
+
+static void test_abort_sticks(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    nccl_stand_in_the_machine()->abort_sticks = true;
+    struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
+    expect(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms");
+    expect(&r[1], 0, "");
+    assert_non_null(strstr(custom.log, "NCCL's reduce communicator could not be aborted: it is left behind"));
+    assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not come back"));
+    expected_misuse = 3; /* rank 0's memory: both arenas and the ledgers on the host */
+}
+
+/* --- further ahead than is kept --- */
+
+static void deep_queue(struct rank *me)
+{
+    enum { N_OPS = 700 };
+    struct office o;
+    struct zr_comm_stats s;
+    struct zr_tag tag = {.unit = 1};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    if (me->w.rank == 1)
+        sleep_ms(100);
+    for (int i = 0; i < N_OPS; i++)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 64 * (i % 100), 32, &tag) == 0, "%s",
+                   zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    c->ops->stats(c, &s);
+    RANK_CHECK(me, s.n_exchange == N_OPS && s.wire_bytes == N_OPS * 32, "%lld, %lld bytes",
+               (long long)s.n_exchange, (long long)s.wire_bytes);
+    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_deep_queue(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    run_ranks(false, 2, deep_queue, NULL, NULL);
+}
+
+/* --- a communicator that is lent --- */
+
+static ncclComm_t lent[MOST_RANKS];
+static int lend_from; /* ranks below have none */
+
+static void lend(struct zr_nccl_options *opt, int rank)
+{
+    opt->lent = rank >= lend_from ? lent[rank] : NULL;
+}
+
+static void make_lent(struct rank *me, const ncclUniqueId *id)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    cudaSetDevice(me->w.rank);
+    int world = *(int *)me->arg, rank = me->w.rank;
+    me->code = ncclCommInitRankConfig(&lent[rank], world, *id, rank, &config);
+}
+
+static ncclUniqueId lent_id;
+
+/* Each rank's own communicator works before and after, and is not ours to close. */
+static void with_lent(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    void *p;
+    cudaStream_t s;
+    int rank = me->w.rank;
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, me->code == 0, "code %d", me->code);
+    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    note_error(me, err);
+    for (int k = 0; k < 2 && !err; k++) {
+        char bytes[3] = {0}, got[3];
+        bytes[rank] = (char)(rank + 1);
+        RANK_CHECK(me, o.dev->ops->copy(o.stream[k], o.base[k], bytes, 3) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s",
+                   zr_error_text());
+        RANK_CHECK(me, o.dev->ops->copy(o.stream[k], got, o.base[k], 3) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[k]);
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, got[i] == i + 1, "byte %d is %d", i, got[i]);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, cudaMalloc(&p, 64) == 0 && cudaStreamCreate(&s) == 0, "no memory");
+    RANK_CHECK(me, ncclAllGather((char *)p + rank, p, 1, ncclInt8, lent[rank], s) == 0, "it was closed");
+    cudaStreamSynchronize(s);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+    ncclCommDestroy(lent[rank]);
+}
+
+static void test_lent(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 21705 /* cannot split */};
+    int world = 3;
+    for (size_t i = 0; i < 2; i++) {
+        nccl_stand_in_the_machine()->version = versions[i];
+        customize(i == 1, LONG_MS);
+        custom.change = lend;
+        lend_from = 0;
+        ncclGetUniqueId(&lent_id);
+        struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+        for (int k = 0; k < world; k++)
+            expect(&r[k], 0, "");
+    }
+    nccl_stand_in_the_machine()->version = 22809;
+    lend_from = 1;
+    ncclGetUniqueId(&lent_id);
+    struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+    for (int k = 0; k < world; k++)
+        expect(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
+}
+
+static ncclComm_t swapped(int rank)
+{
+    return lent[1 - rank];
+}
+
+static void lend_swapped(struct zr_nccl_options *opt, int rank)
+{
+    opt->lent = swapped(rank);
+}
+
+static void with_wrong(struct rank *me)
+{
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct office o;
+    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    ncclCommDestroy(lent[me->w.rank]);
+}
+
+static void test_lent_wrong(void **state)
+{
+    (void)state;
+    int world = 2;
+    customize(false, LONG_MS);
+    custom.change = lend_swapped;
+    ncclGetUniqueId(&lent_id);
+    struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
+    expect(&r[0], ZR_ERR_ARG, "the ncclComm_t that was lent is rank 1 of 2: it must be rank 0 of 2");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_conform),
+        TEST(test_mixed),
+        TEST(test_paths),
+        TEST(test_conform_old),
+        TEST(test_one_without_memory),
+        TEST(test_refused),
+        TEST(test_open_fails),
+        TEST(test_arena),
+        TEST(test_reserve_bytes),
+        TEST(test_stays_away),
+        TEST(test_slow_compute),
+        TEST(test_differ),
+        TEST(test_hang),
+        TEST(test_nccl_fails),
+        TEST(test_abort),
+        TEST(test_abort_sticks),
+        TEST(test_deep_queue),
+        TEST(test_lent),
+        TEST(test_lent_wrong),
+    };
+    return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
+}
