@@ -35,13 +35,40 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
 
 void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
 {
-    (void)config, (void)backend, (void)layout;
+    int64_t largest = 0;
+    for (int32_t i = 0; i < layout->n_flats; i++)
+        if (layout->flats[i].trainable)
+            largest = zr_max(largest, layout->flats[i].shard_bytes);
+    if (backend == ZERO_BACKEND_NCCL)
+        config->options.scratch_bytes =
+            zr_nccl_reserve_bytes(layout->world, config->options.deterministic, largest);
 }
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
     return on_gpu(&z->config) ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
                               : zr_host_device_open(&z->device);
+}
+
+static void nccl_says(void *arg, const char *text)
+{
+    zr_say(arg, "%s", text);
+}
+
+static int open_nccl(struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    int copy_engine = z->config.user.copy_engine;
+    const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
+                                         .deterministic = o->deterministic,
+                                         .reserve_bytes = o->scratch_bytes,
+                                         .copy_engine = copy_engine < 0 ? -1 : copy_engine,
+                                         .lent = z->config.user.nccl_comm,
+                                         .log = nccl_says,
+                                         .log_arg = z};
+    int err = zr_nccl_open(z->rendezvous, z->device, &nccl, &z->gather, &z->reduce);
+    z->nccl = err ? NULL : z->gather;
+    return err;
 }
 
 int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
@@ -59,7 +86,7 @@ int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
         if (!err)
             zr_shm_pair(z->gather, z->reduce);
     } else {
-        err = zr_fail(ZR_ERR_NOTSUP, "backend is nccl: several GPUs are not there yet");
+        err = open_nccl(z);
     }
     if (!err && z->check)
         err = zr_check_comm_open(z->check, z->gather, "gather", &z->gather);

@@ -17,6 +17,7 @@ struct zero_ctx {
     struct zr_device *device;
     struct zr_check *check; /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_comm *gather, *reduce;
+    struct zr_comm *nccl; /* what gather is, under a check, when it is NCCL's; else NULL */
     struct zr_engine engine;
     bool engine_open;
 

@@ -97,6 +97,7 @@ int zero_stats(zero_ctx *z, struct zero_stats *out)
     out->local_rank = z->world.local_rank;
     out->stage = z->plan->stage;
     out->backend = e->gather->ops->name;
+    out->path = z->nccl ? zr_nccl_path(z->nccl) : out->backend;
     out->device = e->dev->ops->name;
     out->n_steps = e->step;
     out->n_skipped = e->n_skipped;

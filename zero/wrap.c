@@ -230,8 +230,9 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         return err;
     }
     zr_engine_point(&z->engine);
-    zr_say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage, z->gather->ops->name,
-           (long long)z->plan->total_bytes, (long long)z->layout->n_params);
+    zr_say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
+           z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
+           (long long)z->layout->n_params);
     *out = z;
     return 0;
 }

@@ -184,7 +184,7 @@ struct zero_config {
     int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
                        of which each rank needs its own; the model's pointers may be host or device memory */
     int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
-                            negative off; default off: the gain is not the same everywhere */
+                            negative off; default: where NCCL has them (2.28) and all ranks share a host */
     int32_t reserved1;   /* 0 */
     void
         *nccl_comm; /* nccl: the program's own ncclComm_t, of the same ranks, to make ours from; default NULL:
@@ -256,6 +256,8 @@ struct zero_stats {
     int64_t n_waits;             /* begins that had to wait for their unit */
     int64_t wait_ns;             /* in those: exposed communication as the model's thread saw it */
     int64_t n_replans;           /* times the call order changed and was learned anew */
+    const char *path; /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric
+                         windows"); valid until zero_unwrap */
 };
 
 struct zero_step_info {
