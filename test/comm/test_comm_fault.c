@@ -205,7 +205,7 @@ static void wait_elsewhere(struct rank *me)
     struct office o;
     int mine = me->w.rank == 2;
     char last[96];
-    RANK_CHECK(me, office_open(&o, &me->w, false, 2, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     zr_shm_pair(o.comm[0], o.comm[1]);
     for (int k = 0; k < 2; k++) {
         struct zr_comm *c = o.comm[k];
