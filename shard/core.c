@@ -9,7 +9,7 @@
 struct zr_core {
     int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
     int32_t n_sharded; /* units that need slots */
-    bool grad_resident, reduce_each, tree;
+    bool grad_resident, reduce_each;
     int64_t
         reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
     int64_t second; /* bytes of the largest slot but that one */
@@ -31,7 +31,7 @@ struct zr_core {
 struct unit {
     int64_t param_bytes, grad_bytes;
     int32_t pslot;     /* slot that holds it, -1 none (or resident) */
-    int32_t gslot;     /* granted gradient slot, -1 none */
+    int32_t gslot;     /* gradient slot of its backward bracket, open or last; -1: it needs none */
     int32_t n_contrib; /* contributions reduced this step */
     int32_t n_bwd;     /* backward brackets ended this step */
     int32_t first_use; /* position in the order of its first begin, NEVER: none */
@@ -153,7 +153,6 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->n_sums = s->n_sums;
     c->grad_resident = s->grad_resident;
     c->reduce_each = s->reduce_each;
-    c->tree = s->tree;
     for (int32_t u = 0; u < c->n_units; u++) {
         const struct zr_core_unit_spec *from = &s->units[u];
         struct unit *to = &units(c)[u];
@@ -373,12 +372,12 @@ static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
     struct unit *x = &units(c)[u];
     struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
     bool odd = x->n_contrib & 1;
-    if (x->n_contrib == 0 || (c->tree && !odd && x->depth < c->n_sums)) {
+    if (x->n_contrib == 0 || (!odd && x->depth < c->n_sums)) {
         a.sum = x->depth++;
     } else {
         a.accumulate = true;
         a.sum = (uint8_t)(x->depth - 1);
-        for (int32_t k = x->n_contrib >> 1; c->tree && (k & 1) && x->depth > 1; k >>= 1) {
+        for (int32_t k = x->n_contrib >> 1; (k & 1) && x->depth > 1; k >>= 1) {
             a.n_folds++;
             x->depth--;
         }
@@ -480,7 +479,6 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
         if (slot >= 0) {
             gslots(c)[slot].unit = -1;
             gslots(c)[slot].released = ++c->clock;
-            u->gslot = -1;
         }
     }
     prefetch(c, out, n);

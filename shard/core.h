@@ -11,8 +11,8 @@
  * optimal when the order is known). Open brackets pin their slot.
  *
  * Gradients. Resident (stages 0 and 1: whole) or handed out in slots (stages 2 and 3), and reduced into an
- * fp32 shard. The contributions of one step are added in the shape of a binary counter when `tree` is set,
- * which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
+ * fp32 shard. The contributions of one step are added in the shape of a binary counter when `n_sums` lets
+ * them, which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
  *
  * The order is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
@@ -37,8 +37,8 @@ struct zr_core_spec {
     bool grad_resident; /* stages 0 and 1 */
     bool reduce_each;   /* reduce every contribution as it ends; else (stages 0 and 1 only) once per
                            grad_accum_steps */
-    int32_t n_sums;     /* gradient shard buffers per unit, >= 1; more than 1: tree */
-    bool tree;
+    int32_t n_sums;     /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has
+                           digits */
     bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that
                              large, is left to units that fit no other, so that any two units can be open at
                              once */

@@ -281,17 +281,18 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
-    s->tree = opt->deterministic && opt->grad_accum_steps > 1;
-    s->n_sums = p->n_sums = s->tree ? counter_depth(opt->grad_accum_steps) : 1;
+    s->n_sums = p->n_sums =
+        opt->deterministic && opt->grad_accum_steps > 1 ? counter_depth(opt->grad_accum_steps) : 1;
     return 0;
 }
 
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {
-        p->stage,       p->world, p->n_states,        p->n_sums,        s->prefetch,    s->grad_accum_steps,
-        s->reduce_each, s->tree,  s->reserve_largest, s->n_param_slots, s->n_grad_slots};
+    int64_t head[] = {p->stage,       p->world,           p->n_states,
+                      p->n_sums,      s->prefetch,        s->grad_accum_steps,
+                      s->reduce_each, s->reserve_largest, s->n_param_slots,
+                      s->n_grad_slots};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
     h = XXH64(p->bytes, sizeof p->bytes, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);

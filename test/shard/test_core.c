@@ -460,10 +460,83 @@ static void errors_change_nothing(void **state)
 }
 
 /* Two different sequences never have one hash, and calls that fail leave it alone. */
+/* A unit that was left out, or gone back to: what comes after it in the order is gathered ahead again. */
+static void order_is_found_again(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 6, 2, 1, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 3(");
+    assert_true(slot_of(&w, 4) >= 0);
+    watch_run(&w, "3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 2(2)");
+    assert_true(slot_of(&w, 3) >= 0);
+    watch_run(&w, "1(");
+    assert_true(slot_of(&w, 2) >= 0 && slot_of(&w, 3) < 0);
+    watch_run(&w, "1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+}
+
+/* A step of more calls than there is room for is not learned, cut as it would be. */
+static void too_long_an_order(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0]"); /* after a backward nothing is taken for an evaluation */
+    for (int i = 0; i < 1000; i++)
+        watch_run(&w, "0(0)");
+    watch_run(&w, "S");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] S");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    watch_close(&w);
+}
+
+static int32_t n_actions(const struct watch *w, enum zr_action_kind kind, int32_t unit)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < w->n_out; i++)
+        n += w->out[i].kind == kind && w->out[i].unit == unit;
+    return n;
+}
+
+/* At stages 0 and 1 only units without brackets are waited for at the step and handed back then: the others'
+ * gathers go on under the next forward. */
+static void brackets_buy_overlap(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 3, 0, 1, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
+    make_resident(&m, 1);
+    m.spec.reduce_each = false;
+    m.spec.grad_accum_steps = 2;
+    watch_open(&w, &m.spec);
+    w.unit[2].no_brackets = true;
+    for (int i = 0; i < 2; i++) {
+        /* Unit 1 has no part in the second micro-batch: it is reduced at the step, with no more ado. */
+        watch_run(&w, "0(0) 1(1) 1[1] 0[0] 0(0) 0[0] S");
+        assert_int_equal(n_actions(&w, ZR_ACT_WAIT_PARAM, 0) + n_actions(&w, ZR_ACT_WAIT_PARAM, 1), 0);
+        assert_int_equal(n_actions(&w, ZR_ACT_HIDE_GRAD, 1) + n_actions(&w, ZR_ACT_USE_GRAD, 1), 0);
+        assert_int_equal(n_actions(&w, ZR_ACT_REDUCE, 1), 1);
+        assert_int_equal(n_actions(&w, ZR_ACT_WAIT_PARAM, 2), 1);
+        assert_int_equal(n_actions(&w, ZR_ACT_HIDE_GRAD, 2), 1);
+    }
+    watch_close(&w);
+}
+
 static void hash_tells_calls_apart(void **state)
 {
     (void)state;
-    enum { N_UNITS = 64, N = 4 * N_UNITS + 2 };
+    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 4 };
+    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT};
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
@@ -483,15 +556,16 @@ static void hash_tells_calls_apart(void **state)
     int32_t n_out;
     for (int i = 0; i < N; i++) {
         struct zr_core *c = zr_core_init(mem, &spec);
-        struct zr_core_event ev = {.kind = i == 4 * N_UNITS ? ZR_EV_MICRO : ZR_EV_STEP};
-        if (i < 4 * N_UNITS) {
+        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 3]};
+        if (i < N_CALLS) {
             ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
             if (i & 2) { /* the end, after the same begin */
                 assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
                 ev.kind = ZR_EV_END;
             }
         }
-        assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+        if (i < N - 1) /* the last makes no call at all */
+            assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
         hash[i] = zr_core_hash(c);
         ev = (struct zr_core_event){.kind = ZR_EV_END, .unit = N_UNITS};
         assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZR_ERR_ARG);
@@ -534,7 +608,6 @@ static void sums_are_one_tree(void **state)
                 char expected[SUM_TEXT], global[SUM_TEXT];
                 make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
                 m.spec.grad_accum_steps = accum;
-                m.spec.tree = accum > 1;
                 m.spec.n_sums = sums_for(accum);
                 if (stage <= 1)
                     make_resident(&m, stage);
@@ -599,8 +672,8 @@ static void random_spec(struct random_source *r, struct model *m)
     s->grad_accum_steps = chance(r, 50) ? 1 : 1 + (int32_t)random_below(r, 5);
     s->grad_resident = s->stage <= 1;
     s->reduce_each = s->stage >= 2 || s->grad_accum_steps == 1 || chance(r, 50);
-    s->tree = s->reduce_each && s->grad_accum_steps > 1 && chance(r, 70);
-    s->n_sums = s->tree ? sums_for(s->grad_accum_steps) : 1;
+    bool tree = s->reduce_each && s->grad_accum_steps > 1 && chance(r, 70);
+    s->n_sums = tree ? sums_for(s->grad_accum_steps) : 1;
     bool slots = s->stage == 3 && s->world > 1;
     int64_t largest = 0;
     for (int32_t u = 0; u < s->n_units; u++) {
@@ -767,6 +840,9 @@ int main(void)
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),
+        cmocka_unit_test(order_is_found_again),
+        cmocka_unit_test(too_long_an_order),
+        cmocka_unit_test(brackets_buy_overlap),
         cmocka_unit_test(hash_tells_calls_apart),
         cmocka_unit_test(sums_are_one_tree),
         cmocka_unit_test(reduces_once),

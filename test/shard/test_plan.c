@@ -259,7 +259,6 @@ static void check_bytes(const struct zr_plan *p)
     CHECK(master == p->master_elems && p->state_elems == l->state_elems * copies, "%lld", (long long)master);
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * l->state_elems * 4, "%lld",
           (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
-    CHECK(p->n_sums == (p->spec.tree ? sums_for(p->spec.grad_accum_steps) : 1), "%d sums", p->n_sums);
     for (int32_t s = 0; s < p->n_param_slots; s++)
         slots += p->param_slots[s].bytes;
     CHECK(p->bytes[ZR_MEM_PARAM_SLOTS] == slots, "%lld",
@@ -338,7 +337,7 @@ static void check_plan(const struct planned *p)
     const struct zr_plan *q = p->plan;
     CHECK(q->stage == p->opt.stage && q->world == p->layout->world && q->n_states == p->opt.n_states,
           "stage %d", q->stage);
-    CHECK(q->spec.tree == (p->opt.deterministic && p->opt.grad_accum_steps > 1), "sums in a tree");
+    CHECK(q->n_sums == (p->opt.deterministic ? sums_for(p->opt.grad_accum_steps) : 1), "%d sums", q->n_sums);
     check_gather_arena(q);
     check_reduce_arena(q);
     check_slots(q);

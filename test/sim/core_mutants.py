@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-LIMIT_S = 120
+LIMIT_S = 900
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-w"]
 
 
