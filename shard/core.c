@@ -38,7 +38,7 @@ struct unit {
     uint8_t depth;     /* sums in use */
     bool resident, trainable;
     bool open_fwd, open_bwd;
-    bool used_fwd, used_bwd; /* bracketed since the step */
+    bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
     bool pending;            /* its resident gradient holds something not yet reduced */
     bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */
 };
@@ -647,7 +647,6 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
         struct unit *u = &units(c)[i];
         u->n_contrib = u->n_bwd = 0;
         u->depth = 0;
-        u->used_fwd = u->used_bwd = false;
     }
     c->n_micro = 0;
     c->any_backward = false;

@@ -460,6 +460,22 @@ static void errors_change_nothing(void **state)
 }
 
 /* Two different sequences never have one hash, and calls that fail leave it alone. */
+/* The slot of a bracket that ends is used at once, not when the next begins. */
+static void an_end_makes_room(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 2, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(");
+    assert_true(slot_of(&w, 1) >= 0 && slot_of(&w, 2) < 0);
+    watch_run(&w, "0)");
+    assert_true(slot_of(&w, 1) >= 0 && slot_of(&w, 2) >= 0);
+    watch_run(&w, "1(1) 2(2) 3(3) 3[3] 2[2] 1[1] 0[0] S");
+    watch_close(&w);
+}
+
 /* A unit that was left out, or gone back to: what comes after it in the order is gathered ahead again. */
 static void order_is_found_again(void **state)
 {
@@ -840,6 +856,7 @@ int main(void)
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),
+        cmocka_unit_test(an_end_makes_room),
         cmocka_unit_test(order_is_found_again),
         cmocka_unit_test(too_long_an_order),
         cmocka_unit_test(brackets_buy_overlap),
