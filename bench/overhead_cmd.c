@@ -12,13 +12,15 @@
 #define UNIT_ELEMENTS 1024 /* 4 KiB of f32 */
 
 struct overhead_options {
+    int device;
     int64_t units, passes;
     bool json;
 };
 
-enum { KEY_UNITS = 0x300, KEY_PASSES, KEY_JSON };
+enum { KEY_DEVICE = 0x300, KEY_UNITS, KEY_PASSES, KEY_JSON };
 
 static const struct argp_option overhead_argp_options[] = {
+    {"device", KEY_DEVICE, "host|cuda", 0, "Where the units are (host)", 1},
     {"units", KEY_UNITS, "N", 0, "Units of 4 KiB (200)", 1},
     {"passes", KEY_PASSES, "N", 0, "Times that all units are used; the median counts (400)", 1},
     {"json", KEY_JSON, NULL, 0, "A JSON line per stage", 1},
@@ -29,6 +31,8 @@ static error_t parse_overhead(int key, char *arg, struct argp_state *state)
 {
     struct overhead_options *o = state->input;
     switch (key) {
+    case KEY_DEVICE:
+        return option_word(state, "--device", arg, option_devices, &o->device);
     case KEY_UNITS:
         return option_int(state, "--units", arg, 1, 100000, &o->units);
     case KEY_PASSES:
@@ -112,9 +116,10 @@ static int pass(zero_ctx *z, int32_t n, struct timing *t)
     return err ? err : zero_step(z, 0.0f, NULL);
 }
 
-static int measure(int stage, struct units *u, int64_t n_passes, struct timing *out)
+static int measure(int device, int stage, struct units *u, int64_t n_passes, struct timing *out)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.device = device;
     cfg.stage = stage;
     cfg.world = 1;
     cfg.backend = ZERO_BACKEND_SELF;
@@ -156,7 +161,7 @@ int overhead_command(const char *name, int argc, char **argv)
         .parser = parse_overhead,
         .doc = "Times one zero_begin and zero_end on the model's thread, on one rank, at every stage.",
     };
-    struct overhead_options o = {.units = 200, .passes = 400};
+    struct overhead_options o = {.device = ZERO_DEVICE_HOST, .units = 200, .passes = 400};
     int status = options_parse(&argp, name, argc, argv, &o);
     if (status) {
         return status;
@@ -172,9 +177,10 @@ int overhead_command(const char *name, int argc, char **argv)
     }
     for (int stage = 0; !status && stage < N_STAGES; stage++) {
         struct timing t = {0};
-        if (measure(stage, &units, o.passes, &t)) {
+        int err = measure(o.device, stage, &units, o.passes, &t);
+        if (err) {
             fprintf(stderr, "%s: stage %d: %s\n", name, stage, zr_error_text());
-            status = EXIT_FAILURE;
+            status = err == ZR_ERR_NOTSUP ? EXIT_USAGE : EXIT_FAILURE;
         } else if (o.json) {
             report_line(json_pack("{s:i, s:I, s:o, s:o}", "stage", stage, "units", (json_int_t)o.units,
                                   "forward_ns", report_number(t.forward_ns), "backward_ns",

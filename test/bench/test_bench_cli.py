@@ -53,7 +53,7 @@ class Refused(unittest.TestCase):
             self.refused([command, 'word'], 'word')
 
     def test_no_gpu(self):
-        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels']]:
+        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels'], ['overhead']]:
             done = bench(*args, '--device=cuda')
             if done.returncode == 0:
                 self.skipTest('here is a GPU')
