@@ -1,0 +1,69 @@
+#!/bin/sh
+# On a machine with one or more NVIDIA GPUs: builds with CUDA, runs the tests that need a GPU, the training parity and the
+# benches, and prints one table; the same goes as JSON to OUT. Under ten minutes on one H200. The exit code is 0 if nothing
+# failed; what a machine lacks is skipped, with the reason.
+#
+#     sh test/gpu.sh [--sanitize] [--packages DIR] [--out FILE]
+#
+# --sanitize: also under compute-sanitizer (memcheck, racecheck), which takes several times as long.
+# --packages DIR: Debian packages (.deb) to unpack for this build alone, where nothing can be installed. Besides CUDA, NCCL,
+# Meson and a compiler it takes what .ci/packages lists under "the library", "zero-bench" and "the tests".
+# The Python that has PyTorch, for the comparison: PYTHON=..., else python3.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root"
+build=build-gpu
+out=$build/gpu.json
+packages=
+sanitize=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --sanitize) sanitize=--sanitize ;;
+    --packages) packages=$2 && shift ;;
+    --out) out=$2 && shift ;;
+    *)
+        echo "usage: sh test/gpu.sh [--sanitize] [--packages DIR] [--out FILE]" >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+
+command -v nvidia-smi >/dev/null || {
+    echo "test/gpu.sh: there is no nvidia-smi, so no GPU: nothing to test" >&2
+    exit 2
+}
+mkdir -p "$build"
+
+if [ -n "$packages" ]; then
+    into=$root/$build/packages
+    for package in "$packages"/*.deb; do
+        dpkg -x "$package" "$into"
+    done
+    triplet=$(gcc -print-multiarch 2>/dev/null || true)
+    triplet=${triplet:-x86_64-linux-gnu}
+    lib=$into/usr/lib/$triplet
+    PATH=$into/usr/bin:$PATH
+    export PATH CPATH="$into/usr/include:$into/usr/include/$triplet${CPATH:+:$CPATH}"
+    export LIBRARY_PATH="$lib${LIBRARY_PATH:+:$LIBRARY_PATH}" LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    export PKG_CONFIG_SYSROOT_DIR="$into" PKG_CONFIG_LIBDIR="$lib/pkgconfig:$into/usr/share/pkgconfig"
+else
+    sh .ci/install.sh </dev/null
+fi
+
+# NCCL as PyTorch brings it, where the system has none.
+python=${PYTHON:-python3}
+nccl=$("$python" -c 'import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], "lib"))' 2>/dev/null || true)
+[ -z "$nccl" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl"
+
+# The GPU's own machine code only: other targets take time and are not run here.
+arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+if [ -f "$build/build.ninja" ]; then
+    meson setup --reconfigure "$build" -Dcuda=enabled -Dgpu_arch="$arch" </dev/null
+else
+    meson setup "$build" -Dbuildtype=release -Dcuda=enabled -Dgpu_arch="$arch" </dev/null
+fi
+meson compile -C "$build" </dev/null
+
+exec "$python" test/gpu_report.py --build "$build" --out "$out" $sanitize

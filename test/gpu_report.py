@@ -1,0 +1,209 @@
+"""Runs what test/gpu.sh has built, step by step, each with its own time-out; prints a table and writes it as JSON."""
+import argparse
+import datetime
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Several ranks on one GPU: NCCL takes each for a host of its own, and they meet over loopback.
+ONE_GPU = {'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket', 'NCCL_IB_DISABLE': '1', 'NCCL_MNNVL_ENABLE': '0',
+           'NCCL_NET_PLUGIN': 'none', 'NCCL_MAX_CTAS': '2'}
+
+
+class Skipped(Exception):
+    pass
+
+
+class Failed(Exception):
+    pass
+
+
+# Dense bf16 TFLOP/s of NVIDIA's data sheets, for the share of it that is used.
+PEAK_TFLOPS = {'A100': 312, 'H100': 989.4, 'H200': 989.4}
+
+
+def last_line(text):
+    """What a command said last; the launcher only tells that a rank has ended."""
+    lines = text.strip().splitlines()
+    return ([x for x in lines if not x.startswith('zero-run:')] or lines or ['(it said nothing)'])[-1][:200]
+
+
+def run(command, timeout, env=None, may_refuse=False):
+    """Its standard output. A command that is refused raises Failed, or Skipped where that may be."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False,
+                              env={**os.environ, **(env or {})})
+    except subprocess.TimeoutExpired as late:
+        raise (Skipped if may_refuse else Failed)(f'not done after {timeout} s') from late
+    if done.returncode:
+        raise (Skipped if may_refuse else Failed)(f'exit code {done.returncode}: {last_line(done.stderr or done.stdout)}')
+    return done.stdout
+
+
+def events(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{')]
+
+
+class Gpu:
+    def __init__(self, build, name):
+        self.build = build
+        self.peak = [f'--peak-tflops={peak}' for known, peak in PEAK_TFLOPS.items() if known in name]
+        self.bench = os.path.join(build, 'bench', 'zero-bench')
+        self.zero_run = os.path.join(build, 'zero', 'zero-run')
+        self.rows = []
+
+    def row(self, what, fn, *args):
+        """One line of the table: fn gives a dictionary of figures."""
+        row = {'what': what}
+        try:
+            row.update(status='ok', **fn(*args))
+        except Skipped as why:
+            row.update(status='skipped', why=str(why))
+        except (Failed, LookupError, ValueError, OSError) as why:
+            row.update(status='failed', why=f'{type(why).__name__}: {why}')
+        self.rows.append(row)
+        figures = ', '.join(f'{k} {v}' for k, v in row.items() if k not in ('what', 'status'))
+        print(f"{row['status']:8} {what:44} {figures}", flush=True)
+        return row
+
+    # --- tests ---
+
+    def tests(self, suite):
+        log = os.path.join(self.build, 'meson-logs', 'testlog.json')
+        if os.path.exists(log):
+            os.remove(log)
+        try:
+            subprocess.run(['meson', 'test', '-C', self.build, '--no-rebuild', '--suite', suite, '--num-processes', '1'], cwd=ROOT,
+                           capture_output=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired as late:
+            raise Failed('not done after 300 s') from late
+        if not os.path.exists(log):
+            raise Failed('meson ran nothing')
+        with open(log, encoding='utf-8') as f:
+            results = [json.loads(line) for line in f if line.strip()]
+        bad = [t['name'] for t in results if t['result'] not in ('OK', 'SKIP')]
+        if bad:
+            raise Failed('failed: ' + ', '.join(bad))
+        passed = [t for t in results if t['result'] == 'OK']
+        if not passed:
+            raise Skipped('no test of this suite ran')
+        return {'passed': len(passed), 'skipped_tests': len(results) - len(passed)}
+
+    def sanitizer(self, tool, program):
+        out = run(['compute-sanitizer', '--tool', tool, '--error-exitcode', '9', os.path.join(self.build, *program)], 400)
+        return {'says': last_line(re.sub(r'=+ *', '', out))}
+
+    # --- training ---
+
+    def train(self, *args, ranks=1, timeout=120, env=None, may_refuse=False):
+        command = [self.bench, 'train', '--json', '--device', 'cuda', *map(str, args)]
+        if ranks > 1:
+            apart = 'NCCL_HOSTID=rank$RANK exec "$0" "$@"'
+            command = [self.zero_run, '-n', str(ranks), '--raw', 'sh', '-c', apart, *command]
+            env = {**ONE_GPU, **(env or {})}
+        *steps, summary = events(run(command, timeout, env, may_refuse))
+        return steps, summary
+
+    def parity(self, dtype):
+        """Every stage, prefetch and budget ends in the same state, and so does the program without libzero."""
+        hashes = {}
+        common = ['--model=gpt2-nano', '--steps=20', f'--dtype={dtype}']
+        for stage in range(4):
+            for more in ([], ['--prefetch=0'], ['--accum=2']):
+                _, summary = self.train(*common, f'--stage={stage}', *more)
+                hashes.setdefault('accum 2' if more == ['--accum=2'] else 'accum 1', set()).add(summary['state_sha256'])
+                if summary['bytes'] != summary['planned_bytes']:
+                    raise Failed(f'stage {stage}: allocated and planned bytes differ')
+        plain, summary = self.train(*common, '--plain')
+        hashes['accum 1'].add(summary['state_sha256'])
+        if any(len(h) != 1 for h in hashes.values()):
+            raise Failed(f'states differ: {hashes}')
+        return {'state_sha256': hashes['accum 1'].pop()[:16], 'loss': plain[-1]['loss']}
+
+    def several_ranks(self, ranks, more, env):
+        hashes = set()
+        for stage in range(4):
+            _, summary = self.train('--model=gpt2-nano', '--steps=4', '--gpu=0', f'--stage={stage}', '--deterministic=on', *more,
+                                    ranks=ranks, timeout=90, env=env, may_refuse=True)
+            hashes.add(summary['state_sha256'])
+        if len(hashes) != 1:
+            raise Failed(f'states differ: {hashes}')
+        return {'state_sha256': hashes.pop()[:16]}
+
+    def speed(self, model, batch, steps, stage3_ratio):
+        """Wrapped at stage 3 against --plain, in turns; medians."""
+        ms = {'--plain': [], '--stage=3': []}
+        tokens = memory = mfu = None
+        for _ in range(stage3_ratio):
+            for how, times in ms.items():
+                _, summary = self.train(f'--model={model}', '--dtype=bf16', f'--batch={batch}', f'--steps={steps}', '--context=1024',
+                                        how, *self.peak, timeout=200)
+                times.append(summary['ms_median'])
+                if how == '--stage=3':
+                    tokens, mfu, memory = batch * 1024, summary.get('mfu'), summary['bytes']['total']
+        plain, wrapped = statistics.median(ms['--plain']), statistics.median(ms['--stage=3'])
+        return {'ms_plain': plain, 'ms_stage_3': wrapped, 'ratio': round(wrapped / plain, 4), 'mfu': mfu,
+                'tokens_per_s': round(tokens / wrapped * 1000), 'planned_bytes': memory}
+
+    def json_of(self, command, timeout=200, may_refuse=False):
+        *_, answer = events(run(command, timeout, may_refuse=may_refuse))
+        answer.pop('event', None)
+        return answer
+
+
+def machine():
+    ask = 'name,driver_version,memory.total,compute_cap'
+    answers = run(['nvidia-smi', f'--query-gpu={ask}', '--format=csv,noheader'], 30).strip().splitlines()
+    name, driver, memory, capability = [x.strip() for x in answers[0].split(',')]
+    versions = {'nvcc': ['nvcc', '--version'], 'torch': [sys.executable, '-c', 'import torch; print(torch.__version__)']}
+    found = {}
+    for what, command in versions.items():
+        try:
+            found[what] = last_line(run(command, 60))
+        except (Failed, FileNotFoundError):
+            found[what] = None
+    return {'gpus': len(answers), 'gpu': name, 'driver': driver, 'memory': memory, 'compute_capability': capability, **found,
+            'date': datetime.date.today().isoformat()}
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument('--build', required=True)
+    options.add_argument('--out', required=True)
+    options.add_argument('--sanitize', action='store_true')
+    o = options.parse_args()
+    about = machine()
+    gpu = Gpu(o.build, about['gpu'])
+    print(', '.join(f'{k} {v}' for k, v in about.items()), flush=True)
+
+    gpu.row('tests on the GPU', gpu.tests, 'gpu')
+    for dtype in ('f32', 'bf16'):
+        gpu.row(f'stages 0 to 3, {dtype}: one state', gpu.parity, dtype)
+    for ranks in (2, 3):
+        gpu.row(f'{ranks} ranks on one GPU', gpu.several_ranks, ranks, [], {})
+    gpu.row('2 ranks on one GPU, bf16, without PAT', gpu.several_ranks, 2, ['--dtype=bf16'], {'NCCL_PAT_ENABLE': '0'})
+    gpu.row('AdamW against a copy; GEMM 8192^3, bf16', gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
+    gpu.row('GEMM 8192^3, bf16, PyTorch', gpu.json_of, [sys.executable, 'bench/peers/gemm_peer.py'], 120, True)
+    gpu.row('one bracket pair on the model\'s thread', gpu.json_of, [gpu.bench, 'overhead', '--device=cuda', '--units=50', '--json'])
+    for model, batch, steps, rounds in (('gpt2-124M', 32, 20, 3), ('gpt2-1.5B', 8, 8, 1)):
+        gpu.row(f'{model}, batch {batch} x 1024, bf16', gpu.speed, model, batch, steps, rounds)
+        gpu.row(f'{model}, the same by PyTorch FSDP2', gpu.json_of,
+                [sys.executable, 'bench/peers/fsdp2_gpt2.py', f'--model={model}', f'--batch={batch}', f'--steps={steps}', *gpu.peak], 300, True)
+    if o.sanitize:
+        for tool in ('memcheck', 'racecheck'):
+            gpu.row(f'{tool}: the device\'s conformance suite', gpu.sanitizer, tool, ['test', 'kernels', 'test_gpu_device'])
+
+    with open(o.out, 'w', encoding='utf-8') as f:
+        json.dump({**about, 'rows': gpu.rows}, f, indent=1)
+        f.write('\n')
+    count = {s: sum(r['status'] == s for r in gpu.rows) for s in ('ok', 'failed', 'skipped')}
+    print(', '.join(f'{n} {s}' for s, n in count.items()), f'({o.out})')
+    return 1 if count['failed'] or not count['ok'] else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
