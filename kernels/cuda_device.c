@@ -156,6 +156,10 @@ int zr_cuda_memory(struct zr_device *base, int64_t *free_bytes, int64_t *total_b
 void zr_cuda_close(struct zr_device *base)
 {
     struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
+    for (struct zr_cuda_block *b = dev->blocks, *next; b; b = next) {
+        next = b->next;
+        free(b); /* its memory was left behind, on purpose: NCCL may be using it yet */
+    }
     pthread_mutex_destroy(&dev->lock);
     free(dev);
 }
