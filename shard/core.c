@@ -372,7 +372,7 @@ static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
     struct unit *x = &units(c)[u];
     struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
     bool odd = x->n_contrib & 1;
-    if (x->n_contrib == 0 || (!odd && x->depth < c->n_sums)) {
+    if (!odd && x->depth < c->n_sums) { /* the first always does */
         a.sum = x->depth++;
     } else {
         a.accumulate = true;
