@@ -207,7 +207,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         zr_fail(err, "%s", text);
     err = zr_agree_on_plan(z, err);
     if (!err)
-        err = zr_backend_open_comms(z, backend);
+        err = zr_agree_on_success(z, zr_backend_open_comms(z, backend));
     if (!err)
         err = open_engine(z);
     return err ? err : start(z);
