@@ -171,10 +171,6 @@ int overhead_command(const char *name, int argc, char **argv)
         fprintf(stderr, "%s: no memory for %lld units\n", name, (long long)o.units);
         return EXIT_FAILURE;
     }
-    if (!o.json) {
-        printf("one begin and end, %lld units of 4 KiB, one rank, median of %lld passes\n\n%-8s %12s %12s\n",
-               (long long)o.units, (long long)o.passes, "stage", "forward", "backward");
-    }
     for (int stage = 0; !status && stage < N_STAGES; stage++) {
         struct timing t = {0};
         int err = measure(o.device, stage, &units, o.passes, &t);
@@ -186,6 +182,11 @@ int overhead_command(const char *name, int argc, char **argv)
                                   "forward_ns", report_number(t.forward_ns), "backward_ns",
                                   report_number(t.backward_ns)));
         } else {
+            if (stage == 0) {
+                printf("one begin and end, %lld units of 4 KiB, one rank, median of %lld passes\n\n%-8s %12s "
+                       "%12s\n",
+                       (long long)o.units, (long long)o.passes, "stage", "forward", "backward");
+            }
             printf("%-8d %9.0f ns %9.0f ns\n", stage, t.forward_ns, t.backward_ns);
         }
     }
