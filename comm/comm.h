@@ -89,8 +89,11 @@ struct zr_comm_ops {
     /* What this rank came to last: "reduce_scatter seq 812 unit 14", or "" if nothing; returns whether it is
      * in it, or it failed there, rather than behind it. Any thread. NULL: it cannot tell. */
     bool (*last)(struct zr_comm *c, char *text, size_t n_text);
-    /* The streams it was used on must be idle. Not collective: peers may close at other times. NULL is
-     * allowed. */
+    /* After a failure: waits, within a bound, for what was put on streams to end. true: it does not, and the
+     * streams, and memory that they touch, can only be left behind. NULL: that does not happen. */
+    bool (*stuck)(struct zr_comm *c);
+    /* The streams it was used on must be idle, or it is stuck. Not collective: peers may close at other
+     * times. NULL is allowed. */
     void (*close)(struct zr_comm *c);
 };
 

@@ -341,6 +341,11 @@ const char *zr_nccl_path(const struct zr_comm *c)
     return ((const struct zr_nccl *)c)->path;
 }
 
+static bool nccl_stuck(struct zr_comm *c)
+{
+    return !zr_nccl_settle(zr_nccl_of(c));
+}
+
 const struct zr_comm_ops zr_nccl_ops = {
     .name = "nccl",
     .deterministic = false,
@@ -352,6 +357,7 @@ const struct zr_comm_ops zr_nccl_ops = {
     .abort = nccl_abort,
     .status = nccl_status,
     .stats = nccl_stats,
+    .stuck = nccl_stuck,
     .close = zr_nccl_close,
 };
 
@@ -366,5 +372,6 @@ const struct zr_comm_ops zr_nccl_fixed_ops = {
     .abort = nccl_abort,
     .status = nccl_status,
     .stats = nccl_stats,
+    .stuck = nccl_stuck,
     .close = zr_nccl_close,
 };

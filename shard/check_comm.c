@@ -168,6 +168,21 @@ static void stats(struct zr_comm *c, struct zr_comm_stats *out)
     of(c)->inner->ops->stats(of(c)->inner, out);
 }
 
+static bool last(struct zr_comm *c, char *text, size_t n_text)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->last)
+        return inner->ops->last(inner, text, n_text);
+    text[0] = 0;
+    return false;
+}
+
+static bool stuck(struct zr_comm *c)
+{
+    struct zr_comm *inner = of(c)->inner;
+    return inner->ops->stuck && inner->ops->stuck(inner);
+}
+
 static void close_comm(struct zr_comm *c)
 {
     if (!c)
@@ -189,6 +204,8 @@ static const struct zr_comm_ops checked_ops = {
     .abort = abort_all,
     .status = status,
     .stats = stats,
+    .last = last,
+    .stuck = stuck,
     .close = close_comm,
 };
 

@@ -118,7 +118,7 @@ static int open_events(struct zr_engine *e)
     const struct zr_plan *p = e->plan;
     int32_t units = e->layout->n_units, params = p->n_param_slots,
             places = p->grad_resident ? units : p->n_grad_slots;
-    int32_t n = params + 2 * units + 2 * places + 3;
+    int32_t n = params + 2 * units + 2 * places + 4;
     e->events = calloc((size_t)n, sizeof *e->events);
     e->grad_job = calloc((size_t)places + 1, sizeof *e->grad_job);
     if (!e->events || !e->grad_job)
@@ -138,6 +138,7 @@ static int open_events(struct zr_engine *e)
     e->step_compute = at[0];
     e->gather_tail = at[1];
     e->step_norm = at[2];
+    e->drained = at[3];
     return 0;
 }
 
@@ -276,7 +277,13 @@ int zr_engine_allocate(struct zr_engine *e)
     return err;
 }
 
-void zr_engine_close(struct zr_engine *e)
+static bool is_stuck(struct zr_comm *c)
+{
+    return c->ops->stuck && c->ops->stuck(c);
+}
+
+/* Finishes what is on the streams first. */
+static void close_device_side(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
     d->stream_close(e->gather_stream);
@@ -294,6 +301,13 @@ void zr_engine_close(struct zr_engine *e)
         if (e->state[i])
             d->free(e->dev, e->state[i], e->state_bytes);
     zr_timeline_close(e->timeline);
+}
+
+bool zr_engine_close(struct zr_engine *e)
+{
+    bool stuck = is_stuck(e->gather) || is_stuck(e->reduce);
+    if (!stuck)
+        close_device_side(e);
     zr_watch_close(e->watch);
     free(e->events);
     free(e->grad_job);
@@ -310,4 +324,5 @@ void zr_engine_close(struct zr_engine *e)
     free(e->reduce_segs);
     uv_mutex_destroy(&e->fail_lock);
     memset(e, 0, sizeof *e);
+    return !stuck;
 }

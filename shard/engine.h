@@ -55,7 +55,7 @@ struct zr_engine {
     struct zr_event **events; /* all of them, for closing */
     int32_t n_events;
     struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
-    struct zr_event *step_compute, *gather_tail, *step_norm;
+    struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 
     /* The model's thread. */
     struct zr_core *core;
@@ -118,8 +118,9 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
  * zr_engine_adopt. On failure what was allocated is freed by zr_engine_close (and the arenas with their
  * communicators). */
 int zr_engine_allocate(struct zr_engine *e);
-/* Local. The loop must have been stopped or never started. */
-void zr_engine_close(struct zr_engine *e);
+/* Local. The loop must have been stopped or never started. false: after a failure a communicator's work on the
+ * streams does not end; they and the device's memory were left behind, and the device must be, too. */
+bool zr_engine_close(struct zr_engine *e);
 
 /* The loop's hand: carries out one job. arg is the engine. */
 void zr_engine_carry(void *arg, const struct zr_job *job);
@@ -137,6 +138,8 @@ int zr_engine_check(struct zr_engine *e);
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */
 int zr_engine_settle(struct zr_engine *e);
+/* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever. */
+int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 /* Waits until everything issued so far is done. Model's thread. */
 int zr_engine_drain(struct zr_engine *e);
 

@@ -240,7 +240,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     } else {
         /* It puts its own kernels on the stream, and only if the step is not skipped. */
         c.u.native_stream = d->stream_native(e->reduce_stream);
-        TRY(d->event_sync(e->step_norm));
+        TRY(zr_engine_wait(e, e->step_norm));
         call_user(&c);
     }
     if (k->param != k->master)

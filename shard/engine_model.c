@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- pointers ---- */
 
@@ -322,6 +323,21 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     return err;
 }
 
+int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct timespec nap = {.tv_nsec = 20000};
+    for (int n = 0; !d->host_memory && !d->event_done(event); n++) {
+        int err = zr_engine_check(e);
+        if (err)
+            return err;
+        if (n > 1000)
+            nanosleep(&nap, NULL);
+    }
+    int err = d->event_sync(event); /* on a GPU that is lost an event counts as done, and this tells */
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_check(e);
+}
+
 /* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
  * every rank. */
 static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
@@ -349,10 +365,7 @@ int zr_engine_settle(struct zr_engine *e)
     if (!e->result_due)
         return 0;
     await_issue(e, e->norm_job);
-    int err = e->dev->ops->event_sync(e->step_norm);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
-    err = zr_engine_check(e);
+    int err = zr_engine_wait(e, e->step_norm);
     if (err)
         return err;
     struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
@@ -403,15 +416,23 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     return err;
 }
 
-int zr_engine_drain(struct zr_engine *e)
+static int drain_stream(struct zr_engine *e, struct zr_stream *s)
 {
     const struct zr_device_ops *d = e->dev->ops;
+    if (d->host_memory)
+        return d->stream_sync(s);
+    int err = d->event_record(e->drained, s);
+    return err ? err : zr_engine_wait(e, e->drained);
+}
+
+int zr_engine_drain(struct zr_engine *e)
+{
     await_issue(e, e->n_jobs);
-    int err = d->stream_sync(e->gather_stream);
+    int err = drain_stream(e, e->gather_stream);
     if (!err)
-        err = d->stream_sync(e->reduce_stream);
+        err = drain_stream(e, e->reduce_stream);
     if (!err)
-        err = d->stream_sync(e->compute);
+        err = drain_stream(e, e->compute);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     /* A step that ranks did not agree on is found here at the latest. */

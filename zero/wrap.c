@@ -122,15 +122,14 @@ static void tear_down(struct zero_ctx *z)
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
     zr_loop_close(z->loop, on_stop, z);
-    if (z->engine_open)
-        zr_engine_close(&z->engine);
+    bool device_rests = !z->engine_open || zr_engine_close(&z->engine);
     if (z->gather)
         z->gather->ops->close(z->gather);
     if (z->reduce)
         z->reduce->ops->close(z->reduce);
     zr_rendezvous_free(z->rendezvous);
     zr_check_close(z->check);
-    if (z->device)
+    if (z->device && device_rests)
         z->device->ops->close(z->device);
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);

@@ -1,6 +1,7 @@
 /* test_cuda_context.c: a context on a GPU that is a stand-in: what is refused, every call into CUDA failing
  * in turn, a GPU that is lost, how often the host waits, the model's own optimizer, and checkpoints that move
  * between GPU and host. */
+#include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
 
@@ -9,6 +10,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -289,6 +291,60 @@ static void test_own_optimizer(void **state)
     }
 }
 
+/* --- a peer that does not come, and an abort that does not come back --- */
+
+static atomic_int n_late; /* ranks that have been left waiting, or have given up */
+
+static void waits_in_vain(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z;
+    cudaSetDevice(r->rank);
+    struct zero_config cfg = toy_config(r, 3);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.timeout_ms = 3000;
+    toy_make(&m);
+    toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (r->err) {
+        toy_wrong(r, "zero_wrap: %s", r->text);
+        n_late++;
+    } else if (r->rank == 0) {
+        int err = train(&m, z, 0);
+        toy_note(r, err);
+        n_late++;
+        /* Closing does not wait for a GPU that does not end. */
+        zero_unwrap(&z);
+    } else {
+        while (!n_late)
+            usleep(1000);
+        zero_unwrap(&z);
+    }
+    toy_free(&m);
+}
+
+static void test_abort_that_sticks(void **state)
+{
+    (void)state;
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    struct toy_rank r[2];
+    m->n_devices = 2;
+    void (*wait)(void) = toy_wait;
+    toy_wait = NULL; /* it would wait for ever, as a model's own wait would */
+    nccl_stand_in_the_machine()->abort_sticks = true;
+    n_late = 0;
+    toy_ranks(2, waits_in_vain, NULL, r);
+    nccl_stand_in_the_machine()->abort_sticks = false;
+    for (int i = 0; i < 2; i++)
+        if (r[i].wrong[0])
+            fail_msg("rank %d: %s", i, r[i].wrong);
+    if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "waited 3000 ms for the other ranks"))
+        fail_msg("code %d \"%s\"", r[0].err, r[0].text);
+    toy_wait = wait;
+    nccl_stand_in_end();
+    stand_in_end(NULL); /* what was left behind is what this is about */
+    *m = was;
+}
+
 /* --- checkpoints --- */
 
 /* Trains from the start (from NULL) or from a checkpoint for two steps, saves to `to` unless NULL. */
@@ -335,9 +391,10 @@ static void test_checkpoints_move(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_lost_gpu),        cmocka_unit_test(test_host_does_not_wait),
-        cmocka_unit_test(test_own_optimizer),   cmocka_unit_test(test_checkpoints_move),
+        cmocka_unit_test(test_what_is_refused),  cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_lost_gpu),         cmocka_unit_test(test_host_does_not_wait),
+        cmocka_unit_test(test_own_optimizer),    cmocka_unit_test(test_abort_that_sticks),
+        cmocka_unit_test(test_checkpoints_move),
     };
     toy_wait = wait_for_default_stream;
     return cmocka_run_group_tests(tests, NULL, NULL);
