@@ -4,16 +4,16 @@
     core_mutants.py CORE LIST ROOT CC WORK LIBRARY... -- TEST.a...    WORK: a folder for what is compiled
 
 Each test is an archive with a main of its own; it is linked with the libraries and, before them, a core compiled anew for every
-change of LIST (core_mutants.txt). A change is noticed when a test fails, or does not end. All must be noticed, and without a
-change all tests must pass. One that is not noticed is either needless code or a hole in the tests.
+change of LIST (core_mutants.txt). A change is noticed when a test fails, or does not end (in twenty times what it takes without a
+change, and half a minute). All must be noticed, and without a change all tests must pass. One that is not noticed is either needless code or a hole in the tests.
 ONLY=TEXT in the environment: only changes with TEXT in their name."""
 import concurrent.futures
 import os
 import re
 import subprocess
 import sys
+import time
 
-LIMIT_S = 900
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-w"]
 
 
@@ -52,17 +52,20 @@ def link(folder, cc, test, libraries):
     return program
 
 
-def noticed_by(folder, cc, tests, libraries):
+def noticed_by(folder, cc, tests, libraries, limits):
+    """The first test that fails or goes beyond its limit in seconds; where it has none, its time sets one."""
     env = dict(os.environ, MALLOC_PERTURB_="0")
     for t in tests:
         program = link(folder, cc, t, libraries)
         name = re.sub(r"^lib|\.a$", "", os.path.basename(t))
+        start = time.monotonic()
         try:
-            r = subprocess.run([program], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S)
+            r = subprocess.run([program], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limits.get(t))
         except subprocess.TimeoutExpired:
             return name + " (does not end)"
         if r.returncode:
             return name
+        limits.setdefault(t, 30 + 20 * (time.monotonic() - start))
     return None
 
 
@@ -76,7 +79,8 @@ def main():
     texts = [(m, mutate(core, m)) for m in mutants]
     whole = os.path.join(work, "whole")
     compile_core(core, root, cc, whole)
-    by = noticed_by(whole, cc, tests, libraries)
+    limits = {}
+    by = noticed_by(whole, cc, tests, libraries, limits)
     if by:
         sys.exit(f"{by} fails without any change")
     only = os.environ.get("ONLY", "")
@@ -85,7 +89,7 @@ def main():
         m, text = texts[k]
         folder = os.path.join(work, str(k))
         compile_core(text, root, cc, folder)
-        return m, noticed_by(folder, cc, tests, libraries)
+        return m, noticed_by(folder, cc, tests, libraries, limits)
 
     survived = n = 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
