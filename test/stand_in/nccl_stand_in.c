@@ -68,7 +68,7 @@ void nccl_stand_in_counts(struct nccl_stand_in_counts *out)
 
 static bool something_runs(void)
 {
-    if (nsi.n_inside)
+    if (nsi.n_inside || nsi.n_batches)
         return true;
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
         if (c->n_queued || c->n_running)

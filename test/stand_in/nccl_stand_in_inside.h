@@ -82,6 +82,7 @@ struct nsi_state {
     int n_open_groups;
     uint64_t n_issued[STAND_IN_MOST_DEVICES]; /* collectives */
     int n_inside;                             /* calls */
+    int n_batches; /* put on streams and not dropped: they know their communicator */
     int n_inside_device[STAND_IN_MOST_DEVICES];
     bool ending, hung;
     char fail_call[48];

@@ -226,6 +226,7 @@ static void drop_batch(void *arg)
     struct nsi_call *c = arg;
     pthread_mutex_lock(&nsi.lock);
     c->comm->n_queued -= !c->has_run;
+    nsi.n_batches--;
     pthread_cond_broadcast(&nsi.moved);
     pthread_mutex_unlock(&nsi.lock);
     for (struct nsi_call *next; c; c = next) {
@@ -239,6 +240,7 @@ ncclResult_t nsi_run(struct nsi_call *calls)
     struct ncclComm *comm = calls->comm;
     int before = 0;
     comm->n_queued++;
+    nsi.n_batches++;
     nsi.counts.n_groups++;
     pthread_mutex_unlock(&nsi.lock);
     cudaGetDevice(&before);

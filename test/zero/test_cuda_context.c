@@ -28,7 +28,25 @@ static struct zero_config config(int stage)
 
 static void wait_for_default_stream(void)
 {
-    cudaStreamSynchronize(NULL);
+    if (cudaStreamSynchronize(NULL)) /* it may be the call that fails */
+        cudaStreamSynchronize(NULL);
+}
+
+/* A model whose kernels touch nothing: forward and backward. */
+static int bare_pass(zero_ctx *z)
+{
+    int err = 0;
+    for (int u = 0; !err && u < TOY_UNITS; u++) {
+        err = zero_begin(z, u, ZERO_FORWARD);
+        if (!err)
+            err = zero_end(z, u, ZERO_FORWARD);
+    }
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(z, u, ZERO_BACKWARD);
+        if (!err)
+            err = zero_end(z, u, ZERO_BACKWARD);
+    }
+    return err;
 }
 
 static void nothing_wrong(void)
@@ -205,25 +223,15 @@ static void test_host_does_not_wait(void **state)
         zero_ctx *z;
         toy_make(&m);
         assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
-        void (*wait)(void) = toy_wait;
-        toy_wait = NULL; /* the model's own kernels: nothing, here */
         for (int step = 0; step < 4; step++) {
             int64_t before = stand_in_host_waits();
-            for (int u = 0; u < TOY_UNITS; u++) {
-                assert_int_equal(zero_begin(z, u, ZERO_FORWARD), 0);
-                assert_int_equal(zero_end(z, u, ZERO_FORWARD), 0);
-            }
-            for (int u = TOY_UNITS; u-- > 0;) {
-                assert_int_equal(zero_begin(z, u, ZERO_BACKWARD), 0);
-                assert_int_equal(zero_end(z, u, ZERO_BACKWARD), 0);
-            }
+            assert_int_equal(bare_pass(z), 0);
             assert_int_equal(stand_in_host_waits(), before);
             assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
             if (stand_in_host_waits() - before > (step > 0))
                 fail_msg("stage %d, step %d: the host waited %d times", stage, step,
                          (int)(stand_in_host_waits() - before));
         }
-        toy_wait = wait;
         assert_int_equal(zero_unwrap(&z), 0);
         toy_free(&m);
         nothing_wrong();
@@ -309,8 +317,9 @@ static void waits_in_vain(struct toy_rank *r)
         toy_wrong(r, "zero_wrap: %s", r->text);
         n_late++;
     } else if (r->rank == 0) {
-        int err = train(&m, z, 0);
-        toy_note(r, err);
+        struct zero_step_info info;
+        int err = bare_pass(z);
+        toy_note(r, err ? err : zero_step(z, 1e-2f, &info));
         n_late++;
         /* Closing does not wait for a GPU that does not end. */
         zero_unwrap(&z);
@@ -328,21 +337,17 @@ static void test_abort_that_sticks(void **state)
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct toy_rank r[2];
     m->n_devices = 2;
-    void (*wait)(void) = toy_wait;
-    toy_wait = NULL; /* it would wait for ever, as a model's own wait would */
     nccl_stand_in_the_machine()->abort_sticks = true;
     n_late = 0;
     toy_ranks(2, waits_in_vain, NULL, r);
-    nccl_stand_in_the_machine()->abort_sticks = false;
+    nccl_stand_in_end(); /* lets the aborts come back */
+    stand_in_end(NULL);  /* what was left behind is what this is about */
+    *m = was;
     for (int i = 0; i < 2; i++)
         if (r[i].wrong[0])
             fail_msg("rank %d: %s", i, r[i].wrong);
     if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "waited 3000 ms for the other ranks"))
         fail_msg("code %d \"%s\"", r[0].err, r[0].text);
-    toy_wait = wait;
-    nccl_stand_in_end();
-    stand_in_end(NULL); /* what was left behind is what this is about */
-    *m = was;
 }
 
 /* --- checkpoints --- */
