@@ -126,7 +126,7 @@ struct zero_update {
     float *state[4];    /* cfg.n_states of them, zero at first */
     float lr;           /* as given to zero_step */
     int64_t t;          /* 1-based number of this step */
-    zero_stream stream; /* NULL on the host: compute at once on the calling thread */
+    zero_stream stream; /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
 };
 
 /* Configuration. Start from ZERO_CONFIG_INIT; 0 in a field means the documented default. New fields are only
