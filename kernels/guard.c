@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -31,11 +32,13 @@ struct zr_guard {
     struct region region[];
 };
 
-/* The handler is the process's, so this is too. */
+/* The handler is the process's, so this is too. A handler looks at every guard, other threads' too, and may
+ * not take a lock: a guard that was taken from the list is gone only when no handler is inside any more. */
 static struct {
-    pthread_mutex_t lock; /* of the list and the handler; the handler itself reads the list without it */
+    pthread_mutex_t lock; /* of the list and the handler */
     _Atomic(struct zr_guard *) open[MOST_GUARDS];
     int n_open;
+    _Atomic int n_inside; /* handlers that may hold what the list said */
     struct sigaction before;
 } guards = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -69,6 +72,13 @@ static int32_t region_of(const struct zr_guard *g, const char *at)
     return lo - 1;
 }
 
+/* Atomic, as two threads that met the same closed page fill it both. */
+static void fill_with_nan(char *page, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += (int64_t)sizeof(uint64_t))
+        __atomic_store_n((uint64_t *)(void *)(page + i), UINT64_MAX, __ATOMIC_RELAXED);
+}
+
 static void touched(struct zr_guard *g, char *at, int write)
 {
     int32_t i = region_of(g, at);
@@ -82,28 +92,38 @@ static void touched(struct zr_guard *g, char *at, int write)
     bool inside = page + g->page > r->at && page < r->at + r->bytes;
     mprotect(page, (size_t)g->page, PROT_READ | PROT_WRITE);
     if (!inside || mode == ZR_GUARD_CLOSED)
-        memset(page, 0xff, (size_t)g->page);
+        fill_with_nan(page, g->page);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     int kept = errno;
     char *at = info->si_addr;
-    for (int i = 0; i < MOST_GUARDS; i++) {
+    bool ours = false;
+    atomic_fetch_add(&guards.n_inside, 1);
+    for (int i = 0; i < MOST_GUARDS && !ours; i++) {
         struct zr_guard *g = atomic_load(&guards.open[i]);
-        if (g && at >= g->base && at < g->base + g->bytes) {
+        ours = g && at >= g->base && at < g->base + g->bytes;
+        if (ours)
             touched(g, at, was_write(context));
-            errno = kept;
-            return;
-        }
     }
+    const struct sigaction before = guards.before;
+    atomic_fetch_sub(&guards.n_inside, 1);
     errno = kept;
-    if (guards.before.sa_flags & SA_SIGINFO)
-        guards.before.sa_sigaction(number, info, context);
-    else if (guards.before.sa_handler != SIG_DFL && guards.before.sa_handler != SIG_IGN)
-        guards.before.sa_handler(number);
+    if (ours)
+        return;
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(number, info, context);
+    else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
+        before.sa_handler(number);
     else
-        sigaction(number, &guards.before, NULL); /* the same instruction faults again, and meets it */
+        sigaction(number, &before, NULL); /* the same instruction faults again, and meets it */
+}
+
+static void wait_for_handlers(void)
+{
+    while (atomic_load(&guards.n_inside) > 0)
+        sched_yield();
 }
 
 /* ---- opening ---- */
@@ -119,7 +139,9 @@ static int enlist(struct zr_guard *g)
     } else if (guards.n_open == 0) {
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&mine.sa_mask);
-        if (sigaction(SIGSEGV, &mine, &guards.before))
+        wait_for_handlers();
+        /* Known before the handler is there, which may run at once. */
+        if (sigaction(SIGSEGV, NULL, &guards.before) || sigaction(SIGSEGV, &mine, NULL))
             err = zr_fail(ZR_ERR_SYSTEM, "a handler for SIGSEGV could not be installed: %s", strerror(errno));
     }
     if (!err) {
@@ -143,6 +165,7 @@ static void delist(struct zr_guard *g)
             now.sa_sigaction == on_fault)
             sigaction(SIGSEGV, &guards.before, NULL);
     }
+    wait_for_handlers();
     pthread_mutex_unlock(&guards.lock);
 }
 
