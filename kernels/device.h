@@ -128,7 +128,6 @@ struct zr_step_record {
 struct zr_step_outcome {
     double grad_norm;     /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
     int64_t save_written; /* the least over ranks */
-    uint64_t serial;      /* of the step */
     int32_t clipped, skipped;
     int32_t other; /* the first rank whose words are not this rank's; -1: none */
     float other_lr;

@@ -39,7 +39,6 @@ ZR_ANYWHERE void zr_finish_write(const struct zr_finish *f, const struct zr_exac
     struct zr_step_outcome out;
     memset(&out, 0, sizeof out);
     out.save_written = save_written;
-    out.serial = own->words.serial;
     out.other = other;
     if (other >= 0) {
         const struct zr_step_record *r = zr_finish_record(f, other);

@@ -87,7 +87,7 @@ static void keep_first_finder(char *why, int rank)
         *finder = 0;
 }
 
-int zr_engine_check(struct zr_engine *e)
+int zr_engine_status(struct zr_engine *e)
 {
     int code = atomic_load_explicit(&e->failed, memory_order_acquire);
     char why[ZR_ERROR_BYTES];
@@ -95,10 +95,6 @@ int zr_engine_check(struct zr_engine *e)
         code = e->gather->ops->status(e->gather, why, sizeof why);
         if (!code)
             code = e->reduce->ops->status(e->reduce, why, sizeof why);
-        if (!code && e->watch) {
-            code = zr_watch_look(e);
-            snprintf(why, sizeof why, "%s", code ? zr_error_text() : "");
-        }
         if (!code)
             return 0;
         keep_first_finder(why, e->rank);
@@ -109,6 +105,18 @@ int zr_engine_check(struct zr_engine *e)
     zr_fail(code, "rank %d: %s", e->rank, e->fail_text);
     uv_mutex_unlock(&e->fail_lock);
     return code;
+}
+
+int zr_engine_check(struct zr_engine *e)
+{
+    int err = zr_engine_status(e);
+    if (err || !e->watch)
+        return err;
+    int code = zr_watch_look(e);
+    if (!code)
+        return 0;
+    zr_engine_fail(e, code, zr_error_text());
+    return zr_engine_status(e);
 }
 
 /* ---- opening ---- */

@@ -118,8 +118,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
  * zr_engine_adopt. On failure what was allocated is freed by zr_engine_close (and the arenas with their
  * communicators). */
 int zr_engine_allocate(struct zr_engine *e);
-/* Local. The loop must have been stopped or never started. false: after a failure a communicator's work on the
- * streams does not end; they and the device's memory were left behind, and the device must be, too. */
+/* Local. The loop must have been stopped or never started. false: after a failure a communicator's work on
+ * the streams does not end; they and the device's memory were left behind, and the device must be, too. */
 bool zr_engine_close(struct zr_engine *e);
 
 /* The loop's hand: carries out one job. arg is the engine. */
@@ -132,13 +132,16 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
 
 /* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another
- * rank, are found here. */
+ * rank, are found here. Any thread. */
+int zr_engine_status(struct zr_engine *e);
+/* The same, and what the model was seen to do (cfg.check). Model's thread. */
 int zr_engine_check(struct zr_engine *e);
 /* Records the first failure and ends both communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */
 int zr_engine_settle(struct zr_engine *e);
-/* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever. */
+/* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.
+ * Any thread. */
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 /* Waits until everything issued so far is done. Model's thread. */
 int zr_engine_drain(struct zr_engine *e);

@@ -328,14 +328,14 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
     const struct zr_device_ops *d = e->dev->ops;
     const struct timespec nap = {.tv_nsec = 20000};
     for (int n = 0; !d->host_memory && !d->event_done(event); n++) {
-        int err = zr_engine_check(e);
+        int err = zr_engine_status(e);
         if (err)
             return err;
         if (n > 1000)
             nanosleep(&nap, NULL);
     }
     int err = d->event_sync(event); /* on a GPU that is lost an event counts as done, and this tells */
-    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_check(e);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
 /* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
