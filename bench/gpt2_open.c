@@ -5,7 +5,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define PIECE ((int64_t)1 << 18) /* elements drawn at a time; even */
+#include <uv.h>
+
+/* Weights are drawn in pieces, each by this many threads at most, of so many elements each (an even number).
+ * A thread draws the 1.5 billion of the largest model in half a minute. */
+#define N_DRAWERS 16
+#define PART      ((int64_t)1 << 17)
 
 /* Points n pointers at consecutive pieces of one new block, which starts on a page. */
 static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, const int64_t *sizes, int n,
@@ -155,19 +160,59 @@ static int open_losses(struct gpt2 *m)
     return m->place->dev->ops->zero(m->place->stream, m->loss, sizeof *m->loss);
 }
 
-/* Elements first.. of a tensor, of which element i is drawn from its stream by its place alone (Box and
- * Muller 1958). first is even. */
-static void draw(real *x, int64_t first, int64_t n, uint64_t stream, double deviation)
+/* Some of a tensor's elements. Which thread draws them changes nothing: each is drawn by its place alone. */
+struct drawing {
+    real *x;
+    int64_t first, n; /* first is even */
+    uint64_t stream;  /* of the tensor */
+    double deviation;
+};
+
+/* Box and Muller 1958. */
+static void draw(void *arg)
 {
+    const struct drawing *d = arg;
     const double two_pi = 6.283185307179586;
-    for (int64_t i = 0; i < n; i += 2) {
-        uint64_t at = stream + (uint64_t)(first + i);
+    for (int64_t i = 0; i < d->n; i += 2) {
+        uint64_t at = d->stream + (uint64_t)(d->first + i);
         double u = ((double)(random_bits(at) >> 11) + 0.5) * 0x1p-53;
         double v = (double)(random_bits(at + 1) >> 11) * 0x1p-53;
-        double r = deviation * sqrt(-2.0 * log(u));
-        x[i] = from_float((float)(r * cos(two_pi * v)));
-        if (i + 1 < n) {
-            x[i + 1] = from_float((float)(r * sin(two_pi * v)));
+        double r = d->deviation * sqrt(-2.0 * log(u));
+        d->x[i] = from_float((float)(r * cos(two_pi * v)));
+        if (i + 1 < d->n) {
+            d->x[i + 1] = from_float((float)(r * sin(two_pi * v)));
+        }
+    }
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Draws a piece of up to N_DRAWERS * PART elements: a part on each thread. */
+static void draw_piece(const struct drawing *piece)
+{
+    struct drawing part[N_DRAWERS];
+    uv_thread_t thread[N_DRAWERS];
+    bool started[N_DRAWERS] = {false};
+    int n_parts = (int)((piece->n + PART - 1) / PART);
+    for (int i = 0; i < n_parts; i++) {
+        int64_t at = i * PART;
+        part[i] = *piece;
+        part[i].x += at;
+        part[i].first += at;
+        part[i].n = smaller(PART, piece->n - at);
+        started[i] = i > 0 && !uv_thread_create(&thread[i], draw, &part[i]);
+    }
+    for (int i = 0; i < n_parts; i++) {
+        if (!started[i]) {
+            draw(&part[i]);
+        }
+    }
+    for (int i = 0; i < n_parts; i++) {
+        if (started[i]) {
+            uv_thread_join(&thread[i]);
         }
     }
 }
@@ -179,13 +224,13 @@ struct start {
 };
 
 static int start_tensor(struct gpt2 *m, real *x, int64_t n, const struct start *start, uint64_t stream,
-                        real *piece)
+                        real *piece, int64_t piece_elems)
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
-    for (int64_t first = 0; first < n; first += PIECE) {
-        int64_t here = n - first < PIECE ? n - first : PIECE;
+    for (int64_t first = 0; first < n; first += piece_elems) {
+        int64_t here = smaller(piece_elems, n - first);
         if (start->deviation > 0) {
-            draw(piece, first, here, stream, start->deviation);
+            draw_piece(&(struct drawing){piece, first, here, stream, start->deviation});
         } else {
             for (int64_t i = 0; i < here; i++) {
                 piece[i] = from_float(start->value);
@@ -221,7 +266,8 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
         {0, 1},          /* lnfw */
         {0, 0},          /* lnfb */
     };
-    real *piece = malloc(PIECE * sizeof *piece);
+    int64_t piece_elems = PART * smaller(uv_available_parallelism(), N_DRAWERS);
+    real *piece = malloc((size_t)piece_elems * sizeof *piece);
     if (!piece) {
         return zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
     }
@@ -230,7 +276,7 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
     for (int t = 0; t < GPT2_N_TENSORS && !err; t++) {
         uint64_t stream = random_bits(random_bits(seed) + n_drawn);
         n_drawn += starts[t].deviation > 0;
-        err = start_tensor(m, ((real **)&m->params)[t], sizes[t], &starts[t], stream, piece);
+        err = start_tensor(m, ((real **)&m->params)[t], sizes[t], &starts[t], stream, piece, piece_elems);
     }
     free(piece);
     return err;
