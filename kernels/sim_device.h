@@ -1,9 +1,9 @@
 /* sim_device.h: a device that computes nothing and checks everything: N ranks in one process on a virtual
  * clock.
  *
- *   sim_device.c   streams, events, host threads; the order in which things run
- *   recorder.h     clocks of all of them, and who touched which bytes
- *   comm/sim.c     collectives between the ranks
+ *   sim_device_inside.h   which of its files does what
+ *   recorder.h            clocks of all of them, and who touched which bytes
+ *   comm/sim.h            collectives between the ranks
  *
  * Each stream and each host thread is a line of the recorder; every operation says which bytes it reads and
  * writes, and what it expects them to be. So one run speaks for all the orders that the device could have
@@ -129,7 +129,7 @@ void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u);
 struct zr_line *zr_sim_speaker(const struct zr_sim *w);
 void zr_sim_speak(struct zr_sim *w, struct zr_line *host);
 
-/* ---- for comm/sim.c ---- */
+/* ---- for comm/sim.h ---- */
 
 /* An operation that takes more than one rank. start is called when the stream has come to it: true, it is
  * over; false, the stream stands until zr_sim_resume. */
