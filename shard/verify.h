@@ -1,11 +1,15 @@
 /* verify.h: runs the real engine on a simulated world (kernels/sim_device.h) and says whether anything was
  * wrong.
  *
- *   verify_case.c    a configuration from a seed; its text; shrinking one that fails
- *   verify_script.c  what the model does: begins, ends, steps, and the compute between them
- *   verify_run.c     the ranks of one case: engine, loop and model thread of each, and who goes on next
- *   verify_mutants.c schedules with one thing missing, to show that the checker would notice
- *   verify_search.c  every interleaving of small models
+ *   verify_case.c     a configuration from a seed; its text; shrinking one that fails
+ *   verify_script.c   what the model does: begins, ends, steps, and the compute between them
+ *   verify_rank.c     one rank of a case: engine, plan, loop and model thread
+ *   verify_snapshot.c its snapshots, and what they must hold
+ *   verify_turns.c    who goes on next: model threads, loops, ranks that die
+ *   verify_run.c      a case: the world below its ranks, and whether all ended as they should
+ *   verify_time.c     a case on the virtual clock
+ *   verify_mutants.c  schedules with one thing missing, to show that the checker would notice
+ *   verify_search.c   every interleaving of small models
  *
  * A case is a handful of numbers: the same numbers give the same run. Not thread-safe: one run at a time in a
  * process. */

@@ -8,6 +8,9 @@
 
 #include <ucontext.h>
 
+/* Jobs that a loop holds. */
+enum { ZR_VERIFY_QUEUE = 512 };
+
 /* splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
 static inline uint64_t zr_verify_draw(uint64_t *state)
 {
@@ -129,7 +132,7 @@ struct zr_verify_rank {
     struct zr_engine engine;
     struct zr_comm *gather, *reduce;
     struct zr_loop *loop;
-    struct zr_stamp **pushed; /* (QUEUE) the model's clock when it gave a job */
+    struct zr_stamp **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
     uint64_t n_pushed, n_carried;
     enum zr_verify_pace pace;
     struct zr_job held; /* of a mutant that makes a job late */
@@ -178,5 +181,41 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
+
+/* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
+ * allowed; the communicators go with them. */
+int zr_rank_open(struct zr_verify_world *v, int id);
+void zr_ranks_close(struct zr_verify_world *v);
+
+/* verify_snapshot.c: the engine's on_snapshot; arg is the rank. */
+void zr_snapshot_complete(void *arg);
+/* The rank's reader may go on, and does; waited: knowing the snapshot to be complete. */
+bool zr_snapshot_readable(const struct zr_verify_rank *r);
+void zr_snapshot_read(struct zr_verify_rank *r, bool waited);
+/* On the model's thread: takes one; waits until the one before was read. */
+int zr_snapshot_take(struct zr_verify_rank *r);
+int zr_snapshot_end(struct zr_verify_rank *r);
+
+/* verify_turns.c, on the model's thread: others go on, then this one again; whether the rank dies here, or
+ * has; a wait for the device (zr_sim_options.yield; arg is the world); what ranks agree on through the
+ * rendezvous. */
+void zr_turn_give_way(struct zr_verify_rank *r);
+bool zr_turn_dies(struct zr_verify_rank *r);
+void zr_turn_yield(void *arg, int rank);
+int zr_turn_agree(struct zr_verify_rank *r, int err);
+/* Of a loop that is turned by hand; arg is the rank. */
+void zr_turn_carry(void *arg, const struct zr_job *job);
+void zr_turn_pushed(void *arg);
+void zr_turn_awaited(void *arg, uint64_t number);
+/* Until every rank is done, or nothing can go on any more. */
+void zr_turns_take(struct zr_verify_world *v);
+
+/* verify_time.c, where v->trace is set: an operation ran (zr_sim_options.ran); names for its lines. */
+void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
+                  int64_t to_ns);
+void zr_trace_name_lines(struct zr_verify_world *v);
+
+/* verify_run.c: all of a case, with mutant, speed and trace as they are in v. time may be NULL. */
+int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time);
 
 #endif
