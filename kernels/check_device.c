@@ -1,65 +1,10 @@
-/* check_device.c: see check_device.h. Each call is recorded under one lock, then passed on without it: what
- * is beneath may block. */
-#include "kernels/check_device.h"
+/* check_device.c: the checking device: memory and operations, passed on, and what was found; see
+ * check_device.h. */
+#include "kernels/check_device_inside.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct zr_check {
-    struct zr_device base; /* first: it is the device */
-    struct zr_device_ops ops;
-    struct zr_device *inner;
-    int rank, world;
-    pthread_mutex_t lock; /* of all below */
-    struct zr_recorder rec;
-    bool used[ZR_CHECK_LINES];
-    pthread_t loop;
-    bool has_loop;
-};
-
-struct zr_stream {
-    struct zr_check *check;
-    struct zr_stream *inner;
-    struct zr_line *line;
-    struct zr_access *declared; /* of the next call */
-    int n_declared;
-};
-
-struct zr_event {
-    struct zr_check *check;
-    struct zr_event *inner;
-    struct zr_stamp *stamp; /* of the latest record; NULL: none */
-};
-
-static struct zr_check *check_of(struct zr_device *dev)
-{
-    return (struct zr_check *)dev;
-}
-
-static struct zr_line *host_line(struct zr_check *c)
-{
-    bool loop = c->has_loop && pthread_equal(c->loop, pthread_self());
-    return &c->rec.lines[loop ? ZR_CHECK_LOOP : ZR_CHECK_MODEL];
-}
-
-/* A new operation of the stream; the lock is held until issued(). */
-static struct zr_line *issue(struct zr_stream *s, const char *name)
-{
-    struct zr_check *c = s->check;
-    pthread_mutex_lock(&c->lock);
-    struct zr_line *host = host_line(c);
-    if (s->line != host)
-        zr_line_join(&c->rec, s->line, host->stamp);
-    zr_line_begin(&c->rec, s->line, name, host->during, host->unit, host->step);
-    return s->line;
-}
-
-static void issued(struct zr_stream *s)
-{
-    pthread_mutex_unlock(&s->check->lock);
-}
 
 /* ---- memory ---- */
 
@@ -84,198 +29,62 @@ static int watch(struct zr_check *c, int err, const char *name, int64_t bytes, v
 
 static int device_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
-    struct zr_check *c = check_of(dev);
+    struct zr_check *c = zr_check_of(dev);
     const struct zr_device_ops *d = c->inner->ops;
     return watch(c, d->alloc(c->inner, bytes, out), "device memory", bytes, out, d->free);
 }
 
 static void device_free(struct zr_device *dev, void *p, int64_t bytes)
 {
-    struct zr_check *c = check_of(dev);
+    struct zr_check *c = zr_check_of(dev);
     zr_check_remove(c, p);
     c->inner->ops->free(c->inner, p, bytes);
 }
 
 static int host_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
-    struct zr_check *c = check_of(dev);
+    struct zr_check *c = zr_check_of(dev);
     const struct zr_device_ops *d = c->inner->ops;
     return watch(c, d->host_alloc(c->inner, bytes, out), "host memory", bytes, out, d->host_free);
 }
 
 static void host_free(struct zr_device *dev, void *p, int64_t bytes)
 {
-    struct zr_check *c = check_of(dev);
+    struct zr_check *c = zr_check_of(dev);
     zr_check_remove(c, p);
     c->inner->ops->host_free(c->inner, p, bytes);
 }
 
 static int memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes)
 {
-    struct zr_device *inner = check_of(dev)->inner;
+    struct zr_device *inner = zr_check_of(dev)->inner;
     return inner->ops->memory(inner, free_bytes, total_bytes);
-}
-
-/* ---- streams ---- */
-
-static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
-                       struct zr_stream **out)
-{
-    struct zr_check *c = check_of(dev);
-    struct zr_stream *s = calloc(1, sizeof *s);
-    *out = NULL;
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a stream");
-    bool caller = kind == ZR_STREAM_CALLER && c->inner->ops->compute_on_caller;
-    int i = caller ? ZR_CHECK_MODEL : ZR_CHECK_FIRST_STREAM;
-    pthread_mutex_lock(&c->lock);
-    while (!caller && i < ZR_CHECK_LINES && c->used[i])
-        i++;
-    if (i < ZR_CHECK_LINES)
-        c->used[i] = true;
-    pthread_mutex_unlock(&c->lock);
-    int err = i == ZR_CHECK_LINES ? zr_fail(ZR_ERR_NOMEM, "check: at most %d streams are looked after",
-                                            ZR_CHECK_LINES - ZR_CHECK_FIRST_STREAM)
-                                  : c->inner->ops->stream_open(c->inner, kind, name, native, &s->inner);
-    if (err) {
-        if (i < ZR_CHECK_LINES)
-            c->used[i] = false;
-        free(s);
-        return err;
-    }
-    s->check = c;
-    s->line = &c->rec.lines[i];
-    if (!caller) {
-        /* Names of the library's own streams: literals. */
-        s->line->name = c->rec.lines[ZR_CHECK_LINES + i].name = name ? name : "stream";
-    }
-    *out = s;
-    return 0;
-}
-
-static void stream_close(struct zr_stream *s)
-{
-    if (!s)
-        return;
-    struct zr_check *c = s->check;
-    c->inner->ops->stream_close(s->inner);
-    pthread_mutex_lock(&c->lock);
-    zr_line_join(&c->rec, host_line(c), s->line->stamp); /* it was waited for */
-    c->used[s->line->id] = false;
-    pthread_mutex_unlock(&c->lock);
-    free(s->declared);
-    free(s);
-}
-
-/* Who was waited for has done what it had done when the waiting began. */
-static struct zr_stamp *hold(struct zr_check *c, struct zr_stamp *const *now)
-{
-    pthread_mutex_lock(&c->lock);
-    struct zr_stamp *s = *now;
-    if (s)
-        s->refs++;
-    pthread_mutex_unlock(&c->lock);
-    return s;
-}
-
-static void join_host(struct zr_check *c, struct zr_stamp *known, bool done)
-{
-    pthread_mutex_lock(&c->lock);
-    if (done)
-        zr_line_join(&c->rec, host_line(c), known);
-    zr_stamp_drop(known);
-    pthread_mutex_unlock(&c->lock);
-}
-
-static int stream_sync(struct zr_stream *s)
-{
-    struct zr_check *c = s->check;
-    struct zr_stamp *known = hold(c, &s->line->stamp);
-    int err = c->inner->ops->stream_sync(s->inner);
-    join_host(c, known, !err);
-    return err;
-}
-
-static void *stream_native(struct zr_stream *s)
-{
-    return s->check->inner->ops->stream_native(s->inner);
 }
 
 static int make_current(struct zr_device *dev)
 {
-    struct zr_device *inner = check_of(dev)->inner;
+    struct zr_device *inner = zr_check_of(dev)->inner;
     return inner->ops->make_current ? inner->ops->make_current(inner) : 0;
 }
 
-/* ---- events ---- */
-
-static int event_open(struct zr_device *dev, struct zr_event **out)
+int zr_check_add(struct zr_check *c, const char *name, const void *at, int64_t bytes)
 {
-    struct zr_check *c = check_of(dev);
-    struct zr_event *e = calloc(1, sizeof *e);
-    *out = NULL;
-    if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for an event");
-    e->check = c;
-    int err = c->inner->ops->event_open(c->inner, &e->inner);
-    if (err)
-        free(e);
-    else
-        *out = e;
+    pthread_mutex_lock(&c->lock);
+    int err = zr_shadow_add(&c->rec, c->rank, name, at, bytes);
+    pthread_mutex_unlock(&c->lock);
     return err;
 }
 
-static void event_close(struct zr_event *e)
+void zr_check_remove(struct zr_check *c, const void *at)
 {
-    if (!e)
-        return;
-    e->check->inner->ops->event_close(e->inner);
-    pthread_mutex_lock(&e->check->lock);
-    zr_stamp_drop(e->stamp);
-    pthread_mutex_unlock(&e->check->lock);
-    free(e);
-}
-
-/* Passed on first: whoever finds this record in the clocks has it beneath as well. */
-static int event_record(struct zr_event *e, struct zr_stream *s)
-{
-    int err = e->check->inner->ops->event_record(e->inner, s->inner);
-    if (err)
-        return err;
-    struct zr_line *l = issue(s, "record");
-    zr_stamp_drop(e->stamp);
-    e->stamp = zr_stamp_hold(l);
-    issued(s);
-    return 0;
-}
-
-static int stream_wait(struct zr_stream *s, struct zr_event *e)
-{
-    struct zr_line *l = issue(s, "wait");
-    zr_line_join(&s->check->rec, l, e->stamp);
-    issued(s);
-    return s->check->inner->ops->stream_wait(s->inner, e->inner);
-}
-
-static int event_sync(struct zr_event *e)
-{
-    struct zr_stamp *known = hold(e->check, &e->stamp);
-    int err = e->check->inner->ops->event_sync(e->inner);
-    join_host(e->check, known, !err);
-    return err;
-}
-
-static bool event_done(struct zr_event *e)
-{
-    struct zr_stamp *known = hold(e->check, &e->stamp);
-    bool done = e->check->inner->ops->event_done(e->inner);
-    join_host(e->check, known, done);
-    return done;
+    pthread_mutex_lock(&c->lock);
+    zr_shadow_remove(&c->rec, at);
+    pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- operations ---- */
 
-static void touch(struct zr_check *c, struct zr_line *l, const struct zr_access *a, int n)
+void zr_check_touch(struct zr_check *c, struct zr_line *l, const struct zr_access *a, int n)
 {
     for (int i = 0; i < n; i++) {
         zr_shadow_read(&c->rec, l, a[i].at, a[i].bytes);
@@ -286,21 +95,21 @@ static void touch(struct zr_check *c, struct zr_line *l, const struct zr_access 
 
 static int call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes)
 {
-    struct zr_line *l = issue(s, "call");
-    touch(s->check, l, s->declared, s->n_declared);
+    struct zr_line *l = zr_check_issue(s, "call");
+    zr_check_touch(s->check, l, s->declared, s->n_declared);
     s->n_declared = 0;
-    issued(s);
+    zr_check_issued(s);
     return s->check->inner->ops->call(s->inner, fn, arg, arg_bytes);
 }
 
 static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n)
 {
-    struct zr_check *c = check_of(dev);
+    struct zr_check *c = zr_check_of(dev);
     pthread_mutex_lock(&c->lock);
     if (!s) {
-        struct zr_line *host = host_line(c);
+        struct zr_line *host = zr_check_host_line(c);
         zr_line_begin(&c->rec, host, "host", host->during, host->unit, host->step);
-        touch(c, host, a, n);
+        zr_check_touch(c, host, a, n);
     } else {
         struct zr_access *more = realloc(s->declared, (size_t)n * sizeof *more);
         c->rec.broken |= !more;
@@ -317,7 +126,7 @@ static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_
 static void note(struct zr_stream *s, const char *name, const void *read, int64_t n_read, const void *written,
                  int64_t n_written, bool adds)
 {
-    struct zr_line *l = issue(s, name);
+    struct zr_line *l = zr_check_issue(s, name);
     struct zr_recorder *rec = &s->check->rec;
     if (read)
         zr_shadow_read(rec, l, read, n_read);
@@ -325,7 +134,7 @@ static void note(struct zr_stream *s, const char *name, const void *read, int64_
         zr_shadow_read(rec, l, written, n_written);
     if (written)
         zr_shadow_write(rec, l, written, n_written);
-    issued(s);
+    zr_check_issued(s);
 }
 
 static int zero(struct zr_stream *s, void *dst, int64_t bytes)
@@ -368,13 +177,13 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate)
 {
-    struct zr_line *l = issue(s, "sum_tree");
+    struct zr_line *l = zr_check_issue(s, "sum_tree");
     for (int i = 0; i < n_src; i++)
         zr_shadow_read(&s->check->rec, l, src[i], n * zr_dtype_bytes(st));
     if (accumulate)
         zr_shadow_read(&s->check->rec, l, dst, n * (int64_t)sizeof *dst);
     zr_shadow_write(&s->check->rec, l, dst, n * (int64_t)sizeof *dst);
-    issued(s);
+    zr_check_issued(s);
     return s->check->inner->ops->sum_tree(s->inner, dst, src, n_src, st, n, accumulate);
 }
 
@@ -383,9 +192,9 @@ static int finish(struct zr_stream *s, const struct zr_finish *f)
     const struct zr_access used[] = {{f->records, f->n_ranks * f->stride_bytes, false},
                                      {f->scalars, sizeof *f->scalars, true},
                                      {f->outcome, sizeof *f->outcome, true}};
-    struct zr_line *l = issue(s, "finish");
-    touch(s->check, l, used, 3);
-    issued(s);
+    struct zr_line *l = zr_check_issue(s, "finish");
+    zr_check_touch(s->check, l, used, 3);
+    zr_check_issued(s);
     return s->check->inner->ops->finish(s->inner, f);
 }
 
@@ -410,11 +219,11 @@ static int update(struct zr_stream *s, const struct zr_update *u)
                                {u->param, u->n * zr_dtype_bytes(u->param_dtype), true},
                                {u->state[0], bytes, true},
                                {u->state[1], bytes, true}};
-    struct zr_line *l = issue(s, "update");
+    struct zr_line *l = zr_check_issue(s, "update");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
-            touch(s->check, l, &used[i], 1);
-    issued(s);
+            zr_check_touch(s->check, l, &used[i], 1);
+    zr_check_issued(s);
     return s->check->inner->ops->update(s->inner, u);
 }
 
@@ -427,17 +236,17 @@ static const struct zr_device_ops check_ops = {
     .host_alloc = host_alloc,
     .host_free = host_free,
     .memory = memory,
-    .stream_open = stream_open,
-    .stream_close = stream_close,
-    .stream_sync = stream_sync,
-    .stream_native = stream_native,
+    .stream_open = zr_check_stream_open,
+    .stream_close = zr_check_stream_close,
+    .stream_sync = zr_check_stream_sync,
+    .stream_native = zr_check_stream_native,
     .make_current = make_current,
-    .event_open = event_open,
-    .event_close = event_close,
-    .event_record = event_record,
-    .stream_wait = stream_wait,
-    .event_sync = event_sync,
-    .event_done = event_done,
+    .event_open = zr_check_event_open,
+    .event_close = zr_check_event_close,
+    .event_record = zr_check_event_record,
+    .stream_wait = zr_check_stream_wait,
+    .event_sync = zr_check_event_sync,
+    .event_done = zr_check_event_done,
     .call = call,
     .declare = declare,
     .stamp = stamp,
@@ -500,128 +309,6 @@ void zr_check_close(struct zr_check *c)
 struct zr_device *zr_check_device(struct zr_check *c)
 {
     return &c->base;
-}
-
-struct zr_stream *zr_check_inner(struct zr_stream *s)
-{
-    return s->inner;
-}
-
-int zr_check_add(struct zr_check *c, const char *name, const void *at, int64_t bytes)
-{
-    pthread_mutex_lock(&c->lock);
-    int err = zr_shadow_add(&c->rec, c->rank, name, at, bytes);
-    pthread_mutex_unlock(&c->lock);
-    return err;
-}
-
-void zr_check_remove(struct zr_check *c, const void *at)
-{
-    pthread_mutex_lock(&c->lock);
-    zr_shadow_remove(&c->rec, at);
-    pthread_mutex_unlock(&c->lock);
-}
-
-void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step)
-{
-    pthread_mutex_lock(&c->lock);
-    struct zr_line *host = host_line(c);
-    host->during = name;
-    host->unit = unit;
-    host->step = step;
-    pthread_mutex_unlock(&c->lock);
-}
-
-struct zr_stamp *zr_check_hand(struct zr_check *c)
-{
-    pthread_mutex_lock(&c->lock);
-    struct zr_stamp *s = c->rec.broken ? NULL : zr_stamp_hold(host_line(c));
-    pthread_mutex_unlock(&c->lock);
-    return s;
-}
-
-void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop)
-{
-    pthread_mutex_lock(&c->lock);
-    if (loop) {
-        c->loop = pthread_self();
-        c->has_loop = true;
-    }
-    zr_line_join(&c->rec, host_line(c), known);
-    zr_stamp_drop(known);
-    pthread_mutex_unlock(&c->lock);
-}
-
-void zr_check_compute(struct zr_check *c, struct zr_stream *s, const char *name, const struct zr_access *a)
-{
-    struct zr_line *l = issue(s, name);
-    touch(c, l, a, 1);
-    issued(s);
-}
-
-void zr_check_reader(struct zr_check *c, struct zr_stream *s, const void *at, int64_t bytes)
-{
-    pthread_mutex_lock(&c->lock);
-    struct zr_line *l = &c->rec.lines[ZR_CHECK_READER], *host = host_line(c);
-    zr_line_join(&c->rec, l, s->line->stamp);
-    zr_line_begin(&c->rec, l, "read of a snapshot", host->during, host->unit, host->step);
-    zr_shadow_read(&c->rec, l, at, bytes);
-    pthread_mutex_unlock(&c->lock);
-}
-
-void zr_check_reader_done(struct zr_check *c)
-{
-    pthread_mutex_lock(&c->lock);
-    zr_line_join(&c->rec, host_line(c), c->rec.lines[ZR_CHECK_READER].stamp);
-    pthread_mutex_unlock(&c->lock);
-}
-
-/* What one side knows of the other, both know. */
-static void meet(struct zr_check *c, struct zr_line *l)
-{
-    struct zr_stamp *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
-    for (int i = 0; s && i < ZR_CHECK_LINES; i++) {
-        uint32_t mine = s->at[i], theirs = s->at[ZR_CHECK_LINES + i];
-        s->at[i] = s->at[ZR_CHECK_LINES + i] = mine > theirs ? mine : theirs;
-    }
-}
-
-/* The twin of a line, at the line's operation: it knows as much, and has come as far. */
-static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
-{
-    struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
-    zr_stamp_drop(t->stamp);
-    t->stamp = zr_stamp_hold(l);
-    struct zr_stamp *s = zr_line_own(&c->rec, t);
-    if (s)
-        s->at[t->id] = s->at[l->id];
-    t->info = l->info;
-    return t;
-}
-
-void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *name, int32_t unit,
-                         uint32_t step, const struct zr_check_part *parts, int n, bool starts, bool ends)
-{
-    struct zr_line *l = s->line, *t = NULL;
-    pthread_mutex_lock(&c->lock);
-    struct zr_line *host = host_line(c);
-    if (l != host)
-        zr_line_join(&c->rec, l, host->stamp);
-    /* On entering: what follows is not known to anyone by that. */
-    if (starts)
-        meet(c, l);
-    zr_line_begin(&c->rec, l, name, host->during, unit, step);
-    for (int i = 0; i < n; i++) {
-        if (parts[i].how == ZR_OTHERS_READ)
-            t = t ? t : twin(c, l);
-        if (parts[i].how == ZR_MINE_WRITE)
-            zr_shadow_write(&c->rec, l, parts[i].at, parts[i].bytes);
-        else
-            zr_shadow_read(&c->rec, parts[i].how == ZR_OTHERS_READ ? t : l, parts[i].at, parts[i].bytes);
-    }
-    if (ends)
-        meet(c, l);
-    pthread_mutex_unlock(&c->lock);
 }
 
 bool zr_check_found(struct zr_check *c, char *text, size_t n)
