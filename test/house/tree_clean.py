@@ -11,7 +11,7 @@ import sys
 
 LIBRARY = re.compile(r"(kernels|comm|shard|zero)/[^/]*\.[ch]$")
 # Programs print and exit; the library does not. The simulated world and the verifier are linked by programs and tests only.
-PROGRAM = re.compile(r"(zero/run(_\w+)?|kernels/sim_\w+|comm/sim|shard/verify\w*)\.[ch]$")
+PROGRAM = re.compile(r"(zero/run(_\w+)?|kernels/sim_\w+|comm/sim(_\w+)?|shard/verify\w*)\.[ch]$")
 CODE = re.compile(r".*\.(c|h|cc|cpp|cu|cuh|inc)$")
 
 # (what, which files, not which, the pattern). Written so that this file does not match itself.
