@@ -42,7 +42,9 @@
  *
  *   nccl.c          the vtable: checks, the ledger, what is put on the stream
  *   nccl_reduce.c   both ways to reduce
- *   nccl_open.c     opening, arenas, windows, closing
+ *   nccl_open.c     opening, closing
+ *   nccl_agree.c    what ranks tell each other while that goes on
+ *   nccl_arena.c    arenas, windows
  *   nccl_watch.c    the watching thread, failing, calls under a deadline
  *   nccl_library.c  finding libnccl at run time
  *
@@ -111,6 +113,7 @@ enum {
     ZR_NCCL_PIECES = 64,   /* of a round of the deterministic reduce */
     ZR_NCCL_TEXT = 768,
     ZR_NCCL_ALIGN = 256,
+    ZR_NCCL_CLOSE_MS = 10000, /* for each call that gives something back */
 };
 
 /* What ranks compare. Travels through device memory. */
@@ -224,8 +227,41 @@ int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclRes
                    void *arg, size_t bytes, ncclResult_t *res);
 
 /* ---- nccl_open.c ---- */
-int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base);
 void zr_nccl_close(struct zr_comm *c);
+/* A line for the user's log, if there is one. */
+void zr_nccl_log(const struct zr_nccl_pair *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* "2.28.9" */
+void zr_nccl_version_text(int v, char *text, size_t n_text);
+
+/* ---- nccl_arena.c ---- */
+int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base);
+/* Give back what is there. The second: 0, or the call did not come back. */
+void zr_nccl_free_arena(struct zr_nccl *m);
+int zr_nccl_close_window(struct zr_nccl *m);
+
+/* ---- nccl_agree.c: all ranks call, and wait for each other. ---- */
+
+/* What a rank tells the others before there is a communicator. */
+struct zr_nccl_card {
+    int32_t err, version, deterministic, copy_engine, lent, unused;
+    int64_t reserve_bytes;
+    uint64_t host;
+    ncclUniqueId id[2]; /* rank 0's */
+    char text[400];
+};
+
+/* What ranks said beside their error. */
+struct zr_nccl_tally {
+    int64_t sum, first; /* of rank 0 */
+    int odd;            /* the first rank that has another number than rank 0; -1: none */
+    int64_t odd_number;
+};
+
+/* Compares all ranks' cards. err: of this rank, with its message. out: rank 0's card, with its ids. */
+int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool *one_host);
+/* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
+ * numbers (t may be NULL). */
+int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t);
 
 /* ---- nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the device's, or, with
  * *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */
