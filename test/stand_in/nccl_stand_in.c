@@ -178,9 +178,7 @@ ncclResult_t ncclGetVersion(int *version)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 {
-    ncclResult_t res = nsi_enter("ncclGetUniqueId", NULL);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclGetUniqueId", NULL);
     memset(uniqueId, 0, sizeof *uniqueId);
     snprintf(uniqueId->internal, sizeof uniqueId->internal, "club %llu", (unsigned long long)++nsi.n_ids);
     return nsi_leave(ncclSuccess);
@@ -279,9 +277,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
 /* All ranks stay together and in order: that is what is used. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
 {
-    ncclResult_t res = nsi_enter("ncclCommSplit", comm);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclCommSplit", comm);
     char id[NCCL_UNIQUE_ID_BYTES] = "";
     snprintf(id, sizeof id, "split %llu of %.80s", (unsigned long long)++comm->n_splits, comm->club->id);
     if (color != 0 || key != comm->rank)
@@ -301,9 +297,7 @@ static void leave_windows(struct ncclComm *comm, const char *call)
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
-    ncclResult_t res = nsi_enter("ncclCommDestroy", comm);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclCommDestroy", comm);
     if (comm->n_queued || comm->n_running)
         stand_in_misuse("ncclCommDestroy: rank %d has work under way", comm->rank);
     leave_windows(comm, "ncclCommDestroy");
@@ -361,17 +355,13 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t size)
 {
-    ncclResult_t res = nsi_enter("ncclMemAlloc", NULL);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclMemAlloc", NULL);
     return nsi_leave(stand_in_alloc(ptr, size, 4096, "ncclMemAlloc") ? ncclUnhandledCudaError : ncclSuccess);
 }
 
 ncclResult_t ncclMemFree(void *ptr)
 {
-    ncclResult_t res = nsi_enter("ncclMemFree", NULL);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclMemFree", NULL);
     for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
         if (w->alive && w->at == ptr)
             stand_in_misuse("ncclMemFree: the memory is a window of rank %d still", w->comm->rank);
@@ -391,9 +381,7 @@ struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)
 {
-    ncclResult_t res = nsi_enter("ncclCommWindowRegister", comm);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclCommWindowRegister", comm);
     struct stand_in_range range = {0};
     if (!stand_in_find(buff, &range) || strcmp(range.kind, "ncclMemAlloc") ||
         (char *)buff + size > range.at + range.bytes || ((char *)buff - range.at) % 4096 ||
@@ -431,9 +419,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)
 {
-    ncclResult_t res = nsi_enter("ncclCommWindowDeregister", comm);
-    if (res)
-        return res;
+    NSI_BEGIN("ncclCommWindowDeregister", comm);
     if (!win || !win->alive || win->comm != comm) {
         stand_in_misuse("ncclCommWindowDeregister: not a window of this communicator");
         return nsi_leave(ncclInvalidArgument);
@@ -509,47 +495,78 @@ ncclResult_t ncclGroupEnd(void)
     return nsi_leave(put_group());
 }
 
-/* In place is exact, else the two do not touch. */
-static void check_overlap(const char *name, const char *send, size_t n_send, const char *recv, size_t n_recv,
-                          const char *in_place)
+static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
+                                    [NSI_REDUCE_SCATTER] = "ncclReduceScatter",
+                                    [NSI_REDUCE] = "ncclReduce",
+                                    [NSI_BROADCAST] = "ncclBroadcast",
+                                    [NSI_SEND] = "ncclSend",
+                                    [NSI_RECV] = "ncclRecv"};
+
+/* What a call sends and receives must be the device's, and apart or exactly in place: the smaller buffer is
+ * the larger one's part of this rank. */
+static void check_buffers(const struct nsi_call *c, size_t n_send, size_t n_recv)
 {
-    bool apart = send + n_send <= recv || recv + n_recv <= send;
-    if (!apart && (n_send < n_recv ? send : recv) != in_place)
+    const struct ncclComm *m = c->comm;
+    const char *name = names[c->kind], *small = n_send < n_recv ? c->send : c->recv,
+               *large = n_send < n_recv ? c->recv : c->send;
+    if (n_send)
+        stand_in_check_device_range(name, c->send, n_send, m->device);
+    if (n_recv)
+        stand_in_check_device_range(name, c->recv, n_recv, m->device);
+    if (!n_send || !n_recv)
+        return;
+    bool apart = c->send + n_send <= c->recv || c->recv + n_recv <= c->send;
+    if (!apart && small != large + (n_send == n_recv ? 0 : c->count * nsi_size(c->type) * (size_t)m->rank))
         stand_in_misuse("%s: the buffers overlap, but are not in place", name);
 }
 
-static ncclResult_t take(const char *name, struct nsi_call c, size_t n_send, size_t n_recv,
-                         const char *must_lie_alike)
+/* The other rank's number is one of the communicator's, and not this one's where two work together. */
+static bool check_root(const struct nsi_call *c)
 {
-    ncclResult_t res = nsi_enter(name, c.comm);
+    const struct ncclComm *m = c->comm;
+    if (c->root >= 0 && c->root < m->club->n_ranks && (c->kind < NSI_SEND || c->root != m->rank))
+        return true;
+    stand_in_misuse("%s: rank %d of %d", names[c->kind], c->root, m->club->n_ranks);
+    return false;
+}
+
+/* Where a collective's buffers are in windows, it is symmetric, and may go over copy engines. */
+static void note_windows(struct nsi_call *c, size_t n_send, size_t n_recv)
+{
+    const struct ncclWindow_vidmem *s = nsi_window(c->comm, c->send, n_send),
+                                   *r = nsi_window(c->comm, c->recv, n_recv);
+    c->offset = -1;
+    if (c->kind >= NSI_SEND || !s || !r)
+        return;
+    bool recv_lies_alike = c->kind == NSI_ALL_GATHER || c->kind == NSI_BROADCAST;
+    c->offset = (recv_lies_alike ? c->recv : c->send) - s->at;
+    nsi.counts.n_symmetric++;
+    bool engine = c->comm->no_ctas && c->kind == NSI_ALL_GATHER;
+    nsi.counts.n_copy_engine += engine;
+    if (engine && !c->stream)
+        stand_in_misuse("%s: copy engines need a stream that is not the NULL stream", names[c->kind]);
+}
+
+static ncclResult_t take(struct nsi_call c)
+{
+    ncclResult_t res = nsi_enter(names[c.kind], c.comm);
     if (res) {
         if (group.depth)
             group.error = res;
         return res;
     }
     struct ncclComm *m = c.comm;
-    if (n_send)
-        stand_in_check_device_range(name, c.send, n_send, m->device);
-    if (n_recv)
-        stand_in_check_device_range(name, c.recv, n_recv, m->device);
-    if (c.root < 0 || c.root >= m->club->n_ranks || (c.kind >= NSI_SEND && c.root == m->rank)) {
-        stand_in_misuse("%s: rank %d of %d", name, c.root, m->club->n_ranks);
+    size_t n = c.count * nsi_size(c.type), all = n * (size_t)m->club->n_ranks;
+    size_t n_send = c.kind == NSI_RECV ? 0 : c.kind == NSI_REDUCE_SCATTER ? all : n;
+    size_t n_recv = c.kind == NSI_SEND ? 0 : c.kind == NSI_ALL_GATHER ? all : n;
+    check_buffers(&c, n_send, n_recv);
+    if (!check_root(&c))
         return nsi_leave(ncclInvalidArgument);
-    }
     c.number = c.kind == NSI_SEND   ? m->n_sent[c.root]++
                : c.kind == NSI_RECV ? m->n_received[c.root]++
                                     : m->n_collectives++;
     c.issue = c.kind < NSI_SEND ? nsi.n_issued[m->device]++ : 0;
-    c.offset = -1;
-    struct ncclWindow_vidmem *s = nsi_window(m, c.send, n_send), *r = nsi_window(m, c.recv, n_recv);
-    if (c.kind < NSI_SEND && s && r) {
-        c.offset = must_lie_alike - s->at;
-        nsi.counts.n_symmetric++;
-        bool engine = m->no_ctas && c.kind == NSI_ALL_GATHER;
-        nsi.counts.n_copy_engine += engine;
-        if (engine && !c.stream)
-            stand_in_misuse("%s: copy engines need a stream that is not the NULL stream", name);
-    }
+    note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
     struct nsi_call *kept = malloc(sizeof *kept);
     *kept = c;
@@ -561,99 +578,44 @@ static ncclResult_t take(const char *name, struct nsi_call c, size_t n_send, siz
     return nsi_leave(group.depth ? ncclSuccess : put_group());
 }
 
+/* The parameters that NCCL's functions all have, and what is the one's own. */
+#define TAKE(k, ...)                                                                                         \
+    take((struct nsi_call){.kind = k, .type = datatype, .comm = comm, .stream = stream, __VA_ARGS__})
+
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                            ncclComm_t comm, cudaStream_t stream)
 {
-    size_t n = sendcount * nsi_size(datatype), all = n * (size_t)comm->club->n_ranks;
-    check_overlap("ncclAllGather", sendbuff, n, recvbuff, all, (char *)recvbuff + n * (size_t)comm->rank);
-    return take("ncclAllGather",
-                (struct nsi_call){.kind = NSI_ALL_GATHER,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .send = sendbuff,
-                                  .recv = recvbuff,
-                                  .count = sendcount,
-                                  .type = datatype},
-                n, all, recvbuff);
+    return TAKE(NSI_ALL_GATHER, .send = sendbuff, .recv = recvbuff, .count = sendcount);
 }
 
 ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    size_t n = recvcount * nsi_size(datatype), all = n * (size_t)comm->club->n_ranks;
     (void)op;
-    check_overlap("ncclReduceScatter", sendbuff, all, recvbuff, n,
-                  (const char *)sendbuff + n * (size_t)comm->rank);
-    return take("ncclReduceScatter",
-                (struct nsi_call){.kind = NSI_REDUCE_SCATTER,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .send = sendbuff,
-                                  .recv = recvbuff,
-                                  .count = recvcount,
-                                  .type = datatype},
-                all, n, sendbuff);
+    return TAKE(NSI_REDUCE_SCATTER, .send = sendbuff, .recv = recvbuff, .count = recvcount);
 }
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
 {
-    size_t n = count * nsi_size(datatype);
     (void)op;
-    check_overlap("ncclReduce", sendbuff, n, recvbuff, n, sendbuff);
-    return take("ncclReduce",
-                (struct nsi_call){.kind = NSI_REDUCE,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .send = sendbuff,
-                                  .recv = recvbuff,
-                                  .count = count,
-                                  .type = datatype,
-                                  .root = root},
-                n, n, sendbuff);
+    return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
 }
 
 ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            int root, ncclComm_t comm, cudaStream_t stream)
 {
-    size_t n = count * nsi_size(datatype);
-    check_overlap("ncclBroadcast", sendbuff, n, recvbuff, n, recvbuff);
-    return take("ncclBroadcast",
-                (struct nsi_call){.kind = NSI_BROADCAST,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .send = sendbuff,
-                                  .recv = recvbuff,
-                                  .count = count,
-                                  .type = datatype,
-                                  .root = root},
-                n, n, recvbuff);
+    return TAKE(NSI_BROADCAST, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
 }
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {
-    return take("ncclSend",
-                (struct nsi_call){.kind = NSI_SEND,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .send = sendbuff,
-                                  .count = count,
-                                  .type = datatype,
-                                  .root = peer},
-                count * nsi_size(datatype), 0, NULL);
+    return TAKE(NSI_SEND, .send = sendbuff, .count = count, .root = peer);
 }
 
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {
-    return take("ncclRecv",
-                (struct nsi_call){.kind = NSI_RECV,
-                                  .comm = comm,
-                                  .stream = stream,
-                                  .recv = recvbuff,
-                                  .count = count,
-                                  .type = datatype,
-                                  .root = peer},
-                0, count * nsi_size(datatype), NULL);
+    return TAKE(NSI_RECV, .recv = recvbuff, .count = count, .root = peer);
 }

@@ -98,6 +98,13 @@ extern struct nsi_state nsi;
  * returns ncclSuccess. */
 ncclResult_t nsi_enter(const char *call, struct ncclComm *comm);
 ncclResult_t nsi_leave(ncclResult_t res);
+/* Returns from the function where the call may not begin. */
+#define NSI_BEGIN(call, comm)                                                                                \
+    do {                                                                                                     \
+        ncclResult_t begun = nsi_enter(call, comm);                                                          \
+        if (begun)                                                                                           \
+            return begun;                                                                                    \
+    } while (0)
 size_t nsi_size(ncclDataType_t type);
 /* The symmetric window of comm that holds [at, at + bytes); NULL: none. Lock held. */
 struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);
