@@ -1,14 +1,11 @@
 /* saved_model.c: see saved_model.h. */
 #include "test/checkpoint/saved_model.h"
+#include "test/held_port.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -211,22 +208,11 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static int free_port(void)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    CHECK_THAT(!bind(s, (struct sockaddr *)&a, n) && !getsockname(s, (struct sockaddr *)&a, &n));
-    close(s);
-    return ntohs(a.sin_port);
-}
-
 void model_run(const struct model_options *o, void (*fn)(struct model_rank *m, void *arg), void *arg)
 {
     struct start s[MAX_WORLD];
     pthread_t thread[MAX_WORLD];
-    int port = o->world > 1 ? free_port() : 0;
+    int port = o->world > 1 ? held_port() : 0;
     for (int r = 0; r < o->world; r++) {
         s[r] = (struct start){o, fn, arg, r, port};
         CHECK_THAT(!pthread_create(&thread[r], NULL, run_rank, &s[r]));

@@ -1,9 +1,8 @@
 /* model_ranks.c: see the header. */
 #include "test/models/model_ranks.h"
+#include "test/held_port.h"
 
-#include <arpa/inet.h>
 #include <math.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,32 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cmocka.h>
-
-/* A port nobody listens on. Below the ephemeral range, so that no outgoing connection of another test takes
- * it between here and rank 0's listen. */
-static int free_port(void)
-{
-    static unsigned n_used;
-    for (int attempt = 0; attempt < 1000; attempt++) {
-        unsigned port = 10000 + ((unsigned)getpid() * 131u + n_used++ * 7u) % 22000;
-        struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        at.sin_addr.s_addr = htonl(INADDR_ANY);
-        int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
-        if (fd < 0)
-            break;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        int err = bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 1);
-        close(fd);
-        if (!err)
-            return (int)port;
-    }
-    fail_msg("no free port found");
-    return -1;
-}
 
 struct zero_config run_config(const struct run_setup *setup, int rank, const char *url)
 {
@@ -98,7 +73,7 @@ void run_ranks_raw(run_rank_fn *fn, const void *options, const struct run_setup 
     char url[64];
     assert_in_range(setup->world, 1, RUN_MAX_WORLD);
     if (setup->world > 1)
-        snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
+        snprintf(url, sizeof url, "tcp://127.0.0.1:%d", held_port());
     memset(logs, 0, (size_t)setup->world * sizeof *logs);
     for (int r = 0; r < setup->world; r++) {
         threads[r] = (struct rank_thread){.fn = fn,

@@ -7,12 +7,11 @@
  * changes the result. It is run at stages 0 to 3, several worlds (ranks are threads), prefetch depths and
  * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
  * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
+#include "test/held_port.h"
 #include "test/zero/where.h"
 #include "zero/zero.h"
 
-#include <arpa/inet.h>
 #include <math.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,9 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -411,18 +408,6 @@ out:
 
 /* ---- many ranks ---- */
 
-static int free_port(void)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(s, (struct sockaddr *)&a, n) || getsockname(s, (struct sockaddr *)&a, &n))
-        fail_msg("no free port");
-    close(s);
-    return ntohs(a.sin_port);
-}
-
 static void free_values(struct run *r)
 {
     for (int t = 0; t < MAX_TENSORS; t++)
@@ -434,7 +419,7 @@ static void run_world(const struct model *m, const struct run *like, struct run 
 {
     struct run r[8];
     pthread_t thread[8];
-    int port = like->world > 1 ? free_port() : 0;
+    int port = like->world > 1 ? held_port() : 0;
     for (int i = 0; i < like->world; i++) {
         r[i] = *like;
         r[i].m = m;

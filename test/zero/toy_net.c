@@ -1,15 +1,13 @@
 /* toy_net.c: see toy_net.h. */
 #include "test/zero/toy_net.h"
+#include "test/held_port.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
@@ -176,27 +174,6 @@ int toy_hash(zero_ctx *z, int n_states, uint64_t *hash)
 
 /* ---- ranks ---- */
 
-/* Not one that the system would give: ranks of a world that has failed still knock at its port for a while,
- * and tests run side by side. */
-static int free_port(void)
-{
-    static unsigned n_given;
-    if (!n_given)
-        n_given = (unsigned)getpid() * 131;
-    for (int tries = 0; tries < 1000; tries++) {
-        int port = 10000 + (int)(n_given++ % 10000), on = 1;
-        struct sockaddr_in a = {
-            .sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_port = htons((uint16_t)port)};
-        int s = socket(AF_INET, SOCK_STREAM, 0);
-        setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        bool is_free = bind(s, (struct sockaddr *)&a, sizeof a) == 0;
-        close(s);
-        if (is_free)
-            return port;
-    }
-    return 0;
-}
-
 struct zero_config toy_config(struct toy_rank *r, int stage)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -226,12 +203,14 @@ void toy_wrong(struct toy_rank *r, const char *fmt, ...)
     snprintf(r->wrong + used, sizeof r->wrong - used, "; ");
 }
 
+static unsigned n_worlds;
+
 void toy_set_ranks(int world, void *arg, struct toy_rank *out)
 {
-    int port = free_port();
+    int port = held_port();
     char job[64];
-    snprintf(job, sizeof job, "%ld at %d", (long)getpid(), port);
-    setenv("ZERO_JOB", job, 1); /* strangers are sent away */
+    snprintf(job, sizeof job, "%ld-%u", (long)getpid(), n_worlds++);
+    setenv("ZERO_JOB", job, 1); /* ranks of a world that failed, which may still knock, are sent away */
     for (int i = 0; i < world; i++) {
         memset(&out[i], 0, sizeof out[i]);
         out[i].rank = i;
@@ -311,8 +290,8 @@ static void *nothing(void *arg)
 
 struct toy_holdings toy_holdings(void)
 {
-    /* libuv opens a pipe with the first loop of a process and keeps it; a sanitizer has a thread of its own
-     * from the first one on. */
+    /* libuv opens a pipe with the first loop of a process and keeps it, as the first two worlds do their
+     * ports; a sanitizer has a thread of its own from the first one on. */
     static bool warm;
     uv_loop_t first;
     pthread_t thread;
@@ -320,6 +299,8 @@ struct toy_holdings toy_holdings(void)
         uv_loop_close(&first);
     if (!warm && pthread_create(&thread, NULL, nothing, NULL) == 0)
         pthread_join(thread, NULL);
+    for (unsigned n = n_worlds; !warm && n < 2; n++)
+        held_port();
     warm = true;
     struct toy_holdings h = look();
     for (int n_same = 0, i = 0; n_same < 5 && i < 500; i++) {
