@@ -76,3 +76,8 @@ int office_fetch(struct office *o, int i, char *to, int64_t bytes)
     int err = o->dev->ops->copy(o->stream[i], to, o->base[i], bytes);
     return err ? err : o->dev->ops->stream_sync(o->stream[i]);
 }
+
+void note_status(struct rank *me, struct zr_comm *c)
+{
+    me->code = c->ops->status(c, me->note, sizeof me->note);
+}

@@ -25,7 +25,7 @@ struct office_kind {
     int64_t (*reserve_bytes)(int world, int i); /* of communicator i's arena, for itself; NULL: none */
     bool exact;                                 /* reduces in the fixed tree and leaves src alone */
     bool same_order;                            /* all ranks must mix the communicators alike */
-    bool one_reduces; /* the second only */
+    bool one_reduces;                           /* the second only */
 };
 
 extern const struct office_kind office_self, office_shm;
@@ -39,5 +39,8 @@ bool office_close(struct office *o);
 /* The whole arena of communicator i, from and to the host's memory; blocking. */
 int office_store(struct office *o, int i, const char *from, int64_t bytes);
 int office_fetch(struct office *o, int i, char *to, int64_t bytes);
+
+/* Keeps the communicator's state for the test, as note_error does a call's. */
+void note_status(struct rank *me, struct zr_comm *c);
 
 #endif

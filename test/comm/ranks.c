@@ -1,7 +1,7 @@
 /* ranks.c: see ranks.h. */
 #include "test/comm/ranks.h"
+#include "test/held_port.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,15 +28,9 @@ void rank_says(struct rank *r, const char *file, int line, const char *cond, con
     snprintf(r->wrong, sizeof r->wrong, "%s:%d: %s: %s", name ? name + 1 : file, line, cond, text);
 }
 
-int free_port(void)
+void sleep_ms(int ms)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
-    close(fd);
-    return ntohs(a.sin_port);
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
 bool wait_stage(struct rank *r, int stage)
@@ -45,9 +38,30 @@ bool wait_stage(struct rank *r, int stage)
     for (int i = 0; i < 30000; i++) {
         if (atomic_load(&r->stage) >= stage)
             return true;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        sleep_ms(1);
     }
     return false;
+}
+
+bool all_at(struct rank *me, int stage)
+{
+    bool there = true;
+    atomic_store(&me->stage, stage);
+    for (int i = 0; i < me->w.world; i++)
+        there &= wait_stage(&me->all[i], stage);
+    return there;
+}
+
+void note_error(struct rank *me, int code)
+{
+    me->code = code;
+    snprintf(me->note, sizeof me->note, "%s", code ? zr_error_text() : "");
+}
+
+void expect_rank(const struct rank *r, int code, const char *text)
+{
+    if (r->code != code || !strstr(r->note, text))
+        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
 }
 
 struct task {
@@ -113,7 +127,7 @@ struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg
         assert_true(shared != MAP_FAILED);
     }
     memset(shared, 0, MOST_RANKS * sizeof *shared);
-    int port = free_port();
+    int port = held_port();
     for (int i = 0; i < n; i++) {
         struct rank *r = &shared[i];
         r->w = (struct zr_world){.rank = i, .world = n, .local_rank = i, .host = "127.0.0.1", .port = port};

@@ -42,11 +42,17 @@ void rank_says(struct rank *r, const char *file, int line, const char *cond, con
 struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg,
                        void (*before)(struct rank *r));
 
-/* A TCP port of loopback that was free a moment ago. */
-int free_port(void);
-
 /* Waits (bounded) until stage of r is at least stage. */
 bool wait_stage(struct rank *r, int stage);
+/* This rank has come to stage; waits until all have. */
+bool all_at(struct rank *me, int stage);
+
+void sleep_ms(int ms);
+
+/* Keeps the result of a call in code, and its message in note ("" for 0), for the test. */
+void note_error(struct rank *me, int code);
+/* Fails the test unless r kept this code and a note with that text in it. */
+void expect_rank(const struct rank *r, int code, const char *text);
 
 /* A small random generator, seeded by the test: splitmix64. */
 uint64_t next_random(uint64_t *state);

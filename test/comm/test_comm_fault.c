@@ -11,38 +11,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 1500, ARENA_BYTES = 1 << 16 };
-
-static void sleep_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-static void expect(const struct rank *r, int code, const char *text)
-{
-    if (r->code != code || !strstr(r->note, text))
-        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
-}
-
-/* Every rank has come to this stage. */
-static bool all_at(struct rank *me, int stage)
-{
-    bool there = true;
-    atomic_store(&me->stage, stage);
-    for (int i = 0; i < me->w.world; i++)
-        there &= wait_stage(&me->all[i], stage);
-    return there;
-}
-
-static void note_status(struct rank *me, struct zr_comm *c)
-{
-    me->code = c->ops->status(c, me->note, sizeof me->note);
-}
 
 /* --- operations that differ --- */
 
@@ -125,7 +98,7 @@ static void test_operations_differ(bool forked)
         enum difference d = (enum difference)what;
         struct rank *r = run_ranks(forked, 4, differ, &d, NULL);
         for (int i = 0; i < 4; i++) {
-            expect(&r[i], ZR_ERR_MISMATCH, " seq 3 unit 1");
+            expect_rank(&r[i], ZR_ERR_MISMATCH, " seq 3 unit 1");
             bool names_odd = strstr(r[i].note, ": rank 3 is at ") != NULL;
             bool by_odd = strstr(r[i].note, "(found by rank 3)") != NULL || i == 3;
             /* either the odd one found another, or another found the odd one */
@@ -188,12 +161,13 @@ static void test_stays_away(void **state)
         int after_one = 1;
         struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
-            expect(&r[i], ZR_ERR_TIMEOUT,
-                   "exchange seq 2 unit 3: waited 1500 ms for rank 2, which is at seq 1 (broadcast unit 4)");
+            expect_rank(
+                &r[i], ZR_ERR_TIMEOUT,
+                "exchange seq 2 unit 3: waited 1500 ms for rank 2, which is at seq 1 (broadcast unit 4)");
         after_one = 0;
         r = run_ranks(forked, 4, stay_away, &after_one, NULL);
         for (int i = 0; i < 4; i++)
-            expect(
+            expect_rank(
                 &r[i], ZR_ERR_TIMEOUT,
                 "exchange seq 1 unit 3: waited 1500 ms for rank 2, which is not at its first operation yet");
     }
@@ -205,7 +179,8 @@ static void wait_elsewhere(struct rank *me)
     struct office o;
     int mine = me->w.rank == 2;
     char last[96];
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, SHORT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     zr_shm_pair(o.comm[0], o.comm[1]);
     for (int k = 0; k < 2; k++) {
         struct zr_comm *c = o.comm[k];
@@ -234,13 +209,14 @@ static void test_waits_elsewhere(void **state)
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, wait_elsewhere, NULL, NULL);
         for (int i = 0; i < 4; i++)
-            expect(&r[i], ZR_ERR_MISMATCH,
-                   i == 2 ? "broadcast seq 2 unit 6: waited 1500 ms for rank 0, which is at seq 1 (exchange "
-                            "unit 4) "
-                            "here and waits for this rank in gather: broadcast seq 2 unit 5, and for 2 more"
-                          : "broadcast seq 2 unit 5: waited 1500 ms for rank 2, which is at seq 1 (exchange "
-                            "unit 4) "
-                            "here and waits for this rank in reduce: broadcast seq 2 unit 6");
+            expect_rank(
+                &r[i], ZR_ERR_MISMATCH,
+                i == 2 ? "broadcast seq 2 unit 6: waited 1500 ms for rank 0, which is at seq 1 (exchange "
+                         "unit 4) "
+                         "here and waits for this rank in gather: broadcast seq 2 unit 5, and for 2 more"
+                       : "broadcast seq 2 unit 5: waited 1500 ms for rank 2, which is at seq 1 (exchange "
+                         "unit 4) "
+                         "here and waits for this rank in reduce: broadcast seq 2 unit 6");
     }
 }
 
@@ -286,8 +262,8 @@ static void test_death(void **state)
         for (int i = 0; i < 4; i++) {
             if (i == 1)
                 continue;
-            expect(&r[i], ZR_ERR_PEER, "rank 1 was lost: its process ended");
-            expect(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
+            expect_rank(&r[i], ZR_ERR_PEER, "rank 1 was lost: its process ended");
+            expect_rank(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
         }
     }
 }
@@ -313,8 +289,8 @@ static void test_close_early(void **state)
     (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 3, close_early, NULL, NULL);
-        expect(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
-        expect(&r[2], ZR_ERR_PEER, "rank 1 has closed");
+        expect_rank(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
+        expect_rank(&r[2], ZR_ERR_PEER, "rank 1 has closed");
     }
 }
 
@@ -359,8 +335,8 @@ static void test_abort(void **state)
         struct rank *r = run_ranks(forked, 4, abort_while_waiting, NULL, NULL);
         assert_string_equal(r[1].note, "the model called out of order");
         for (int i = 0; i < 4; i++)
-            expect(&r[i], ZR_ERR_ORDER,
-                   i == 1 ? "the model" : "the model called out of order (found by rank 1)");
+            expect_rank(&r[i], ZR_ERR_ORDER,
+                        i == 1 ? "the model" : "the model called out of order (found by rank 1)");
     }
 }
 
@@ -388,7 +364,7 @@ static void test_abort_early(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 3, abort_early, NULL, NULL);
     for (int i = 0; i < 3; i++)
-        expect(&r[i], ZR_ERR_IO, "input or output failed");
+        expect_rank(&r[i], ZR_ERR_IO, "input or output failed");
 }
 
 static void test_abort_self(void **state)
@@ -456,10 +432,10 @@ static void ask(struct rank *me)
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){.rlim_cur = 3, .rlim_max = files.rlim_max});
     if (odd && q->no_addresses)
         setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = 64 << 20, .rlim_max = space.rlim_max});
-    me->code = c->ops->arena(c, odd && q->bytes_of_rank_1 ? q->bytes_of_rank_1 : q->bytes, &base);
+    int err = c->ops->arena(c, odd && q->bytes_of_rank_1 ? q->bytes_of_rank_1 : q->bytes, &base);
     setrlimit(RLIMIT_NOFILE, &files);
     setrlimit(RLIMIT_AS, &space);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    note_error(me, err);
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
     RANK_CHECK(me, n_descriptors() == before, "%d descriptors became %d", before, n_descriptors());
     /* Nothing has changed: a smaller one can still be had. */
@@ -477,7 +453,7 @@ static void expect_all(struct request q, int code, const char *text)
 {
     struct rank *r = run_ranks(true, 3, ask, &q, NULL);
     for (int i = 0; i < 3; i++)
-        expect(&r[i], code, text);
+        expect_rank(&r[i], code, text);
 }
 
 static void test_arena_refused(void **state)
@@ -505,8 +481,7 @@ static void other_name(struct rank *me)
     struct zr_comm *c = NULL;
     RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, "x", 0, &c) == ZR_ERR_ARG, "timeout 0");
-    me->code = zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+    note_error(me, zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c));
     RANK_CHECK(me, !c, "a communicator came out of it");
     RANK_CHECK(me, office_close(&o), "handles are left");
 }
@@ -516,7 +491,7 @@ static void test_other_name(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 2, other_name, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
 }
 
 static void refuse_arguments(struct rank *me)

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -37,37 +36,6 @@ static int finish(void **state)
     if (expected_misuse >= 0 && n != expected_misuse)
         print_error("%d misuses, expected %d: %s\n", n, expected_misuse, text);
     return expected_misuse >= 0 && n != expected_misuse;
-}
-
-static void sleep_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-static void expect(const struct rank *r, int code, const char *text)
-{
-    if (r->code != code || !strstr(r->note, text))
-        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
-}
-
-static bool all_at(struct rank *me, int stage)
-{
-    bool there = true;
-    atomic_store(&me->stage, stage);
-    for (int i = 0; i < me->w.world; i++)
-        there &= wait_stage(&me->all[i], stage);
-    return there;
-}
-
-static void note_status(struct rank *me, struct zr_comm *c)
-{
-    me->code = c->ops->status(c, me->note, sizeof me->note);
-}
-
-static void note_error(struct rank *me, int code)
-{
-    me->code = code;
-    snprintf(me->note, sizeof me->note, "%s", code ? zr_error_text() : "");
 }
 
 /* --- offices with options of the test's --- */
@@ -177,7 +145,7 @@ static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engin
     struct rank *r = run_ranks(false, 2, note_path, NULL, NULL);
     nccl_stand_in_counts(&after);
     for (int i = 0; i < 2; i++)
-        expect(&r[i], 0, text);
+        expect_rank(&r[i], 0, text);
     /* what it says is what NCCL was given */
     assert_int_equal(after.n_symmetric - before.n_symmetric, n_symmetric);
     assert_int_equal(after.n_copy_engine - before.n_copy_engine, n_copy_engine);
@@ -250,7 +218,7 @@ static void try_open(int world, int code, const char *text)
     struct nccl_stand_in_counts after;
     struct rank *r = run_ranks(false, world, note_open, NULL, NULL);
     for (int i = 0; i < world; i++)
-        expect(&r[i], code, text);
+        expect_rank(&r[i], code, text);
     nccl_stand_in_counts(&after);
     assert_int_equal(after.n_comms, 0);
 }
@@ -318,20 +286,21 @@ static void test_open_fails(void **state)
             continue;
         nccl_stand_in_fail(cases[i].call, bad, cases[i].k, ncclSystemError);
         struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
-        expect(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
-        expect(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
+        expect_rank(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
+        expect_rank(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
         for (int k = 0; k < 3; k++)
             if (k != bad && cases[i].waits)
-                expect(&r[k], ZR_ERR_TIMEOUT, "has not come back after 800 ms");
+                expect_rank(&r[k], ZR_ERR_TIMEOUT, "has not come back after 800 ms");
             else if (k != bad)
-                expect(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
+                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
         nccl_stand_in_end();
     }
     /* A call that does not come back at all. */
     nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
-        expect(&r[k], ZR_ERR_TIMEOUT, "ncclCommInitRankConfig of the gather communicator has not come back");
+        expect_rank(&r[k], ZR_ERR_TIMEOUT,
+                    "ncclCommInitRankConfig of the gather communicator has not come back");
     nccl_stand_in_end();
     expected_misuse = -1; /* what hung was left behind with its memory */
 }
@@ -365,7 +334,7 @@ static void test_arena(void **state)
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "the arena is 8192 bytes on rank 1 and 4096 on rank 0");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "the arena is 8192 bytes on rank 1 and 4096 on rank 0");
 }
 
 static void test_reserve_bytes(void **state)
@@ -444,7 +413,8 @@ static void test_stays_away(void **state)
         struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
         for (int i = 0; i < 4; i++)
             if (i != 2)
-                expect(&r[i], ZR_ERR_TIMEOUT, "exchange seq 2 unit 3: waited 800 ms for the other ranks");
+                expect_rank(&r[i], ZR_ERR_TIMEOUT,
+                            "exchange seq 2 unit 3: waited 800 ms for the other ranks");
     }
 }
 
@@ -541,10 +511,11 @@ static void test_differ(void **state)
         customize(what % 2, LONG_MS);
         struct rank *r = run_ranks(false, 3, differ, &d, NULL);
         for (int i = 0; i < 3; i++)
-            expect(&r[i], ZR_ERR_MISMATCH,
-                   d == ONE_LESS
-                       ? "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"
-                       : "rank 2 issued other collectives than rank 0 up to exchange 21");
+            expect_rank(
+                &r[i], ZR_ERR_MISMATCH,
+                d == ONE_LESS
+                    ? "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"
+                    : "rank 2 issued other collectives than rank 0 up to exchange 21");
     }
 }
 
@@ -570,7 +541,7 @@ static void test_hang(void **state)
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms");
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms");
     expected_misuse = 1;
 }
 
@@ -607,12 +578,12 @@ static void test_nccl_fails(void **state)
     bool later = false;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
-    expect(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
-    expect(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms");
+    expect_rank(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms");
     later = true;
     customize(false, LONG_MS);
     r = run_ranks(false, 2, nccl_fails, &later, NULL);
-    expect(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
+    expect_rank(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
 }
 
 /* --- abort --- */
@@ -653,7 +624,7 @@ static void test_abort(void **state)
     (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
-    expect(&r[1], ZR_ERR_ORDER, "the model called out of order");
+    expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
 }
 
 /* NCCL cannot end some kernels. Then nothing of it is touched again, and closing does not wait for it. */
@@ -691,8 +662,8 @@ static void test_abort_sticks(void **state)
     customize(false, SHORT_MS);
     nccl_stand_in_the_machine()->abort_sticks = true;
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
-    expect(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms");
-    expect(&r[1], 0, "");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms");
+    expect_rank(&r[1], 0, "");
     assert_non_null(strstr(custom.log, "NCCL's reduce communicator could not be aborted: it is left behind"));
     assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not come back"));
     expected_misuse = 3; /* rank 0's memory: both arenas and the ledgers on the host */
@@ -794,14 +765,14 @@ static void test_lent(void **state)
         ncclGetUniqueId(&lent_id);
         struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
         for (int k = 0; k < world; k++)
-            expect(&r[k], 0, "");
+            expect_rank(&r[k], 0, "");
     }
     nccl_stand_in_the_machine()->version = 22809;
     lend_from = 1;
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
     for (int k = 0; k < world; k++)
-        expect(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
+        expect_rank(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
 }
 
 static ncclComm_t swapped(int rank)
@@ -832,7 +803,7 @@ static void test_lent_wrong(void **state)
     custom.change = lend_swapped;
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
-    expect(&r[0], ZR_ERR_ARG, "the ncclComm_t that was lent is rank 1 of 2: it must be rank 0 of 2");
+    expect_rank(&r[0], ZR_ERR_ARG, "the ncclComm_t that was lent is rank 1 of 2: it must be rank 0 of 2");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)

@@ -1,8 +1,8 @@
 /* test_rendezvous.c: ranks meet, exchange and part; strangers, wrong ranks and deaths at every stage. */
 #include "comm/link.h"
-#include "test/comm/ranks.h"
+#include "test/comm/meeting.h"
+#include "test/held_port.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -11,40 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cmocka.h>
 
 enum { LONG_MS = 30000, SHORT_MS = 1500 };
 
-static void sleep_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-/* Closes r (may be NULL) and the loop; everything must be gone. */
-static bool shut_down(uv_loop_t *loop, struct zr_rendezvous *r)
-{
-    if (r)
-        zr_rendezvous_close(r);
-    uv_run(loop, UV_RUN_DEFAULT); /* returns once nothing is open */
-    zr_rendezvous_free(r);
-    return uv_loop_close(loop) == 0;
-}
-
 /* --- everyone comes --- */
 
 static void meet_and_exchange(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    uv_loop_init(&loop);
+    struct meeting m;
     if (me->w.rank % 3 == 0)
         sleep_ms(40); /* rank 0 is not the first */
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_rendezvous_rank(r) == me->w.rank && zr_rendezvous_world(r) == me->w.world,
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_rank(m.r) == me->w.rank && zr_rendezvous_world(m.r) == me->w.world,
                "other numbers");
     /* From one byte to more than the sockets hold. */
     const size_t sizes[] = {1, 7, 4096, me->w.world == 5 ? 2000000 : 50000, 64};
@@ -54,7 +35,7 @@ static void meet_and_exchange(struct rank *me)
         for (size_t i = 0; i < n; i++)
             mine[i] = (unsigned char)(i * 7 + (size_t)me->w.rank * 31 + k);
         memset(all, 0xff, n * (size_t)me->w.world);
-        int err = zr_rendezvous_exchange(r, mine, n, all);
+        int err = zr_rendezvous_exchange(m.r, mine, n, all);
         size_t bad = 0;
         for (int p = 0; p < me->w.world; p++)
             for (size_t i = 0; i < n; i++)
@@ -67,8 +48,8 @@ static void meet_and_exchange(struct rank *me)
             sleep_ms(50); /* its loop does not run now; the others must have their results all the same */
     }
     char c = 0, all[MOST_RANKS];
-    RANK_CHECK(me, zr_rendezvous_exchange(r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_meet(void **state)
@@ -101,57 +82,52 @@ static void test_meet_by_name(void **state)
 static void test_world_one_needs_no_socket(void **state)
 {
     (void)state;
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
+    struct meeting m;
     struct zr_world w = {.world = 1};
     int mine = 5, all = 0;
-    uv_loop_init(&loop);
-    assert_int_equal(zr_rendezvous_open(&loop, &w, 1, &r), 0);
-    assert_int_equal(uv_loop_alive(&loop), 0);
-    assert_int_equal(zr_rendezvous_exchange(r, &mine, sizeof mine, &all), 0);
+    assert_int_equal(meet(&m, &w, 1), 0);
+    assert_int_equal(uv_loop_alive(&m.loop), 0);
+    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), 0);
     assert_int_equal(all, 5);
-    zr_rendezvous_detach(r, NULL, NULL);
-    assert_int_equal(zr_rendezvous_exchange(r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
-    assert_true(shut_down(&loop, r));
+    zr_rendezvous_detach(m.r, NULL, NULL);
+    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
+    assert_true(part(&m));
     zr_rendezvous_free(NULL);
+}
+
+static void refuse_to_meet(const struct zr_world *w, int64_t timeout_ms, const char *text)
+{
+    struct meeting m;
+    assert_int_equal(meet(&m, w, timeout_ms), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), text));
+    assert_null(m.r);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 
 static void test_bad_arguments(void **state)
 {
     (void)state;
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    uv_loop_init(&loop);
     struct zr_world w = {.rank = 3, .world = 3, .host = "127.0.0.1", .port = 1};
-    assert_int_equal(zr_rendezvous_open(&loop, &w, 1000, &r), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "rank is 3"));
+    refuse_to_meet(&w, 1000, "rank is 3");
     w.rank = 1;
     w.port = 0;
-    assert_int_equal(zr_rendezvous_open(&loop, &w, 1000, &r), ZR_ERR_ARG);
-    assert_non_null(strstr(zr_error_text(), "port 0"));
+    refuse_to_meet(&w, 1000, "port 0");
     w.port = 1;
-    assert_int_equal(zr_rendezvous_open(&loop, &w, 0, &r), ZR_ERR_ARG);
-    assert_null(r);
-    assert_int_equal(uv_loop_close(&loop), 0);
+    refuse_to_meet(&w, 0, "timeout_ms is 0");
 }
 
 static void test_port_taken(void **state)
 {
     (void)state;
-    struct zr_world w = {.rank = 0, .world = 2, .host = "127.0.0.1", .port = free_port()};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                            .sin_port = htons((uint16_t)w.port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    uv_loop_init(&loop);
-    assert_int_equal(zr_rendezvous_open(&loop, &w, SHORT_MS, &r), ZR_ERR_SYSTEM);
+    struct zr_world w = {.rank = 0, .world = 2, .host = "127.0.0.1", .port = held_port()};
+    int fd = listen_at(w.port);
+    assert_true(fd >= 0);
+    struct meeting m;
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_SYSTEM);
     char port[16];
     snprintf(port, sizeof port, ":%d:", w.port);
     assert_non_null(strstr(zr_error_text(), port));
-    assert_int_equal(uv_loop_close(&loop), 0);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
     close(fd);
 }
 
@@ -159,14 +135,11 @@ static void test_port_taken(void **state)
 
 static void open_and_note(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r = NULL;
+    struct meeting m;
     int64_t timeout_ms = me->arg ? *(int64_t *)me->arg : LONG_MS;
-    uv_loop_init(&loop);
-    me->code = zr_rendezvous_open(&loop, &me->w, timeout_ms, &r);
-    snprintf(me->note, sizeof me->note, "%.1000s", me->code ? zr_error_text() : "");
-    RANK_CHECK(me, !me->code == !!r, "code %d with %p", me->code, (void *)r);
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    note_error(me, meet(&m, &me->w, timeout_ms));
+    RANK_CHECK(me, !me->code == !!m.r, "code %d with %p", me->code, (void *)m.r);
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void all_but_last(struct rank *me)
@@ -175,21 +148,15 @@ static void all_but_last(struct rank *me)
         open_and_note(me);
 }
 
-static void expect(const struct rank *r, int code, const char *text)
-{
-    if (r->code != code || !strstr(r->note, text))
-        fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
-}
-
 static void test_missing_rank(void **state)
 {
     (void)state;
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(true, 4, all_but_last, &timeout_ms, NULL);
     for (int i = 0; i < 3; i++)
-        expect(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
     for (int i = 0; i < 3; i++)
-        expect(&r[i], ZR_ERR_TIMEOUT, "rank 3");
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "rank 3");
 }
 
 static void all_but_first(struct rank *me)
@@ -204,7 +171,7 @@ static void test_missing_rank_0(void **state)
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, NULL);
     for (int i = 1; i < 3; i++)
-        expect(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
 }
 
 static void no_such_name(struct rank *r)
@@ -217,7 +184,7 @@ static void test_no_such_name(void **state)
     (void)state;
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 2, all_but_first, &timeout_ms, no_such_name);
-    expect(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
 }
 
 static void twin(struct rank *r)
@@ -231,7 +198,7 @@ static void test_duplicate_rank(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
     for (int i = 0; i < 3; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
 }
 
 /* The last comes when the meeting has already failed, and learns why. */
@@ -248,8 +215,8 @@ static void test_late_rank(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
     for (int i = 0; i < 5; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
-    expect(&r[4], ZR_ERR_MISMATCH, "rank 4 came when the others had given up");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+    expect_rank(&r[4], ZR_ERR_MISMATCH, "rank 4 came when the others had given up");
 }
 
 static void other_world(struct rank *r)
@@ -263,7 +230,7 @@ static void test_other_world(void **state)
     (void)state;
     struct rank *r = run_ranks(false, 2, open_and_note, NULL, other_world);
     for (int i = 0; i < 2; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
 }
 
 static void other_job(struct rank *r)
@@ -289,26 +256,12 @@ static void test_other_job(void **state)
 {
     (void)state;
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
-    expect(&r[0], 0, "");
-    expect(&r[1], 0, "");
-    expect(&r[2], ZR_ERR_MISMATCH, "belongs to job \"yesterday's\"");
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "belongs to job \"yesterday's\"");
 }
 
 /* --- strangers --- */
-
-static int dial(int port)
-{
-    struct sockaddr_in a = {
-        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
-    for (int i = 0; i < 5000; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
-            return fd;
-        close(fd);
-        sleep_ms(2);
-    }
-    return -1;
-}
 
 /* Rank 1 of 2, after all kinds of others came to its place. */
 static void after_strangers(struct rank *me)
@@ -323,12 +276,7 @@ static void after_strangers(struct rank *me)
         fds[n++] = dial(me->w.port);
     /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another job, version,
      * type. */
-    struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
-                             .version = ZR_FRAME_VERSION,
-                             .type = ZR_FRAME_HELLO,
-                             .rank = 1,
-                             .world = 2,
-                             .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+    struct zr_frame hello = hello_of(me, 1, 2);
     struct zr_frame bad[6];
     for (int i = 0; i < 6; i++)
         bad[i] = hello;
@@ -406,22 +354,17 @@ static void *impostor(void *arg)
 
 static void meet_impostor(const char *says, bool once)
 {
-    struct zr_world w = {.rank = 1, .world = 2, .host = "127.0.0.1", .port = free_port()};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                            .sin_port = htons((uint16_t)w.port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
+    struct zr_world w = {.rank = 1, .world = 2, .host = "127.0.0.1", .port = held_port()};
+    int fd = listen_at(w.port);
+    assert_true(fd >= 0);
     pthread_t id;
     struct impostor p = {fd, says, once};
     pthread_create(&id, NULL, impostor, &p);
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    uv_loop_init(&loop);
-    assert_int_equal(zr_rendezvous_open(&loop, &w, SHORT_MS, &r), ZR_ERR_TIMEOUT);
+    struct meeting m;
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_TIMEOUT);
     if (!strstr(zr_error_text(), "does not speak this protocol"))
         fail_msg("\"%s\"%s: %s", says, once ? " once" : "", zr_error_text());
-    assert_int_equal(uv_loop_close(&loop), 0);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
     shutdown(fd, SHUT_RDWR);
     pthread_join(id, NULL);
     close(fd);
@@ -443,12 +386,7 @@ static void die_while_meeting(struct rank *me)
     if (me->w.rank == 0) {
         open_and_note(me);
     } else if (me->w.rank == 2) {
-        struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
-                                 .version = ZR_FRAME_VERSION,
-                                 .type = ZR_FRAME_HELLO,
-                                 .rank = 2,
-                                 .world = 4,
-                                 .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+        struct zr_frame hello = hello_of(me, 2, 4);
         int fd = dial(me->w.port);
         (void)!send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
         (void)!recv(fd, &hello, sizeof hello, MSG_WAITALL);
@@ -465,26 +403,21 @@ static void test_death_while_meeting(void **state)
 {
     (void)state;
     struct rank *r = run_ranks(true, 4, die_while_meeting, NULL, rank_2_dies);
-    expect(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
+    expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
 }
 
 static void die_in_exchange(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    int mine = me->w.rank, all[MOST_RANKS];
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
     if (me->dies) {
         sleep_ms(50);
         kill(getpid(), SIGKILL);
     }
-    me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
-    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == me->code,
-               "another code the second time");
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, exchange_ranks(&m) == me->code, "another code the second time");
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void rank_0_dies(struct rank *r)
@@ -498,10 +431,10 @@ static void test_death_in_exchange(void **state)
     struct rank *r = run_ranks(true, 4, die_in_exchange, NULL, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
-            expect(&r[i], ZR_ERR_PEER, "rank 2 was lost");
+            expect_rank(&r[i], ZR_ERR_PEER, "rank 2 was lost");
     r = run_ranks(true, 4, die_in_exchange, NULL, rank_0_dies);
     for (int i = 1; i < 4; i++)
-        expect(&r[i], ZR_ERR_PEER, "rank 0 was lost");
+        expect_rank(&r[i], ZR_ERR_PEER, "rank 0 was lost");
 }
 
 /* Rank 1 says hello and is gone before rank 0 has read it: the others learn of it, at once or in the first
@@ -509,34 +442,25 @@ static void test_death_in_exchange(void **state)
 static void die_after_hello(struct rank *me)
 {
     if (me->w.rank == 1) {
-        struct zr_frame hello = {.magic = ZR_FRAME_MAGIC,
-                                 .version = ZR_FRAME_VERSION,
-                                 .type = ZR_FRAME_HELLO,
-                                 .rank = 1,
-                                 .world = 3,
-                                 .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+        struct zr_frame hello = hello_of(me, 1, 3);
         int fd = dial(me->w.port);
         (void)!send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
         close(fd);
         return;
     }
-    uv_loop_t loop;
-    struct zr_rendezvous *r = NULL;
-    int mine = 0, all[3];
-    uv_loop_init(&loop);
+    struct meeting m;
     int64_t timeout_ms = me->w.rank == 0 ? LONG_MS : 2000; /* rank 2 may find nobody any more */
-    me->code = zr_rendezvous_open(&loop, &me->w, timeout_ms, &r);
+    note_error(me, meet(&m, &me->w, timeout_ms));
     if (!me->code)
-        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+        note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_death_after_hello(void **state)
 {
     (void)state;
     struct rank *r = run_ranks(true, 3, die_after_hello, NULL, NULL);
-    expect(&r[0], ZR_ERR_PEER, "rank 1 was lost");
+    expect_rank(&r[0], ZR_ERR_PEER, "rank 1 was lost");
     assert_int_not_equal(r[2].code, 0);
 }
 
@@ -565,11 +489,9 @@ static void on_closed(struct zr_link *l)
 static void write_to_the_dead(struct rank *me)
 {
     static const struct zr_link_calls calls = {on_connect, on_frame, on_end, on_closed};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                            .sin_port = htons((uint16_t)me->w.port)};
-    int server = socket(AF_INET, SOCK_STREAM, 0), connected = 1;
-    RANK_CHECK(me, bind(server, (struct sockaddr *)&a, sizeof a) == 0 && listen(server, 1) == 0, "no server");
+    struct sockaddr_in a = loopback(me->w.port);
+    int server = listen_at(me->w.port), connected = 1;
+    RANK_CHECK(me, server >= 0, "no server");
     uv_loop_t loop;
     uv_loop_init(&loop);
     struct zr_link *l = zr_link_new(&loop, &calls, &connected, 64);
@@ -601,16 +523,11 @@ static void test_write_to_the_dead(void **state)
 /* One rank gives up and leaves in good order while the others exchange. */
 static void leave_early(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    int mine = me->w.rank, all[MOST_RANKS];
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    if (me->w.rank != *(int *)me->arg) {
-        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
-        snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
-    }
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    if (me->w.rank != *(int *)me->arg)
+        note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_leaving_early(void **state)
@@ -622,29 +539,25 @@ static void test_leaving_early(void **state)
         struct rank *r = run_ranks(false, 3, leave_early, &who, NULL);
         for (int i = 0; i < 3; i++)
             if (i != who)
-                expect(&r[i], ZR_ERR_PEER, text);
+                expect_rank(&r[i], ZR_ERR_PEER, text);
     }
 }
 
 /* One rank cannot go on: the others, on their way to an exchange or in it, learn why. */
 static void fail_instead(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    int mine = me->w.rank, all[MOST_RANKS];
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_rendezvous_exchange(r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
     if (me->w.rank == *(int *)me->arg) {
         zr_fail(ZR_ERR_NOMEM, "no memory for %d apples", 7);
-        RANK_CHECK(me, zr_rendezvous_fail(r, ZR_ERR_NOMEM) == ZR_ERR_NOMEM, "another code");
+        RANK_CHECK(me, zr_rendezvous_fail(m.r, ZR_ERR_NOMEM) == ZR_ERR_NOMEM, "another code");
         RANK_CHECK(me, strcmp(zr_error_text(), "no memory for 7 apples") == 0, "%s", zr_error_text());
     } else if (me->w.rank == 2) {
         sleep_ms(30);
     }
-    me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_failing_rank(void **state)
@@ -655,20 +568,17 @@ static void test_failing_rank(void **state)
         snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
         struct rank *r = run_ranks(false, 4, fail_instead, &who, NULL);
         for (int i = 0; i < 4; i++)
-            expect(&r[i], ZR_ERR_NOMEM, text);
+            expect_rank(&r[i], ZR_ERR_NOMEM, text);
     }
 }
 
 static void differ_in_size(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
+    struct meeting m;
     char mine[32] = {0}, all[32 * MOST_RANKS];
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    me->code = zr_rendezvous_exchange(r, mine, me->w.rank == 1 ? 12 : 16, all);
-    snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    note_error(me, zr_rendezvous_exchange(m.r, mine, me->w.rank == 1 ? 12 : 16, all));
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_sizes_differ(void **state)
@@ -676,25 +586,21 @@ static void test_sizes_differ(void **state)
     (void)state;
     struct rank *r = run_ranks(true, 3, differ_in_size, NULL, NULL);
     for (int i = 0; i < 3; i++)
-        expect(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
 }
 
 static void skip_exchange(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    int mine = 1, all[MOST_RANKS];
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, SHORT_MS, &r) == 0, "%s", zr_error_text());
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, SHORT_MS) == 0, "%s", zr_error_text());
     if (me->w.rank != *(int *)me->arg) {
-        me->code = zr_rendezvous_exchange(r, &mine, sizeof mine, all);
-        snprintf(me->note, sizeof me->note, "%.1000s", zr_error_text());
+        note_error(me, exchange_ranks(&m));
         atomic_store(&me->stage, 1);
     } else {
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, i == me->w.rank || wait_stage(&me->all[i], 1), "rank %d waits for ever", i);
     }
-    RANK_CHECK(me, shut_down(&loop, r), "handles are left");
+    RANK_CHECK(me, part(&m), "handles are left");
 }
 
 static void test_exchange_timeout(void **state)
@@ -702,18 +608,18 @@ static void test_exchange_timeout(void **state)
     (void)state;
     int who = 2;
     struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
-    expect(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
-    expect(&r[1], ZR_ERR_TIMEOUT, "rank 2");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "rank 2");
     who = 0;
     r = run_ranks(false, 3, skip_exchange, &who, NULL);
-    expect(&r[1], ZR_ERR_TIMEOUT, "for rank 0");
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "for rank 0");
 }
 
 /* --- after the detach --- */
 
 struct watch {
     struct rank *me;
-    struct zr_rendezvous *r;
+    struct meeting m;
     uv_timer_t stop;
     int n_lost;
 };
@@ -726,7 +632,7 @@ static void stop_closed(uv_handle_t *h)
 static void stop(struct watch *w)
 {
     uv_close((uv_handle_t *)&w->stop, stop_closed);
-    zr_rendezvous_close(w->r);
+    zr_rendezvous_close(w->m.r);
 }
 
 static void note_lost(void *arg, int rank, const char *why)
@@ -748,27 +654,24 @@ static void time_over(uv_timer_t *t)
  */
 static void watch(struct rank *me)
 {
-    uv_loop_t loop;
     struct watch w = {.me = me};
-    int mine = 0, all[MOST_RANKS];
     bool goes = me->w.rank == *(int *)me->arg;
     bool someone_dies = false;
     for (int i = 0; i < me->w.world; i++)
         someone_dies |= me->all[i].dies;
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &w.r) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_rendezvous_exchange(w.r, &mine, sizeof mine, all) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
     me->code = -1;
     if (goes && me->dies)
         kill(getpid(), SIGKILL);
     sleep_ms(me->w.rank * 10); /* deaths are seen before or after the detach */
-    uv_timer_init(&loop, &w.stop);
+    uv_timer_init(&w.m.loop, &w.stop);
     w.stop.data = &w;
     uv_timer_start(&w.stop, time_over, someone_dies ? LONG_MS : goes ? 0 : 200, 0);
-    zr_rendezvous_detach(w.r, note_lost, &w);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    zr_rendezvous_free(w.r);
-    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+    zr_rendezvous_detach(w.m.r, note_lost, &w);
+    uv_run(&w.m.loop, UV_RUN_DEFAULT);
+    zr_rendezvous_free(w.m.r);
+    RANK_CHECK(me, uv_loop_close(&w.m.loop) == 0, "handles are left");
     RANK_CHECK(me, w.n_lost == (someone_dies ? 1 : 0), "%d losses were told, the last: rank %d, %s", w.n_lost,
                me->code, me->note);
 }
@@ -780,11 +683,11 @@ static void test_death_after_detach(void **state)
     struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
-            expect(&r[i], 2, "connection");
+            expect_rank(&r[i], 2, "connection");
     who = 0;
     r = run_ranks(true, 3, watch, &who, rank_0_dies);
     for (int i = 1; i < 3; i++)
-        expect(&r[i], 0, "connection");
+        expect_rank(&r[i], 0, "connection");
 }
 
 static void test_goodbye_is_no_death(void **state)
@@ -797,12 +700,10 @@ static void test_goodbye_is_no_death(void **state)
 /* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
 static void close_at_once(struct rank *me)
 {
-    uv_loop_t loop;
-    struct zr_rendezvous *r;
-    uv_loop_init(&loop);
-    RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &r) == 0, "%s", zr_error_text());
-    zr_rendezvous_free(r); /* closes by itself */
-    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    zr_rendezvous_free(m.r); /* closes by itself */
+    RANK_CHECK(me, uv_loop_close(&m.loop) == 0, "handles are left");
 }
 
 static void test_close_at_once(void **state)

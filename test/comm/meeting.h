@@ -1,0 +1,33 @@
+/* meeting.h: what tests of the rendezvous do with it: ranks that meet and part, and sockets that speak to it
+ * by hand. */
+#ifndef ZR_TEST_COMM_MEETING_H
+#define ZR_TEST_COMM_MEETING_H
+
+#include "comm/link.h"
+#include "test/comm/ranks.h"
+
+#include <netinet/in.h>
+
+/* A loop of the rank's own, and what it meets the others by. */
+struct meeting {
+    uv_loop_t loop;
+    struct zr_rendezvous *r; /* NULL: it could not be opened */
+};
+
+/* Returns what zr_rendezvous_open does; to be parted from in any case. */
+int meet(struct meeting *m, const struct zr_world *w, int64_t timeout_ms);
+/* Closes what is open; false when handles were left on the loop. */
+bool part(struct meeting *m);
+
+/* Everyone gives its rank. */
+int exchange_ranks(struct meeting *m);
+
+struct sockaddr_in loopback(int port);
+/* A socket that listens on a port that this process holds; -1: it cannot be had. */
+int listen_at(int port);
+/* A socket connected to it, waiting (bounded) until somebody listens; else -1. */
+int dial(int port);
+/* What that rank of me's job says first. */
+struct zr_frame hello_of(const struct rank *me, int rank, int world);
+
+#endif
