@@ -119,6 +119,32 @@ static void test_mixed(void **state)
     run_ranks(false, 5, comm_suite_mixed, &p, NULL);
 }
 
+/* That the stand-in tells buffers that overlap from such that are in place. */
+static void test_buffers_overlap(void **state)
+{
+    (void)state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    cudaStream_t s;
+    void *p;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    assert_int_equal(ncclCommInitRankConfig(&comm, 1, id, 0, &config), 0);
+    assert_int_equal(cudaStreamCreate(&s) || cudaMalloc(&p, 128), 0);
+    for (int apart = 0; apart <= 64; apart += 16) {
+        char *to = (char *)p + apart;
+        assert_int_equal(ncclAllGather(p, to, 64, ncclInt8, comm, s), 0);
+        assert_int_equal(ncclReduceScatter(p, to, 16, ncclFloat32, ncclSum, comm, s), 0);
+        assert_int_equal(ncclReduce(p, to, 16, ncclFloat32, ncclSum, 0, comm, s), 0);
+        assert_int_equal(ncclBroadcast(p, to, 64, ncclInt8, 0, comm, s), 0);
+    }
+    cudaStreamSynchronize(s);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+    ncclCommDestroy(comm);
+    expected_misuse = 3 * 4;
+}
+
 /* --- which path --- */
 
 static void note_path(struct rank *me)
@@ -811,25 +837,13 @@ static void test_lent_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_conform),
-        TEST(test_mixed),
-        TEST(test_paths),
-        TEST(test_conform_old),
-        TEST(test_one_without_memory),
-        TEST(test_refused),
-        TEST(test_open_fails),
-        TEST(test_arena),
-        TEST(test_reserve_bytes),
-        TEST(test_stays_away),
-        TEST(test_slow_compute),
-        TEST(test_differ),
-        TEST(test_hang),
-        TEST(test_nccl_fails),
-        TEST(test_abort),
-        TEST(test_abort_sticks),
-        TEST(test_deep_queue),
-        TEST(test_lent),
-        TEST(test_lent_wrong),
+        TEST(test_conform),       TEST(test_mixed),        TEST(test_buffers_overlap),
+        TEST(test_paths),         TEST(test_conform_old),  TEST(test_one_without_memory),
+        TEST(test_refused),       TEST(test_open_fails),   TEST(test_arena),
+        TEST(test_reserve_bytes), TEST(test_stays_away),   TEST(test_slow_compute),
+        TEST(test_differ),        TEST(test_hang),         TEST(test_nccl_fails),
+        TEST(test_abort),         TEST(test_abort_sticks), TEST(test_deep_queue),
+        TEST(test_lent),          TEST(test_lent_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }
