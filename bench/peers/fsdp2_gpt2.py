@@ -130,7 +130,7 @@ def main():
             group['lr'] = o.lr * min(1.0, (step + 1) / N_WARMUP_STEPS)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss, norm = float(loss), float(norm.full_tensor() if hasattr(norm, 'full_tensor') else norm)
+        loss, norm = loss.item(), (norm.full_tensor() if hasattr(norm, 'full_tensor') else norm).item()
         torch.cuda.synchronize()
         ms.append((time.perf_counter() - start) * 1e3)
     median = statistics.median(ms[N_WARMUP_STEPS:])
