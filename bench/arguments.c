@@ -9,53 +9,90 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_CHILDREN 4
-enum { KEY_HELP = 0x100 };
+enum { KEY_HELP = 0x100, KEY_FIRST_ROW = 0x200 };
 
-static const struct argp_option help_options[] = {
-    {"help", KEY_HELP, NULL, 0, "Print this help", -1},
-    {0},
+/* A table and the struct it fills, as argp wants them. */
+struct reading {
+    const struct option_table *table;
+    char *to;
+    int n_rows;
+    struct argp_option *options; /* (n_rows + 2): the rows, --help in a command's table, the end */
+    struct reading *shared;
 };
 
-static error_t parse_help(int key, char *arg, struct argp_state *state)
+static error_t read_key(int key, char *arg, struct argp_state *state)
 {
-    (void)arg;
-    if (key != KEY_HELP) {
-        return ARGP_ERR_UNKNOWN;
+    const struct reading *r = state->input;
+    const struct option_table *t = r->table;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        if (r->shared) {
+            state->child_inputs[0] = r->shared;
+        }
+        return 0;
+    case KEY_HELP:
+        argp_state_help(state, stdout,
+                        ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_PRE_DOC | ARGP_HELP_POST_DOC);
+        fflush(stdout);
+        exit(0);
+    case ARGP_KEY_ARG:
+        return t->read_word ? t->read_word(state, NULL, arg, r->to) : ARGP_ERR_UNKNOWN;
+    case ARGP_KEY_SUCCESS:
+        return t->finish ? t->finish(state, r->to) : 0;
+    default:
+        if (key < KEY_FIRST_ROW || key >= KEY_FIRST_ROW + r->n_rows) {
+            return ARGP_ERR_UNKNOWN;
+        }
+        const struct option_row *row = &t->rows[key - KEY_FIRST_ROW];
+        return row->read(state, row, arg, r->to + row->at);
     }
-    argp_state_help(state, stdout, ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_PRE_DOC | ARGP_HELP_POST_DOC);
-    fflush(stdout);
-    exit(0);
 }
 
-static const struct argp help_argp = {.options = help_options, .parser = parse_help};
-
-int options_parse(const struct argp *argp, const char *name, int argc, char **argv, void *input)
+static struct reading reading_of(const struct option_table *table, void *to)
 {
-    struct argp_child children[MAX_CHILDREN + 2] = {0};
-    int n = 0;
-    for (const struct argp_child *c = argp->children; c && c->argp && n < MAX_CHILDREN; c++) {
-        children[n++] = *c;
+    struct reading r = {.table = table, .to = to};
+    while (table->rows[r.n_rows].help) {
+        r.n_rows++;
     }
-    children[n] = (struct argp_child){.argp = &help_argp};
-    struct argp with_help = *argp;
-    with_help.children = children;
+    r.options = calloc((size_t)r.n_rows + 2, sizeof *r.options);
+    for (int i = 0; r.options && i < r.n_rows; i++) {
+        const struct option_row *row = &table->rows[i];
+        r.options[i] = (struct argp_option){
+            row->name, row->name ? KEY_FIRST_ROW + i : 0, row->metavar, 0, row->help, row->group};
+    }
+    return r;
+}
 
+int options_parse(const struct option_table *table, const char *name, int argc, char **argv, void *options)
+{
+    struct reading own = reading_of(table, options), shared = {0};
+    struct argp shared_argp = {.parser = read_key};
+    struct argp_child children[] = {{0}, {0}};
+    if (table->shared) {
+        shared = reading_of(table->shared, own.to + table->shared_at);
+        own.shared = &shared;
+        shared_argp.options = shared.options;
+        children[0] = (struct argp_child){&shared_argp, 0, table->shared->header, 1};
+    }
     char *own_name = argv[0], *text = NULL;
     size_t text_bytes = 0;
     FILE *terminal = stderr, *caught = open_memstream(&text, &text_bytes);
-    if (!caught) {
-        fprintf(stderr, "%s: not enough memory to read the options\n", name);
-        return EXIT_USAGE;
+    error_t err = ENOMEM;
+    if (caught && own.options && (shared.options || !own.shared)) {
+        own.options[own.n_rows] = (struct argp_option){"help", KEY_HELP, NULL, 0, "Print this help", -1};
+        const struct argp argp = {own.options, read_key, .args_doc = table->args_doc, .doc = table->doc,
+                                  .children = children};
+        argv[0] = (char *)name;
+        stderr = caught;
+        err = argp_parse(&argp, argc, argv, ARGP_NO_EXIT | ARGP_NO_HELP, NULL, &own);
+        stderr = terminal;
+        argv[0] = own_name;
     }
-    argv[0] = (char *)name;
-    stderr = caught;
-    error_t err = argp_parse(&with_help, argc, argv, ARGP_NO_EXIT | ARGP_NO_HELP, NULL, input);
-    stderr = terminal;
-    argv[0] = own_name;
-    fclose(caught);
+    if (caught) {
+        fclose(caught);
+    }
     if (err) {
-        int line = (int)strcspn(text, "\n");
+        int line = text ? (int)strcspn(text, "\n") : 0;
         if (line) {
             fprintf(stderr, "%.*s\n", line, text);
         } else {
@@ -63,24 +100,45 @@ int options_parse(const struct argp *argp, const char *name, int argc, char **ar
         }
     }
     free(text);
+    free(own.options);
+    free(shared.options);
     return err ? EXIT_USAGE : 0;
 }
 
-error_t option_double(struct argp_state *state, const char *name, const char *arg, double min, double max,
-                      double *out)
+error_t option_refuse_word(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
-    char *end;
-    double v = strtod(arg, &end);
-    if (end == arg || *end || !(v >= min && v <= max)) {
-        argp_error(state, "%s: '%s' is not a number from %g to %g", name, arg, min, max);
-        return EINVAL;
-    }
-    *out = v;
+    (void)row, (void)to;
+    argp_error(state, "'%s' is not an option", arg);
+    return EINVAL;
+}
+
+error_t option_flag(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    (void)state, (void)row, (void)arg;
+    *(bool *)to = true;
     return 0;
 }
 
-error_t option_int(struct argp_state *state, const char *name, const char *arg, int64_t min, int64_t max,
-                   int64_t *out)
+error_t option_text(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    (void)state, (void)row;
+    *(const char **)to = arg;
+    return 0;
+}
+
+error_t option_double(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    char *end;
+    double v = strtod(arg, &end);
+    if (end == arg || *end || !(v >= row->least && v <= row->most)) {
+        argp_error(state, "--%s: '%s' is not a number from %g to %g", row->name, arg, row->least, row->most);
+        return EINVAL;
+    }
+    *(double *)to = v;
+    return 0;
+}
+
+error_t option_int(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     char *end;
     errno = 0;
@@ -90,16 +148,24 @@ error_t option_int(struct argp_state *state, const char *name, const char *arg, 
         errno = errno || !(fabs(d) <= 9e15) || d != floor(d) ? ERANGE : 0;
         v = errno ? 0 : (long long)d;
     }
-    if (end == arg || *end || errno || v < min || v > max) {
-        argp_error(state, "%s: '%s' is not a whole number from %lld to %lld", name, arg, (long long)min,
-                   (long long)max);
+    if (end == arg || *end || errno || v < row->min || v > row->max) {
+        argp_error(state, "--%s: '%s' is not a whole number from %lld to %lld", row->name, arg,
+                   (long long)row->min, (long long)row->max);
         return EINVAL;
     }
-    *out = v;
+    *(int64_t *)to = v;
     return 0;
 }
 
-error_t option_bytes(struct argp_state *state, const char *name, const char *arg, int64_t min, int64_t *out)
+error_t option_int_or_none(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    error_t err = option_int(state, row, arg, to);
+    int64_t *n = to;
+    *n = !err && *n == 0 ? -1 : *n;
+    return err;
+}
+
+error_t option_bytes(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     static const char suffixes[] = "KMGT";
     char *end;
@@ -109,29 +175,28 @@ error_t option_bytes(struct argp_state *state, const char *name, const char *arg
         v *= 1024;
     }
     end += s != NULL;
-    if (end == arg || *end || !(v >= (double)min && v <= 9e18)) {
-        argp_error(state, "%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)", name,
-                   arg, (long long)min);
+    if (end == arg || *end || !(v >= (double)row->min && v <= 9e18)) {
+        argp_error(state, "--%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)",
+                   row->name, arg, (long long)row->min);
         return EINVAL;
     }
-    *out = (int64_t)v;
+    *(int64_t *)to = (int64_t)v;
     return 0;
 }
 
-error_t option_word(struct argp_state *state, const char *name, const char *arg,
-                    const struct option_word *words, int *out)
+error_t option_one_of(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     char allowed[256] = "";
-    for (const struct option_word *w = words; w->word; w++) {
+    for (const struct option_word *w = row->words; w->word; w++) {
         if (!strcmp(w->word, arg)) {
-            *out = w->value;
+            *(int *)to = w->value;
             return 0;
         }
         size_t used = strlen(allowed);
-        const char *join = w == words ? "" : w[1].word ? ", " : " or ";
+        const char *join = w == row->words ? "" : w[1].word ? ", " : " or ";
         snprintf(allowed + used, sizeof allowed - used, "%s%s", join, w->word);
     }
-    argp_error(state, "%s: '%s' is not %s", name, arg, allowed);
+    argp_error(state, "--%s: '%s' is not %s", row->name, arg, allowed);
     return EINVAL;
 }
 

@@ -1,35 +1,90 @@
-/* arguments.h: what the subcommands share in reading their command lines: argp, with every mistake told in
- * one line. */
+/* arguments.h: the subcommands' command lines, each a table with a row per option, read by argp with every
+ * mistake told in one line. */
 #ifndef ZERO_BENCH_ARGUMENTS_H
 #define ZERO_BENCH_ARGUMENTS_H
 
 #include <argp.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #define EXIT_USAGE 2 /* of bad options, bad values and unreadable data */
-
-/* argp_parse() with --help added; name ("zero-bench train") goes before messages. Returns 0, or EXIT_USAGE
- * after one line on stderr. --help prints to stdout and ends the program with 0. */
-int options_parse(const struct argp *argp, const char *name, int argc, char **argv, void *input);
-
-/* Reads arg into *out, or tells what is allowed through argp_error() and returns EINVAL. Integers may be
- * written as 1e6; bytes may end in K, M, G or T (powers of 1024). */
-error_t option_int(struct argp_state *state, const char *name, const char *arg, int64_t min, int64_t max,
-                   int64_t *out);
-error_t option_bytes(struct argp_state *state, const char *name, const char *arg, int64_t min, int64_t *out);
-error_t option_double(struct argp_state *state, const char *name, const char *arg, double min, double max,
-                      double *out);
 
 /* One of a set of words. */
 struct option_word {
     const char *word;
     int value;
 };
-/* words: ended by a NULL word. */
-error_t option_word(struct argp_state *state, const char *name, const char *arg,
-                    const struct option_word *words, int *out);
+
+/* Reads arg (NULL for a flag) into *to, which is row->at bytes into the command's struct; or tells what is
+ * allowed through argp_error(), returns EINVAL and leaves *to alone. */
+struct option_row;
+typedef error_t option_reader(struct argp_state *state, const struct option_row *row, char *arg, void *to);
+
+/* An option; without a name, a heading of its group in --help. */
+struct option_row {
+    const char *name;    /* without the dashes */
+    const char *metavar; /* NULL: a flag */
+    const char *help;
+    int group; /* in --help, from 1 */
+
+    option_reader *read;
+    size_t at;                       /* into the command's struct */
+    int64_t min, max;                /* of OPTION_INT and OPTION_BYTES */
+    double least, most;              /* of OPTION_DOUBLE */
+    const struct option_word *words; /* of OPTION_WORD; ended by a NULL word */
+};
+
+/* Where a field is in the struct S. One of a type other than those named does not compile, since _Generic has
+ * no case for it. */
+#define OPTION_AT(S, field, ...) (offsetof(S, field) + _Generic(((S *)0)->field, __VA_ARGS__))
+
+/* What a row ends with: what its option may be, and the field that it fills in. */
+
+/* A whole number, which may be written as 1e6. A uint64_t wants from to be 0 or more. */
+#define OPTION_INT(S, field, from, to)                                                                       \
+    .read = option_int, .at = OPTION_AT(S, field, int64_t : 0, uint64_t : 0), .min = (from), .max = (to)
+/* As OPTION_INT from 0, but 0 is stored as -1: where struct zero_config takes 0 for the default. */
+#define OPTION_INT_OR_NONE(S, field, to)                                                                     \
+    .read = option_int_or_none, .at = OPTION_AT(S, field, int64_t : 0), .max = (to)
+/* Bytes, which may end in K, M, G or T (powers of 1024). */
+#define OPTION_BYTES(S, field, from)                                                                         \
+    .read = option_bytes, .at = OPTION_AT(S, field, int64_t : 0), .min = (from)
+#define OPTION_DOUBLE(S, field, from, to)                                                                    \
+    .read = option_double, .at = OPTION_AT(S, field, double : 0), .least = (from), .most = (to)
+/* One of a set of words, into an int or an enum. */
+#define OPTION_WORD(S, field, set)                                                                           \
+    .read = option_one_of, .at = OPTION_AT(S, field, int : 0, unsigned : 0), .words = (set)
+#define OPTION_FLAG(S, field) .read = option_flag, .at = OPTION_AT(S, field, bool : 0)
+/* The argument itself, not a copy. */
+#define OPTION_TEXT(S, field) .read = option_text, .at = OPTION_AT(S, field, const char * : 0)
+/* An odd one: a function of the command, to which *to is the whole struct. */
+#define OPTION_BY(function) .read = (function)
+
+option_reader option_int, option_int_or_none, option_bytes, option_double, option_one_of, option_flag,
+    option_text;
+
+/* The options of a command, or those that several commands share. */
+struct option_table {
+    const struct option_row *rows; /* ended by one without help */
+    const char *header;            /* in --help, of a shared table */
+    const char *doc, *args_doc;    /* of a command; argp's */
+    option_reader *read_word;      /* of what is no option (row NULL, to the whole struct); NULL: refused */
+    /* Called when all is read: fills in what was not given, and refuses what does not go together as a reader
+     * does. NULL: nothing to do. The shared table's comes first. */
+    error_t (*finish)(struct argp_state *state, void *options);
+    const struct option_table *shared; /* stands first in --help; NULL: none. It has no shared one itself. */
+    size_t shared_at;                  /* where its struct is in the command's */
+};
+
+/* A read_word that says the word is not an option. */
+option_reader option_refuse_word;
+
+/* Reads the command line into *options; name ("zero-bench train") goes before messages. Returns 0, or
+ * EXIT_USAGE after one line on stderr. --help, which every command has, prints to stdout and ends the program
+ * with 0. */
+int options_parse(const struct option_table *table, const char *name, int argc, char **argv, void *options);
 
 extern const struct option_word option_dtypes[];                        /* f32, bf16: enum zero_dtype */
 extern const struct option_word option_devices[];                       /* host, cuda: enum zero_device */

@@ -16,22 +16,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KEY_STAGE = 0x300, KEY_DIR, KEY_REPEAT, KEY_JSON };
-
-static const struct argp_option checkpoint_argp_options[] = {
-    {"dir", KEY_DIR, "DIR", 0,
-     "A folder on the disk to measure (needed); a folder zero-bench is made in it, and removed", 2},
-    {"stage", KEY_STAGE, "0..3", 0, "What is sharded (1)", 2},
-    {"repeat", KEY_REPEAT, "N", 0, "Times that each is measured; the median counts (3)", 2},
-    {"json", KEY_JSON, NULL, 0, "One JSON line, from rank 0", 2},
-    {0},
-};
-
 struct options {
     struct model_options model;
     const char *dir;
-    int stage;
-    int64_t repeat;
+    int64_t stage, repeat;
     bool json;
 };
 
@@ -52,37 +40,32 @@ struct bench {
     _Atomic bool saved;
 };
 
-static error_t parse_checkpoint(int key, char *arg, struct argp_state *state)
+static error_t finish(struct argp_state *state, void *options)
 {
-    struct options *o = state->input;
-    int64_t n;
-    error_t err;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &o->model;
-        return 0;
-    case KEY_DIR:
-        o->dir = arg;
-        return 0;
-    case KEY_STAGE:
-        err = option_int(state, "--stage", arg, 0, 3, &n);
-        o->stage = err ? o->stage : (int)n;
-        return err;
-    case KEY_REPEAT:
-        return option_int(state, "--repeat", arg, 1, MAX_REPEAT, &o->repeat);
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_SUCCESS:
-        if (!o->dir) {
-            argp_error(state, "--dir: is needed");
-            return EINVAL;
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    const struct options *o = options;
+    if (!o->dir) {
+        argp_error(state, "--dir: is needed");
+        return EINVAL;
     }
+    return 0;
 }
+
+static const struct option_row rows[] = {
+    {"dir", "DIR", "A folder on the disk to measure (needed); a folder zero-bench is made in it, and removed",
+     2, OPTION_TEXT(struct options, dir)},
+    {"stage", "0..3", "What is sharded (1)", 2, OPTION_INT(struct options, stage, 0, 3)},
+    {"repeat", "N", "Times that each is measured; the median counts (3)", 2,
+     OPTION_INT(struct options, repeat, 1, MAX_REPEAT)},
+    {"json", NULL, "One JSON line, from rank 0", 2, OPTION_FLAG(struct options, json)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Measures saving and loading checkpoints of a GPT-2's size on as many ranks as zero-run starts.",
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct options),
+};
 
 static int told(int err)
 {
@@ -102,7 +85,7 @@ static int open_model(struct bench *b, bool async)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     void *own[TRAIN_N_TENSORS];
     int err = 0;
-    cfg.stage = b->o->stage;
+    cfg.stage = (int)b->o->stage;
     cfg.save_async = async;
     cfg.log = on_line;
     cfg.log_arg = b;
@@ -408,16 +391,8 @@ static void tell(const struct bench *b, const struct results *r)
 
 int checkpoint_command(const char *name, int argc, char **argv)
 {
-    const struct argp_child children[] = {{&gpt2_config_argp, 0, "Model:", 1}, {0}};
-    const struct argp argp = {
-        .options = checkpoint_argp_options,
-        .parser = parse_checkpoint,
-        .doc =
-            "Measures saving and loading checkpoints of a GPT-2's size on as many ranks as zero-run starts.",
-        .children = children,
-    };
     struct options o = {.stage = 1, .repeat = 3};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;
     }

@@ -2,8 +2,7 @@
 #ifndef ZERO_BENCH_GPT2_CONFIG_H
 #define ZERO_BENCH_GPT2_CONFIG_H
 
-#include <argp.h>
-#include <stdint.h>
+#include "bench/arguments.h"
 
 struct gpt2_config {
     int64_t layers;   /* L */
@@ -26,10 +25,17 @@ struct model_options {
     struct gpt2_config config;
     const char *name;  /* of the preset, or "custom" */
     double default_lr; /* a learning rate that suits the preset */
+
+    int preset;             /* as read; all of the above follows from it */
+    struct gpt2_config own; /* and from the sizes given one by one; 0: the preset's */
 };
 
-/* An argp child that fills a struct model_options: the preset gpt2-nano unless told otherwise, with single
- * sizes replaced. At the end it checks that the sizes fit together. */
-extern const struct argp gpt2_config_argp;
+/* Options that fill a struct model_options: the preset gpt2-nano unless told otherwise, with single sizes
+ * replaced. At the end they are checked to fit together. */
+extern const struct option_table gpt2_config_options;
+
+/* In the table of a command whose struct has them in a field model. */
+#define OPTIONS_WITH_MODEL(S)                                                                                \
+    .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, model, struct model_options : 0)
 
 #endif

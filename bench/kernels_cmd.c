@@ -12,7 +12,6 @@
 #include "zero/zero.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define N_WARM_ROUNDS 3
 
@@ -23,71 +22,59 @@ struct kernels_options {
     bool json;
 };
 
-enum { KEY_DEVICE = 0x300, KEY_GPU, KEY_DTYPE, KEY_PARAMS, KEY_GEMM, KEY_ROUNDS, KEY_THREADS, KEY_JSON };
-
-static const struct argp_option kernels_argp_options[] = {
-    {"device", KEY_DEVICE, "host|cuda", 0, "What to measure (host)", 1},
-    {"gpu", KEY_GPU, "N", 0, "Which GPU (LOCAL_RANK's, else 0)", 1},
-    {"dtype", KEY_DTYPE, "f32|bf16", 0, "Of the model's weights and of the matrices (bf16)", 1},
-    {"params", KEY_PARAMS, "N", 0, "Weights that AdamW updates (cuda 128e6, host 8e6)", 1},
-    {"gemm", KEY_GEMM, "M,N,K", 0, "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1},
-    {"rounds", KEY_ROUNDS, "N", 0, "Measured rounds; the median counts (21)", 1},
-    {"threads", KEY_THREADS, "N", 0, "For matrix products of the host (1)", 1},
-    {"json", KEY_JSON, NULL, 0, "One JSON line", 1},
-    {0},
-};
-
-static error_t parse_gemm(struct argp_state *state, const char *arg, int64_t gemm[3])
+static error_t read_gemm(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
+    struct kernels_options *o = options;
     long long size[3];
     char rest;
     if (sscanf(arg, "%lld,%lld,%lld%c", &size[0], &size[1], &size[2], &rest) != 3 || size[0] < 1 ||
         size[1] < 1 || size[2] < 1 || size[0] > 1000000 || size[1] > 1000000 || size[2] > 1000000) {
-        argp_error(state, "--gemm: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192", arg);
+        argp_error(state, "--%s: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192",
+                   row->name, arg);
         return EINVAL;
     }
     for (int i = 0; i < 3; i++) {
-        gemm[i] = size[i];
+        o->gemm[i] = size[i];
     }
     return 0;
 }
 
-static error_t parse_kernels(int key, char *arg, struct argp_state *state)
+static error_t finish(struct argp_state *state, void *options)
 {
-    struct kernels_options *o = state->input;
-    switch (key) {
-    case KEY_DEVICE:
-        return option_word(state, "--device", arg, option_devices, &o->device);
-    case KEY_GPU:
-        return option_int(state, "--gpu", arg, 0, 1000, &o->gpu);
-    case KEY_DTYPE:
-        return option_word(state, "--dtype", arg, option_dtypes, &o->dtype);
-    case KEY_PARAMS:
-        return option_int(state, "--params", arg, 1, INT64_C(100000000000), &o->params);
-    case KEY_GEMM:
-        return parse_gemm(state, arg, o->gemm);
-    case KEY_ROUNDS:
-        return option_int(state, "--rounds", arg, 1, 100000, &o->rounds);
-    case KEY_THREADS:
-        return option_int(state, "--threads", arg, 1, 1024, &o->threads);
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "'%s' is not an option", arg);
-        return EINVAL;
-    case ARGP_KEY_SUCCESS: {
-        bool cuda = o->device == ZERO_DEVICE_CUDA;
-        o->params = o->params ? o->params : cuda ? 128000000 : 8000000;
-        for (int i = 0; i < 3; i++) {
-            o->gemm[i] = o->gemm[i] ? o->gemm[i] : cuda ? 8192 : 512;
-        }
-        return 0;
+    (void)state;
+    struct kernels_options *o = options;
+    bool cuda = o->device == ZERO_DEVICE_CUDA;
+    o->params = o->params ? o->params : cuda ? 128000000 : 8000000;
+    for (int i = 0; i < 3; i++) {
+        o->gemm[i] = o->gemm[i] ? o->gemm[i] : cuda ? 8192 : 512;
     }
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return 0;
 }
+
+static const struct option_row rows[] = {
+    {"device", "host|cuda", "What to measure (host)", 1,
+     OPTION_WORD(struct kernels_options, device, option_devices)},
+    {"gpu", "N", "Which GPU (LOCAL_RANK's, else 0)", 1, OPTION_INT(struct kernels_options, gpu, 0, 1000)},
+    {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)", 1,
+     OPTION_WORD(struct kernels_options, dtype, option_dtypes)},
+    {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)", 1,
+     OPTION_INT(struct kernels_options, params, 1, INT64_C(100000000000))},
+    {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1,
+     OPTION_BY(read_gemm)},
+    {"rounds", "N", "Measured rounds; the median counts (21)", 1,
+     OPTION_INT(struct kernels_options, rounds, 1, 100000)},
+    {"threads", "N", "For matrix products of the host (1)", 1,
+     OPTION_INT(struct kernels_options, threads, 1, 1024)},
+    {"json", NULL, "One JSON line", 1, OPTION_FLAG(struct kernels_options, json)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "How fast a device copies, updates weights by AdamW, and multiplies matrices.",
+    .read_word = option_refuse_word,
+    .finish = finish,
+};
 
 /* --- what is measured --- */
 
@@ -306,14 +293,9 @@ static void tell(struct bench *b)
 
 int kernels_command(const char *name, int argc, char **argv)
 {
-    const struct argp argp = {
-        .options = kernels_argp_options,
-        .parser = parse_kernels,
-        .doc = "How fast a device copies, updates weights by AdamW, and multiplies matrices.",
-    };
     struct kernels_options o = {
         .device = ZERO_DEVICE_HOST, .gpu = PLACE_GPU_OF_RANK, .dtype = ZERO_BF16, .rounds = 21, .threads = 1};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;
     }

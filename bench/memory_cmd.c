@@ -22,50 +22,36 @@ struct memory_options {
     bool json;
 };
 
-enum { KEY_RANKS = 0x300, KEY_STEPS, KEY_BATCH, KEY_DTYPE, KEY_PLOT, KEY_JSON };
+static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
+{
+    struct memory_options *o = options;
+    if (!memory_plot_can_draw(arg)) {
+        argp_error(state, "--%s: '%s' does not end in .svg or .png", row->name, arg);
+        return EINVAL;
+    }
+    o->plot = arg;
+    return 0;
+}
 
-static const struct argp_option memory_argp_options[] = {
-    {"dtype", KEY_DTYPE, "f32|bf16", 0, "Of weights, gradients and activations (f32)", 1},
-    {"batch", KEY_BATCH, "N", 0, "Rows in a micro-batch of one rank (4)", 1},
-    {"ranks", KEY_RANKS, "N", 0, "Ranks to run on (4)", 1},
-    {"steps", KEY_STEPS, "N", 0, "Steps at each stage (3)", 1},
-    {"plot", KEY_PLOT, "FILE", 0, "Draw the table into FILE.svg or FILE.png, with gnuplot", 1},
-    {"json", KEY_JSON, NULL, 0, "A JSON line per stage", 1},
+static const struct option_row rows[] = {
+    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
+     OPTION_WORD(struct memory_options, dtype, option_dtypes)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", 1,
+     OPTION_INT(struct memory_options, batch, 1, 1000000)},
+    {"ranks", "N", "Ranks to run on (4)", 1, OPTION_INT(struct memory_options, ranks, 1, 4096)},
+    {"steps", "N", "Steps at each stage (3)", 1, OPTION_INT(struct memory_options, steps, 1, 1000000)},
+    {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", 1, OPTION_BY(read_plot)},
+    {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct memory_options, json)},
     {0},
 };
 
-static error_t parse_memory(int key, char *arg, struct argp_state *state)
-{
-    struct memory_options *o = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &o->model;
-        return 0;
-    case KEY_RANKS:
-        return option_int(state, "--ranks", arg, 1, 4096, &o->ranks);
-    case KEY_STEPS:
-        return option_int(state, "--steps", arg, 1, 1000000, &o->steps);
-    case KEY_BATCH:
-        return option_int(state, "--batch", arg, 1, 1000000, &o->batch);
-    case KEY_DTYPE:
-        return option_word(state, "--dtype", arg, option_dtypes, &o->dtype);
-    case KEY_PLOT:
-        if (!memory_plot_can_draw(arg)) {
-            argp_error(state, "--plot: '%s' does not end in .svg or .png", arg);
-            return EINVAL;
-        }
-        o->plot = arg;
-        return 0;
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "'%s' is not an option", arg);
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Trains a few steps at every stage and compares the memory that was planned, allocated and "
+           "really resident.",
+    .read_word = option_refuse_word,
+    OPTIONS_WITH_MODEL(struct memory_options),
+};
 
 /* zero-run as it is installed (beside this program), as it is built (in the folder of the front door), or
  * from PATH. */
@@ -200,16 +186,8 @@ static void print_table(const struct memory_options *o, const struct memory_stag
 
 int memory_command(const char *name, int argc, char **argv)
 {
-    const struct argp_child children[] = {{&gpt2_config_argp, 0, "Model:", 1}, {0}};
-    const struct argp argp = {
-        .options = memory_argp_options,
-        .parser = parse_memory,
-        .doc = "Trains a few steps at every stage and compares the memory that was planned, allocated and "
-               "really resident.",
-        .children = children,
-    };
     struct memory_options o = {.ranks = 4, .steps = 3, .batch = 4, .dtype = ZERO_F32};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     struct memory_stage stages[N_STAGES] = {0};
     for (int s = 0; !status && s < N_STAGES; s++) {
         status = run_stage(&o, s, &stages[s]);

@@ -7,8 +7,6 @@
 
 #include "kernels/device.h"
 
-#include <string.h>
-
 #define UNIT_ELEMENTS 1024 /* 4 KiB of f32 */
 
 struct overhead_options {
@@ -17,36 +15,21 @@ struct overhead_options {
     bool json;
 };
 
-enum { KEY_DEVICE = 0x300, KEY_UNITS, KEY_PASSES, KEY_JSON };
-
-static const struct argp_option overhead_argp_options[] = {
-    {"device", KEY_DEVICE, "host|cuda", 0, "Where the units are (host)", 1},
-    {"units", KEY_UNITS, "N", 0, "Units of 4 KiB (200)", 1},
-    {"passes", KEY_PASSES, "N", 0, "Times that all units are used; the median counts (400)", 1},
-    {"json", KEY_JSON, NULL, 0, "A JSON line per stage", 1},
+static const struct option_row rows[] = {
+    {"device", "host|cuda", "Where the units are (host)", 1,
+     OPTION_WORD(struct overhead_options, device, option_devices)},
+    {"units", "N", "Units of 4 KiB (200)", 1, OPTION_INT(struct overhead_options, units, 1, 100000)},
+    {"passes", "N", "Times that all units are used; the median counts (400)", 1,
+     OPTION_INT(struct overhead_options, passes, 1, 1000000)},
+    {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct overhead_options, json)},
     {0},
 };
 
-static error_t parse_overhead(int key, char *arg, struct argp_state *state)
-{
-    struct overhead_options *o = state->input;
-    switch (key) {
-    case KEY_DEVICE:
-        return option_word(state, "--device", arg, option_devices, &o->device);
-    case KEY_UNITS:
-        return option_int(state, "--units", arg, 1, 100000, &o->units);
-    case KEY_PASSES:
-        return option_int(state, "--passes", arg, 1, 1000000, &o->passes);
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "'%s' is not an option", arg);
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Times one zero_begin and zero_end on the model's thread, on one rank, at every stage.",
+    .read_word = option_refuse_word,
+};
 
 /* The model: units of one tensor each. */
 struct units {
@@ -156,13 +139,8 @@ static int measure(int device, int stage, struct units *u, int64_t n_passes, str
 
 int overhead_command(const char *name, int argc, char **argv)
 {
-    const struct argp argp = {
-        .options = overhead_argp_options,
-        .parser = parse_overhead,
-        .doc = "Times one zero_begin and zero_end on the model's thread, on one rank, at every stage.",
-    };
     struct overhead_options o = {.device = ZERO_DEVICE_HOST, .units = 200, .passes = 400};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;
     }

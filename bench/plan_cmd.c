@@ -6,7 +6,6 @@
 #include "bench/train.h"
 
 #include <math.h>
-#include <string.h>
 
 struct plan_options {
     struct model_options model;
@@ -16,69 +15,34 @@ struct plan_options {
     bool json;
 };
 
-enum {
-    KEY_PARAMS = 0x300,
-    KEY_WORLD,
-    KEY_DTYPE,
-    KEY_OPTIMIZER,
-    KEY_ACCUM,
-    KEY_PREFETCH,
-    KEY_BUDGET,
-    KEY_WIRE_DTYPE,
-    KEY_JSON
-};
-
-static const struct argp_option plan_argp_options[] = {
-    {"params", KEY_PARAMS, "N", 0, "A GPT of this many parameters, such as 7.5e9, instead of a named model",
-     1},
-    {"dtype", KEY_DTYPE, "f32|bf16", 0, "Of weights and gradients (bf16)", 1},
-    {0, 0, 0, 0, "Sharding:", 2},
-    {"world", KEY_WORLD, "N", 0, "Ranks (1)", 2},
-    {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (default), adam, sgd or rmsprop", 2},
-    {"accum", KEY_ACCUM, "N", 0, "Micro-batches per step (1)", 2},
-    {"prefetch", KEY_PREFETCH, "N", 0, "Units gathered ahead (2)", 2},
-    {"budget", KEY_BUDGET, "BYTES", 0, "For gathered parameters at stage 3 (what prefetch needs)", 2},
-    {"wire-dtype", KEY_WIRE_DTYPE, "f32|bf16", 0, "Of gradients between ranks (that of the model)", 2},
-    {"json", KEY_JSON, NULL, 0, "A JSON line per stage", 3},
+static const struct option_row rows[] = {
+    {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model", 1,
+     OPTION_INT(struct plan_options, params, 1, 1000000000000000)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 1,
+     OPTION_WORD(struct plan_options, dtype, option_dtypes)},
+    {.help = "Sharding:", .group = 2},
+    {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
+    {"optimizer", "NAME", "adamw (default), adam, sgd or rmsprop", 2,
+     OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
+    {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
+    {"prefetch", "N", "Units gathered ahead (2)", 2,
+     OPTION_INT_OR_NONE(struct plan_options, prefetch, 10000)},
+    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
+     OPTION_BYTES(struct plan_options, budget, 1)},
+    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
+     OPTION_WORD(struct plan_options, wire_dtype, option_dtypes)},
+    {"json", NULL, "A JSON line per stage", 3, OPTION_FLAG(struct plan_options, json)},
     {0},
 };
 
-static error_t parse_plan(int key, char *arg, struct argp_state *state)
-{
-    struct plan_options *o = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &o->model;
-        return 0;
-    case KEY_PARAMS:
-        return option_int(state, "--params", arg, 1, 1000000000000000, &o->params);
-    case KEY_WORLD:
-        return option_int(state, "--world", arg, 1, 1000000, &o->world);
-    case KEY_DTYPE:
-        return option_word(state, "--dtype", arg, option_dtypes, &o->dtype);
-    case KEY_OPTIMIZER:
-        return option_word(state, "--optimizer", arg, option_optimizers, &o->optimizer);
-    case KEY_ACCUM:
-        return option_int(state, "--accum", arg, 1, 100000, &o->accum);
-    case KEY_PREFETCH: {
-        error_t err = option_int(state, "--prefetch", arg, 0, 10000, &o->prefetch);
-        o->prefetch = !err && o->prefetch == 0 ? -1 : o->prefetch;
-        return err;
-    }
-    case KEY_BUDGET:
-        return option_bytes(state, "--budget", arg, 1, &o->budget);
-    case KEY_WIRE_DTYPE:
-        return option_word(state, "--wire-dtype", arg, option_dtypes, &o->wire_dtype);
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "'%s' is not an option", arg);
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
+           "formula of the "
+           "ZeRO paper (arXiv:1910.02054), without allocating or sending anything.",
+    .read_word = option_refuse_word,
+    OPTIONS_WITH_MODEL(struct plan_options),
+};
 
 /* Sizes of a GPT of at most n parameters: about a hundred channels per layer, as published models have, and
  * the most channels that fit (a multiple of 8 where there are enough). Channels 0: n is too small for any. */
@@ -175,17 +139,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
 
 int plan_command(const char *name, int argc, char **argv)
 {
-    const struct argp_child children[] = {{&gpt2_config_argp, 0, "Model:", 1}, {0}};
-    const struct argp argp = {
-        .options = plan_argp_options,
-        .parser = parse_plan,
-        .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
-               "formula of the "
-               "ZeRO paper (arXiv:1910.02054), without allocating or sending anything.",
-        .children = children,
-    };
     struct plan_options o = {.world = 1, .accum = 1, .dtype = ZERO_BF16, .optimizer = ZERO_ADAMW};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;
     }

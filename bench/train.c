@@ -99,7 +99,7 @@ static int wrap(struct run *r)
 {
     const struct train_options *o = r->o;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.stage = o->stage;
+    cfg.stage = (int32_t)o->stage;
     cfg.optimizer = (int32_t)o->optimizer;
     cfg.beta1 = or_true_zero(o->beta1);
     cfg.beta2 = or_true_zero(o->beta2);
@@ -427,7 +427,7 @@ static int train(struct run *r)
         TRY(load_text(r));
     }
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
-    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, o->threads));
+    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(gpt2_open(&r->model, &o->model.config, o->batch, o->seed, &r->place));
     train_describe(r->tensors, &o->model.config, &r->model);

@@ -22,12 +22,12 @@ struct train_options {
     enum zero_optimizer optimizer;
     double lr, beta1, beta2, weight_decay, clip;
 
-    int stage;
+    int64_t stage;
     int64_t prefetch;   /* as in struct zero_config: 0 the default, negative none */
     int64_t budget;     /* bytes; 0 the default */
     int deterministic;  /* 0 the default, 1 on, -1 off */
     int wire_dtype;     /* enum zero_dtype; 0 the default */
-    int threads;        /* of matrix products on the host */
+    int64_t threads;    /* of matrix products on the host */
     int device;         /* enum zero_device */
     int64_t gpu;        /* number of it; PLACE_GPU_OF_RANK: this rank's */
     double peak_tflops; /* of the device, for the share of it that is used; 0: not known */

@@ -8,7 +8,6 @@
 #include "shard/verify.h"
 
 #include <stdio.h>
-#include <string.h>
 
 struct verify_options {
     int64_t seeds, seed;
@@ -18,109 +17,47 @@ struct verify_options {
     bool json, mutants, exhaustive, time;
 };
 
-enum {
-    KEY_SEEDS = 0x400,
-    KEY_SEED,
-    KEY_CASE,
-    KEY_MUTANTS,
-    KEY_EXHAUSTIVE,
-    KEY_TIME,
-    KEY_TRACE,
-    KEY_WORLD,
-    KEY_STAGE,
-    KEY_UNITS,
-    KEY_ELEMENTS,
-    KEY_TOKENS,
-    KEY_PREFETCH,
-    KEY_ACCUM,
-    KEY_TFLOPS,
-    KEY_MEMORY,
-    KEY_NEAR,
-    KEY_FAR,
-    KEY_JSON
-};
-
-static const struct argp_option verify_argp_options[] = {
-    {"seeds", KEY_SEEDS, "N", 0, "Random configurations to run (2000)", 1},
-    {"seed", KEY_SEED, "S", 0, "The first of them (1)", 1},
-    {"case", KEY_CASE, "TEXT", 0, "Run one configuration, as a report prints it", 1},
-    {"mutants", KEY_MUTANTS, NULL, 0,
-     "Take waits, records, fences and jobs away, one at a time: each must be noticed within the seeds", 1},
-    {"exhaustive", KEY_EXHAUSTIVE, NULL, 0,
-     "Every interleaving of host threads: 2 and 3 ranks, up to 4 units", 1},
-    {"json", KEY_JSON, NULL, 0, "JSON lines", 1},
-    {"time", KEY_TIME, NULL, 0, "Step time on the virtual clock, with the options below", 2},
-    {"trace", KEY_TRACE, "FILE", 0, "Also a Chrome trace of up to 16 ranks", 2},
-    {"world", KEY_WORLD, "N", 0, "Ranks, 8 a node (16)", 2},
-    {"stage", KEY_STAGE, "N", 0, "0 to 3 (3)", 2},
-    {"units", KEY_UNITS, "N", 0, "Units (32)", 2},
-    {"elements", KEY_ELEMENTS, "N", 0, "bf16 parameters of a unit (200e6)", 2},
-    {"tokens", KEY_TOKENS, "N", 0, "Tokens of a rank's micro-batch (8192)", 2},
-    {"prefetch", KEY_PREFETCH, "N", 0, "Units gathered ahead (2)", 2},
-    {"accum", KEY_ACCUM, "N", 0, "Micro-batches of a step (1)", 2},
-    {"tflops", KEY_TFLOPS, "X", 0, "Of compute, 10^12 a second (400)", 2},
-    {"memory", KEY_MEMORY, "GB/S", 0, "Device memory (3000)", 2},
-    {"near", KEY_NEAR, "GB/S", 0, "To ranks of the node (400)", 2},
-    {"far", KEY_FAR, "GB/S", 0, "To ranks of other nodes (50)", 2},
+static const struct option_row rows[] = {
+    {"seeds", "N", "Random configurations to run (2000)", 1,
+     OPTION_INT(struct verify_options, seeds, 1, INT64_MAX)},
+    {"seed", "S", "The first of them (1)", 1, OPTION_INT(struct verify_options, seed, 0, INT64_MAX)},
+    {"case", "TEXT", "Run one configuration, as a report prints it", 1,
+     OPTION_TEXT(struct verify_options, one_case)},
+    {"mutants", NULL,
+     "Take waits, records, fences and jobs away, one at a time: each must be noticed within the seeds", 1,
+     OPTION_FLAG(struct verify_options, mutants)},
+    {"exhaustive", NULL, "Every interleaving of host threads: 2 and 3 ranks, up to 4 units", 1,
+     OPTION_FLAG(struct verify_options, exhaustive)},
+    {"json", NULL, "JSON lines", 1, OPTION_FLAG(struct verify_options, json)},
+    {"time", NULL, "Step time on the virtual clock, with the options below", 2,
+     OPTION_FLAG(struct verify_options, time)},
+    {"trace", "FILE", "Also a Chrome trace of up to 16 ranks", 2, OPTION_TEXT(struct verify_options, trace)},
+    {"world", "N", "Ranks, 8 a node (16)", 2, OPTION_INT(struct verify_options, world, 1, 64)},
+    {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct verify_options, stage, 0, 3)},
+    {"units", "N", "Units (32)", 2, OPTION_INT(struct verify_options, units, 1, 1000)},
+    {"elements", "N", "bf16 parameters of a unit (200e6)", 2,
+     OPTION_INT(struct verify_options, elements, 1, INT64_C(1) << 36)},
+    {"tokens", "N", "Tokens of a rank's micro-batch (8192)", 2,
+     OPTION_INT(struct verify_options, tokens, 1, 1 << 30)},
+    {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct verify_options, prefetch, 0, 100)},
+    {"accum", "N", "Micro-batches of a step (1)", 2, OPTION_INT(struct verify_options, accum, 1, 64)},
+    {"tflops", "X", "Of compute, 10^12 a second (400)", 2,
+     OPTION_DOUBLE(struct verify_options, tflops, 1e-6, 1e6)},
+    {"memory", "GB/S", "Device memory (3000)", 2, OPTION_DOUBLE(struct verify_options, memory_gb, 1e-6, 1e6)},
+    {"near", "GB/S", "To ranks of the node (400)", 2,
+     OPTION_DOUBLE(struct verify_options, near_gb, 1e-6, 1e6)},
+    {"far", "GB/S", "To ranks of other nodes (50)", 2,
+     OPTION_DOUBLE(struct verify_options, far_gb, 1e-6, 1e6)},
     {0},
 };
 
-static error_t parse_verify(int key, char *arg, struct argp_state *state)
-{
-    struct verify_options *o = state->input;
-    switch (key) {
-    case KEY_SEEDS:
-        return option_int(state, "--seeds", arg, 1, INT64_MAX, &o->seeds);
-    case KEY_SEED:
-        return option_int(state, "--seed", arg, 0, INT64_MAX, &o->seed);
-    case KEY_CASE:
-        o->one_case = arg;
-        return 0;
-    case KEY_MUTANTS:
-        o->mutants = true;
-        return 0;
-    case KEY_EXHAUSTIVE:
-        o->exhaustive = true;
-        return 0;
-    case KEY_TIME:
-        o->time = true;
-        return 0;
-    case KEY_TRACE:
-        o->trace = arg;
-        o->time = true;
-        return 0;
-    case KEY_WORLD:
-        return option_int(state, "--world", arg, 1, 64, &o->world);
-    case KEY_STAGE:
-        return option_int(state, "--stage", arg, 0, 3, &o->stage);
-    case KEY_UNITS:
-        return option_int(state, "--units", arg, 1, 1000, &o->units);
-    case KEY_ELEMENTS:
-        return option_int(state, "--elements", arg, 1, INT64_C(1) << 36, &o->elements);
-    case KEY_TOKENS:
-        return option_int(state, "--tokens", arg, 1, 1 << 30, &o->tokens);
-    case KEY_PREFETCH:
-        return option_int(state, "--prefetch", arg, 0, 100, &o->prefetch);
-    case KEY_ACCUM:
-        return option_int(state, "--accum", arg, 1, 64, &o->accum);
-    case KEY_TFLOPS:
-        return option_double(state, "--tflops", arg, 1e-6, 1e6, &o->tflops);
-    case KEY_MEMORY:
-        return option_double(state, "--memory", arg, 1e-6, 1e6, &o->memory_gb);
-    case KEY_NEAR:
-        return option_double(state, "--near", arg, 1e-6, 1e6, &o->near_gb);
-    case KEY_FAR:
-        return option_double(state, "--far", arg, 1e-6, 1e6, &o->far_gb);
-    case KEY_JSON:
-        o->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "'%s' is not an option", arg);
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Runs the engine's schedule for many configurations on a simulated device that knows which bytes "
+           "every operation reads "
+           "and writes: anything that is not ordered is reported, with the configuration that replays it.",
+    .read_word = option_refuse_word,
+};
 
 static void tell_fault(const struct verify_options *o, struct zr_verify_case *c, struct zr_verify_result *r)
 {
@@ -277,14 +214,6 @@ static int run_time(const char *name, const struct verify_options *o)
 
 int verify_command(const char *name, int argc, char **argv)
 {
-    const struct argp argp = {
-        .options = verify_argp_options,
-        .parser = parse_verify,
-        .doc =
-            "Runs the engine's schedule for many configurations on a simulated device that knows which bytes "
-            "every operation reads "
-            "and writes: anything that is not ordered is reported, with the configuration that replays it.",
-    };
     struct verify_options o = {.seeds = 2000,
                                .seed = 1,
                                .world = 16,
@@ -298,13 +227,13 @@ int verify_command(const char *name, int argc, char **argv)
                                .memory_gb = 3000,
                                .near_gb = 400,
                                .far_gb = 50};
-    int status = options_parse(&argp, name, argc, argv, &o);
+    int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
     if (o.one_case)
         o.seeds = 1;
-    return o.time         ? run_time(name, &o)
-           : o.mutants    ? run_mutants(&o)
-           : o.exhaustive ? run_exhaustive(name, &o)
-                          : run_seeds(name, &o);
+    return o.time || o.trace ? run_time(name, &o)
+           : o.mutants       ? run_mutants(&o)
+           : o.exhaustive    ? run_exhaustive(name, &o)
+                             : run_seeds(name, &o);
 }

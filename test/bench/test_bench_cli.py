@@ -7,7 +7,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
-SUBCOMMANDS = ['train', 'plan', 'memory', 'overhead', 'kernels', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -42,11 +42,40 @@ class Refused(unittest.TestCase):
             named = 'channels' if option == 'heads' else option
             self.refused(['train', f'--{option}={value}'], f'--{named}', *shown, *words)
 
+    def test_whole_messages(self):
+        whole, size = 'is not a whole number from', 'is not a number of bytes of at least'
+        for command, given, told in [
+                ('train', '--stage=4', f"--stage: '4' {whole} 0 to 3"), ('train', '--prefetch=-1', f"--prefetch: '-1' {whole} 0 to 10000"),
+                ('plan', '--prefetch=10001', f"--prefetch: '10001' {whole} 0 to 10000"), ('checkpoint', '--stage=4', f"--stage: '4' {whole} 0 to 3"),
+                ('checkpoint', '--repeat=26', f"--repeat: '26' {whole} 1 to 25"), ('kernels', '--gpu=1001', f"--gpu: '1001' {whole} 0 to 1000"),
+                ('overhead', '--units=1e6', f"--units: '1e6' {whole} 1 to 100000"), ('memory', '--ranks=4097', f"--ranks: '4097' {whole} 1 to 4096"),
+                ('memory', '--heads=0', f"--heads: '0' {whole} 1 to 10000"), ('verify', '--world=65', f"--world: '65' {whole} 1 to 64"),
+                ('verify', '--far=0', "--far: '0' is not a number from 1e-06 to 1e+06"),
+                ('train', '--seconds=0', "--seconds: '0' is not a number from 0.001 to 1e+09"),
+                ('plan', '--budget=12Q', f"--budget: '12Q' {size} 1 (K, M, G, T may follow)"),
+                ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
+                ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('overhead', '--device=tpu', "--device: 'tpu' is not host or cuda"),
+                ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
+                ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
+                ('plan', '--optimizer=lion', "--optimizer: 'lion' is not adamw, adam, sgd or rmsprop"),
+                ('kernels', '--gemm=1,2', "--gemm: '1,2' is not three numbers from 1 to 1000000, as in 8192,8192,8192"),
+                ('memory', '--plot=a.pdf', "--plot: 'a.pdf' does not end in .svg or .png"),
+                ('plan', '--heads=5', '--channels: 96 is not a multiple of the 5 heads'),
+                ('plan', '--json=1', "option '--json' doesn't allow an argument"),
+                ('verify', '--trace', "option '--trace' requires an argument"), ('checkpoint', '--stage=0', '--dir: is needed'),
+                ('export', '--out=x', '--load: is needed'), ('export', '--load=x', '--out: is needed'),
+                ('overhead', 'word', "'word' is not an option"), ('export', 'word', 'Too many arguments')]:
+            done = bench(command, given)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', f'zero-bench {command}: {told}\n'))
+
     def test_missing_value(self):
         self.refused(['train', '--stage'], '--stage')
 
     def test_what_does_not_go_together(self):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
+        self.refused(['train', '--plain', '--import=x'], '--plain')
+        for alone in ['--save-every=2', '--save-async', '--keep=1', '--load=latest']:
+            self.refused(['train', alone], '--save:')
 
     def test_plain_words(self):
         for command in ['plan', 'memory', 'overhead', 'kernels', 'verify']:
@@ -137,6 +166,22 @@ class Plan(unittest.TestCase):
         for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:
             text = bench('plan', f'--params={n}').stdout
             self.assertTrue(text.startswith(f'{n} parameters'), text.splitlines()[0])
+
+    def test_sizes_win_over_the_model(self):
+        given = ['--layers=3', '--context=32']
+        around = [self.stages(*args) for args in [(*given, '--model=gpt2-124M'), ('--model=gpt2-124M', *given),
+                                                 ('--model=gpt2-1.5B', '--model=gpt2-124M', *given)]]
+        self.assertEqual(around[0], around[1])
+        self.assertEqual(around[0], around[2])
+        c = 768
+        params = (50257 + 32) * c + 3 * (12 * c * c + 13 * c) + 2 * c
+        self.assertEqual(around[0][0]['paper_bytes'], 16 * params)
+
+    def test_prefetch_none(self):
+        none, two, default = [self.stages('--world=4', *args)[3]['bytes']['param_slots'] for args in
+                              [['--prefetch=0'], ['--prefetch=2'], []]]
+        self.assertLess(none, two)
+        self.assertEqual(two, default)
 
     def test_named_models(self):
         for model, millions in [('gpt2-124M', 124), ('gpt2-355M', 355), ('gpt2-774M', 774), ('gpt2-1.5B', 1558)]:
