@@ -158,61 +158,108 @@ struct shape {
     int64_t shift;                 /* elements off the alignment of the device's memory */
 };
 
-static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct,
-                      enum zr_dtype bias_dtype, float beta)
+/* A product of random matrices, C (m, n) = op(A) (m, k) op(B) (k, n), and what describes it. */
+struct product {
+    struct shape s;
+    bool ta, tb;
+    struct matrix a, b, c;
+    struct zr_gemm_args args;
+};
+
+static struct product product_make(struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct)
 {
     int64_t rows_a = ta ? s.k : s.m, lda = (ta ? s.m : s.k) + s.pad;
     int64_t rows_b = tb ? s.n : s.k, ldb = (tb ? s.k : s.n) + s.pad, ldc = s.n + s.pad;
-    struct matrix a = matrix_shifted(ab, s.n_batch * rows_a * lda, s.shift),
-                  b = matrix_shifted(ab, s.n_batch * rows_b * ldb, s.shift),
-                  c = matrix_shifted(ct, s.n_batch * s.m * ldc, s.shift),
-                  bias = matrix_shifted(bias_dtype ? bias_dtype : ZR_F32, s.n, s.shift);
-    struct zr_gemm_args args = {.trans_a = ta,
-                                .trans_b = tb,
-                                .m = s.m,
-                                .n = s.n,
-                                .k = s.k,
-                                .ab_dtype = ab,
-                                .c_dtype = ct,
-                                .bias_dtype = bias_dtype,
-                                .a = a.data,
-                                .b = b.data,
-                                .bias = bias_dtype ? bias.data : NULL,
-                                .c = c.data,
-                                .lda = lda,
-                                .ldb = ldb,
-                                .ldc = ldc,
-                                .beta = beta,
-                                .n_batch = s.n_batch,
-                                .stride_a = rows_a * lda,
-                                .stride_b = rows_b * ldb,
-                                .stride_c = s.m * ldc};
-    if (beta == 0)
-        matrix_poison(&c, s.n, ldc);
-    int err = zr_gemm_run(g, &args);
-    if (err)
+    struct product p = {.s = s,
+                        .ta = ta,
+                        .tb = tb,
+                        .a = matrix_shifted(ab, s.n_batch * rows_a * lda, s.shift),
+                        .b = matrix_shifted(ab, s.n_batch * rows_b * ldb, s.shift),
+                        .c = matrix_shifted(ct, s.n_batch * s.m * ldc, s.shift)};
+    p.args = (struct zr_gemm_args){.trans_a = ta,
+                                   .trans_b = tb,
+                                   .m = s.m,
+                                   .n = s.n,
+                                   .k = s.k,
+                                   .ab_dtype = ab,
+                                   .c_dtype = ct,
+                                   .a = p.a.data,
+                                   .b = p.b.data,
+                                   .c = p.c.data,
+                                   .lda = lda,
+                                   .ldb = ldb,
+                                   .ldc = ldc,
+                                   .n_batch = s.n_batch,
+                                   .stride_a = rows_a * lda,
+                                   .stride_b = rows_b * ldb,
+                                   .stride_c = s.m * ldc};
+    return p;
+}
+
+static void product_free(struct product *p)
+{
+    matrix_free(&p->a), matrix_free(&p->b), matrix_free(&p->c);
+}
+
+/* Element (i, l) of op(A), and (l, j) of op(B), in one of the batch. */
+static double element_a(const struct product *p, int64_t batch, int64_t i, int64_t l)
+{
+    const struct zr_gemm_args *g = &p->args;
+    return p->a.value[batch * g->stride_a + (p->ta ? l * g->lda + i : i * g->lda + l)];
+}
+
+static double element_b(const struct product *p, int64_t batch, int64_t l, int64_t j)
+{
+    const struct zr_gemm_args *g = &p->args;
+    return p->b.value[batch * g->stride_b + (p->tb ? j * g->ldb + l : l * g->ldb + j)];
+}
+
+/* The sum that C[i][j] is, and of its terms' sizes. */
+static double exact_sum(const struct product *p, int64_t batch, int64_t i, int64_t j, double *size)
+{
+    double sum = 0;
+    *size = 0;
+    for (int64_t l = 0; l < p->s.k; l++) {
+        double x = element_a(p, batch, i, l) * element_b(p, batch, l, j);
+        sum += x, *size += fabs(x);
+    }
+    return sum;
+}
+
+static void run_product(struct zr_gemm *g, const struct product *p)
+{
+    if (zr_gemm_run(g, &p->args))
         fail_msg("%s", zr_error_text());
-    double *got_c = matrix_read(&c);
+}
+
+static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct,
+                      enum zr_dtype bias_dtype, float beta)
+{
+    struct product p = product_make(s, ta, tb, ab, ct);
+    struct matrix bias = matrix_shifted(bias_dtype ? bias_dtype : ZR_F32, s.n, s.shift);
+    int64_t ldc = p.args.ldc;
+    p.args.bias_dtype = bias_dtype;
+    p.args.bias = bias_dtype ? bias.data : NULL;
+    p.args.beta = beta;
+    if (beta == 0)
+        matrix_poison(&p.c, s.n, ldc);
+    run_product(g, &p);
+    double *got_c = matrix_read(&p.c);
 
     for (int64_t z = 0; z < s.n_batch; z++) {
         for (int64_t i = 0; i < s.m; i++) {
             for (int64_t j = 0; j < ldc; j++) {
                 int64_t at = z * s.m * ldc + i * ldc + j;
-                double got = got_c[at], want = 0, size = 0;
+                double got = got_c[at], size;
                 if (j >= s.n) { /* between the rows nothing may be written */
-                    assert_true(got == c.value[at]);
+                    assert_true(got == p.c.value[at]);
                     continue;
                 }
-                for (int64_t l = 0; l < s.k; l++) {
-                    double p = a.value[z * rows_a * lda + (ta ? l * lda + i : i * lda + l)] *
-                               b.value[z * rows_b * ldb + (tb ? j * ldb + l : l * ldb + j)];
-                    want += p;
-                    size += fabs(p);
-                }
+                double want = exact_sum(&p, z, i, j, &size);
                 if (bias_dtype)
                     want += bias.value[j], size += fabs(bias.value[j]);
                 if (beta != 0)
-                    want += c.value[at], size += fabs(c.value[at]);
+                    want += p.c.value[at], size += fabs(p.c.value[at]);
                 double bound = size * (double)(s.k + 2) * 0x1p-24 + rounding(ct, want);
                 if (!(fabs(got - want) <= bound))
                     fail_msg("%c%c %s->%s bias %s beta %g, %ldx%ldx%ld batch %ld: C[%ld][%ld][%ld] = %.9g, "
@@ -225,7 +272,7 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
         }
     }
     free(got_c);
-    matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&bias);
+    product_free(&p), matrix_free(&bias);
 }
 
 static void test_products(void **state)
@@ -276,81 +323,60 @@ static void check_near(const char *what, double got, double want, double bound)
 static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype t,
                            enum zr_gemm_epilogue epilogue, bool with_bias, float beta)
 {
-    int64_t lda = (ta ? s.m : s.k) + s.pad, ldb = (tb ? s.k : s.n) + s.pad, ldc = s.n + s.pad;
     int64_t ldaux = (s.n + 7) / 8 * 8;
     bool sums = epilogue == ZR_GEMM_SUM_A, slopes = epilogue == ZR_GEMM_DGELU;
-    struct matrix a = matrix_make(t, (ta ? s.k : s.m) * lda), b = matrix_make(t, (tb ? s.n : s.k) * ldb);
-    struct matrix c = matrix_make(t, s.m * ldc), aux = matrix_make(t, s.m * ldaux);
-    struct matrix bias = matrix_make(t, s.n), sum = matrix_make(t, s.m);
-    struct zr_gemm_args args = {.trans_a = ta,
-                                .trans_b = tb,
-                                .m = s.m,
-                                .n = s.n,
-                                .k = s.k,
-                                .ab_dtype = t,
-                                .c_dtype = t,
-                                .bias_dtype = t,
-                                .a = a.data,
-                                .b = b.data,
-                                .bias = with_bias ? bias.data : NULL,
-                                .c = c.data,
-                                .lda = lda,
-                                .ldb = ldb,
-                                .ldc = ldc,
-                                .beta = beta,
-                                .n_batch = 1,
-                                .epilogue = epilogue,
-                                .aux = sums ? NULL : aux.data,
-                                .ldaux = sums ? 0 : ldaux,
-                                .sum = sums ? sum.data : NULL};
+    struct product p = product_make(s, ta, tb, t, t);
+    struct matrix aux = matrix_make(t, s.m * ldaux), bias = matrix_make(t, s.n), sum = matrix_make(t, s.m);
+    int64_t ldc = p.args.ldc;
+    p.args.bias_dtype = t;
+    p.args.bias = with_bias ? bias.data : NULL;
+    p.args.beta = beta;
+    p.args.epilogue = epilogue;
+    p.args.aux = sums ? NULL : aux.data;
+    p.args.ldaux = sums ? 0 : ldaux;
+    p.args.sum = sums ? sum.data : NULL;
     if (beta == 0)
-        matrix_poison(&c, s.n, ldc);
+        matrix_poison(&p.c, s.n, ldc);
     if (!slopes)
         matrix_poison(&aux, s.n, ldaux);
     matrix_poison(&sum, s.m, s.m);
-    assert_true(zr_gemm_can(g, &args));
-    if (zr_gemm_run(g, &args))
-        fail_msg("%s", zr_error_text());
-    double *got_c = matrix_read(&c), *got_aux = matrix_read(&aux), *got_sum = matrix_read(&sum);
+    assert_true(zr_gemm_can(g, &p.args));
+    run_product(g, &p);
+    double *got_c = matrix_read(&p.c), *got_aux = matrix_read(&aux), *got_sum = matrix_read(&sum);
 
     for (int64_t i = 0; i < s.m; i++) {
         double column = 0, column_size = 0;
         for (int64_t l = 0; l < s.k; l++) {
-            double x = a.value[ta ? l * lda + i : i * lda + l];
+            double x = element_a(&p, 0, i, l);
             column += x, column_size += fabs(x);
         }
         if (sums)
             check_near("sum", got_sum[i], column, column_size * (double)s.k * 0x1p-24 + rounding(t, column));
         for (int64_t j = 0; j < s.n; j++) {
-            double p = 0, size = 0, want, bound;
-            for (int64_t l = 0; l < s.k; l++) {
-                double x = a.value[ta ? l * lda + i : i * lda + l] * b.value[tb ? j * ldb + l : l * ldb + j];
-                p += x, size += fabs(x);
-            }
-            p += with_bias ? bias.value[j] : 0, size += with_bias ? fabs(bias.value[j]) : 0;
+            double size, x = exact_sum(&p, 0, i, j, &size), want, bound;
+            x += with_bias ? bias.value[j] : 0, size += with_bias ? fabs(bias.value[j]) : 0;
             bound = size * (double)(s.k + 2) * 0x1p-24;
             if (epilogue == ZR_GEMM_GELU) {
-                check_near("aux", got_aux[i * ldaux + j], p, bound + rounding(t, p));
-                want = gelu(p);
-                bound = STEEPEST_GELU * bound + 1e-6 * (1 + fabs(p));
+                check_near("aux", got_aux[i * ldaux + j], x, bound + rounding(t, x));
+                want = gelu(x);
+                bound = STEEPEST_GELU * bound + 1e-6 * (1 + fabs(x));
             } else if (slopes) {
-                want = p * gelu_slope(aux.value[i * ldaux + j]);
-                bound = STEEPEST_GELU * bound + 1e-6 * fabs(p);
+                want = x * gelu_slope(aux.value[i * ldaux + j]);
+                bound = STEEPEST_GELU * bound + 1e-6 * fabs(x);
             } else {
-                double before = beta != 0 ? c.value[i * ldc + j] : 0;
-                want = p + before;
+                double before = beta != 0 ? p.c.value[i * ldc + j] : 0;
+                want = x + before;
                 bound = (size + fabs(before)) * (double)(s.k + 2) * 0x1p-24;
             }
             check_near("C", got_c[i * ldc + j], want, bound + rounding(t, want));
         }
         for (int64_t j = s.n; j < ldc; j++)
-            assert_true(got_c[i * ldc + j] == c.value[i * ldc + j]);
+            assert_true(got_c[i * ldc + j] == p.c.value[i * ldc + j]);
         for (int64_t j = s.n; j < ldaux; j++)
             assert_true(got_aux[i * ldaux + j] == aux.value[i * ldaux + j]);
     }
     free(got_c), free(got_aux), free(got_sum);
-    matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&aux), matrix_free(&bias);
-    matrix_free(&sum);
+    product_free(&p), matrix_free(&aux), matrix_free(&bias), matrix_free(&sum);
 }
 
 static void test_epilogues(void **state)
@@ -423,40 +449,23 @@ static void test_repeats_to_the_bit(void **state)
         for (int i = 0; i < 3; i++) {
             struct shape s = shapes[i];
             enum zr_dtype t = (enum zr_dtype)dtype;
-            int64_t n_a = s.n_batch * s.m * s.k, n_c = s.n_batch * s.m * s.n;
-            int64_t shift = 4 / zr_dtype_bytes(t);
-            struct matrix a = matrix_make(t, n_a), b = matrix_make(t, s.n_batch * s.k * s.n);
-            struct matrix moved = matrix_shifted(t, n_a, shift), c = matrix_make(ZR_F32, n_c);
-            struct zr_gemm_args args = {.m = s.m,
-                                        .n = s.n,
-                                        .k = s.k,
-                                        .ab_dtype = t,
-                                        .c_dtype = ZR_F32,
-                                        .a = a.data,
-                                        .b = b.data,
-                                        .c = c.data,
-                                        .lda = s.k,
-                                        .ldb = s.n,
-                                        .ldc = s.n,
-                                        .n_batch = s.n_batch,
-                                        .stride_a = s.m * s.k,
-                                        .stride_b = s.k * s.n,
-                                        .stride_c = s.m * s.n};
+            struct product p = product_make(s, false, false, t, ZR_F32);
+            struct matrix moved = matrix_shifted(t, p.a.n, 4 / zr_dtype_bytes(t));
             struct zr_gemm *g = open_gemm(), *h = open_gemm();
-            copy(moved.data, a.data, n_a * zr_dtype_bytes(t));
-            assert_int_equal(zr_gemm_run(g, &args), 0);
-            double *first = matrix_read(&c);
+            copy(moved.data, p.a.data, p.a.n * zr_dtype_bytes(t));
+            assert_int_equal(zr_gemm_run(g, &p.args), 0);
+            double *first = matrix_read(&p.c);
             for (int run = 0; run < 8; run++) {
-                matrix_poison(&c, s.n, s.n);
-                args.a = run & 2 ? moved.data : a.data;
-                assert_int_equal(zr_gemm_run(run & 1 ? h : g, &args), 0);
-                double *again = matrix_read(&c);
-                assert_memory_equal(first, again, (size_t)n_c * sizeof *again);
+                matrix_poison(&p.c, s.n, s.n);
+                p.args.a = run & 2 ? moved.data : p.a.data;
+                assert_int_equal(zr_gemm_run(run & 1 ? h : g, &p.args), 0);
+                double *again = matrix_read(&p.c);
+                assert_memory_equal(first, again, (size_t)p.c.n * sizeof *again);
                 free(again);
             }
             free(first);
             zr_gemm_close(g), zr_gemm_close(h);
-            matrix_free(&a), matrix_free(&b), matrix_free(&c), matrix_free(&moved);
+            product_free(&p), matrix_free(&moved);
         }
     }
 }
@@ -561,30 +570,12 @@ static void test_many_shapes(void **state)
 static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool ta, bool tb,
                       enum zr_dtype dtype, enum zr_dtype ct, float beta)
 {
-    struct matrix a = matrix_make(dtype, s.n_batch * s.m * s.k),
-                  b = matrix_make(dtype, s.n_batch * s.k * s.n), c = matrix_make(ct, s.n_batch * s.m * s.n);
-    struct zr_gemm_args args = {.trans_a = ta,
-                                .trans_b = tb,
-                                .m = s.m,
-                                .n = s.n,
-                                .k = s.k,
-                                .ab_dtype = dtype,
-                                .c_dtype = ct,
-                                .a = a.data,
-                                .b = b.data,
-                                .c = c.data,
-                                .lda = ta ? s.m : s.k,
-                                .ldb = tb ? s.k : s.n,
-                                .ldc = s.n,
-                                .beta = beta,
-                                .n_batch = s.n_batch,
-                                .stride_a = s.m * s.k,
-                                .stride_b = s.k * s.n,
-                                .stride_c = s.m * s.n};
+    struct product p = product_make(s, ta, tb, dtype, ct);
+    p.args.beta = beta;
     int64_t best = INT64_MAX;
     for (int i = 0; i < 7; i++) {
         int64_t t = zr_now_ns();
-        if (zr_gemm_run(g, &args) || dev->ops->stream_sync(stream))
+        if (zr_gemm_run(g, &p.args) || dev->ops->stream_sync(stream))
             printf("%s\n", zr_error_text());
         t = zr_now_ns() - t;
         if (i > 0 && t < best) /* the first makes the primitive */
@@ -593,7 +584,7 @@ static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool 
     printf("%-12s %4ldx%4ldx%4ld batch %2ld %c%c %4s -> %4s beta %g %8.1f GFLOP/s\n", what, (long)s.m,
            (long)s.n, (long)s.k, (long)s.n_batch, ta ? 'T' : 'N', tb ? 'T' : 'N', zr_dtype_name(dtype),
            zr_dtype_name(ct), (double)beta, 2.0 * (double)(s.m * s.n * s.k * s.n_batch) / (double)best);
-    matrix_free(&a), matrix_free(&b), matrix_free(&c);
+    product_free(&p);
 }
 
 static int bench(int n_threads)
