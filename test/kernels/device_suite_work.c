@@ -1,0 +1,393 @@
+/* device_suite_work.c: memory, and each kind of work put on a stream. */
+#include "kernels/exact_sum.h"
+#include "test/kernels/device_suite_parts.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+/* --- memory --- */
+
+static void test_memory(void **state)
+{
+    struct zr_device *dev = *state;
+    static const int64_t sizes[] = {1, 4096, 4097, 1000000};
+    void *p[4];
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(dev->ops->alloc(dev, sizes[i], &p[i]), 0);
+        assert_int_equal((uintptr_t)p[i] % 4096, 0);
+    }
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(dev->ops->zero(s, p[i], sizes[i]), 0);
+    for (int i = 0; i < 4; i++) {
+        unsigned char *host = malloc((size_t)sizes[i]);
+        assert_int_equal(dev->ops->copy(s, host, p[i], sizes[i]), 0);
+        assert_int_equal(dev->ops->stream_sync(s), 0);
+        for (int64_t j = 0; j < sizes[i]; j++)
+            assert_int_equal(host[j], 0);
+        free(host);
+        dev->ops->free(dev, p[i], sizes[i]);
+    }
+    void *bad = &suite_rng;
+    assert_int_equal(dev->ops->alloc(dev, 0, &bad), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->alloc(dev, -1, &bad), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->alloc(dev, INT64_MAX - 8192, &bad), ZR_ERR_NOMEM);
+    assert_null(bad);
+    assert_non_null(strstr(zr_error_text(), "9223372036854767615"));
+    dev->ops->stream_close(s);
+}
+
+/* --- calls and kernels --- */
+
+static void sum_bytes_call(void *arg)
+{
+    unsigned char *a = arg;
+    uint64_t *out, sum = 0;
+    memcpy(&out, a, sizeof(uint64_t *));
+    for (int i = sizeof(uint64_t *); i < ZR_CALL_BYTES; i++)
+        sum += a[i];
+    *out = sum;
+}
+
+static void test_call_copies_its_argument(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    unsigned char arg[ZR_CALL_BYTES];
+    uint64_t got = 0, *out = &got;
+    memset(arg, 3, sizeof arg);
+    memcpy(arg, &out, sizeof(uint64_t *));
+    assert_int_equal(dev->ops->call(s, sum_bytes_call, arg, sizeof arg), 0);
+    memset(arg, 0xee, sizeof arg);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    assert_int_equal(got, 3 * (ZR_CALL_BYTES - sizeof(uint64_t *)));
+    assert_int_equal(dev->ops->call(s, sum_bytes_call, arg, ZR_CALL_BYTES + 1), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "193"));
+    dev->ops->stream_close(s);
+}
+
+enum { N = 1000 };
+
+static void *device_memory(struct zr_device *dev, int64_t bytes)
+{
+    void *p;
+    assert_int_equal(dev->ops->alloc(dev, bytes, &p), 0);
+    return p;
+}
+
+/* Each kernel, through a stream, gives what the portable one gives on the same input. */
+static void run_kernels(struct zr_device *dev, struct zr_stream *s)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    float host[4][N], got[N], want[N];
+    uint16_t half[N], want_half[N];
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < N; i++)
+            host[j][i] = random_normal(&suite_rng);
+    float *x = device_memory(dev, sizeof got), *y = device_memory(dev, sizeof got),
+          *m = device_memory(dev, sizeof got), *v = device_memory(dev, sizeof got);
+    uint16_t *h = device_memory(dev, sizeof half);
+    struct zr_exact_sum *acc = device_memory(dev, sizeof *acc), sum, want_sum;
+    struct zr_step_scalars *scalars = device_memory(dev, sizeof *scalars), step = {.grad_scale = 0.5f};
+
+    assert_int_equal(ops->copy(s, x, host[0], sizeof got), 0);
+    assert_int_equal(ops->copy(s, y, host[1], sizeof got), 0);
+    assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
+    assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
+    assert_int_equal(ops->sum_squares(s, acc, x, N), 0);
+    assert_int_equal(ops->add(s, x, y, ZR_F32, N), 0);
+    assert_int_equal(ops->scale(s, x, N, scalars), 0);
+    assert_int_equal(ops->cast(s, h, ZR_BF16, x, ZR_F32, N), 0);
+    assert_int_equal(ops->copy(s, got, x, sizeof got), 0);
+    assert_int_equal(ops->copy(s, half, h, sizeof half), 0);
+    assert_int_equal(ops->copy(s, &sum, acc, sizeof sum), 0);
+    assert_int_equal(ops->stream_sync(s), 0);
+    zr_exact_reset(&want_sum);
+    k->sum_squares(&want_sum, host[0], N);
+    assert_true(zr_exact_value(&sum) == zr_exact_value(&want_sum));
+    memcpy(want, host[0], sizeof want);
+    k->add(want, host[1], N);
+    k->scale(want, N, 0.5f);
+    k->cast(want_half, ZR_BF16, want, ZR_F32, N);
+    assert_memory_equal(got, want, sizeof got);
+    assert_memory_equal(half, want_half, sizeof half);
+
+    /* skip leaves everything, and is read when the work runs, not when it is put. */
+    for (uint32_t skip = 0; skip < 2; skip++) {
+        struct zr_update u = {.kind = ZR_ADAMW,
+                              .param_dtype = ZR_BF16,
+                              .lr = 0.1f,
+                              .beta1 = 0.9f,
+                              .beta2 = 0.99f,
+                              .eps = 1e-8f,
+                              .decay = 0.1f,
+                              .c1 = 0.1f,
+                              .c2 = 0.01f,
+                              .t = 1,
+                              .n = N,
+                              .master = x,
+                              .param = h,
+                              .grad = y,
+                              .state = {m, v},
+                              .scalars = scalars};
+        float states[2][N];
+        step.skip = skip;
+        assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
+        assert_int_equal(ops->copy(s, x, host[0], sizeof got), 0);
+        assert_int_equal(ops->zero(s, m, sizeof got), 0);
+        assert_int_equal(ops->zero(s, v, sizeof got), 0);
+        assert_int_equal(ops->zero(s, h, sizeof half), 0);
+        assert_int_equal(ops->update(s, &u), 0);
+        assert_int_equal(ops->scale(s, y, N, scalars), 0);
+        assert_int_equal(ops->copy(s, got, x, sizeof got), 0);
+        assert_int_equal(ops->copy(s, half, h, sizeof half), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        memcpy(want, host[0], sizeof want);
+        memset(want_half, 0, sizeof want_half);
+        memset(states, 0, sizeof states);
+        u.master = want, u.param = want_half, u.grad = host[1], u.state[0] = states[0],
+        u.state[1] = states[1];
+        u.scalars = &step;
+        k->update(&u);
+        assert_memory_equal(got, want, sizeof got);
+        assert_memory_equal(half, want_half, sizeof half);
+        assert_int_equal(ops->copy(s, got, y, sizeof got), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        k->scale(host[1], N, skip ? 1 : 0.5f);
+        assert_memory_equal(got, host[1], sizeof got);
+    }
+    ops->free(dev, x, sizeof got);
+    ops->free(dev, y, sizeof got);
+    ops->free(dev, m, sizeof got);
+    ops->free(dev, v, sizeof got);
+    ops->free(dev, h, sizeof half);
+    ops->free(dev, acc, sizeof *acc);
+    ops->free(dev, scalars, sizeof *scalars);
+}
+
+static void test_kernels(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE), *caller = suite_stream(dev, ZR_STREAM_CALLER);
+    run_kernels(dev, s);
+    run_kernels(dev, caller);
+    dev->ops->stream_close(s);
+    dev->ops->stream_close(caller);
+}
+
+/* Sums of several sources, of both dtypes, written and added, as the portable kernel's. */
+static void run_sums(struct zr_device *dev, struct zr_stream *s)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    for (int round = 0; round < 40; round++) {
+        enum zr_dtype dtype = round % 2 ? ZR_BF16 : ZR_F32;
+        int n_src = round < 4 ? ZR_MAX_SOURCES : 1 + (int)(random_bits(&suite_rng) % 9);
+        int64_t n = 1 + (int64_t)(random_bits(&suite_rng) % N), bytes = n * zr_dtype_bytes(dtype);
+        bool accumulate = round & 2;
+        float wide[N], start[N], got[N], want[N];
+        char given[ZR_MAX_SOURCES][N * sizeof(float)];
+        const void *host[ZR_MAX_SOURCES], *src[ZR_MAX_SOURCES];
+        for (int j = 0; j < n_src; j++) {
+            for (int64_t i = 0; i < n; i++)
+                wide[i] = random_normal(&suite_rng);
+            k->cast(given[j], dtype, wide, ZR_F32, n);
+            host[j] = given[j];
+            void *p = device_memory(dev, bytes);
+            assert_int_equal(ops->copy(s, p, given[j], bytes), 0);
+            src[j] = p;
+        }
+        for (int64_t i = 0; i < n; i++)
+            start[i] = random_normal(&suite_rng);
+        float *dst = device_memory(dev, n * (int64_t)sizeof *dst);
+        int64_t out_bytes = n * (int64_t)sizeof *dst;
+        assert_int_equal(ops->copy(s, dst, start, out_bytes), 0);
+        assert_int_equal(ops->sum_tree(s, dst, src, n_src, dtype, n, accumulate), 0);
+        assert_int_equal(ops->add(s, dst, src[0], dtype, n), 0);
+        const void *freed[ZR_MAX_SOURCES];
+        memcpy(freed, src, sizeof freed);
+        memset(src, 0, sizeof src); /* the array was copied */
+        assert_int_equal(ops->copy(s, got, dst, out_bytes), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        memcpy(want, start, (size_t)out_bytes);
+        k->sum_tree(want, host, n_src, dtype, n, accumulate);
+        k->cast(wide, ZR_F32, given[0], dtype, n);
+        k->add(want, wide, n);
+        assert_memory_equal(got, want, (size_t)out_bytes);
+        ops->free(dev, dst, out_bytes);
+        for (int j = 0; j < n_src; j++)
+            ops->free(dev, (void *)(uintptr_t)freed[j], bytes);
+    }
+}
+
+static void test_sums(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    run_sums(dev, s);
+    dev->ops->stream_close(s);
+}
+
+/* A value given by the caller, who changes it at once. */
+static void test_put(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    uint64_t value[ZR_PUT_BYTES / 8], want[3][ZR_PUT_BYTES / 8], got[3][ZR_PUT_BYTES / 8];
+    memset(want, 0, sizeof want);
+    void *p = device_memory(dev, sizeof got);
+    assert_int_equal(dev->ops->zero(s, p, sizeof got), 0);
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = ZR_PUT_BYTES >> i;
+        for (size_t j = 0; j < sizeof value / sizeof *value; j++)
+            value[j] = random_bits(&suite_rng);
+        memcpy(want[i], value, (size_t)bytes);
+        assert_int_equal(dev->ops->put(s, (char *)p + i * ZR_PUT_BYTES, value, bytes), 0);
+        memset(value, 0, sizeof value);
+    }
+    assert_int_equal(dev->ops->copy(s, got, p, sizeof got), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    assert_memory_equal(got, want, sizeof got);
+    dev->ops->free(dev, p, sizeof got);
+    dev->ops->stream_close(s);
+}
+
+/* Memory of the host: zeroed, aligned, reached by streams. Stamps are in order, on the host's clock. */
+static void test_host_memory_and_stamps(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    void *p, *host;
+    assert_int_equal(dev->ops->host_alloc(dev, 0, &host), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->host_alloc(dev, 100, &host), 0);
+    assert_int_equal((uintptr_t)host % 4096, 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(((char *)host)[i], 0);
+    p = device_memory(dev, 100);
+    memset(host, 7, 50);
+    assert_int_equal(dev->ops->copy(s, p, host, 50), 0);
+    assert_int_equal(dev->ops->copy(s, (char *)host + 50, p, 50), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(((char *)host)[i], 7);
+    dev->ops->free(dev, p, 100);
+    dev->ops->host_free(dev, host, 100);
+
+    int64_t *at;
+    assert_int_equal(dev->ops->host_alloc(dev, 3 * sizeof *at, &host), 0);
+    at = host;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(dev->ops->stamp(s, &at[i]), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    assert_true(at[0] > 0 && at[0] <= at[1] && at[1] <= at[2]);
+    dev->ops->host_free(dev, host, 3 * sizeof *at);
+    dev->ops->stream_close(s);
+}
+
+/* What the ranks' records say together, against plain arithmetic. */
+struct finishing {
+    int n_ranks, rank;
+    double scale;
+    float clip;
+    struct zr_step_record rec[5];
+};
+
+static struct zr_step_outcome finish(struct zr_device *dev, const struct finishing *f,
+                                     struct zr_step_scalars *scalars)
+{
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    enum { STRIDE = 640 };
+    char *records = device_memory(dev, f->n_ranks * STRIDE);
+    struct zr_step_scalars *on_device = device_memory(dev, sizeof *on_device);
+    void *outcome;
+    assert_int_equal(ops->host_alloc(dev, sizeof(struct zr_step_outcome), &outcome), 0);
+    memset(outcome, 0xff, sizeof(struct zr_step_outcome));
+    for (int r = 0; r < f->n_ranks; r++)
+        assert_int_equal(ops->copy(s, records + r * STRIDE, &f->rec[r], sizeof f->rec[r]), 0);
+    struct zr_finish args = {.records = records,
+                             .stride_bytes = STRIDE,
+                             .n_ranks = f->n_ranks,
+                             .rank = f->rank,
+                             .scale = f->scale,
+                             .clip = f->clip,
+                             .scalars = on_device,
+                             .outcome = outcome};
+    assert_int_equal(ops->finish(s, &args), 0);
+    memset(&args, 0xff, sizeof args); /* it was copied */
+    assert_int_equal(ops->copy(s, scalars, on_device, sizeof *scalars), 0);
+    assert_int_equal(ops->stream_sync(s), 0);
+    struct zr_step_outcome out = *(struct zr_step_outcome *)outcome;
+    ops->host_free(dev, outcome, sizeof(struct zr_step_outcome));
+    ops->free(dev, on_device, sizeof *on_device);
+    ops->free(dev, records, f->n_ranks * STRIDE);
+    ops->stream_close(s);
+    return out;
+}
+
+static struct finishing some_records(int n_ranks, struct zr_exact_sum *all)
+{
+    struct finishing f = {.n_ranks = n_ranks, .rank = n_ranks / 2, .scale = -0.125};
+    zr_exact_reset(all);
+    for (int r = 0; r < n_ranks; r++) {
+        f.rec[r].words =
+            (struct zr_step_words){.call_hash = 77, .serial = 12, .save_written = 9 - r, .lr = 0.1f};
+        for (int i = 0; i < 50; i++) {
+            double x = exp(20 * (double)random_normal(&suite_rng));
+            zr_exact_add(&f.rec[r].norm, x);
+            zr_exact_add(all, x);
+        }
+    }
+    return f;
+}
+
+static void test_finish(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_exact_sum all;
+    struct zr_step_scalars scalars;
+    for (int n = 1; n <= 5; n++) {
+        struct finishing f = some_records(n, &all);
+        double norm = sqrt(zr_exact_value(&all)) * 0.125;
+        struct zr_step_outcome o = finish(dev, &f, &scalars);
+        assert_true(o.grad_norm == norm && !o.clipped && !o.skipped && o.other == -1);
+        assert_int_equal(o.save_written, 9 - (n - 1));
+        assert_true(scalars.grad_scale == -0.125f && scalars.skip == 0);
+        f.clip = (float)(norm / 3);
+        o = finish(dev, &f, &scalars);
+        assert_true(o.grad_norm == norm && o.clipped && !o.skipped);
+        assert_true(scalars.grad_scale == (float)(-0.125 * ((double)f.clip / norm)) && scalars.skip == 0);
+        zr_exact_add(&f.rec[n - 1].norm, (double)INFINITY);
+        o = finish(dev, &f, &scalars);
+        assert_true(isnan(o.grad_norm) && !o.clipped && o.skipped && scalars.skip == 1);
+    }
+    for (int what = 0; what < 3; what++) {
+        struct finishing f = some_records(4, &all); /* this one is rank 2 */
+        struct zr_step_words *w = &f.rec[3].words;
+        w->call_hash += what == 0;
+        w->serial -= what == 1;
+        w->lr = what == 2 ? 0.2f : w->lr;
+        struct zr_step_outcome o = finish(dev, &f, &scalars);
+        assert_int_equal(o.other, 3);
+        assert_true(o.other_called == (what == 0) && o.other_is_late == (what == 1) && o.other_lr == w->lr);
+        assert_true(scalars.skip == 1 && !o.skipped);
+    }
+}
+
+int suite_of_work(struct zr_device *dev)
+{
+    struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory),  cmocka_unit_test(test_call_copies_its_argument),
+        cmocka_unit_test(test_kernels), cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_put),     cmocka_unit_test(test_host_memory_and_stamps),
+        cmocka_unit_test(test_finish),
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        tests[i].initial_state = dev;
+    return cmocka_run_group_tests_name("work", tests, NULL, NULL);
+}
