@@ -1,121 +1,70 @@
-/* cublaslt_stand_in.c: see cublaslt_stand_in.h. Matrices are column-major, as the library has them. */
-#include "test/stand_in/cublaslt_stand_in.h"
-#include "test/stand_in/half.h"
-#include "test/stand_in/stand_in.h"
+/* cublaslt_stand_in.c: the stand-in's objects and their attributes. Products are in cublaslt_stand_in_run.c.
+ */
+#include "test/stand_in/cublaslt_stand_in_inside.h"
 
-#include <cublasLt.h>
-
-#include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+struct csi_state csi = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
 /* --- objects --- */
 
-enum kind { HANDLE = 0x1a11d1e5, LAYOUT, DESC, PREFERENCE, DESTROYED };
-
-/* The head of each. Destroyed objects are kept, so that their use can be told. */
-struct object {
-    enum kind kind;
-    struct object *next;
-};
-
-struct cublasLtContext {
-    struct object object;
-    int device;
-};
-
-struct cublaslt_layout {
-    struct object object;
-    struct layout {
-        cudaDataType type;
-        int32_t n_batch;
-        int64_t rows, columns, ld, stride;
-    } is;
-};
-
-struct cublaslt_matmul_desc {
-    struct object object;
-    struct operation {
-        cublasComputeType_t compute;
-        cudaDataType_t scale;
-        int32_t trans_a, trans_b;
-        uint32_t epilogue;
-        int64_t ld_aux;
-    } is;
-    const void *bias, *aux; /* aux: written where the epilogue says so */
-};
-
-struct cublaslt_preference {
-    struct object object;
-    uint64_t workspace_bytes;
-    uint32_t splits, align[4]; /* of A, B, C, D */
-};
-
-static struct {
-    pthread_mutex_t lock;
-    struct object *destroyed; /* a list */
-    int n_open;
-    uint32_t refused;
-    int64_t n_products, n_epilogues;
-} all = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void *object_new(enum kind kind, size_t bytes)
+static void *object_new(enum csi_kind kind, size_t bytes)
 {
-    struct object *o = calloc(1, bytes);
+    struct csi_object *o = calloc(1, bytes);
     if (o) {
         o->kind = kind;
-        pthread_mutex_lock(&all.lock);
-        all.n_open++;
-        pthread_mutex_unlock(&all.lock);
+        pthread_mutex_lock(&csi.lock);
+        csi.n_open++;
+        pthread_mutex_unlock(&csi.lock);
     }
     return o;
 }
 
-static bool is(const char *call, const void *object, enum kind kind)
+bool csi_is(const char *call, const void *object, enum csi_kind kind)
 {
-    const struct object *o = object;
+    const struct csi_object *o = object;
     if (o && o->kind == kind)
         return true;
     stand_in_misuse("%s: %s", call,
-                    !o                     ? "an object is NULL"
-                    : o->kind == DESTROYED ? "an object was destroyed before"
-                                           : "an object is of another kind");
+                    !o                         ? "an object is NULL"
+                    : o->kind == CSI_DESTROYED ? "an object was destroyed before"
+                                               : "an object is of another kind");
     return false;
 }
 
-static cublasStatus_t destroy(const char *call, void *object, enum kind kind)
+static cublasStatus_t destroy(const char *call, void *object, enum csi_kind kind)
 {
-    if (!is(call, object, kind))
+    if (!csi_is(call, object, kind))
         return CUBLAS_STATUS_INVALID_VALUE;
-    struct object *o = object;
-    pthread_mutex_lock(&all.lock);
-    o->kind = DESTROYED;
-    o->next = all.destroyed;
-    all.destroyed = o;
-    all.n_open--;
-    pthread_mutex_unlock(&all.lock);
+    struct csi_object *o = object;
+    pthread_mutex_lock(&csi.lock);
+    o->kind = CSI_DESTROYED;
+    o->next = csi.destroyed;
+    csi.destroyed = o;
+    csi.n_open--;
+    pthread_mutex_unlock(&csi.lock);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 void cublaslt_stand_in_refuse(uint32_t epilogues)
 {
-    all.refused = epilogues;
+    csi.refused = epilogues;
 }
 
 int cublaslt_stand_in_n_open(void)
 {
-    return all.n_open;
+    return csi.n_open;
 }
 
 int64_t cublaslt_stand_in_n_products(void)
 {
-    return all.n_products;
+    return csi.n_products;
 }
 
 int64_t cublaslt_stand_in_n_epilogues(void)
 {
-    return all.n_epilogues;
+    return csi.n_epilogues;
 }
 
 const char *cublasLtGetStatusName(cublasStatus_t status)
@@ -150,7 +99,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
     *handle = NULL;
     if (stand_in_begin("cublasLtCreate") || cudaGetDevice(&device))
         return CUBLAS_STATUS_NOT_INITIALIZED;
-    *handle = object_new(HANDLE, sizeof **handle);
+    *handle = object_new(CSI_HANDLE, sizeof **handle);
     if (!*handle)
         return CUBLAS_STATUS_ALLOC_FAILED;
     (*handle)->device = device;
@@ -159,7 +108,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 {
-    return destroy("cublasLtDestroy", handle, HANDLE);
+    return destroy("cublasLtDestroy", handle, CSI_HANDLE);
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
@@ -168,16 +117,16 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
     *out = NULL;
     if (stand_in_begin("cublasLtMatrixLayoutCreate"))
         return CUBLAS_STATUS_ALLOC_FAILED;
-    *out = object_new(LAYOUT, sizeof **out);
+    *out = object_new(CSI_LAYOUT, sizeof **out);
     if (!*out)
         return CUBLAS_STATUS_ALLOC_FAILED;
-    (*out)->is = (struct layout){type, 1, (int64_t)rows, (int64_t)columns, ld, 0};
+    (*out)->is = (struct csi_layout){type, 1, (int64_t)rows, (int64_t)columns, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
 {
-    return destroy("cublasLtMatrixLayoutDestroy", layout, LAYOUT);
+    return destroy("cublasLtMatrixLayoutDestroy", layout, CSI_LAYOUT);
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
@@ -186,17 +135,17 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
     *out = NULL;
     if (stand_in_begin("cublasLtMatmulDescCreate"))
         return CUBLAS_STATUS_ALLOC_FAILED;
-    *out = object_new(DESC, sizeof **out);
+    *out = object_new(CSI_DESC, sizeof **out);
     if (!*out)
         return CUBLAS_STATUS_ALLOC_FAILED;
     (*out)->is =
-        (struct operation){.compute = compute, .scale = scale, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+        (struct csi_operation){.compute = compute, .scale = scale, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
 {
-    return destroy("cublasLtMatmulDescDestroy", desc, DESC);
+    return destroy("cublasLtMatmulDescDestroy", desc, CSI_DESC);
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
@@ -204,7 +153,7 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
     *out = NULL;
     if (stand_in_begin("cublasLtMatmulPreferenceCreate"))
         return CUBLAS_STATUS_ALLOC_FAILED;
-    *out = object_new(PREFERENCE, sizeof **out);
+    *out = object_new(CSI_PREFERENCE, sizeof **out);
     if (!*out)
         return CUBLAS_STATUS_ALLOC_FAILED;
     (*out)->splits = 7;
@@ -215,7 +164,7 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
 
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
 {
-    return destroy("cublasLtMatmulPreferenceDestroy", preference, PREFERENCE);
+    return destroy("cublasLtMatmulPreferenceDestroy", preference, CSI_PREFERENCE);
 }
 
 /* --- attributes --- */
@@ -241,7 +190,7 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
     static const char call[] = "cublasLtMatrixLayoutSetAttribute";
     void *to = NULL;
     size_t to_bytes = 0;
-    if (!is(call, layout, LAYOUT))
+    if (!csi_is(call, layout, CSI_LAYOUT))
         return CUBLAS_STATUS_INVALID_VALUE;
     switch (attr) {
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
@@ -260,7 +209,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     static const char call[] = "cublasLtMatmulDescSetAttribute";
     void *to = NULL;
     size_t to_bytes = 0;
-    if (!is(call, desc, DESC))
+    if (!csi_is(call, desc, CSI_DESC))
         return CUBLAS_STATUS_INVALID_VALUE;
     switch (attr) {
     case CUBLASLT_MATMUL_DESC_TRANSA:
@@ -292,7 +241,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     static const char call[] = "cublasLtMatmulPreferenceSetAttribute";
     void *to = NULL;
     size_t to_bytes = 0;
-    if (!is(call, p, PREFERENCE))
+    if (!csi_is(call, p, CSI_PREFERENCE))
         return CUBLAS_STATUS_INVALID_VALUE;
     switch (attr) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
@@ -309,380 +258,4 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
         break;
     }
     return set(call, (int)attr, to, to_bytes, from, bytes);
-}
-
-/* --- what a product is --- */
-
-/* All that a product is but for the places of its matrices. */
-struct product {
-    struct operation op;
-    struct layout a, b, c, d;
-};
-
-static bool has_bias(const struct operation *op)
-{
-    return op->epilogue & CUBLASLT_EPILOGUE_BIAS;
-}
-
-static bool has_bias_gradient(const struct operation *op)
-{
-    return op->epilogue == CUBLASLT_EPILOGUE_BGRADB;
-}
-
-static bool has_aux(const struct operation *op)
-{
-    return op->epilogue & 128;
-}
-
-static bool writes_aux(const struct operation *op)
-{
-    return (op->epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX;
-}
-
-static int64_t element_bytes(cudaDataType t)
-{
-    return t == CUDA_R_32F ? 4 : 2;
-}
-
-static bool same_layout(const struct layout *x, const struct layout *y)
-{
-    return x->type == y->type && x->n_batch == y->n_batch && x->rows == y->rows && x->columns == y->columns &&
-           x->ld == y->ld && x->stride == y->stride;
-}
-
-static bool layout_holds(const struct layout *l)
-{
-    return l->rows > 0 && l->columns > 0 && l->ld >= l->rows && l->n_batch > 0;
-}
-
-static const char *product_fault(const struct product *p)
-{
-    const struct operation *op = &p->op;
-    int64_t m = op->trans_a ? p->a.columns : p->a.rows, k = op->trans_a ? p->a.rows : p->a.columns;
-    int64_t n = op->trans_b ? p->b.rows : p->b.columns, k_b = op->trans_b ? p->b.columns : p->b.rows;
-    if (!layout_holds(&p->a) || !layout_holds(&p->b) || !layout_holds(&p->d))
-        return "a layout with no elements, or ld below its rows";
-    if (!same_layout(&p->c, &p->d))
-        return "layouts of C and D differ";
-    if (k != k_b || m != p->d.rows || n != p->d.columns)
-        return "layouts do not fit each other";
-    if (p->a.n_batch != p->d.n_batch || p->b.n_batch != p->d.n_batch)
-        return "batch counts differ";
-    if (p->d.n_batch > 1 && p->d.stride == 0)
-        return "the batch's results lie on each other";
-    if (op->scale != CUDA_R_32F)
-        return "scale type is not fp32";
-    if (has_aux(op) && op->ld_aux < p->d.rows)
-        return "ld of aux is below the rows of D, or was not set";
-    return NULL;
-}
-
-static bool product_supported(const struct product *p, const struct cublaslt_matmul_desc *desc)
-{
-    const struct operation *op = &p->op;
-    if (p->a.type != p->b.type || (p->d.type != p->a.type && p->d.type != CUDA_R_32F) ||
-        (op->compute != CUBLAS_COMPUTE_32F && p->a.type != CUDA_R_32F))
-        return false;
-    if (has_aux(op) && (op->ld_aux % 8 || (uintptr_t)desc->aux % 16))
-        return false;
-    if (p->d.n_batch > 1 && op->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
-        op->epilogue != CUBLASLT_EPILOGUE_BIAS)
-        return false;
-    return !(all.refused & op->epilogue);
-}
-
-static bool product_of(const char *call, struct product *out, cublasLtHandle_t handle,
-                       cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d)
-{
-    int device = -1;
-    if (!is(call, handle, HANDLE) || !is(call, desc, DESC) || !is(call, a, LAYOUT) || !is(call, b, LAYOUT) ||
-        !is(call, c, LAYOUT) || !is(call, d, LAYOUT))
-        return false;
-    if (cudaGetDevice(&device) || device != handle->device) {
-        stand_in_misuse("%s: the handle is of device %d, the current one is %d", call, handle->device,
-                        device);
-        return false;
-    }
-    memset(out, 0, sizeof *out); /* padding too: products are hashed as bytes */
-    out->op = desc->is;
-    out->a = a->is;
-    out->b = b->is;
-    out->c = c->is;
-    out->d = d->is;
-    const char *fault = product_fault(out);
-    if (fault)
-        stand_in_misuse("%s: %s", call, fault);
-    return !fault;
-}
-
-static uint64_t hash_of(const struct product *p)
-{
-    const int64_t words[] = {
-        p->op.compute, p->op.trans_a, p->op.trans_b, p->op.epilogue, p->op.ld_aux, p->a.type, p->a.n_batch,
-        p->a.rows,     p->a.columns,  p->a.ld,       p->a.stride,    p->b.type,    p->b.rows, p->b.columns,
-        p->b.ld,       p->b.stride,   p->d.type,     p->d.rows,      p->d.columns, p->d.ld,   p->d.stride};
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        h = (h ^ (uint64_t)words[i]) * UINT64_C(0x100000001b3);
-        h ^= h >> 29;
-    }
-    return h;
-}
-
-static uint32_t align_of(const void *p)
-{
-    uintptr_t bits = (uintptr_t)p | 256;
-    return (uint32_t)(bits & -bits);
-}
-
-/* What an algorithm remembers of the question it answers. */
-struct algo {
-    uint64_t product;
-    uint64_t workspace_bytes;
-    uint32_t align[4], align_bias, align_aux;
-};
-_Static_assert(sizeof(struct algo) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm holds it");
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int n_wanted,
-                                              cublasLtMatmulHeuristicResult_t *results, int *n_results)
-{
-    static const char call[] = "cublasLtMatmulAlgoGetHeuristic";
-    struct product product;
-    *n_results = 0;
-    if (stand_in_begin(call))
-        return CUBLAS_STATUS_INTERNAL_ERROR;
-    if (!product_of(call, &product, handle, desc, a, b, c, d) || !is(call, preference, PREFERENCE) ||
-        n_wanted < 1)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (!product_supported(&product, desc))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    struct algo algo = {.product = hash_of(&product)};
-    algo.workspace_bytes = algo.product % 3 * 4096; /* some want none */
-    if (algo.workspace_bytes > preference->workspace_bytes)
-        algo.workspace_bytes = 0;
-    memcpy(algo.align, preference->align, sizeof algo.align);
-    algo.align_bias = align_of(desc->bias);
-    algo.align_aux = align_of(desc->aux);
-    memset(&results[0], 0, sizeof results[0]);
-    memcpy(&results[0].algo, &algo, sizeof algo);
-    results[0].workspaceSize = algo.workspace_bytes;
-    results[0].state = CUBLAS_STATUS_SUCCESS;
-    results[0].wavesCount = 1;
-    *n_results = 1;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-/* --- running one --- */
-
-struct run {
-    struct product p;
-    const void *a, *b;
-    void *d, *aux, *bias, *workspace;
-    size_t workspace_bytes;
-    float alpha, beta;
-};
-
-static float get(const void *x, cudaDataType t, int64_t i)
-{
-    if (t == CUDA_R_32F)
-        return ((const float *)x)[i];
-    uint16_t h = ((const uint16_t *)x)[i];
-    return t == CUDA_R_16BF ? bf16_to_float(h) : f16_to_float(h);
-}
-
-static void put(void *x, cudaDataType t, int64_t i, float value)
-{
-    if (t == CUDA_R_32F)
-        ((float *)x)[i] = value;
-    else
-        ((uint16_t *)x)[i] = t == CUDA_R_16BF ? bf16_from_float(value) : f16_from_float(value);
-}
-
-/* op(matrix) as dense fp32 columns. */
-static void unpack(float *out, const void *matrix, const struct layout *l, int64_t batch, bool transpose)
-{
-    int64_t row = transpose ? l->columns : 1, column = transpose ? 1 : l->rows;
-    for (int64_t c = 0; c < l->columns; c++)
-        for (int64_t r = 0; r < l->rows; r++)
-            out[r * row + c * column] = get(matrix, l->type, batch * l->stride + c * l->ld + r);
-}
-
-static float gelu(float x)
-{
-    return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
-}
-
-static float gelu_slope(float x)
-{
-    float t = tanhf(0.7978845608f * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3 * 0.044715f * x * x);
-}
-
-/* One column of D from its products. */
-static void finish_column(const struct run *r, int64_t batch, int64_t j, const float *products)
-{
-    const struct product *p = &r->p;
-    const struct operation *op = &p->op;
-    for (int64_t i = 0; i < p->d.rows; i++) {
-        int64_t at = batch * p->d.stride + j * p->d.ld + i, at_aux = j * op->ld_aux + i;
-        float x = r->alpha * products[i];
-        if (r->beta != 0)
-            x += r->beta * get(r->d, p->d.type, at);
-        if (has_bias(op))
-            x += get(r->bias, p->d.type, i);
-        if (writes_aux(op)) {
-            put(r->aux, p->d.type, at_aux, x);
-            x = gelu(x);
-        } else if (has_aux(op)) {
-            x *= gelu_slope(get(r->aux, p->d.type, at_aux));
-        }
-        put(r->d, p->d.type, at, x);
-    }
-}
-
-static void run(void *arg)
-{
-    const struct run *r = arg;
-    const struct product *p = &r->p;
-    int64_t m = p->d.rows, n = p->d.columns, k = p->op.trans_a ? p->a.rows : p->a.columns;
-    float *a = malloc((size_t)(m * k) * sizeof *a), *b = malloc((size_t)(k * n) * sizeof *b);
-    float *column = malloc((size_t)m * sizeof *column);
-    if (!a || !b || !column)
-        abort();
-    if (r->workspace)
-        memset(r->workspace, 0xff, r->workspace_bytes);
-    for (int64_t batch = 0; batch < p->d.n_batch; batch++) {
-        unpack(a, r->a, &p->a, batch, p->op.trans_a);
-        unpack(b, r->b, &p->b, batch, p->op.trans_b);
-        for (int64_t j = 0; j < n; j++) {
-            memset(column, 0, (size_t)m * sizeof *column);
-            for (int64_t l = 0; l < k; l++)
-                for (int64_t i = 0; i < m; i++)
-                    column[i] += a[l * m + i] * b[j * k + l];
-            finish_column(r, batch, j, column);
-        }
-    }
-    if (p->op.epilogue == CUBLASLT_EPILOGUE_BGRADB)
-        for (int64_t j = 0; j < n; j++) {
-            float sum = 0;
-            for (int64_t l = 0; l < k; l++)
-                sum += b[j * k + l];
-            put(r->bias, p->d.type, j, sum);
-        }
-    free(a);
-    free(b);
-    free(column);
-}
-
-static size_t matrix_bytes(const struct layout *l)
-{
-    int64_t elements = (l->n_batch - 1) * l->stride + (l->columns - 1) * l->ld + l->rows;
-    return (size_t)(elements * element_bytes(l->type));
-}
-
-static bool overlap(const void *x, size_t x_bytes, const void *y, size_t y_bytes)
-{
-    return (const char *)x < (const char *)y + y_bytes && (const char *)y < (const char *)x + x_bytes;
-}
-
-static bool check_aligned(const char *what, const void *p, uint32_t align)
-{
-    if ((uintptr_t)p % align == 0)
-        return true;
-    stand_in_misuse("cublasLtMatmul: %s at %p, but the algorithm was asked for %u-byte alignment", what, p,
-                    align);
-    return false;
-}
-
-static bool check_places(const struct run *r, const struct algo *algo, int device)
-{
-    const struct product *p = &r->p;
-    const struct operation *op = &p->op;
-    int64_t bytes = element_bytes(p->d.type);
-    size_t a_bytes = matrix_bytes(&p->a), b_bytes = matrix_bytes(&p->b), d_bytes = matrix_bytes(&p->d);
-    bool good = check_aligned("A", r->a, algo->align[0]) && check_aligned("B", r->b, algo->align[1]) &&
-                check_aligned("C", r->d, algo->align[2]) && check_aligned("D", r->d, algo->align[3]) &&
-                stand_in_check_device_range("cublasLtMatmul: A", r->a, a_bytes, device) &&
-                stand_in_check_device_range("cublasLtMatmul: B", r->b, b_bytes, device) &&
-                stand_in_check_device_range("cublasLtMatmul: D", r->d, d_bytes, device);
-    if (good && (overlap(r->a, a_bytes, r->d, d_bytes) || overlap(r->b, b_bytes, r->d, d_bytes))) {
-        stand_in_misuse("cublasLtMatmul: an operand overlaps the result");
-        good = false;
-    }
-    if (good && (has_bias(op) || has_bias_gradient(op))) {
-        int64_t n = has_bias_gradient(op) ? p->d.columns : p->d.rows;
-        good = check_aligned("bias", r->bias, algo->align_bias) &&
-               stand_in_check_device_range("cublasLtMatmul: bias", r->bias, (size_t)(n * bytes), device);
-    }
-    if (good && has_aux(op))
-        good = check_aligned("aux", r->aux, algo->align_aux) &&
-               stand_in_check_device_range("cublasLtMatmul: aux", r->aux,
-                                           (size_t)(((p->d.columns - 1) * op->ld_aux + p->d.rows) * bytes),
-                                           device);
-    if (good && r->workspace_bytes)
-        good = check_aligned("workspace", r->workspace, 16) &&
-               stand_in_check_device_range("cublasLtMatmul: workspace", r->workspace, r->workspace_bytes,
-                                           device);
-    return good;
-}
-
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
-                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
-                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
-                              cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *chosen, void *workspace, size_t workspace_bytes,
-                              cudaStream_t stream)
-{
-    static const char call[] = "cublasLtMatmul";
-    if (stand_in_begin(call))
-        return CUBLAS_STATUS_EXECUTION_FAILED;
-    struct run *r = calloc(1, sizeof *r);
-    if (!r)
-        return CUBLAS_STATUS_ALLOC_FAILED;
-    bool good = product_of(call, &r->p, handle, desc, a_layout, b_layout, c_layout, d_layout);
-    struct algo algo;
-    memset(&algo, 0, sizeof algo);
-    if (chosen)
-        memcpy(&algo, chosen, sizeof algo);
-    if (good && algo.product != hash_of(&r->p)) {
-        stand_in_misuse("%s: the algorithm %s", call,
-                        chosen ? "is another product's" : "is left to the library");
-        good = false;
-    }
-    if (good && (workspace_bytes < algo.workspace_bytes || (algo.workspace_bytes && !workspace))) {
-        stand_in_misuse("%s: a workspace of %zu bytes at %p, the algorithm needs %zu", call, workspace_bytes,
-                        workspace, (size_t)algo.workspace_bytes);
-        good = false;
-    }
-    if (good && c != d) {
-        stand_in_misuse("%s: C and D at different places are not done here", call);
-        good = false;
-    }
-    if (good) {
-        r->a = a;
-        r->b = b;
-        r->d = d;
-        r->aux = (void *)(uintptr_t)desc->aux;
-        r->bias = (void *)(uintptr_t)desc->bias;
-        r->workspace = workspace;
-        r->workspace_bytes = (size_t)algo.workspace_bytes;
-        memcpy(&r->alpha, alpha, sizeof r->alpha);
-        memcpy(&r->beta, beta, sizeof r->beta);
-        good = check_places(r, &algo, handle->device);
-    }
-    if (!good) {
-        free(r);
-        return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    pthread_mutex_lock(&all.lock);
-    all.n_products++;
-    all.n_epilogues += has_aux(&r->p.op) || has_bias_gradient(&r->p.op);
-    pthread_mutex_unlock(&all.lock);
-    if (stand_in_put(stream, call, run, r, free))
-        return CUBLAS_STATUS_EXECUTION_FAILED;
-    return CUBLAS_STATUS_SUCCESS;
 }
