@@ -22,6 +22,15 @@ bool part(struct meeting *m)
     return uv_loop_close(&m->loop) == 0;
 }
 
+void open_and_note(struct rank *me)
+{
+    struct meeting m;
+    int64_t timeout_ms = me->arg ? *(int64_t *)me->arg : LONG_MS;
+    note_error(me, meet(&m, &me->w, timeout_ms));
+    RANK_CHECK(me, !me->code == !!m.r, "code %d with %p", me->code, (void *)m.r);
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
 int exchange_ranks(struct meeting *m)
 {
     int mine = zr_rendezvous_rank(m->r), all[MOST_RANKS];

@@ -8,6 +8,8 @@
 
 #include <netinet/in.h>
 
+enum { LONG_MS = 30000, SHORT_MS = 1500 };
+
 /* A loop of the rank's own, and what it meets the others by. */
 struct meeting {
     uv_loop_t loop;
@@ -18,6 +20,9 @@ struct meeting {
 int meet(struct meeting *m, const struct zr_world *w, int64_t timeout_ms);
 /* Closes what is open; false when handles were left on the loop. */
 bool part(struct meeting *m);
+
+/* Meets, within LONG_MS or the int64_t that me->arg points to, notes how that went, and parts. */
+void open_and_note(struct rank *me);
 
 /* Everyone gives its rank. */
 int exchange_ranks(struct meeting *m);
