@@ -1,5 +1,6 @@
 /* memory_files.c: see memory_files.h. */
 #include "test/checkpoint/memory_files.h"
+#include "test/kernels/random.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -510,32 +511,26 @@ const struct zr_files *memory_files_table(struct memory_files *m)
     return &m->table;
 }
 
-static uint64_t next(uint64_t *s)
-{
-    uint64_t x = *s += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 struct memory_files *memory_files_crash(struct memory_files *m, uint64_t seed)
 {
     struct memory_files *c = memory_files_open();
     c->nodes = realloc(c->nodes, (size_t)m->n_nodes * sizeof *c->nodes);
     /* Seldom everything or nothing stays by chance; both are likely in life. */
-    uint64_t s = seed, keep = seed % 8 == 0 ? 0 : seed % 8 == 1 ? 100 : 20 + next(&s) % 60;
+    uint64_t s = seed, keep = seed % 8 == 0 ? 0 : seed % 8 == 1 ? 100 : 20 + random_next(&s) % 60;
     for (int i = 0; i < m->n_nodes; i++) {
         const struct node *n = &m->nodes[i];
         struct bytes data = copy_bytes(n->durable);
         struct entries names = copy_entries(n->durable_names);
         for (int k = 0; k < n->n_writes; k++)
-            if (next(&s) % 100 < keep) {
+            if (random_next(&s) % 100 < keep) {
                 int64_t whole = n->writes[k].data.n,
-                        part = next(&s) % 4 && keep < 100 ? whole : 1 + (int64_t)(next(&s) % (uint64_t)whole);
+                        part = random_next(&s) % 4 && keep < 100
+                                   ? whole
+                                   : 1 + (int64_t)(random_next(&s) % (uint64_t)whole);
                 put_bytes(&data, n->writes[k].data.p, keep == 100 ? whole : part, n->writes[k].at);
             }
         for (int k = 0; k < n->n_changes; k++)
-            if (next(&s) % 100 < keep)
+            if (random_next(&s) % 100 < keep)
                 apply_change(&names, &n->changes[k]);
         c->nodes[i] = (struct node){.is_folder = n->is_folder,
                                     .now = data,

@@ -1,6 +1,8 @@
 /* saved_model.c: see saved_model.h. */
 #include "test/checkpoint/saved_model.h"
 #include "test/held_port.h"
+#include "test/kernels/random.h"
+#include "test/stand_in/half.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -43,33 +45,9 @@ static int64_t elems(const struct zero_tensor *t)
     return n;
 }
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 static float noise(uint64_t a, uint64_t b, uint64_t c)
 {
-    return (float)((int64_t)(mix(a * 0x9e3779b97f4a7c15u + mix(b * 0xd1342543de82ef95u + c)) >> 43) -
-                   (1 << 20)) /
-           (float)(1 << 20);
-}
-
-static float widen(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static uint16_t narrow(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    return random_unit(random_mix(a * 0x9e3779b97f4a7c15u + random_mix(b * 0xd1342543de82ef95u + c)));
 }
 
 /* Takes in every weight that forward is shown: a stale one changes the gradients. */
@@ -96,10 +74,11 @@ static int backward_unit(struct model_rank *m, int unit, uint64_t micro)
             continue;
         for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
             bool bf16 = x->dtype == ZERO_BF16;
-            float w = bf16 ? widen(((uint16_t *)m->place[t].param)[i]) : ((float *)m->place[t].param)[i];
+            float w =
+                bf16 ? bf16_to_float(((uint16_t *)m->place[t].param)[i]) : ((float *)m->place[t].param)[i];
             float g = 0.25f * w + 0.125f * noise((uint64_t)t, micro, (uint64_t)i);
             if (bf16)
-                ((uint16_t *)m->place[t].grad)[i] = narrow(g);
+                ((uint16_t *)m->place[t].grad)[i] = bf16_from_float(g);
             else
                 ((float *)m->place[t].grad)[i] = g;
         }
@@ -193,7 +172,7 @@ static void *run_rank(void *arg)
         for (int64_t i = 0; i < n; i++) {
             float w = noise(o->scrambled ? 77 : 7, (uint64_t)t, (uint64_t)i);
             if (x->dtype == ZERO_BF16)
-                ((uint16_t *)own[t])[i] = narrow(w);
+                ((uint16_t *)own[t])[i] = bf16_from_float(w);
             else
                 ((float *)own[t])[i] = w;
         }

@@ -1,6 +1,7 @@
 /* test_checkpoint_blocks.c: files of several blocks, moved by several threads, past the page cache or not. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/kernels/random.h"
 #include "zero/block_file.h"
 #include "zero/manifest.h"
 #include "zero/parallel.h"
@@ -17,14 +18,6 @@
 #include <cmocka.h>
 
 static uint64_t seed;
-
-static uint64_t next(void)
-{
-    uint64_t x = seed += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 /* ---- threads ---- */
 
@@ -71,11 +64,11 @@ static void check_file(enum memory_direct direct, enum memory_fault fault, int64
 {
     struct memory_files *m = memory_files_open();
     const struct zr_files *fs = memory_files_table(m);
-    int64_t bytes = (3 << 20) + (int64_t)(next() % 20000), piece = 1 << 20;
+    int64_t bytes = (3 << 20) + (int64_t)(random_next(&seed) % 20000), piece = 1 << 20;
     char *data = aligned_alloc(ZR_DIRECT_ALIGN, 4 << 20), *read = aligned_alloc(ZR_DIRECT_ALIGN, 4 << 20);
     struct zr_block_file f;
     for (int64_t i = 0; i < bytes; i++)
-        data[i] = (char)next();
+        data[i] = (char)random_next(&seed);
     memset(read, 0xff, 4 << 20);
     memory_files_direct(m, direct);
     memory_files_fault(m, fault, at, false);

@@ -2,6 +2,7 @@
  * names it, and changes nothing. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/kernels/random.h"
 #include "zero/manifest.h"
 #include "zero/safetensors.h"
 
@@ -29,14 +30,6 @@ static uint64_t hashes[3];
 static int64_t n_flips = 20000; /* of data; N_FLIPS in the environment: 100,000 take a minute or two */
 static int64_t head_stride = 1; /* every bit of what is not data, unless N_FLIPS asks for fewer */
 static uint64_t seed;
-
-static uint64_t next(uint64_t *s)
-{
-    uint64_t x = *s += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 static void save_two(struct model_rank *m, void *arg)
 {
@@ -113,7 +106,7 @@ static void flip_bits(struct model_rank *m, struct flipping *f, const char *path
     unsigned char *p = memory_files_content(disk, path, &n);
     CHECK_THAT(p && from < *n);
     int64_t n_bits = ((to < *n ? to : *n) - from) * 8;
-    for (int64_t i = (int64_t)(next(&seed) % (uint64_t)head_stride); i < n_bits; i += head_stride)
+    for (int64_t i = (int64_t)(random_next(&seed) % (uint64_t)head_stride); i < n_bits; i += head_stride)
         flip_and_load(m, f, p + from + i / 8, (int)(i % 8), strrchr(path, '/'));
     unchanged(m, f);
 }
@@ -149,8 +142,8 @@ static void flip_data(struct model_rank *m, void *arg)
     for (int64_t i = 0; i < n_flips; i++) {
         int64_t *n, from = header_end(paths[i % 2]);
         unsigned char *p = memory_files_content(disk, paths[i % 2], &n);
-        flip_and_load(m, &f, p + from + next(&seed) % (uint64_t)(*n - from), (int)(next(&seed) % 8),
-                      strrchr(paths[i % 2], '/'));
+        flip_and_load(m, &f, p + from + random_next(&seed) % (uint64_t)(*n - from),
+                      (int)(random_next(&seed) % 8), strrchr(paths[i % 2], '/'));
     }
     unchanged(m, &f);
     printf("%lld flips of data refused\n", (long long)f.n);

@@ -1,5 +1,6 @@
 /* comm_suite.c: see comm_suite.h. */
 #include "test/comm/comm_suite.h"
+#include "test/kernels/random.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@ enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MOST_SEGS = 5, POISON = 0xff }
 static uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t s = seed ^ (a * 0x9e3779b97f4a7c15) ^ (b * 0xc2b2ae3d27d4eb4f) ^ (c * 0x165667b19e3779f9);
-    return next_random(&s);
+    return random_next(&s);
 }
 
 /* Element i of what rank puts at off in operation op: signs mixed, magnitudes from 2^-8 to 2^8, some zeros.
@@ -113,7 +114,7 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
     d->op = (enum zr_op)random_in(rng, 1, 4);
     if (d->op == ZR_OP_REDUCE_SCATTER && !reduces)
         d->op = ZR_OP_ALL_GATHER;
-    d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, next_random(rng)};
+    d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, random_next(rng)};
     d->root = (int)random_in(rng, 0, world - 1);
     if (d->op == ZR_OP_BROADCAST || d->op == ZR_OP_EXCHANGE) {
         int n = d->op == ZR_OP_EXCHANGE ? world : 1;

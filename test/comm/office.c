@@ -81,3 +81,12 @@ void note_status(struct rank *me, struct zr_comm *c)
 {
     me->code = c->ops->status(c, me->note, sizeof me->note);
 }
+
+void *abort_soon(void *arg)
+{
+    struct zr_comm *c = arg;
+    sleep_ms(30);
+    c->ops->abort(c, ZR_ERR_ORDER, "the model called out of order");
+    c->ops->abort(c, ZR_ERR_IO, "a later cause changes nothing");
+    return NULL;
+}

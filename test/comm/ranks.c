@@ -1,6 +1,7 @@
 /* ranks.c: see ranks.h. */
 #include "test/comm/ranks.h"
 #include "test/held_port.h"
+#include "test/kernels/random.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -151,17 +152,9 @@ struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg
     return shared;
 }
 
-uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-}
-
 int64_t random_in(uint64_t *state, int64_t lo, int64_t hi)
 {
-    return lo + (int64_t)(next_random(state) % (uint64_t)(hi - lo + 1));
+    return lo + (int64_t)(random_next(state) % (uint64_t)(hi - lo + 1));
 }
 
 uint64_t fresh_seed(const char *what)

@@ -54,9 +54,7 @@ void note_error(struct rank *me, int code);
 /* Fails the test unless r kept this code and a note with that text in it. */
 void expect_rank(const struct rank *r, int code, const char *text);
 
-/* A small random generator, seeded by the test: splitmix64. */
-uint64_t next_random(uint64_t *state);
-/* In [lo, hi]. */
+/* In [lo, hi]; the state is of random_next. */
 int64_t random_in(uint64_t *state, int64_t lo, int64_t hi);
 /* From ZERO_TEST_SEED or the clock; printed, so that a failure can be repeated. */
 uint64_t fresh_seed(const char *what);

@@ -296,15 +296,6 @@ static void test_close_early(void **state)
 
 /* --- abort --- */
 
-static void *abort_soon(void *arg)
-{
-    struct zr_comm *c = arg;
-    sleep_ms(30);
-    c->ops->abort(c, ZR_ERR_ORDER, "the model called out of order");
-    c->ops->abort(c, ZR_ERR_IO, "a later cause changes nothing");
-    return NULL;
-}
-
 static void abort_while_waiting(struct rank *me)
 {
     struct office o;

@@ -61,8 +61,8 @@ static uint16_t nearest_bf16(float x)
     if (isinf(x) || (bits & 0xffff) == 0)
         return low;
     /* Beyond the largest bf16 the next value would be 2^128: an infinity stands for it. */
-    double up = isinf(float_of_bf16(high)) ? copysign(0x1p128, x) : float_of_bf16(high);
-    double below = fabs((double)x - float_of_bf16(low)), above = fabs(up - x);
+    double up = isinf(bf16_to_float(high)) ? copysign(0x1p128, x) : bf16_to_float(high);
+    double below = fabs((double)x - bf16_to_float(low)), above = fabs(up - x);
     return below < above ? low : above < below ? high : low & 1 ? high : low;
 }
 

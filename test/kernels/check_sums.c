@@ -7,7 +7,7 @@ static struct random_source rng;
 
 static float source_value(const void *src, enum zr_dtype dtype, int64_t i)
 {
-    return dtype == ZR_F32 ? ((const float *)src)[i] : float_of_bf16(((const uint16_t *)src)[i]);
+    return dtype == ZR_F32 ? ((const float *)src)[i] : bf16_to_float(((const uint16_t *)src)[i]);
 }
 
 /* The tree as it is defined. */

@@ -5,6 +5,7 @@
 #define ZR_TEST_KERNELS_RANDOM_H
 
 #include "kernels/device.h"
+#include "test/stand_in/half.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,28 @@ struct random_source {
     uint64_t state;
 };
 
-/* Splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
-static inline uint64_t random_bits(struct random_source *r)
+/* Splitmix64 (Steele, Lea and Flood, OOPSLA 2014): its mixing of 64 bits, and the next ones of a state. */
+static inline uint64_t random_mix(uint64_t z)
 {
-    uint64_t z = r->state += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return z ^ z >> 31;
+}
+
+static inline uint64_t random_next(uint64_t *state)
+{
+    return random_mix(*state += UINT64_C(0x9e3779b97f4a7c15));
+}
+
+static inline uint64_t random_bits(struct random_source *r)
+{
+    return random_next(&r->state);
+}
+
+/* In [-1, 1), a multiple of 2^-20. */
+static inline float random_unit(uint64_t bits)
+{
+    return (float)((int64_t)(bits >> 43) - (1 << 20)) / (float)(1 << 20);
 }
 
 static inline struct random_source random_open(void)
@@ -58,11 +74,6 @@ static inline uint32_t bits_of_float(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
-}
-
-static inline float float_of_bf16(uint16_t half)
-{
-    return float_of_bits((uint32_t)half << 16);
 }
 
 #endif

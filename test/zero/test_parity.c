@@ -8,6 +8,8 @@
  * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
  * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
 #include "test/held_port.h"
+#include "test/kernels/random.h"
+#include "test/stand_in/half.h"
 #include "test/zero/where.h"
 #include "zero/zero.h"
 
@@ -44,30 +46,15 @@ struct model {
     bool bf16_wire;
 };
 
-static uint64_t mix(uint64_t x)
-{
-    x ^= x >> 30;
-    x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27;
-    x *= 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-static uint64_t next(uint64_t *s)
-{
-    return mix(*s += 0x9e3779b97f4a7c15u);
-}
-
 static int below(uint64_t *s, int n)
 {
-    return (int)(next(s) % (uint64_t)n);
+    return (int)(random_next(s) % (uint64_t)n);
 }
 
 /* In [-1, 1), a multiple of 2^-20. */
 static float noise(uint64_t seed, uint64_t a, uint64_t b)
 {
-    return (float)((int64_t)(mix(seed ^ mix(a * 0x9e3779b97f4a7c15u + b)) >> 43) - (1 << 20)) /
-           (float)(1 << 20);
+    return random_unit(random_mix(seed ^ random_mix(a * 0x9e3779b97f4a7c15u + b)));
 }
 
 /* Whether a step has a gradient where the last unit is left out. */
@@ -84,7 +71,7 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
     static const int64_t sizes[] = {1, 2, 15, 32, 33, 64, 257, 1000, 1024, 2049, 8100};
     uint64_t s = seed;
     memset(m, 0, sizeof *m);
-    m->seed = mix(seed);
+    m->seed = random_mix(seed);
     m->n_units = 1 + below(&s, 8);
     bool any_trainable = false;
     if (m->n_units > 2 && below(&s, 3)) { /* stacked tensors over units 1..n-1 */
@@ -130,25 +117,10 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
     m->bf16_wire = below(&s, 4) == 0;
 }
 
-static float bf16_to_f32(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static uint16_t f32_to_bf16(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 static float initial(const struct model *m, int t, int64_t i)
 {
     float x = noise(m->seed, (uint64_t)t + 1000, (uint64_t)i);
-    return m->t[t].bf16 ? bf16_to_f32(f32_to_bf16(x)) : x;
+    return m->t[t].bf16 ? bf16_to_float(bf16_from_float(x)) : x;
 }
 
 /* The gradient of element i of tensor t, whose weight reads w, in global micro-batch g of a step. */
@@ -179,7 +151,7 @@ struct place {
 
 static float load(const struct model *m, int t, const void *p, int64_t i)
 {
-    return m->t[t].bf16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+    return m->t[t].bf16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
 /* Shows the unit's share of the model to fn: tensor, first element, how many, and where the slice lies. */
@@ -193,7 +165,7 @@ static void backward_unit(const struct model *m, struct place *p, int unit, int 
             float x = weight * gradient(m, t, i, load(m, t, p[t].param, i), step, g);
             float old = m->t[t].overwrite ? 0 : load(m, t, p[t].grad, i);
             if (m->t[t].bf16)
-                ((uint16_t *)p[t].grad)[i] = f32_to_bf16(old + x);
+                ((uint16_t *)p[t].grad)[i] = bf16_from_float(old + x);
             else
                 ((float *)p[t].grad)[i] = old + x;
         }
@@ -324,7 +296,7 @@ static int read_all(struct run *r, zero_ctx *z)
                 return err;
             if (k == 0 && r->m->t[t].bf16)
                 for (int64_t i = n; i-- > 0;)
-                    out[i] = bf16_to_f32(((uint16_t *)out)[i]);
+                    out[i] = bf16_to_float(((uint16_t *)out)[i]);
         }
     }
     return 0;
@@ -345,7 +317,7 @@ static void *run_rank(void *arg)
             /* Only rank 0's weights count. */
             float w = r->rank == 0 ? initial(m, k, i) : NAN;
             if (m->t[k].bf16)
-                ((uint16_t *)p[k].param)[i] = f32_to_bf16(w);
+                ((uint16_t *)p[k].param)[i] = bf16_from_float(w);
             else
                 ((float *)p[k].param)[i] = w;
         }
@@ -499,7 +471,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
                     continue;
                 float shown = (float)w[t][i];
                 if (m->t[t].bf16)
-                    shown = bf16_to_f32(f32_to_bf16(shown));
+                    shown = bf16_to_float(bf16_from_float(shown));
                 for (int k = 0; k < m->accum; k++)
                     g[t][i] += (double)gradient(m, t, i, shown, s, k) / m->accum;
                 sum += g[t][i] * g[t][i];
@@ -550,8 +522,8 @@ static void stages_agree(void **state)
     for (int i = 0; i < n_models; i++) {
         struct model m;
         draw_model(&m, first_seed + (uint64_t)i, false);
-        int world = 1 + (int)(mix(m.seed) % (uint64_t)max_world);
-        m.accum = world * (1 + (int)(mix(m.seed + 1) % 4));
+        int world = 1 + (int)(random_mix(m.seed) % (uint64_t)max_world);
+        m.accum = world * (1 + (int)(random_mix(m.seed + 1) % 4));
         struct run first;
         run_world(&m, &(struct run){.stage = 3, .world = world, .brackets = true}, &first);
         assert_near_reference(&m, &first);
@@ -593,7 +565,7 @@ static void worlds_agree(void **state)
         run_world(&m, &(struct run){.stage = 0, .world = 1, .brackets = false}, &first);
         assert_near_reference(&m, &first);
         for (int world = 1; world <= max_world; world *= 2)
-            for (int stage = (int)(mix(m.seed + (uint64_t)world) % 2); stage <= 3; stage += 2)
+            for (int stage = (int)(random_mix(m.seed + (uint64_t)world) % 2); stage <= 3; stage += 2)
                 for (int brackets = stage > 1; brackets < 2; brackets++) {
                     struct run other;
                     run_world(&m,
@@ -614,8 +586,8 @@ static void not_deterministic(void **state)
     for (int i = 0; i < n_models; i++) {
         struct model m;
         draw_model(&m, first_seed + 2000 + (uint64_t)i, false);
-        int world = 1 + (int)(mix(m.seed) % (uint64_t)max_world);
-        m.accum = world * (1 + (int)(mix(m.seed + 1) % 4));
+        int world = 1 + (int)(random_mix(m.seed) % (uint64_t)max_world);
+        m.accum = world * (1 + (int)(random_mix(m.seed + 1) % 4));
         struct run r;
         run_world(&m,
                   &(struct run){

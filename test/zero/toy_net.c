@@ -1,6 +1,8 @@
 /* toy_net.c: see toy_net.h. */
 #include "test/zero/toy_net.h"
 #include "test/held_port.h"
+#include "test/kernels/random.h"
+#include "test/stand_in/half.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -30,40 +32,25 @@ static int open_unit(zero_ctx *z, bool brackets, int unit, enum zero_phase phase
     return err;
 }
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 /* In [-1, 1). */
 static float noise(uint64_t a, uint64_t b)
 {
-    return (float)((int64_t)(mix(mix(a) + b) >> 43) - (1 << 20)) / (float)(1 << 20);
+    return random_unit(random_mix(random_mix(a) + b));
 }
 
 static float load(int t, const void *p, int64_t i)
 {
     if (shape_of[t].dtype == ZERO_F32)
         return ((const float *)p)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    return bf16_to_float(((const uint16_t *)p)[i]);
 }
 
 static void store(int t, void *p, int64_t i, float f)
 {
-    if (shape_of[t].dtype == ZERO_F32) {
+    if (shape_of[t].dtype == ZERO_F32)
         ((float *)p)[i] = f;
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    if (f - f == 0) /* else infinite or not a number: cutting keeps it so */
-        bits += 0x7fff + (bits >> 16 & 1);
-    ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
+    else
+        ((uint16_t *)p)[i] = bf16_from_float(f);
 }
 
 int64_t toy_elems(int tensor)
