@@ -184,6 +184,13 @@ error_t option_bytes(struct argp_state *state, const struct option_row *row, cha
     return 0;
 }
 
+void option_list(char *text, size_t text_bytes, const char *word, bool last)
+{
+    size_t used = strlen(text);
+    const char *join = !used ? "" : last ? " or " : ", ";
+    snprintf(text + used, text_bytes - used, "%s%s", join, word);
+}
+
 error_t option_one_of(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     char allowed[256] = "";
@@ -192,9 +199,7 @@ error_t option_one_of(struct argp_state *state, const struct option_row *row, ch
             *(int *)to = w->value;
             return 0;
         }
-        size_t used = strlen(allowed);
-        const char *join = w == row->words ? "" : w[1].word ? ", " : " or ";
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", join, w->word);
+        option_list(allowed, sizeof allowed, w->word, !w[1].word);
     }
     argp_error(state, "--%s: '%s' is not %s", row->name, arg, allowed);
     return EINVAL;

@@ -91,4 +91,7 @@ extern const struct option_word option_devices[];                       /* host,
 extern const struct option_word option_optimizers[];                    /* adamw, ...: enum zero_optimizer */
 const char *option_word_of(const struct option_word *words, int value); /* the reverse; "unknown" if none */
 
+/* Adds a word to a list such as "host, cuda or tpu"; text is cut where text_bytes are full. */
+void option_list(char *text, size_t text_bytes, const char *word, bool last);
+
 #endif

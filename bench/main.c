@@ -41,10 +41,8 @@ static void help(void)
 static const char *names(void)
 {
     static char text[256];
-    size_t used = 0;
-    for (size_t i = 0; i < N_COMMANDS && used < sizeof text; i++) {
-        const char *join = i == 0 ? "" : i + 1 < N_COMMANDS ? ", " : " or ";
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", join, commands[i].name);
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        option_list(text, sizeof text, commands[i].name, i + 1 == N_COMMANDS);
     }
     return text;
 }

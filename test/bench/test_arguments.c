@@ -167,6 +167,8 @@ static void test_stored(void **state)
     assert_int_equal(e.bytes, INT64_C(2) << 40);
     assert_true(e.share == 1e6);
     assert_true(e.flag);
+    accept("--bytes=2", &e);
+    assert_int_equal(e.bytes, 2);
 }
 
 static void test_what_is_not_given_stays(void **state)
