@@ -19,7 +19,6 @@ const int ROWS = 8;      /* of a block that gives each warp a row; of a block th
 const int N_CHUNKS = 64; /* that rows are summed in */
 const int WIDE = 16 / (int)sizeof(real);
 const int ROW_THREADS = 1024; /* of a row of logits */
-const float LAYERNORM_EPS = 1e-5f;
 
 /* --- moving W elements at once --- */
 
@@ -107,7 +106,7 @@ __global__ void __launch_bounds__(32 * ROWS)
         for (int j = 0; j < W; j++)
             squares += (x[j] - mu) * (x[j] - mu);
     }
-    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + LAYERNORM_EPS);
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + GPT2_LAYERNORM_EPS);
     for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
         load<W>(x, inp + i);
         load<W>(w, weight + i);
@@ -204,14 +203,11 @@ __global__ void add_kernel(real *grad, const real *x, int64_t n)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
 }
 
-/* --- GELU, as in gpt2_layers.c --- */
-
-const float SQRT_2_OVER_PI = 0.7978845608f, GELU_CUBIC = 0.044715f;
+/* --- GELU --- */
 
 __device__ __forceinline__ float gelu_gate(float x)
 {
-    float u = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
-    return 1.0f / (1.0f + expf(-2.0f * u));
+    return 1.0f / (1.0f + expf(-2.0f * gpt2_gelu_u(x)));
 }
 
 template <int W> __global__ void gelu_forward_kernel(real *out, const real *inp, int64_t n)
@@ -234,10 +230,8 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
         return;
     load<W>(x, inp + i);
     load<W>(d, dout + i);
-    for (int j = 0; j < W; j++) {
-        float gate = gelu_gate(x[j]), du = SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * x[j] * x[j]);
-        d[j] *= gate + 2.0f * x[j] * gate * (1.0f - gate) * du;
-    }
+    for (int j = 0; j < W; j++)
+        d[j] *= gpt2_gelu_slope(x[j], gelu_gate(x[j]));
     store<W>(dout + i, d);
 }
 

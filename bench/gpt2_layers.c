@@ -7,8 +7,7 @@
 
 #include <math.h>
 
-#define LAYERNORM_EPS 1e-5f
-#define LANES         16
+#define LANES 16
 
 static inline float sum_lanes(float s[LANES])
 {
@@ -126,7 +125,7 @@ GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict 
         for (int64_t i = 0; i < C; i++) {
             x[i] -= mu;
         }
-        float scale = 1.0f / sqrtf(dot(x, x, C) / (float)C + LAYERNORM_EPS);
+        float scale = 1.0f / sqrtf(dot(x, x, C) / (float)C + GPT2_LAYERNORM_EPS);
         for (int64_t i = 0; i < C; i++) {
             out[i] = from_float(x[i] * scale * to_float(weight[i]) + to_float(bias[i]));
         }
@@ -165,14 +164,9 @@ GPT2_CLONES static int layernorm_backward(const struct place *on, real *restrict
     return 0;
 }
 
-/* gelu(x) = x/2 * (1 + tanh(u)) = x * s with s = 1 / (1 + e^(-2u)) and u = sqrt(2/pi) * (x + 0.044715 x^3) */
-#define SQRT_2_OVER_PI 0.7978845608f
-#define GELU_CUBIC     0.044715f
-
 static inline float gelu_gate(float x)
 {
-    float u = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
-    return 1.0f / (1.0f + fast_exp(-2.0f * u));
+    return 1.0f / (1.0f + fast_exp(-2.0f * gpt2_gelu_u(x)));
 }
 
 GPT2_CLONES static int gelu_forward(const struct place *on, real *restrict out, const real *restrict inp,
@@ -191,10 +185,8 @@ GPT2_CLONES static int gelu_backward(const struct place *on, real *restrict dout
 {
     (void)on;
     for (int64_t i = 0; i < n; i++) {
-        float x = to_float(inp[i]), gate = gelu_gate(x);
-        float du = SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * x * x);
-        float slope = gate + 2.0f * x * gate * (1.0f - gate) * du;
-        dout[i] = from_float(to_float(dout[i]) * slope);
+        float x = to_float(inp[i]);
+        dout[i] = from_float(to_float(dout[i]) * gpt2_gelu_slope(x, gelu_gate(x)));
     }
     return 0;
 }
