@@ -180,10 +180,8 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
 
 /* ---- reduce_scatter ---- */
 
-static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
-                          const struct zr_tag *tag,
-                          int (*reduce)(struct zr_nccl *m, struct zr_stream *s,
-                                        const struct zr_reduce_seg *seg, int n_seg, ncclResult_t *res))
+static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                               int n_seg, const struct zr_tag *tag)
 {
     struct zr_nccl *m = zr_nccl_of(c);
     struct issue i = {
@@ -207,20 +205,9 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
     if (err)
         return err < 0 ? end(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
-    err = reduce(m, s, seg, n_seg, &res);
+    err = m->pair->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
+                                     : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
     return end(&i, err, res);
-}
-
-static int fast_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
-                               int n_seg, const struct zr_tag *tag)
-{
-    return reduce_scatter(c, s, seg, n_seg, tag, zr_nccl_reduce_fast);
-}
-
-static int fixed_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
-                                int n_seg, const struct zr_tag *tag)
-{
-    return reduce_scatter(c, s, seg, n_seg, tag, zr_nccl_reduce_fixed);
 }
 
 /* ---- broadcast, exchange ---- */
@@ -348,25 +335,9 @@ static bool nccl_stuck(struct zr_comm *c)
 
 const struct zr_comm_ops zr_nccl_ops = {
     .name = "nccl",
-    .deterministic = false,
     .arena = zr_nccl_arena,
     .all_gather = nccl_all_gather,
-    .reduce_scatter = fast_reduce_scatter,
-    .broadcast = nccl_broadcast,
-    .exchange = nccl_exchange,
-    .abort = nccl_abort,
-    .status = nccl_status,
-    .stats = nccl_stats,
-    .stuck = nccl_stuck,
-    .close = zr_nccl_close,
-};
-
-const struct zr_comm_ops zr_nccl_fixed_ops = {
-    .name = "nccl",
-    .deterministic = true,
-    .arena = zr_nccl_arena,
-    .all_gather = nccl_all_gather,
-    .reduce_scatter = fixed_reduce_scatter,
+    .reduce_scatter = nccl_reduce_scatter,
     .broadcast = nccl_broadcast,
     .exchange = nccl_exchange,
     .abort = nccl_abort,

@@ -173,6 +173,7 @@ struct zr_nccl_pair {
     struct zr_device *dev;
     struct zr_rendezvous *rdv;
     struct zr_nccl_options opt;
+    struct zr_comm_ops ops; /* of both communicators */
     int rank, world;
     int64_t timeout_ns;
     struct zr_nccl gather, reduce;
@@ -271,6 +272,6 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
                          ncclResult_t *res);
 
 /* ---- nccl.c ---- */
-extern const struct zr_comm_ops zr_nccl_ops, zr_nccl_fixed_ops;
+extern const struct zr_comm_ops zr_nccl_ops; /* deterministic is left open */
 
 #endif

@@ -158,8 +158,7 @@ static int open_host(struct zr_nccl_pair *p)
 
 static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, const char *name)
 {
-    m->base = (struct zr_comm){
-        .ops = p->opt.deterministic ? &zr_nccl_fixed_ops : &zr_nccl_ops, .rank = p->rank, .world = p->world};
+    m->base = (struct zr_comm){.ops = &p->ops, .rank = p->rank, .world = p->world};
     m->pair = p;
     m->name = name;
 }
@@ -174,6 +173,8 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
+    p->ops = zr_nccl_ops;
+    p->ops.deterministic = opt->deterministic;
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
