@@ -33,11 +33,7 @@ void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
             char *to = zr_sim_comm_rank(d, rank)->arena + g->dst + p * g->shard_bytes;
             if (n == 0 || from == to)
                 continue;
-            zr_shadow_read(d->rec, l, from, n);
-            zr_shadow_write(d->rec, l, to, n);
-            int size = zr_shadow_at(d->rec, from).size;
-            size = size ? size : 1;
-            zr_shadow_copy(d->rec, to, size, from, size, n / size);
+            zr_shadow_move(d->rec, l, to, from, n);
             zr_sim_comm_rank(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
         }
     }
@@ -103,11 +99,7 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
     if (rank != mine->root) {
         const char *from = zr_sim_comm_rank(d, mine->root)->arena + mine->off;
         char *to = zr_sim_comm_rank(d, rank)->arena + mine->off;
-        zr_shadow_read(d->rec, l, from, mine->bytes);
-        zr_shadow_write(d->rec, l, to, mine->bytes);
-        int size = zr_shadow_at(d->rec, from).size;
-        size = size ? size : 1;
-        zr_shadow_copy(d->rec, to, size, from, size, mine->bytes / size);
+        zr_shadow_move(d->rec, l, to, from, mine->bytes);
         zr_sim_comm_rank(d, rank)->stats.wire_bytes += mine->bytes;
     }
     zr_sim_comm_rank(d, rank)->stats.n_broadcast++;

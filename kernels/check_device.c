@@ -84,19 +84,10 @@ void zr_check_remove(struct zr_check *c, const void *at)
 
 /* ---- operations ---- */
 
-void zr_check_touch(struct zr_check *c, struct zr_line *l, const struct zr_access *a, int n)
-{
-    for (int i = 0; i < n; i++) {
-        zr_shadow_read(&c->rec, l, a[i].at, a[i].bytes);
-        if (a[i].write)
-            zr_shadow_write(&c->rec, l, a[i].at, a[i].bytes);
-    }
-}
-
 static int call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes)
 {
     struct zr_line *l = zr_check_issue(s, "call");
-    zr_check_touch(s->check, l, s->declared, s->n_declared);
+    zr_shadow_touch(&s->check->rec, l, s->declared, s->n_declared);
     s->n_declared = 0;
     zr_check_issued(s);
     return s->check->inner->ops->call(s->inner, fn, arg, arg_bytes);
@@ -109,7 +100,7 @@ static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_
     if (!s) {
         struct zr_line *host = zr_check_host_line(c);
         zr_line_begin(&c->rec, host, "host", host->during, host->unit, host->step);
-        zr_check_touch(c, host, a, n);
+        zr_shadow_touch(&c->rec, host, a, n);
     } else {
         struct zr_access *more = realloc(s->declared, (size_t)n * sizeof *more);
         c->rec.broken |= !more;
@@ -193,7 +184,7 @@ static int finish(struct zr_stream *s, const struct zr_finish *f)
                                      {f->scalars, sizeof *f->scalars, true},
                                      {f->outcome, sizeof *f->outcome, true}};
     struct zr_line *l = zr_check_issue(s, "finish");
-    zr_check_touch(s->check, l, used, 3);
+    zr_shadow_touch(&s->check->rec, l, used, 3);
     zr_check_issued(s);
     return s->check->inner->ops->finish(s->inner, f);
 }
@@ -222,7 +213,7 @@ static int update(struct zr_stream *s, const struct zr_update *u)
     struct zr_line *l = zr_check_issue(s, "update");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
-            zr_check_touch(s->check, l, &used[i], 1);
+            zr_shadow_touch(&s->check->rec, l, &used[i], 1);
     zr_check_issued(s);
     return s->check->inner->ops->update(s->inner, u);
 }

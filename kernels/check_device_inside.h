@@ -62,7 +62,4 @@ struct zr_line *zr_check_host_line(struct zr_check *c);
 struct zr_line *zr_check_issue(struct zr_stream *s, const char *name);
 void zr_check_issued(struct zr_stream *s);
 
-/* check_device.c: the operation under way on l reads these, and writes some. The lock is held. */
-void zr_check_touch(struct zr_check *c, struct zr_line *l, const struct zr_access *a, int n);
-
 #endif

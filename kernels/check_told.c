@@ -35,7 +35,7 @@ void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop)
 void zr_check_compute(struct zr_check *c, struct zr_stream *s, const char *name, const struct zr_access *a)
 {
     struct zr_line *l = zr_check_issue(s, name);
-    zr_check_touch(c, l, a, 1);
+    zr_shadow_touch(&c->rec, l, a, 1);
     zr_check_issued(s);
 }
 

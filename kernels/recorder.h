@@ -105,6 +105,11 @@ void zr_shadow_remove(struct zr_recorder *r, const void *at);
 /* The operation under way on l reads or writes these bytes: checked against who did before. */
 void zr_shadow_read(struct zr_recorder *r, struct zr_line *l, const void *at, int64_t bytes);
 void zr_shadow_write(struct zr_recorder *r, struct zr_line *l, const void *at, int64_t bytes);
+/* Each of n ranges is read, and where it says so written. */
+void zr_shadow_touch(struct zr_recorder *r, struct zr_line *l, const struct zr_access *a, int n);
+/* A copy: src is read, dst written, and tags go along, whatever the size of their elements. */
+void zr_shadow_move(struct zr_recorder *r, struct zr_line *l, const void *dst, const void *src,
+                    int64_t bytes);
 /* Tags, in order of elements; not checked against who did before. copy changes the size of elements; sum adds
  * gradients. Where no n elements of size src_size are tagged, the result is not either. */
 void zr_shadow_copy(struct zr_recorder *r, const void *dst, int dst_size, const void *src, int src_size,

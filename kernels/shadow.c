@@ -254,6 +254,15 @@ void zr_shadow_write(struct zr_recorder *rec, struct zr_line *l, const void *at,
     }
 }
 
+void zr_shadow_touch(struct zr_recorder *rec, struct zr_line *l, const struct zr_access *a, int n)
+{
+    for (int i = 0; i < n; i++) {
+        zr_shadow_read(rec, l, a[i].at, a[i].bytes);
+        if (a[i].write)
+            zr_shadow_write(rec, l, a[i].at, a[i].bytes);
+    }
+}
+
 /* ---- tags ---- */
 
 /* Calls fn for every range of [at, at + bytes). */
@@ -483,4 +492,14 @@ struct zr_content zr_shadow_at(struct zr_recorder *rec, const void *at)
     int32_t i = cut(rec, b, off); /* may move the ranges */
     struct range *r = &b->ranges[i];
     return r->tag.size ? moved(r->tag, (off - r->from) / r->tag.size) : r->tag;
+}
+
+void zr_shadow_move(struct zr_recorder *rec, struct zr_line *l, const void *dst, const void *src,
+                    int64_t bytes)
+{
+    zr_shadow_read(rec, l, src, bytes);
+    zr_shadow_write(rec, l, dst, bytes);
+    int size = zr_shadow_at(rec, src).size;
+    size = size ? size : 1;
+    zr_shadow_copy(rec, dst, size, src, size, bytes / size);
 }

@@ -110,11 +110,7 @@ void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, in
     w->rec.infos[l->info % w->rec.cap_infos].during = op->during;
     switch (op->kind) {
     case ZR_SIM_OP_CALL:
-        for (int i = 0; i < op->n; i++) {
-            zr_shadow_read(&w->rec, l, op->access[i].at, op->access[i].bytes);
-            if (op->access[i].write)
-                zr_shadow_write(&w->rec, l, op->access[i].at, op->access[i].bytes);
-        }
+        zr_shadow_touch(&w->rec, l, op->access, op->n);
         w->running = l;
         op->fn(op->copy);
         break;
@@ -127,11 +123,7 @@ void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, in
         break;
     case ZR_SIM_OP_COPY:
         bytes = op->count * 2;
-        zr_shadow_read(&w->rec, l, op->src, op->count);
-        zr_shadow_write(&w->rec, l, op->dst, op->count);
-        ss = zr_shadow_at(&w->rec, op->src).size;
-        ss = ss ? ss : 1;
-        zr_shadow_copy(&w->rec, op->dst, ss, op->src, ss, op->count / ss);
+        zr_shadow_move(&w->rec, l, op->dst, op->src, op->count);
         if (op->count <= 1024)
             memcpy(op->dst, op->src, (size_t)op->count);
         break;

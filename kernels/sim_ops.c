@@ -32,11 +32,7 @@ static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_
     struct zr_sim *w = zr_sim_device_of(dev)->w;
     if (!s) {
         zr_sim_begin(w, w->host, "host", w->host->unit, w->host->step);
-        for (int i = 0; i < n; i++) {
-            zr_shadow_read(&w->rec, w->host, a[i].at, a[i].bytes);
-            if (a[i].write)
-                zr_shadow_write(&w->rec, w->host, a[i].at, a[i].bytes);
-        }
+        zr_shadow_touch(&w->rec, w->host, a, n);
         return;
     }
     free(s->declared);
