@@ -29,7 +29,7 @@ struct zr_sim_part {
 struct zr_sim_meeting {
     struct zr_sim_comm_world *world;
     uint64_t number;
-    int n_here, n_put, n_over;
+    int n_here, n_over;
     bool over;
     struct zr_sim_part part[];
 };

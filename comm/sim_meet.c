@@ -177,17 +177,11 @@ static void leave(struct zr_sim_meeting *m, int rank)
     }
 }
 
-static int rank_at(const struct zr_sim_meeting *m, const struct zr_stream *s)
-{
-    (void)m;
-    return zr_sim_line_of((struct zr_stream *)(uintptr_t)s)->rank;
-}
-
 static bool start(void *arg, struct zr_stream *s)
 {
     struct zr_sim_meeting *m = arg;
     struct zr_sim_comm_world *d = m->world;
-    int rank = rank_at(m, s);
+    int rank = zr_sim_line_of(s)->rank;
     struct zr_sim_part *p = &m->part[rank];
     p->here = true;
     p->stream = s;

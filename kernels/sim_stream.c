@@ -60,9 +60,8 @@ static void make_ready(struct zr_stream *s)
     w->ready = s;
 }
 
-static void complete(struct zr_sim *w, struct zr_sim_record *r, struct zr_line *l)
+static void complete(struct zr_sim_record *r, struct zr_line *l)
 {
-    (void)w;
     r->done = true;
     r->stamp = zr_stamp_hold(l);
     while (r->waiters) {
@@ -94,7 +93,7 @@ static bool run_head(struct zr_stream *s)
         return true;
     }
     if (op->kind == ZR_SIM_OP_RECORD) {
-        complete(w, op->record, l);
+        complete(op->record, l);
         return true;
     }
     if (op->kind == ZR_SIM_OP_TOGETHER) {
@@ -139,28 +138,18 @@ void zr_sim_resume(struct zr_stream *s)
     pump(s->dev->w);
 }
 
-static void wait_until(struct zr_sim *w, const bool *done)
+/* Others go on; then the same host thread speaks again. */
+static void yield(struct zr_sim *w)
 {
     struct zr_line *host = w->host;
-    while (!*done) {
-        w->opt.yield(w->opt.arg, host->rank);
-        w->host = host;
-    }
-}
-
-static bool stream_empty(const struct zr_stream *s)
-{
-    return !s->head || s->dev->dead;
+    w->opt.yield(w->opt.arg, host->rank);
+    w->host = host;
 }
 
 static void wait_empty(struct zr_stream *s)
 {
-    struct zr_sim *w = s->dev->w;
-    struct zr_line *host = w->host;
-    while (!stream_empty(s)) {
-        w->opt.yield(w->opt.arg, host->rank);
-        w->host = host;
-    }
+    while (s->head && !s->dev->dead)
+        yield(s->dev->w);
 }
 
 struct zr_sim_op *zr_sim_op_new(struct zr_stream *s, enum zr_sim_op_kind kind, const char *name)
@@ -325,7 +314,8 @@ int zr_sim_event_sync(struct zr_event *e)
         return 0;
     struct zr_sim_record *r = e->latest;
     r->refs++;
-    wait_until(w, &r->done);
+    while (!r->done)
+        yield(w);
     zr_line_join(&w->rec, w->host, r->stamp);
     unref_record(r);
     return 0;

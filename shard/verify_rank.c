@@ -15,16 +15,8 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
     const struct zr_tensor *t = &l->tensors[tensor];
     for (int64_t s = 0; s < t->n_slices; s++) {
         int32_t id = l->piece_of[l->slice_base[tensor] + s];
-        const struct zr_flat *f = zr_piece_flat(l, id);
-        int64_t size = zr_dtype_bytes(t->dtype), bytes = l->pieces[id].n * size;
-        struct zr_sim_touch touch = {r->scratch + s * bytes,
-                                     bytes,
-                                     how,
-                                     {.kind = ZR_TAG_PARAM,
-                                      .size = (uint8_t)size,
-                                      .flat = (int32_t)(f - l->flats),
-                                      .first = l->pieces[id].first,
-                                      .value = f->trainable ? (uint64_t)r->n_done : 0}};
+        int64_t bytes = l->pieces[id].n * zr_dtype_bytes(t->dtype);
+        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how, zr_script_values(l, id, r->n_done)};
         zr_sim_host_touch(r->v->sim, how == ZR_SIM_READ ? "use of read values" : "new values", &touch, 1);
     }
 }
@@ -204,11 +196,7 @@ static void own_values(struct zr_verify_world *v)
         for (int64_t s = 0; s < x->n_slices; s++) {
             int32_t id = l->piece_of[l->slice_base[t] + s];
             int64_t bytes = l->pieces[id].n * size;
-            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes,
-                        (struct zr_content){.kind = ZR_TAG_PARAM,
-                                            .size = (uint8_t)size,
-                                            .flat = (int32_t)(zr_piece_flat(l, id) - l->flats),
-                                            .first = l->pieces[id].first});
+            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(l, id, 0));
         }
     }
 }

@@ -290,6 +290,17 @@ static int outside(struct zr_verify_rank *r, const struct zr_deed *d, const char
     return 0;
 }
 
+struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates)
+{
+    const struct zr_piece *p = &l->pieces[piece];
+    const struct zr_flat *f = zr_piece_flat(l, piece);
+    return (struct zr_content){.kind = ZR_TAG_PARAM,
+                               .size = (uint8_t)zr_dtype_bytes(l->tensors[p->tensor].dtype),
+                               .flat = (int32_t)(f - l->flats),
+                               .first = p->first,
+                               .value = f->trainable ? (uint64_t)n_updates : 0};
+}
+
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
 {
     struct zr_verify_world *v = r->v;
@@ -305,11 +316,7 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
             const struct zr_tensor *t = &l->tensors[p->tensor];
             int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
             uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
-            struct zr_content tag = {.kind = ZR_TAG_PARAM,
-                                     .size = (uint8_t)size,
-                                     .flat = u->first_flat + i,
-                                     .first = p->first,
-                                     .value = f->trainable ? (uint64_t)r->n_done : 0};
+            struct zr_content tag = zr_script_values(l, f->first_piece + k, r->n_done);
             elems += p->n;
             if (!*t->param)
                 return outside(r, d, t->name, "");

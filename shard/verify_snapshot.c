@@ -2,6 +2,11 @@
  * checkpoint, and what they must hold. */
 #include "shard/verify_world.h"
 
+static struct zr_line *reader_of(const struct zr_verify_rank *r)
+{
+    return &zr_sim_recorder(r->v->sim)->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER];
+}
+
 void zr_snapshot_complete(void *arg)
 {
     struct zr_verify_rank *r = arg;
@@ -38,7 +43,7 @@ static int read_run(void *arg, const struct zr_run *run)
 {
     struct zr_verify_rank *r = arg;
     struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
-    struct reading g = {r, run, &rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER]};
+    struct reading g = {r, run, reader_of(r)};
     zr_shadow_read(rec, g.line, r->engine.snapshot + run->snapshot_at, run->n * run->size);
     return zr_flat_ranges(&r->layout, run->flat, run->first, run->first + run->n, expect_saved, &g);
 }
@@ -46,11 +51,9 @@ static int read_run(void *arg, const struct zr_run *run)
 /* What the thread that writes a checkpoint does with the snapshot. */
 void zr_snapshot_read(struct zr_verify_rank *r, bool waited)
 {
-    struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
-    struct zr_line *l = &rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER];
     if (waited)
-        zr_line_join(rec, l, r->complete);
-    zr_sim_begin(r->v->sim, l, "read of a snapshot", -1, (uint32_t)r->n_saved);
+        zr_line_join(zr_sim_recorder(r->v->sim), reader_of(r), r->complete);
+    zr_sim_begin(r->v->sim, reader_of(r), "read of a snapshot", -1, (uint32_t)r->n_saved);
     zr_engine_runs(&r->engine, read_run, r);
     r->reading = r->readable = false;
     r->v->n_snapshots++;
@@ -70,11 +73,9 @@ int zr_snapshot_end(struct zr_verify_rank *r)
         if (!err)
             zr_turn_yield(r->v, r->id);
     }
-    if (!err) {
-        struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
-        zr_line_join(rec, zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL),
-                     rec->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER].stamp);
-    }
+    if (!err)
+        zr_line_join(zr_sim_recorder(r->v->sim), zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL),
+                     reader_of(r)->stamp);
     return err;
 }
 

@@ -181,6 +181,8 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
+/* What a piece's parameters are after so many updates. */
+struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
 
 /* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
  * allowed; the communicators go with them. */
