@@ -258,15 +258,6 @@ void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
         futex_wake(word_of(h, which));
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static uint64_t spin(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
                      uint64_t missing)
 {
@@ -280,7 +271,7 @@ static uint64_t spin(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_s
     int64_t until = zr_now_ns() + m->spin_ns;
     do {
         for (int i = 0; i < 32 && missing; i++) {
-            relax();
+            zr_relax();
             missing = take_arrived(m, mine, which, missing);
         }
     } while (missing && zr_now_ns() < until);

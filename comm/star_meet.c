@@ -84,22 +84,31 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     }
 }
 
+/* NULL: no memory. */
+static struct zr_link *add_link(struct zr_rendezvous *r, uint32_t most_bytes)
+{
+    struct zr_link *l = zr_link_new(r->loop, &zr_star_calls, r, most_bytes);
+    if (!l)
+        return NULL;
+    l->next = r->links;
+    if (r->links)
+        r->links->prev = l;
+    r->links = l;
+    return l;
+}
+
 static void on_connection(uv_stream_t *server, int status)
 {
     struct zr_rendezvous *r = server->data;
     if (status < 0 || r->closing)
         return;
-    struct zr_link *l = zr_link_new(r->loop, &zr_star_calls, r, HELLO_BYTES);
+    struct zr_link *l = add_link(r, HELLO_BYTES);
     if (!l) {
         /* libuv offers nobody else until this one is taken. */
         zr_star_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
         zr_star_stop_listening(r);
         return;
     }
-    l->next = r->links;
-    if (r->links)
-        r->links->prev = l;
-    r->links = l;
     r->n_strangers++;
     if (zr_link_accept(l, server) < 0) {
         zr_link_drop(l);
@@ -188,15 +197,11 @@ void zr_star_retry(struct zr_rendezvous *r)
 
 static void start_connecting(struct zr_rendezvous *r)
 {
-    struct zr_link *l = zr_link_new(r->loop, &zr_star_calls, r, PAYLOAD_BYTES);
+    struct zr_link *l = add_link(r, PAYLOAD_BYTES);
     if (!l) {
         zr_star_fail(r, ZR_ERR_NOMEM, "rendezvous: no memory for a connection");
         return;
     }
-    l->next = r->links;
-    if (r->links)
-        r->links->prev = l;
-    r->links = l;
     int err = zr_link_connect(l, &r->address);
     if (err) {
         zr_star_note(r, ZR_TROUBLE_NOBODY, "%s", uv_strerror(err));

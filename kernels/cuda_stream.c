@@ -130,15 +130,20 @@ bool zr_cuda_event_done(struct zr_event *e)
 
 /* --- host functions --- */
 
-static void run_closure(void *arg)
+static void closure_put(struct zr_cuda_closure *c)
 {
-    struct zr_cuda_closure *c = arg;
     struct zr_stream *s = c->stream;
-    c->fn(c->arg);
     pthread_mutex_lock(&s->lock);
     c->next_free = s->free;
     s->free = c;
     pthread_mutex_unlock(&s->lock);
+}
+
+static void run_closure(void *arg)
+{
+    struct zr_cuda_closure *c = arg;
+    c->fn(c->arg);
+    closure_put(c);
 }
 
 /* One that is free, or a new one; NULL: no memory. */
@@ -172,11 +177,7 @@ int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *
     if (bytes)
         memcpy(c->arg, arg, bytes);
     err = ZR_CUDA(s->dev, "cudaLaunchHostFunc", cudaLaunchHostFunc(s->native, run_closure, c));
-    if (err) {
-        pthread_mutex_lock(&s->lock);
-        c->next_free = s->free;
-        s->free = c;
-        pthread_mutex_unlock(&s->lock);
-    }
+    if (err)
+        closure_put(c);
     return err;
 }

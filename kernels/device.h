@@ -252,6 +252,16 @@ static inline void zr_declare(struct zr_device *dev, struct zr_stream *s, const 
 /* Nanoseconds on a clock that never goes back. */
 int64_t zr_now_ns(void);
 
+/* Between two looks at a word that another thread is about to write. */
+static inline void zr_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* The host device: streams are threads with in-order queues, kernels are zr_host_kernels_best(). The caller
  * closes it with ops->close after its streams and events are closed. */
 int zr_host_device_open(struct zr_device **out);

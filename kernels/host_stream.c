@@ -48,15 +48,6 @@ static void gate_advance(struct zr_host_gate *g, uint64_t value)
         gate_wake(g);
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
 {
     if (gate_passed(g, ticket))
@@ -67,7 +58,7 @@ static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
             for (int i = 0; i < 32; i++) {
                 if (gate_passed(g, ticket))
                     return;
-                relax();
+                zr_relax();
             }
         } while (zr_now_ns() < until);
     }
