@@ -2,8 +2,8 @@
  *
  * The blocks of a grid run one after another on the stream's thread, in a random order. The threads of a
  * block are fibers, run one at a time in a random order until each ends or waits: at __syncthreads for all of
- * the block, or in a warp's exchange for the lanes of its mask. A thread that never waits costs no fiber of
- * its own. When nobody can go on, or a thread ends that others wait for, the kernel has diverged: misuse, and
+ * the block, or in a warp's exchange for the lanes of its mask. Some warps, at random, fall behind the others
+ * as far as barriers let them. A thread that never waits costs no fiber of its own. When nobody can go on, or a thread ends that others wait for, the kernel has diverged: misuse, and
  * the device is lost. */
 #include "test/stand_in/stand_in_inside.h"
 
@@ -321,19 +321,25 @@ static bool run_block(struct runner *r)
             .state = FRESH, .at = {u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y}};
         r->order[i] = i;
     }
+    uint32_t slow = (uint32_t)draw(&r->random); /* a bit a warp */
     for (;;) {
-        int n_at_block = 0, n_ended = 0;
+        int n_at_block = 0, n_ended = 0, n_held = 0;
+        uint32_t held = draw(&r->random) % 8 ? slow : 0;
         shuffle(r->order, r->n, &r->random);
         for (int i = 0; i < r->n; i++) {
             struct thread *t = &r->thread[r->order[i]];
-            if (t->state == FRESH || t->state == READY)
-                run_thread(r, r->order[i]);
+            if (t->state == FRESH || t->state == READY) {
+                if (held >> r->order[i] / WARP & 1)
+                    n_held++;
+                else
+                    run_thread(r, r->order[i]);
+            }
             n_at_block += t->state == AT_BLOCK;
             n_ended += t->state == ENDED;
         }
         if (n_ended == r->n)
             return true;
-        if (!release(r, n_at_block, n_ended)) {
+        if (!release(r, n_at_block, n_ended) && !n_held) {
             stand_in_misuse(
                 "the threads of a block wait for each other: a barrier or a shuffle that not all reach");
             drop_waiting(r);
