@@ -182,7 +182,7 @@ static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype
 
 /* atty (B, T, C) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*C), whose columns are q,
  * k, v and in each of those the heads; att (B, NH, T, T) is kept. */
-static void attention_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
+static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
 {
     int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH;
     float *scores = m->stats.scores;
@@ -195,8 +195,7 @@ static void attention_forward(struct gpt2 *m, real *atty, real *att, const real 
     }
 }
 
-static void attention_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att,
-                               const real *qkv)
+static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
 {
     int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH, T3C = T * 3 * C;
     float *datt = m->stats.scores;
@@ -211,6 +210,28 @@ static void attention_backward(struct gpt2 *m, real *dqkv, const real *datty, co
         LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
         multiply_heads(m, dq, GPT2_GEMM_DTYPE, ds, false, k, false, T, HS, T); /* dq = dscores k */
         multiply_heads(m, dk, GPT2_GEMM_DTYPE, ds, true, q, false, T, HS, T);  /* dk = dscores^T q */
+    }
+}
+
+static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
+{
+    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    if (m->attention) {
+        RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
+    } else {
+        products_forward(m, atty, m->acts.att + l * rows * T, qkv);
+    }
+}
+
+static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+                               const real *qkv)
+{
+    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    if (m->attention) {
+        RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
+                                      qkv, m->B, T, NH, HS));
+    } else {
+        products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
     }
 }
 
@@ -260,12 +281,12 @@ static real *residual_before(struct gpt2 *m, int64_t l)
 
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 {
-    int64_t C = m->config.channels, T = m->config.context, NH = m->config.heads, BT = m->B * T;
+    int64_t C = m->config.channels, BT = m->B * m->config.context;
     const struct params *p = &m->params;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C, *att = a->att + l * m->B * NH * T * T;
+    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
     real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C, *ln2 = a->ln2 + l * BT * C;
     real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
     real *residual3 = a->residual3 + l * BT * C;
@@ -273,7 +294,7 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
     LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * BT, s->ln1_rstd + l * BT, x, p->ln1w + l * C,
           p->ln1b + l * C, s->scratch, BT, C);
     linear_forward(m, qkv, ln1, p->qkvw + l * 3 * C * C, p->qkvb + l * 3 * C, C, 3 * C, false);
-    attention_forward(m, atty, att, qkv);
+    attention_forward(m, l, atty, qkv);
     copy(m, residual2, x, BT * C);
     linear_forward(m, residual2, atty, p->attprojw + l * C * C, p->attprojb + l * C, C, C, true);
     LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
@@ -340,13 +361,12 @@ void gpt2_head_backward(struct gpt2 *m)
 /* dresidual: on entry the gradient of the layer's output, on return that of its input. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
-    int64_t C = m->config.channels, T = m->config.context, NH = m->config.heads, BT = m->B * T;
+    int64_t C = m->config.channels, BT = m->B * m->config.context;
     const struct params *p = &m->params, *g = &m->grads;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
     const real *x = residual_before(m, l);
-    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C,
-               *att = a->att + l * m->B * NH * T * T;
+    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
     const real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C,
                *ln2 = a->ln2 + l * BT * C;
     const real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
@@ -360,7 +380,7 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
           p->ln2w + l * C, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, s->scratch, BT, C);
     linear_backward(m, a->dbtc, g->attprojw + l * C * C, g->attprojb + l * C, a->dresidual, atty,
                     p->attprojw + l * C * C, C, C);
-    attention_backward(m, a->dqkv, a->dbtc, att, qkv);
+    attention_backward(m, l, a->dqkv, a->dbtc, atty, qkv);
     linear_backward(m, a->dbtc, g->qkvw + l * 3 * C * C, g->qkvb + l * 3 * C, a->dqkv, ln1,
                     p->qkvw + l * 3 * C * C, C, 3 * C);
     LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, a->dbtc, x, p->ln1w + l * C,

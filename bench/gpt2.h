@@ -38,7 +38,7 @@ struct activations {
     real *embedded;  /* (B, T, C) */
     real *ln1;       /* (L, B, T, C) */
     real *qkv;       /* (L, B, T, 3*C) */
-    real *att;       /* (L, B, NH, T, T) after the softmax */
+    real *att;       /* (L, B, NH, T, T) after the softmax; none where attention is one piece */
     real *atty;      /* (L, B, T, C) */
     real *residual2; /* (L, B, T, C) */
     real *ln2;       /* (L, B, T, C) */
@@ -52,7 +52,7 @@ struct activations {
     real *dbtc;      /* (B, T, C) */
     real *dqkv;      /* (B, T, 3*C) */
     real *dfch;      /* (B, T, 4*C) */
-    real *dscores;   /* (NH, T, T) of one row */
+    real *dscores;   /* (NH, T, T) of one row; none where attention is one piece */
     real *dbias;     /* (4*C) */
 };
 #define GPT2_N_ACTIVATIONS 18
@@ -62,11 +62,12 @@ struct statistics {
     float *ln1_mean, *ln1_rstd; /* (L, B, T) each */
     float *ln2_mean, *ln2_rstd; /* (L, B, T) each */
     float *lnf_mean, *lnf_rstd; /* (B, T) each */
-    float *scores;              /* (NH, T, T) of one row */
+    float *scores;              /* (NH, T, T) of one row; none where attention is one piece */
+    float *logsum, *dots;       /* (L, B, NH, T), (B, NH, T) where it is */
     float *logits;              /* (T, V) of one row, its rows padded */
     float *scratch;             /* of layers */
 };
-#define GPT2_N_STATISTICS 9
+#define GPT2_N_STATISTICS 11
 
 struct gpt2_block {
     void *p;
@@ -78,6 +79,7 @@ struct gpt2 {
     int64_t B, ld_logits;      /* elements between rows of logits */
     const struct place *place; /* borrowed */
     const struct gpt2_layers *layers;
+    const struct gpt2_attention *attention; /* in one piece; NULL: not for these heads */
     struct params params, grads;
     struct activations acts;
     struct statistics stats;

@@ -586,7 +586,14 @@ int embedding_backward(const struct place *on, real *dwte, real *dwpe, const rea
 }
 } // namespace
 
+#ifdef GPT2_BF16
+#define ATTENTION &gpt2_attention_cuda
+#else
+#define ATTENTION nullptr
+#endif
+
 const struct gpt2_layers gpt2_layers_cuda = {
+    ATTENTION,
     64, /* row_align: rows of logits start where 16-byte accesses and tensor cores like them */
     n_scratch,
     layernorm_forward,

@@ -24,7 +24,22 @@ struct gpt2_batch {
     int32_t n_distinct;
 };
 
+/* Causal attention in one piece, of heads with as many channels as fits() takes. Deterministic too. */
+struct gpt2_attention {
+    bool (*fits)(int64_t HS);
+    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head, a token seeing itself and those
+     * before it, from qkv (B, T, 3*NH*HS), whose columns are q, k, v and in each of those the heads. logsum
+     * (B, NH, T) is kept for backward. */
+    int (*forward)(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
+                   int64_t NH, int64_t HS);
+    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from that of atty, datty. dots (B, NH, T) is scratch. */
+    int (*backward)(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
+                    float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
+};
+
 struct gpt2_layers {
+    const struct gpt2_attention
+        *attention;    /* NULL: there is none, and it is made of products and the softmax */
     int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
     int64_t (*n_scratch)(int64_t N, int64_t C);
 
@@ -75,6 +90,9 @@ struct gpt2_layers {
 
 extern const struct gpt2_layers gpt2_layers_host;
 extern const struct gpt2_layers gpt2_layers_cuda; /* where the build has CUDA */
+#ifdef GPT2_BF16
+extern const struct gpt2_attention gpt2_attention_cuda;
+#endif
 
 /* What both compute by. */
 

@@ -74,12 +74,12 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
 static int open_activations(struct gpt2 *m)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
-    int64_t B = m->B;
+    int64_t B = m->B, TT = m->attention ? 0 : T * T;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
         B * T * C,            /* embedded */
         L * B * T * C,        /* ln1 */
         L * B * T * 3 * C,    /* qkv */
-        L * B * NH * T * T,   /* att */
+        NH * L * B * TT,      /* att */
         L * B * T * C,        /* atty */
         L * B * T * C,        /* residual2 */
         L * B * T * C,        /* ln2 */
@@ -92,7 +92,7 @@ static int open_activations(struct gpt2 *m)
         B * T * C,            /* dbtc */
         B * T * 3 * C,        /* dqkv */
         B * T * 4 * C,        /* dfch */
-        NH * T * T,           /* dscores */
+        NH * TT,              /* dscores */
         4 * C,                /* dbias */
     };
     return lay_out(m, &m->acts_memory, (void **)&m->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
@@ -101,17 +101,19 @@ static int open_activations(struct gpt2 *m)
 static int open_statistics(struct gpt2 *m)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, NH = m->config.heads;
-    int64_t B = m->B;
+    int64_t B = m->B, TT = m->attention ? 0 : T * T;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * B * T,
         L * B * T, /* ln1_mean, ln1_rstd */
         L * B * T,
         L * B * T, /* ln2_mean, ln2_rstd */
         B * T,
-        B * T,                          /* lnf_mean, lnf_rstd */
-        NH * T * T,                     /* scores */
-        T * m->ld_logits,               /* logits */
-        m->layers->n_scratch(B * T, C), /* scratch */
+        B * T,                             /* lnf_mean, lnf_rstd */
+        NH * TT,                           /* scores */
+        m->attention ? L * B * NH * T : 0, /* logsum */
+        m->attention ? B * NH * T : 0,     /* dots */
+        T * m->ld_logits,                  /* logits */
+        m->layers->n_scratch(B * T, C),    /* scratch */
     };
     return lay_out(m, &m->stats_memory, (void **)&m->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
 }
@@ -299,6 +301,9 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint6
     const struct gpt2_layers *layers = layers_for(place);
     int64_t align = layers->row_align, sizes[GPT2_N_TENSORS];
     *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
+    if (layers->attention && layers->attention->fits(config->channels / config->heads)) {
+        m->attention = layers->attention;
+    }
     m->ld_logits = (config->vocab + align - 1) / align * align;
     int64_t n_params = param_sizes(sizes, config);
     int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));

@@ -40,8 +40,13 @@ static const struct gpt2_config shapes[] = {
     {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
     {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5},
     {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50},
+    {.layers = 2,
+     .heads = 2,
+     .channels = 32,
+     .context = 67,
+     .vocab = 41}, /* attention in one piece, on a GPU */
 };
-static const int64_t rows[] = {3, 1, 2};
+static const int64_t rows[] = {3, 1, 2, 2};
 
 struct fixture {
     struct place place;

@@ -1,0 +1,63 @@
+/* tensor_core.h: the instructions of tensor cores for bf16, with fp32 sums, by a warp whose 32 lanes all call
+ * (PTX ISA: mma.m16n8k16, ldmatrix). Needs sm_80.
+ *
+ * With lane = 4 * g + t: of A (16, 16) a lane holds in a[0..3] rows g, g+8, g, g+8 and columns 2t, 2t, 2t+8,
+ * 2t+8, and the column after each; of B (16, 8) in b[0..1] rows 2t and 2t+8, and the row after each, of
+ * column g; of C (16, 8) in c[0..3] row g at columns 2t and 2t+1, then row g+8. The first of two bf16 is in
+ * the lower half. So two neighbouring C, rounded, are an A.
+ *
+ * Compiled for something else than a GPU, the functions are whoever's that program brings (the tests'). */
+#ifndef ZERO_BENCH_TENSOR_CORE_H
+#define ZERO_BENCH_TENSOR_CORE_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+
+/* c += A * B */
+__device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Four matrices (8, 8) of shared memory, of which lane 8*j + i names row i of matrix j, 16 bytes: to[j]
+ * becomes row g of matrix j at columns 2t and 2t+1. */
+__device__ __forceinline__ void load_matrices(uint32_t to[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* The same of their transposes: rows 2t and 2t+1 of matrix j at column g. */
+__device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* Both rounded to nearest, ties to even. */
+__device__ __forceinline__ uint32_t two_bf16(float first, float second)
+{
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+}
+
+#else
+
+extern "C" {
+void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);
+void load_matrices(uint32_t to[4], const void *row);
+void load_transposed(uint32_t to[4], const void *row);
+uint32_t two_bf16(float first, float second);
+}
+
+#endif
+#endif

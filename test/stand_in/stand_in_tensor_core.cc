@@ -1,0 +1,93 @@
+/* stand_in_tensor_core.cc: bench/tensor_core.h on the CPU: the lanes of a warp lay open what each holds, and
+ * each takes what is its own, as the PTX manual deals it out. */
+#include <cuda_runtime.h>
+
+#include "bench/tensor_core.h"
+
+namespace
+{
+
+/* What the lanes of each warp of the block have laid open. */
+__shared__ struct {
+    uint32_t a[32][4], b[32][2];
+    const uint16_t *row[32];
+} open[32];
+
+int warp(void)
+{
+    return (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
+}
+
+float number(uint32_t two, int which)
+{
+    return __uint_as_float(which ? two & 0xffff0000u : two << 16);
+}
+
+/* A (16, 16) and B (16, 8) from where they are held. */
+float of_a(int row, int k)
+{
+    return number(open[warp()].a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+}
+
+float of_b(int k, int col)
+{
+    return number(open[warp()].b[col * 4 + k % 8 / 2][k / 8], k % 2);
+}
+
+uint32_t two(uint16_t first, uint16_t second)
+{
+    return (uint32_t)first | (uint32_t)second << 16;
+}
+
+void lay_open_row(const void *row)
+{
+    if ((uintptr_t)row % 16)
+        stand_in_misuse("a row of a matrix is loaded from %p, which is not a multiple of 16", row);
+    open[warp()].row[stand_in_lane()] = (const uint16_t *)row;
+    __syncwarp();
+}
+
+} // namespace
+
+void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    int lane = stand_in_lane(), g = lane / 4, t = lane % 4;
+    std::memcpy(open[warp()].a[lane], a, 4 * sizeof *a);
+    std::memcpy(open[warp()].b[lane], b, 2 * sizeof *b);
+    __syncwarp();
+    for (int j = 0; j < 4; j++)
+        for (int k = 0; k < 16; k++)
+            c[j] += of_a(g + j / 2 * 8, k) * of_b(k, 2 * t + j % 2);
+    __syncwarp(); /* before any lane lays open something else */
+}
+
+void load_matrices(uint32_t to[4], const void *row)
+{
+    int g = stand_in_lane() / 4, t = stand_in_lane() % 4;
+    lay_open_row(row);
+    for (int j = 0; j < 4; j++) {
+        const uint16_t *r = open[warp()].row[8 * j + g];
+        to[j] = two(r[2 * t], r[2 * t + 1]);
+    }
+    __syncwarp();
+}
+
+void load_transposed(uint32_t to[4], const void *row)
+{
+    int g = stand_in_lane() / 4, t = stand_in_lane() % 4;
+    lay_open_row(row);
+    for (int j = 0; j < 4; j++)
+        to[j] = two(open[warp()].row[8 * j + 2 * t][g], open[warp()].row[8 * j + 2 * t + 1][g]);
+    __syncwarp();
+}
+
+uint32_t two_bf16(float first, float second)
+{
+    float x[2] = {first, second};
+    uint32_t half[2];
+    for (int i = 0; i < 2; i++) {
+        uint32_t bits = __float_as_uint(x[i]);
+        half[i] = x[i] != x[i] ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+    return half[0] | half[1] << 16;
+}
