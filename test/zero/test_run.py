@@ -1,12 +1,14 @@
 """test_run.py ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
 does not end within a minute has failed."""
+import fcntl
 import os
 import re
 import signal
-import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -40,13 +42,18 @@ def ranks(text):
     return out
 
 
-def alive(pid):
-    """Zombies, whose parent may never ask, count as gone."""
+def stat_of(pid):
+    """What /proc/PID/stat has after the name: state, parent, ..."""
     try:
         with open(f'/proc/{pid}/stat') as f:
-            return f.read().rsplit(')', 1)[1].split()[0] not in 'ZX'
-    except FileNotFoundError:
-        return False
+            return f.read().rsplit(')', 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes between open and read
+        return ['X', '0']
+
+
+def alive(pid):
+    """Zombies, whose parent may never ask, count as gone."""
+    return stat_of(pid)[0] not in 'ZX'
 
 
 def wait_for(condition):
@@ -55,6 +62,25 @@ def wait_for(condition):
         if time.monotonic() > end:
             raise AssertionError('waited in vain')
         time.sleep(0.01)
+
+
+def when_all_wait(started):
+    """Waits until there is something to be read, and zero-run and its ranks have slept at several looks in a row with the same
+    memory in use. Returns that, of zero-run, in KiB."""
+    looks = []
+
+    def asleep():
+        ranks_too = [p for p in os.listdir('/proc') if p.isdigit() and stat_of(p)[1] == str(started.pid)]
+        with open(f'/proc/{started.pid}/status') as f:
+            kib = int(re.search(r'VmRSS:\s+(\d+)', f.read()).group(1))
+        unread = struct.unpack('i', fcntl.ioctl(started.stdout, termios.FIONREAD, b'    '))[0]
+        idle = unread and len(ranks_too) > 1 and all(stat_of(p)[0] == 'S' for p in [started.pid, *ranks_too])
+        looks.append((kib, unread) if idle else None)
+        time.sleep(0.04)
+        return looks[-1] and looks[-5:] == looks[-1:] * 5
+
+    wait_for(asleep)
+    return looks[-1][0]
 
 
 class Started:
@@ -207,14 +233,7 @@ for fd, name in ((1, 'o'), (2, 'e')):
         code = f"import os, sys; sys.stdout.write(('%s' % os.environ['RANK'] * 99 + chr(10)) * ({n} // 100))"
         with subprocess.Popen([ZERO_RUN, '-n', '2', PYTHON, '-c', code], stdout=subprocess.PIPE) as p:
             # All ranks must end up waiting, and zero-run with them: its memory stays small though nobody reads.
-            last = -1
-            while True:
-                time.sleep(0.2)
-                with open(f'/proc/{p.pid}/status') as f:
-                    now = int(re.search(r'VmRSS:\s+(\d+)', f.read()).group(1))
-                if now == last:
-                    break
-                last = now
+            now = when_all_wait(p)
             self.assertLess(now, 32 << 10)  # KiB, sanitizers' overhead included; the ranks have 48 MiB to say
             self.assertIsNone(p.poll())
             text = p.stdout.read().decode()
@@ -292,7 +311,7 @@ class Ending(unittest.TestCase):
 
     def test_others_get_time_to_end(self):
         for options in ([], ['--raw']):
-            text = self.fail_rank_0('trap "sleep 0.3; echo saved; exit 0" TERM; echo pid $$; while :; do sleep 0.05; done',
+            text = self.fail_rank_0('trap "sleep 0.1; echo saved; exit 0" TERM; echo pid $$; while :; do sleep 0.05; done',
                                     *options)
             self.assertEqual(text.count('saved'), 2)
 
