@@ -4,6 +4,7 @@ uninterrupted run ends.
 
     test_checkpoint_kill.py ZERO_BENCH ZERO_RUN        N_KILLS and SEED in the environment
 """
+import ctypes
 import json
 import os
 import random
@@ -49,27 +50,47 @@ def finish(*args):
     return summary[-1]["state_sha256"]
 
 
+def adopt_orphans():
+    """Ranks whose zero-run was killed become children of this program, which can then wait for their end."""
+    PR_SET_CHILD_SUBREAPER = 36
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit("prctl failed")
+
+
+def wait_for_orphans():
+    """A rank that is killed in the middle of a system call ends that call first: a rename may still happen."""
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
 def killed(args, rng, path):
-    """Starts a run and kills it: at any time from its start on, or, more often, soon after its first step. Returns what it told."""
+    """Starts a run and kills it: at any time from its start on, or, more often, once it told of some steps, of which all but the
+    last two are saved then, however slow the machine. Returns what it told."""
     with open(path, "w+", encoding="utf-8") as out:
         run = subprocess.Popen(command(*args), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         if rng.random() < 0.2:
             time.sleep(rng.uniform(0.001, 0.1))
         else:
-            while run.poll() is None and '"step"' not in open(path, encoding="utf-8").read():
+            n_steps = rng.choice([1, 2, 4, 5, 6, 8, 12, 20])
+            while run.poll() is None and open(path, encoding="utf-8").read().count('"step":') < n_steps:
                 time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.08))
+            time.sleep(rng.uniform(0, 0.03))
         try:
             os.killpg(run.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         run.wait(timeout=60)
+        wait_for_orphans()
         out.seek(0)
         return out.read()
 
 
 def main():
     rng = random.Random(SEED)
+    adopt_orphans()
     kills = resumed = rounds = 0
     with tempfile.TemporaryDirectory() as root:
         data = os.path.join(root, "text")

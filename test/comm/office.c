@@ -82,6 +82,12 @@ void note_status(struct rank *me, struct zr_comm *c)
     me->code = c->ops->status(c, me->note, sizeof me->note);
 }
 
+void wait_failed(struct zr_comm *c)
+{
+    for (int i = 0; i < 30000 && !c->ops->status(c, NULL, 0); i++)
+        sleep_ms(1);
+}
+
 void *abort_soon(void *arg)
 {
     struct zr_comm *c = arg;

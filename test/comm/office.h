@@ -43,6 +43,9 @@ int office_fetch(struct office *o, int i, char *to, int64_t bytes);
 /* Keeps the communicator's state for the test, as note_error does a call's. */
 void note_status(struct rank *me, struct zr_comm *c);
 
+/* Waits (bounded) until the communicator has failed. */
+void wait_failed(struct zr_comm *c);
+
 /* For a thread: aborts the communicator that it is given, in a while, and then once more, for another cause.
  */
 void *abort_soon(void *comm);

@@ -157,8 +157,7 @@ static void differ(struct rank *me)
     tag = (struct zr_tag){.unit = -1, .step = 8};
     RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
-    for (int i = 0; i < 5000 && !c->ops->status(c, NULL, 0); i++)
-        sleep_ms(1);
+    wait_failed(c);
     note_status(me, c);
     RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
@@ -290,8 +289,8 @@ static void abort_sticks(struct rank *me)
     struct zr_comm *c = o.comm[1];
     if (me->w.rank == 0)
         RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
-    for (int i = 0; i < 5000 && me->w.rank == 0 && !c->ops->status(c, NULL, 0); i++)
-        sleep_ms(1);
+    if (me->w.rank == 0)
+        wait_failed(c);
     note_status(me, c);
     c->ops->close(c);
     o.comm[1] = NULL;

@@ -703,7 +703,8 @@ static void train_differently(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, c->stage);
-    cfg.timeout_ms = SHORT_MS;
+    /* Only who says nothing, or waits where the others do not, is found by its time. */
+    cfg.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
         cfg.prefetch = -1; /* so that at stage 3 the others wait in a gather */
     toy_make(&m);
@@ -925,14 +926,19 @@ static void two_hundred_times(void **state)
         struct toy_rank r[2];
         toy_ranks(world, wrap_often, NULL, r); /* what is taken once is taken here */
         struct toy_holdings before = toy_holdings();
-        int64_t kib = resident_kib();
-        toy_ranks(world, wrap_often, NULL, r);
-        for (int k = 0; k < world; k++)
-            if (r[k].wrong[0])
-                fail_msg("world %d rank %d: %s", world, k, r[k].wrong);
-        assert_nothing_left(before);
-        if (resident_kib() - kib > MOST_GROWTH_KIB)
-            fail_msg("world %d: %lld KiB more after 200 times", world, (long long)(resident_kib() - kib));
+        /* The allocator's arenas grow with how threads happen to meet in it, a leak grows each time. */
+        int64_t growth = INT64_MAX;
+        for (int round = 0; round < 4 && growth > MOST_GROWTH_KIB; round++) {
+            int64_t kib = resident_kib();
+            toy_ranks(world, wrap_often, NULL, r);
+            for (int k = 0; k < world; k++)
+                if (r[k].wrong[0])
+                    fail_msg("world %d rank %d: %s", world, k, r[k].wrong);
+            assert_nothing_left(before);
+            growth = resident_kib() - kib;
+        }
+        if (growth > MOST_GROWTH_KIB)
+            fail_msg("world %d: %lld KiB more after 200 times, each time", world, (long long)growth);
     }
 }
 

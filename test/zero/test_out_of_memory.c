@@ -50,7 +50,7 @@ char *__wrap_strdup(const char *s)
     return refused() ? NULL : __real_strdup(s);
 }
 
-enum { TIMEOUT_MS = 1000, SOON_MS = 15000, MOST_ALLOCATIONS = 2000 };
+enum { TIMEOUT_MS = 2000, SOON_MS = 15000, MOST_ALLOCATIONS = 2000 };
 
 struct trial {
     int stage, who;

@@ -301,7 +301,7 @@ struct toy_holdings toy_holdings(void)
 
 bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now)
 {
-    for (int i = 0; i < 500; i++) {
+    for (int i = 0; i < 3000; i++) {
         *now = look();
         if (same(*now, before))
             return true;
