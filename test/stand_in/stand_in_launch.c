@@ -3,8 +3,8 @@
  * The blocks of a grid run one after another on the stream's thread, in a random order. The threads of a
  * block are fibers, run one at a time in a random order until each ends or waits: at __syncthreads for all of
  * the block, or in a warp's exchange for the lanes of its mask. Some warps, at random, fall behind the others
- * as far as barriers let them. A thread that never waits costs no fiber of its own. When nobody can go on, or a thread ends that others wait for, the kernel has diverged: misuse, and
- * the device is lost. */
+ * as far as barriers let them. A thread that never waits costs no fiber of its own. When nobody can go on, or
+ * a thread ends that others wait for, the kernel has diverged: misuse, and the device is lost. */
 #include "test/stand_in/stand_in_inside.h"
 
 #include <stdio.h>
