@@ -88,6 +88,9 @@ struct gpt2_layers {
                               int64_t C);
 };
 
+/* Those of the place's device. */
+const struct gpt2_layers *gpt2_layers_for(const struct place *place);
+
 extern const struct gpt2_layers gpt2_layers_host;
 extern const struct gpt2_layers gpt2_layers_cuda; /* where the build has CUDA */
 #ifdef GPT2_BF16

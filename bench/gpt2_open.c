@@ -284,7 +284,7 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
     return err;
 }
 
-static const struct gpt2_layers *layers_for(const struct place *place)
+const struct gpt2_layers *gpt2_layers_for(const struct place *place)
 {
 #ifdef ZR_HAVE_CUDA
     if (place->cuda) {
@@ -298,7 +298,7 @@ static const struct gpt2_layers *layers_for(const struct place *place)
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint64_t seed,
               const struct place *place)
 {
-    const struct gpt2_layers *layers = layers_for(place);
+    const struct gpt2_layers *layers = gpt2_layers_for(place);
     int64_t align = layers->row_align, sizes[GPT2_N_TENSORS];
     *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
     if (layers->attention && layers->attention->fits(config->channels / config->heads)) {

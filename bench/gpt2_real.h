@@ -70,6 +70,7 @@ GPT2_ANYWHERE real from_float(float f)
 #define GPT2_CLONES
 #endif
 
+#define gpt2_layers_for     GPT2_NAME(gpt2_layers_for)
 #define gpt2_layers_host    GPT2_NAME(gpt2_layers_host)
 #define gpt2_layers_cuda    GPT2_NAME(gpt2_layers_cuda)
 #define gpt2_next_batch     GPT2_NAME(gpt2_next_batch)

@@ -1,5 +1,5 @@
 /* kernels_cmd.c: zero-bench kernels: how fast the device's kernels are, beside what its memory and its matrix
- * products can do.
+ * products can do; and the GPT's attention, where it is one piece (bf16 on a GPU).
  *
  * Method: everything runs on random data that no cache holds, in rounds, each measuring one thing after
  * another, so that a clock that changes hits all alike. A time is between two stamps of the stream itself,
@@ -11,6 +11,9 @@
 #include "bench/report.h"
 #include "zero/zero.h"
 
+#define GPT2_BF16
+#include "bench/gpt2_layers.h"
+
 #include <stdio.h>
 
 #define N_WARM_ROUNDS 3
@@ -18,23 +21,46 @@
 struct kernels_options {
     int device, dtype;
     int64_t gpu, params, rounds, threads;
-    int64_t gemm[3]; /* m, n, k */
+    int64_t gemm[3];      /* m, n, k */
+    int64_t attention[4]; /* B, T, NH, HS */
     bool json;
 };
+
+/* n numbers, at most 4, from 1 to 1000000 with commas between; false: it is something else. */
+static bool read_sizes(const char *arg, int n, int64_t *to)
+{
+    int64_t size[4];
+    for (int i = 0; i < n; i++) {
+        char *end;
+        size[i] = *arg >= '0' && *arg <= '9' ? strtoll(arg, &end, 10) : 0;
+        if (size[i] < 1 || size[i] > 1000000 || *end != (i + 1 < n ? ',' : 0)) {
+            return false;
+        }
+        arg = end + 1;
+    }
+    memcpy(to, size, (size_t)n * sizeof *to);
+    return true;
+}
 
 static error_t read_gemm(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct kernels_options *o = options;
-    long long size[3];
-    char rest;
-    if (sscanf(arg, "%lld,%lld,%lld%c", &size[0], &size[1], &size[2], &rest) != 3 || size[0] < 1 ||
-        size[1] < 1 || size[2] < 1 || size[0] > 1000000 || size[1] > 1000000 || size[2] > 1000000) {
+    if (!read_sizes(arg, 3, o->gemm)) {
         argp_error(state, "--%s: '%s' is not three numbers from 1 to 1000000, as in 8192,8192,8192",
                    row->name, arg);
         return EINVAL;
     }
-    for (int i = 0; i < 3; i++) {
-        o->gemm[i] = size[i];
+    return 0;
+}
+
+static error_t read_attention(struct argp_state *state, const struct option_row *row, char *arg,
+                              void *options)
+{
+    struct kernels_options *o = options;
+    if (!read_sizes(arg, 4, o->attention)) {
+        argp_error(state, "--%s: '%s' is not four numbers from 1 to 1000000, as in 8,1024,12,64", row->name,
+                   arg);
+        return EINVAL;
     }
     return 0;
 }
@@ -61,6 +87,8 @@ static const struct option_row rows[] = {
      OPTION_INT(struct kernels_options, params, 1, INT64_C(100000000000))},
     {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1,
      OPTION_BY(read_gemm)},
+    {"attention", "B,T,NH,HS", "Rows, tokens, heads and their channels of the GPT's attention (8,1024,12,64)",
+     1, OPTION_BY(read_attention)},
     {"rounds", "N", "Measured rounds; the median counts (21)", 1,
      OPTION_INT(struct kernels_options, rounds, 1, 100000)},
     {"threads", "N", "For matrix products of the host (1)", 1,
@@ -78,13 +106,14 @@ static const struct option_table table = {
 
 /* --- what is measured --- */
 
-enum { MASTER, GRAD, M, V, PARAM, A, B, C, N_BUFFERS };
-enum { COPY, ADAMW, GEMM, N_MEASURES };
+enum { MASTER, GRAD, M, V, LOGSUM, DOTS, PARAM, A, B, C, QKV, ATTY, DATTY, DQKV, N_BUFFERS };
+enum { COPY, ADAMW, GEMM, ATTENTION, N_MEASURES };
 
 struct bench {
     const struct kernels_options *o;
     struct place place;
     enum zr_dtype dtype;
+    const struct gpt2_attention *attention; /* NULL: not in one piece here */
     struct buffer {
         void *p;
         int64_t bytes;
@@ -131,14 +160,36 @@ static int bench_open(struct bench *b)
 {
     const struct kernels_options *o = b->o;
     const int64_t n = o->params, *g = o->gemm, size = zr_dtype_bytes(b->dtype);
-    const int64_t bytes[N_BUFFERS] = {
-        n * 4, n * 4, n * 4, n * 4, n * size, g[0] * g[2] * size, g[2] * g[1] * size, g[0] * g[1] * size};
     int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
     if (err) {
         return err;
     }
+    const int64_t *a = o->attention;
+    b->attention = b->dtype == ZR_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
+    if (b->attention && !b->attention->fits(a[3])) {
+        return zr_fail(ZR_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
+                       (long long)a[3]);
+    }
+    int64_t rows_of_heads = b->attention ? a[0] * a[1] * a[2] : 0, y = rows_of_heads * a[3] * size;
+    const int64_t bytes[N_BUFFERS] = {[MASTER] = n * 4,
+                                      [GRAD] = n * 4,
+                                      [M] = n * 4,
+                                      [V] = n * 4,
+                                      [LOGSUM] = rows_of_heads * 4,
+                                      [DOTS] = rows_of_heads * 4,
+                                      [PARAM] = n * size,
+                                      [A] = g[0] * g[2] * size,
+                                      [B] = g[2] * g[1] * size,
+                                      [C] = g[0] * g[1] * size,
+                                      [QKV] = 3 * y,
+                                      [ATTY] = y,
+                                      [DATTY] = y,
+                                      [DQKV] = 3 * y};
     struct zr_device *dev = b->place.dev;
     for (int i = 0; i < N_BUFFERS && !err; i++) {
+        if (bytes[i] == 0) {
+            continue;
+        }
         err = dev->ops->alloc(dev, bytes[i], &b->buffers[i].p);
         b->buffers[i].bytes = err ? 0 : bytes[i];
         if (!err) {
@@ -157,6 +208,9 @@ static int bench_open(struct bench *b)
     b->bytes_or_flop[COPY] = 2.0 * (double)(n * 4);
     b->bytes_or_flop[ADAMW] = (double)(n * adamw_bytes(b->dtype));
     b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
+    /* Two products forward and five backward, half of each: whoever makes one of them twice is not paid for
+     * it. */
+    b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads * (double)a[1] * (double)a[3];
     for (int i = 0; i < N_MEASURES; i++) {
         b->n_runs[i] = b->place.cuda ? 5 : 1;
     }
@@ -214,6 +268,15 @@ static int run_one(struct bench *b, int what)
         };
         return dev->update(b->place.stream, &u);
     }
+    case ATTENTION: {
+        const struct gpt2_attention *att = b->attention;
+        const int64_t *a = b->o->attention;
+        const struct buffer *buf = b->buffers;
+        int err = att->forward(&b->place, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+        return err ? err
+                   : att->backward(&b->place, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p,
+                                   buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+    }
     default: {
         struct zr_gemm_args args = {
             .m = g[0],
@@ -250,7 +313,7 @@ static int measure(struct bench *b, int what, double *seconds)
 static int measure_all(struct bench *b)
 {
     for (int64_t round = -N_WARM_ROUNDS; round < b->o->rounds; round++) {
-        for (int what = 0; what < N_MEASURES; what++) {
+        for (int what = 0; what < (b->attention ? N_MEASURES : ATTENTION); what++) {
             double seconds;
             int err = measure(b, what, &seconds);
             if (err) {
@@ -268,19 +331,21 @@ static void tell(struct bench *b)
 {
     const struct kernels_options *o = b->o;
     double rate[N_MEASURES]; /* per second */
-    for (int i = 0; i < N_MEASURES; i++) {
+    for (int i = 0; i < (b->attention ? N_MEASURES : ATTENTION); i++) {
         rate[i] = b->bytes_or_flop[i] / report_median(b->seconds[i], o->rounds);
     }
     const char *device = option_word_of(option_devices, o->device), *dtype = zr_dtype_name(b->dtype);
     if (o->json) {
         report_line(json_pack(
-            "{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:o, s:[I,I,I], s:o}", "event", "kernels", "device",
-            device, "dtype", dtype, "rounds", (json_int_t)o->rounds, "params", (json_int_t)o->params,
-            "copy_gb_per_s", report_number(rate[COPY] * 1e-9), "adamw_gb_per_s",
+            "{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:o, s:[I,I,I], s:o, s:[I,I,I,I], s:o}", "event",
+            "kernels", "device", device, "dtype", dtype, "rounds", (json_int_t)o->rounds, "params",
+            (json_int_t)o->params, "copy_gb_per_s", report_number(rate[COPY] * 1e-9), "adamw_gb_per_s",
             report_number(rate[ADAMW] * 1e-9), "adamw_bytes_per_param", (json_int_t)adamw_bytes(b->dtype),
             "adamw_over_copy", report_number(rate[ADAMW] / rate[COPY]), "gemm", (json_int_t)o->gemm[0],
             (json_int_t)o->gemm[1], (json_int_t)o->gemm[2], "gemm_tflop_per_s",
-            report_number(rate[GEMM] * 1e-12)));
+            report_number(rate[GEMM] * 1e-12), "attention", (json_int_t)o->attention[0],
+            (json_int_t)o->attention[1], (json_int_t)o->attention[2], (json_int_t)o->attention[3],
+            "attention_tflop_per_s", b->attention ? report_number(rate[ATTENTION] * 1e-12) : json_null()));
         return;
     }
     printf("%s, %s, medians of %lld rounds\n", device, dtype, (long long)o->rounds);
@@ -289,12 +354,21 @@ static void tell(struct bench *b)
            rate[ADAMW] * 1e-9, (long long)adamw_bytes(b->dtype), 100 * rate[ADAMW] / rate[COPY]);
     printf("product %lldx%lldx%lld   %10.3f TFLOP/s\n", (long long)o->gemm[0], (long long)o->gemm[1],
            (long long)o->gemm[2], rate[GEMM] * 1e-12);
+    if (b->attention) {
+        printf("attention %lldx%lldx%lldx%lld  %10.3f TFLOP/s forward and backward\n",
+               (long long)o->attention[0], (long long)o->attention[1], (long long)o->attention[2],
+               (long long)o->attention[3], rate[ATTENTION] * 1e-12);
+    }
 }
 
 int kernels_command(const char *name, int argc, char **argv)
 {
-    struct kernels_options o = {
-        .device = ZERO_DEVICE_HOST, .gpu = PLACE_GPU_OF_RANK, .dtype = ZERO_BF16, .rounds = 21, .threads = 1};
+    struct kernels_options o = {.device = ZERO_DEVICE_HOST,
+                                .gpu = PLACE_GPU_OF_RANK,
+                                .dtype = ZERO_BF16,
+                                .rounds = 21,
+                                .threads = 1,
+                                .attention = {8, 1024, 12, 64}};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;

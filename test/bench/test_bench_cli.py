@@ -59,6 +59,7 @@ class Refused(unittest.TestCase):
                 ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
                 ('plan', '--optimizer=lion', "--optimizer: 'lion' is not adamw, adam, sgd or rmsprop"),
                 ('kernels', '--gemm=1,2', "--gemm: '1,2' is not three numbers from 1 to 1000000, as in 8192,8192,8192"),
+                ('kernels', '--attention=1,2,3,x', "--attention: '1,2,3,x' is not four numbers from 1 to 1000000, as in 8,1024,12,64"),
                 ('memory', '--plot=a.pdf', "--plot: 'a.pdf' does not end in .svg or .png"),
                 ('plan', '--heads=5', '--channels: 96 is not a multiple of the 5 heads'),
                 ('plan', '--json=1', "option '--json' doesn't allow an argument"),

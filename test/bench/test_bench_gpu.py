@@ -60,17 +60,29 @@ class Training(unittest.TestCase):
 class Kernels(unittest.TestCase):
     def test_numbers(self):
         for dtype in ['f32', 'bf16']:
-            done = bench('kernels', '--json', '--device=cuda', f'--dtype={dtype}', '--params=1000', '--gemm=9,17,5', '--rounds=2')
+            done = bench('kernels', '--json', '--device=cuda', f'--dtype={dtype}', '--params=1000', '--gemm=9,17,5',
+                         '--attention=1,70,2,16', '--rounds=2')
             self.assertEqual((done.returncode, done.stderr), (0, ''))
             told, = lines(done.stdout)
             self.assertEqual((told['device'], told['dtype'], told['gemm']), ('cuda', dtype, [9, 17, 5]))
             for key in ['copy_gb_per_s', 'adamw_gb_per_s', 'gemm_tflop_per_s']:
                 self.assertGreater(told[key], 0)
+            self.assertEqual(told['attention'], [1, 70, 2, 16])
+            if dtype == 'bf16':
+                self.assertGreater(told['attention_tflop_per_s'], 0)
+            else:
+                self.assertIsNone(told['attention_tflop_per_s'])
             self.assertAlmostEqual(told['adamw_over_copy'], told['adamw_gb_per_s'] / told['copy_gb_per_s'])
             self.assertEqual(told['adamw_bytes_per_param'], {'f32': 28, 'bf16': 30}[dtype])
 
+    def test_other_heads(self):
+        done = bench('kernels', '--device=cuda', '--params=1', '--gemm=1,1,1', '--attention=1,1,1,24', '--rounds=1')
+        self.assertEqual((done.returncode, done.stdout), (1, ''))
+        self.assertIn('heads of 24 channels', done.stderr)
+
 
 if __name__ == '__main__':
-    if 'no usable GPU' in bench('kernels', '--device=cuda', '--params=1', '--gemm=1,1,1', '--rounds=1').stderr:
+    if 'no usable GPU' in bench('kernels', '--device=cuda', '--params=1', '--gemm=1,1,1', '--attention=1,1,1,16',
+                                  '--rounds=1').stderr:
         sys.exit(77)  # skipped
     unittest.main()
