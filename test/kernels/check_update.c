@@ -4,7 +4,6 @@
  * within rounding. */
 #include "test/kernels/check.h"
 
-
 static struct random_source rng;
 
 struct variant {
