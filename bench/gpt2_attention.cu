@@ -12,6 +12,7 @@
 extern "C" {
 #include "bench/gpt2_layers.h"
 }
+#include "bench/gpt2_launch.h"
 #include "bench/tensor_core.h"
 
 namespace
@@ -279,39 +280,26 @@ template <int HS> __global__ void __launch_bounds__(N_THREADS) attention_dkv_ker
     store_rows<HS>(to + 2 * C, 3 * C, first, T, dv, one, at);
 }
 
-int launched(const char *what, cudaError_t err)
+dim3 tiles(const attention &a, int64_t B, int64_t NH)
 {
-    return err == cudaSuccess
-               ? 0
-               : zr_fail(ZR_ERR_SYSTEM, "gpt2: launching %s: %s", what, cudaGetErrorString(err));
+    return dim3(ceil_div(a.T, TILE), (unsigned)NH, (unsigned)B);
 }
 
-template <int HS> int forward(cudaStream_t stream, attention a, int64_t B, int64_t NH)
+template <int HS> int forward(const struct place *on, attention a, int64_t B, int64_t NH)
 {
-    dim3 grid((unsigned)((a.T + TILE - 1) / TILE), (unsigned)NH, (unsigned)B);
-    void *args[] = {&a};
-    return launched("attention",
-                    cudaLaunchKernel(attention_forward_kernel<HS>, grid, dim3(N_THREADS), args, 0, stream));
+    return launch(on, "attention", attention_forward_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
 }
 
-template <int HS> int backward(cudaStream_t stream, attention a, int64_t B, int64_t NH)
+template <int HS> int backward(const struct place *on, attention a, int64_t B, int64_t NH)
 {
-    dim3 grid((unsigned)((a.T + TILE - 1) / TILE), (unsigned)NH, (unsigned)B);
     int64_t n = B * a.T * NH;
-    int heads = (int)NH;
-    void *args[] = {&a, &n, &heads};
-    dim3 dots_grid((unsigned)((n + 255) / 256));
-    cudaError_t err = cudaLaunchKernel(attention_dots_kernel<HS>, dots_grid, dim3(256), args, 0, stream);
-    if (err == cudaSuccess)
-        err = cudaLaunchKernel(attention_dq_kernel<HS>, grid, dim3(N_THREADS), args, 0, stream);
-    if (err == cudaSuccess)
-        err = cudaLaunchKernel(attention_dkv_kernel<HS>, grid, dim3(N_THREADS), args, 0, stream);
-    return launched("attention backward", err);
-}
-
-cudaStream_t stream_of(const struct place *on)
-{
-    return (cudaStream_t)on->dev->ops->stream_native(on->stream);
+    int err =
+        launch(on, "attention backward", attention_dots_kernel<HS>, ceil_div(n, 256), 256, a, n, (int)NH);
+    if (!err)
+        err = launch(on, "attention backward", attention_dq_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
+    if (!err)
+        err = launch(on, "attention backward", attention_dkv_kernel<HS>, tiles(a, B, NH), N_THREADS, a);
+    return err;
 }
 
 attention describe(const real *qkv, float *logsum, int64_t T, int64_t NH, int64_t HS)
@@ -335,10 +323,9 @@ int attention_forward(const struct place *on, real *atty, float *logsum, const r
 {
     attention a = describe(qkv, logsum, T, NH, HS);
     a.out = atty;
-    cudaStream_t stream = stream_of(on);
-    return HS == 64   ? forward<64>(stream, a, B, NH)
-           : HS == 32 ? forward<32>(stream, a, B, NH)
-                      : forward<16>(stream, a, B, NH);
+    return HS == 64   ? forward<64>(on, a, B, NH)
+           : HS == 32 ? forward<32>(on, a, B, NH)
+                      : forward<16>(on, a, B, NH);
 }
 
 int attention_backward(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
@@ -349,10 +336,9 @@ int attention_backward(const struct place *on, real *dqkv, float *dots, const re
     a.dots = dots;
     a.datty = datty;
     a.atty = atty;
-    cudaStream_t stream = stream_of(on);
-    return HS == 64   ? backward<64>(stream, a, B, NH)
-           : HS == 32 ? backward<32>(stream, a, B, NH)
-                      : backward<16>(stream, a, B, NH);
+    return HS == 64   ? backward<64>(on, a, B, NH)
+           : HS == 32 ? backward<32>(on, a, B, NH)
+                      : backward<16>(on, a, B, NH);
 }
 
 } // namespace

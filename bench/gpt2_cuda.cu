@@ -11,6 +11,7 @@
 extern "C" {
 #include "bench/gpt2_layers.h"
 }
+#include "bench/gpt2_launch.h"
 
 namespace
 {
@@ -434,27 +435,6 @@ __global__ void position_backward_kernel(real *dwpe, const real *dout, int B, in
 }
 
 /* --- the table --- */
-
-template <class T> struct same {
-    typedef T type;
-};
-
-template <class... P>
-int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
-           typename same<P>::type... args)
-{
-    void *list[] = {(void *)&args...};
-    cudaStream_t stream = (cudaStream_t)on->dev->ops->stream_native(on->stream);
-    cudaError_t err = cudaLaunchKernel(kernel, grid, block, list, 0, stream);
-    return err == cudaSuccess
-               ? 0
-               : zr_fail(ZR_ERR_SYSTEM, "gpt2: launching %s: %s", what, cudaGetErrorString(err));
-}
-
-unsigned ceil_div(int64_t n, int64_t d)
-{
-    return (unsigned)((n + d - 1) / d);
-}
 
 /* Whether rows of n elements (of floats too) can be moved WIDE elements at a time. */
 template <class... P> bool wide(int64_t n, P... pointers)

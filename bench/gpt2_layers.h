@@ -38,8 +38,8 @@ struct gpt2_attention {
 };
 
 struct gpt2_layers {
-    const struct gpt2_attention
-        *attention;    /* NULL: there is none, and it is made of products and the softmax */
+    /* NULL: there is none, and it is made of products and the softmax. */
+    const struct gpt2_attention *attention;
     int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
     int64_t (*n_scratch)(int64_t N, int64_t C);
 

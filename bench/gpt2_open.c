@@ -79,7 +79,7 @@ static int open_activations(struct gpt2 *m)
         B * T * C,            /* embedded */
         L * B * T * C,        /* ln1 */
         L * B * T * 3 * C,    /* qkv */
-        NH * L * B * TT,      /* att */
+        L * B * NH * TT,      /* att */
         L * B * T * C,        /* atty */
         L * B * T * C,        /* residual2 */
         L * B * T * C,        /* ln2 */

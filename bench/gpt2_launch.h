@@ -1,0 +1,37 @@
+/* gpt2_launch.h: the model's kernels, put on the stream of a place. C++, for the .cu files,
+ * after cuda_runtime.h. */
+#ifndef ZERO_BENCH_GPT2_LAUNCH_H
+#define ZERO_BENCH_GPT2_LAUNCH_H
+
+extern "C" {
+#include "bench/place.h"
+}
+
+namespace
+{
+
+template <class T> struct same {
+    typedef T type;
+};
+
+/* what: for the message. Returns 0 or ZR_ERR_SYSTEM, at once: the kernel runs when the stream gets there. */
+template <class... P>
+int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+           typename same<P>::type... args)
+{
+    void *list[] = {(void *)&args...};
+    cudaStream_t stream = (cudaStream_t)on->dev->ops->stream_native(on->stream);
+    cudaError_t err = cudaLaunchKernel(kernel, grid, block, list, 0, stream);
+    return err == cudaSuccess
+               ? 0
+               : zr_fail(ZR_ERR_SYSTEM, "gpt2: launching %s: %s", what, cudaGetErrorString(err));
+}
+
+inline unsigned ceil_div(int64_t n, int64_t d)
+{
+    return (unsigned)((n + d - 1) / d);
+}
+
+} // namespace
+
+#endif
