@@ -1,6 +1,7 @@
 /* nccl_arena.c: a communicator's arena: memory of NCCL's or of the device's, registered as a window where all
  * ranks can, and given back. */
 #include "comm/nccl_comm.h"
+#include "comm/nccl_versions.h"
 
 #include <stdio.h>
 
@@ -144,8 +145,10 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
     const struct zr_nccl_pair *p = m->pair;
     if (p->opt.deterministic && m == &p->reduce)
         return "plain, sums in the fixed tree";
-    if (!can_register(&p->api) || p->api.version < 22700)
+    if (!can_register(&p->api) || p->api.version < ZR_NCCL_HAS_WINDOWS)
         return "plain: symmetric windows need 2.27, here and when it was built";
+    if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->world))
+        return "plain: this version's symmetric windows are faulty";
     if (n_of_nccl < p->world)
         return "plain: ncclMemAlloc gave no memory";
     return NULL;
@@ -177,6 +180,10 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
              : engine ? "symmetric windows, copy engine"
                       : "symmetric windows");
     zr_nccl_log(p, "nccl %s: %s", m->name, m->path);
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->world);
+    if (f && can_register(&p->api))
+        zr_nccl_log(p, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
+                    f->source);
     if (plain && m == &p->gather && p->opt.copy_engine > 0)
         zr_nccl_log(p, "nccl gather: no copy engine without symmetric windows");
     return 0;

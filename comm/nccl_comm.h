@@ -46,6 +46,7 @@
  *   nccl_agree.c    what ranks tell each other while that goes on
  *   nccl_arena.c    arenas, windows
  *   nccl_watch.c    the watching thread, failing, calls under a deadline
+ *   nccl_versions.c what depends on the release: features, known faults
  *   nccl_library.c  finding libnccl at run time
  *
  * Several ranks on one GPU, for tests: NCCL refuses two ranks of one host on one device, so each process has

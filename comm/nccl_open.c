@@ -1,11 +1,10 @@
 /* nccl_open.c: opens a pair of NCCL communicators, and closes them. */
 #include "comm/nccl_comm.h"
+#include "comm/nccl_versions.h"
 #include "comm/rendezvous.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-enum { OLDEST = 21400 /* ncclCommInitRankConfig */, COPY_ENGINE = 22800 };
 
 void zr_nccl_log(const struct zr_nccl_pair *p, const char *fmt, ...)
 {
@@ -94,6 +93,21 @@ static int check_lent(const struct zr_nccl_pair *p)
     return 0;
 }
 
+/* A stuck copy engine is for the user to risk, where he asks for it. */
+static void mind_faults(struct zr_nccl_pair *p, const char *version)
+{
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, p->api.version, p->world);
+    if (!f || p->opt.copy_engine < 0)
+        return;
+    if (p->opt.copy_engine > 0) {
+        zr_nccl_log(p, "warning: copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it",
+                    version, f->what, f->source);
+        return;
+    }
+    p->opt.copy_engine = -1;
+    zr_nccl_log(p, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what, f->source);
+}
+
 /* What this rank can find out alone. */
 static int prepare(struct zr_nccl_pair *p)
 {
@@ -116,9 +130,9 @@ static int prepare(struct zr_nccl_pair *p)
         return err;
     char version[32];
     zr_nccl_version_text(p->api.version, version, sizeof version);
-    if (p->api.version < OLDEST)
+    if (p->api.version < ZR_NCCL_OLDEST)
         return zr_fail(ZR_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
-    bool has_copy_engine = p->api.version >= COPY_ENGINE;
+    bool has_copy_engine = p->api.version >= ZR_NCCL_HAS_COPY_ENGINE;
 #ifndef NCCL_CTA_POLICY_ZERO
     has_copy_engine = false;
 #endif
@@ -128,6 +142,7 @@ static int prepare(struct zr_nccl_pair *p)
                        NCCL_MAJOR, NCCL_MINOR);
     if (!has_copy_engine)
         p->opt.copy_engine = -1;
+    mind_faults(p, version);
     return o->lent ? check_lent(p) : 0;
 }
 

@@ -184,7 +184,9 @@ struct zero_config {
     int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
                        of which each rank needs its own; the model's pointers may be host or device memory */
     int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
-                            negative off; default: where NCCL has them (2.28) and all ranks share a host */
+                            negative off; default: where NCCL has them (2.28), all ranks share a host, and
+                            that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
+                            release is used, with a warning */
     int32_t reserved1;   /* 0 */
     void
         *nccl_comm; /* nccl: the program's own ncclComm_t, of the same ranks, to make ours from; default NULL:

@@ -125,6 +125,44 @@ static void test_paths(void **state)
     try_path("NCCL 2.18.5, plain", 0, 0);
 }
 
+/* What a release does wrong is not used; what may hang is, with a warning, where it is asked for. */
+static void test_known_faults(void **state)
+{
+    (void)state;
+    static const struct {
+        int version, copy_engine, n_symmetric, n_copy_engine;
+        const char *log;
+    } cases[] = {{22809, 0, 2, 2, ""},
+                 {22903, 0, 2, 2, ""},
+                 {22907, 0, 2, 0, "copy_engine is off by default with NCCL 2.29.7: "},
+                 {23007, 0, 2, 0, "copy_engine is off by default with NCCL 2.30.7: "},
+                 {23007, -1, 2, 0, ""},
+                 {23007, 1, 2, 2, "warning: copy_engine is on with NCCL 2.30.7: "},
+                 {23102, 0, 2, 2, ""},
+                 {22803, 0, 0, 0, "no symmetric windows with NCCL 2.28.3: "},
+                 {22807, 0, 2, 2, ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && HEADER_HAS_WINDOWS; i++) {
+        nccl_stand_in_the_machine()->version = cases[i].version;
+        customize(false, LONG_MS);
+        custom.copy_engine = cases[i].copy_engine;
+        bool faulty = cases[i].n_symmetric == 0;
+        try_path(faulty                   ? "plain: this version's symmetric windows are faulty"
+                 : cases[i].n_copy_engine ? "symmetric windows, copy engine; "
+                                          : "symmetric windows; ",
+                 cases[i].n_symmetric, cases[i].n_copy_engine);
+        bool told = strstr(custom.log, "(NCCL issue 2241") || strstr(custom.log, "release notes of 2.28.7");
+        if (!strstr(custom.log, cases[i].log) || told != (cases[i].log[0] != 0))
+            fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
+    }
+    /* Three ranks do not hang. */
+    nccl_stand_in_the_machine()->version = 23007;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 3, note_path, NULL, NULL);
+    expect_rank(&r[0], 0, HEADER_HAS_WINDOWS ? "symmetric windows, copy engine; " : "plain");
+    /* What the stand-in is asked to do although it may hang. */
+    expected_misuse = HEADER_HAS_WINDOWS ? 2 : 0;
+}
+
 /* Every kind of operation on the fall-backs too. */
 static void test_conform_old(void **state)
 {
@@ -405,10 +443,10 @@ static void test_lent_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_conform),       TEST(test_mixed),       TEST(test_buffers_overlap),
-        TEST(test_paths),         TEST(test_conform_old), TEST(test_one_without_memory),
-        TEST(test_refused),       TEST(test_open_fails),  TEST(test_arena),
-        TEST(test_reserve_bytes), TEST(test_lent),        TEST(test_lent_wrong),
+        TEST(test_conform),      TEST(test_mixed),       TEST(test_buffers_overlap),    TEST(test_paths),
+        TEST(test_known_faults), TEST(test_conform_old), TEST(test_one_without_memory), TEST(test_refused),
+        TEST(test_open_fails),   TEST(test_arena),       TEST(test_reserve_bytes),      TEST(test_lent),
+        TEST(test_lent_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }

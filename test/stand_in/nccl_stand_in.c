@@ -448,8 +448,14 @@ static ncclResult_t put_group(void)
 {
     ncclResult_t res = group.error;
     struct nsi_call *c = group.first;
+    int n_symmetric = 0, v = nsi.machine.version;
     group.first = group.last = NULL;
     group.error = ncclSuccess;
+    for (const struct nsi_call *k = c; k; k = k->next)
+        n_symmetric += k->offset >= 0;
+    if (n_symmetric > 1 && v >= 22803 && v < 22807)
+        stand_in_misuse("ncclGroupEnd: %d symmetric collectives in a group may corrupt data before 2.28.7",
+                        n_symmetric);
     while (c && !res) {
         struct nsi_call *last = c;
         while (last->next && last->next->comm == c->comm && last->next->stream == c->stream)
@@ -545,6 +551,9 @@ static void note_windows(struct nsi_call *c, size_t n_send, size_t n_recv)
     nsi.counts.n_copy_engine += engine;
     if (engine && !c->stream)
         stand_in_misuse("%s: copy engines need a stream that is not the NULL stream", names[c->kind]);
+    int v = nsi.machine.version;
+    if (engine && c->comm->club->n_ranks == 2 && v >= 22907 && v < 23102)
+        stand_in_misuse("%s: copy engines of 2 ranks with NVLS may hang before 2.31.2", names[c->kind]);
 }
 
 static ncclResult_t take(struct nsi_call c)
