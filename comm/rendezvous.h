@@ -9,6 +9,7 @@
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
+#include "comm/job_key.h"
 #include "kernels/error.h"
 
 #include <stdbool.h>
@@ -22,14 +23,17 @@ struct zr_world {
     int port;
     char source[64]; /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI",
                         "MPICH", "Slurm", "alone" */
-    char job[128];   /* token that keeps two jobs apart; ranks whose tokens differ refuse each other */
+    char job[128];   /* name that keeps two jobs apart; ranks whose names differ refuse each other */
+    int attempt;     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
+    struct zr_job_key key; /* whoever has it is a rank; none: ranks meet on loopback only */
 };
 
 /* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or
  * NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
  * RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's, MPICH's and Slurm's variables, else
- * world 1. want_url, when not NULL, replaces the address found. Bad text, a rank outside [0, world) and a
- * missing variable are errors that name it, its value and what is allowed. */
+ * world 1; the key by zr_job_key_find where world > 1. want_url, when not NULL, replaces the address found.
+ * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is
+ * allowed. */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
 struct zr_rendezvous;

@@ -6,6 +6,7 @@
 #include "comm/rendezvous.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ struct launcher {
     const char *source;
     const char *rank, *world, *local_rank;
     const char *job[3];      /* variables that together tell one job from another on this host */
+    const char *attempt;     /* how often it was started again; may be missing */
     bool single_means_alone; /* set in every shell of an allocation, so a world of 1 says nothing */
 };
 
@@ -28,7 +30,8 @@ static const struct launcher launchers[] = {
      .rank = "RANK",
      .world = "WORLD_SIZE",
      .local_rank = "LOCAL_RANK",
-     .job = {"TORCHELASTIC_RUN_ID"}},
+     .job = {"TORCHELASTIC_RUN_ID"},
+     .attempt = "TORCHELASTIC_RESTART_COUNT"},
     {.source = "Open MPI",
      .rank = "OMPI_COMM_WORLD_RANK",
      .world = "OMPI_COMM_WORLD_SIZE",
@@ -44,6 +47,7 @@ static const struct launcher launchers[] = {
      .world = "SLURM_NTASKS",
      .local_rank = "SLURM_LOCALID",
      .job = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"},
+     .attempt = "SLURM_RESTART_COUNT",
      .single_means_alone = true},
 };
 
@@ -140,6 +144,12 @@ static void find_job(const struct launcher *l, struct zr_world *w)
 static int find_meeting_point(const struct launcher *l, const char *want_url, struct zr_world *w)
 {
     find_job(l, w);
+    const char *attempt = l && l->attempt ? getenv(l->attempt) : NULL;
+    int bad = attempt ? parse_int(l->attempt, attempt, 0, INT_MAX, &w->attempt) : 0;
+    if (!bad && w->world > 1)
+        bad = zr_job_key_find(&w->key);
+    if (bad)
+        return bad;
     if (want_url) {
         int err = parse_url("rendezvous", want_url, w);
         if (err)

@@ -148,9 +148,9 @@ static const struct field fields[] = {
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
 /* Variables that other parts read; never a misspelt field. */
-static const char *const other_variables[] = {"ZERO_RANK",       "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",
-                                              "ZERO_RENDEZVOUS", "ZERO_JOB",        "ZERO_ISA",
-                                              "ZERO_POISON"};
+static const char *const other_variables[] = {"ZERO_RANK",         "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",
+                                              "ZERO_RENDEZVOUS",   "ZERO_JOB",        "ZERO_JOB_KEY",
+                                              "ZERO_JOB_KEY_FILE", "ZERO_ISA",        "ZERO_POISON"};
 
 union value {
     int64_t i;

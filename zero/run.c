@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 enum { EXIT_USAGE = 2, RANKS_MAX = 4096 };
@@ -28,11 +29,11 @@ static int usage_error(const char *fmt, ...)
 }
 
 /* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
- * first six are set anew. A name ending in _ stands for all that begin so. */
+ * first seven are set anew. A name ending in _ stands for all that begin so. */
 static const char *const launcher_variables[] = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ZERO_JOB",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ZERO_JOB", "ZERO_JOB_KEY",
     /* ours, stronger than RANK */
-    "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS",
+    "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
     /* torchrun's */
     "TORCHELASTIC_", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
     "ROLE_NAME",
@@ -55,7 +56,7 @@ static bool is_launchers(const char *entry)
 
 char **zr_run_environment(const struct zr_run_options *o, int rank, int port, const char *job)
 {
-    enum { N_NEW = 7, NEW_BYTES = 160 };
+    enum { N_NEW = 8, NEW_BYTES = 160 };
     size_t n = 0, k = 0;
     while (environ[n])
         n++;
@@ -79,6 +80,7 @@ char **zr_run_environment(const struct zr_run_options *o, int rank, int port, co
     ADD("MASTER_ADDR=127.0.0.1");
     ADD("MASTER_PORT=%d", port);
     ADD("ZERO_JOB=%s", job);
+    ADD("ZERO_JOB_KEY=%s", o->key);
     if (!getenv("OMP_NUM_THREADS")) {
         int each = (int)uv_available_parallelism() / o->n_ranks;
         ADD("OMP_NUM_THREADS=%d", each > 1 ? each : 1);
@@ -86,6 +88,17 @@ char **zr_run_environment(const struct zr_run_options *o, int rank, int port, co
 #undef ADD
     env[k] = NULL;
     return env;
+}
+
+/* 128 random bits as hex digits. Only the ranks' environment holds them: a command line is seen by all. */
+static bool make_key(char key[ZR_RUN_KEY_CHARS])
+{
+    unsigned char bytes[(ZR_RUN_KEY_CHARS - 1) / 2];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        return false;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(key + 2 * i, 3, "%02x", bytes[i]);
+    return true;
 }
 
 static bool parse_count(const char *text, int lo, int hi, int *out)
@@ -136,9 +149,9 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Starts N ranks of a program on this machine and waits for them.\v"
-    "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and ZERO_JOB in its environment, "
-    "and "
-    "OMP_NUM_THREADS, the number of cores divided by N, unless that is set already. Variables of other "
+    "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ZERO_JOB and ZERO_JOB_KEY "
+    "(a random key, by which the ranks know each other) in its environment, and OMP_NUM_THREADS, the number "
+    "of cores divided by N, unless that is set already. Variables of other "
     "launchers are "
     "removed.\n\n"
     "Output comes line by line with \"[rank] \" before it (lines above 1 MiB in pieces); a program whose "
@@ -175,6 +188,10 @@ int main(int argc, char **argv)
         return usage_error("how many ranks? -n N is missing");
     if (!o.argv)
         return usage_error("no program to run");
+    if (!make_key(o.key)) {
+        fprintf(stderr, "zero-run: no random bits for the job's key: %s\n", strerror(errno));
+        return 1;
+    }
     char *path = NULL;
     int code = zr_run_find(o.argv[0], &path);
     if (!code) {

@@ -14,12 +14,15 @@
 #include <stddef.h>
 #include <uv.h>
 
+enum { ZR_RUN_KEY_CHARS = 33 };
+
 struct zr_run_options {
     int n_ranks;
-    bool raw;         /* ranks write to our own descriptors */
-    int port;         /* MASTER_PORT; 0: a free one */
-    const char *path; /* of the program, found */
-    char **argv;      /* the program's, NULL-terminated */
+    bool raw;                   /* ranks write to our own descriptors */
+    int port;                   /* MASTER_PORT; 0: a free one */
+    const char *path;           /* of the program, found */
+    char **argv;                /* the program's, NULL-terminated */
+    char key[ZR_RUN_KEY_CHARS]; /* ZERO_JOB_KEY of the ranks, hex digits */
 };
 
 /* run_exec.c */

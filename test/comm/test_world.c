@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -14,6 +16,8 @@ static const char *const known[] = {"ZERO_RANK",
                                     "ZERO_LOCAL_RANK",
                                     "ZERO_RENDEZVOUS",
                                     "ZERO_JOB",
+                                    "ZERO_JOB_KEY",
+                                    "ZERO_JOB_KEY_FILE",
                                     "RANK",
                                     "WORLD_SIZE",
                                     "LOCAL_RANK",
@@ -21,6 +25,7 @@ static const char *const known[] = {"ZERO_RANK",
                                     "MASTER_PORT",
                                     "TORCHELASTIC_USE_AGENT_STORE",
                                     "TORCHELASTIC_RUN_ID",
+                                    "TORCHELASTIC_RESTART_COUNT",
                                     "OMPI_COMM_WORLD_RANK",
                                     "OMPI_COMM_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -36,7 +41,8 @@ static const char *const known[] = {"ZERO_RANK",
                                     "SLURM_LOCALID",
                                     "SLURM_CLUSTER_NAME",
                                     "SLURM_JOB_ID",
-                                    "SLURM_STEP_ID"};
+                                    "SLURM_STEP_ID",
+                                    "SLURM_RESTART_COUNT"};
 
 /* Makes the environment hold these and no other variable that is looked at: name, value, ..., NULL. */
 static void environment(const char *name, ...)
@@ -258,13 +264,89 @@ static void test_long_job(void **state)
     assert_int_equal(strlen(w.job), sizeof w.job - 1);
 }
 
+/* The key of a job: where it is found, and that no message shows it. */
+static void test_key(void **state)
+{
+    (void)state;
+    static const char hex[] = "00112233445566778899aAbBcCdDeEfF";
+    struct zr_world w;
+    environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.key.n_bytes, 0);
+    setenv("ZERO_JOB_KEY", hex, 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.key.n_bytes, 16);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(w.key.bytes[i], i * 17);
+    static const char *const bad[] = {"",
+                                      "secret",
+                                      "00112233445566778899aabbccddeef",
+                                      "00112233445566778899aabbccddeefg",
+                                      "0x112233445566778899aabbccddeeff",
+                                      " 0112233445566778899aabbccddeeff"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("ZERO_JOB_KEY", bad[i], 1);
+        refuse("ZERO_JOB_KEY has", "32 to 128 hex digits");
+        assert_true(!bad[i][0] || !strstr(zr_error_text(), bad[i]));
+    }
+    /* In a file of the user's own. */
+    char path[] = "zero-test-key-XXXXXX", text[64];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    setenv("ZERO_JOB_KEY_FILE", path, 1);
+    setenv("ZERO_JOB_KEY", hex, 1);
+    refuse("ZERO_JOB_KEY and ZERO_JOB_KEY_FILE are both set");
+    unsetenv("ZERO_JOB_KEY");
+    refuse("ZERO_JOB_KEY_FILE", path, "has 0 characters");
+    snprintf(text, sizeof text, "%s\n", hex);
+    assert_int_equal(write(fd, text, strlen(text)), (int)strlen(text));
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_true(w.key.n_bytes == 16 && w.key.bytes[15] == 0xff);
+    assert_int_equal(fchmod(fd, 0400), 0);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    static const mode_t open_to_others[] = {0640, 0604, 0620, 0644, 0700};
+    for (size_t i = 0; i < sizeof open_to_others / sizeof *open_to_others; i++) {
+        assert_int_equal(fchmod(fd, open_to_others[i]), 0);
+        snprintf(text, sizeof text, "mode %04o", (unsigned)open_to_others[i]);
+        refuse("ZERO_JOB_KEY_FILE", path, text, "chmod 600");
+    }
+    close(fd);
+    unlink(path);
+    refuse("ZERO_JOB_KEY_FILE", path, "No such file");
+    setenv("ZERO_JOB_KEY_FILE", "/", 1);
+    refuse("ZERO_JOB_KEY_FILE", "/ is not a file");
+    /* One rank needs none. */
+    setenv("WORLD_SIZE", "1", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    /* Two that are made differ. */
+    struct zr_job_key a, b;
+    assert_int_equal(zr_job_key_make(&a), 0);
+    assert_int_equal(zr_job_key_make(&b), 0);
+    assert_true(a.n_bytes == 16 && memcmp(a.bytes, b.bytes, 16) != 0);
+}
+
+static void test_attempt(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.attempt, 0);
+    setenv("TORCHELASTIC_RESTART_COUNT", "3", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.attempt, 3);
+    setenv("TORCHELASTIC_RESTART_COUNT", "x", 1);
+    refuse("TORCHELASTIC_RESTART_COUNT is \"x\"");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),    cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_zero),     cmocka_unit_test(test_torchrun),
         cmocka_unit_test(test_bad_text), cmocka_unit_test(test_mpi_and_slurm),
-        cmocka_unit_test(test_long_job),
+        cmocka_unit_test(test_long_job), cmocka_unit_test(test_key),
+        cmocka_unit_test(test_attempt),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

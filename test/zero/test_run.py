@@ -125,17 +125,34 @@ class Environment(unittest.TestCase):
         return {k: dict(line.split(' ', 1) for line in v) for k, v in ranks(r.stdout).items()}
 
     def test_rank_variables(self):
-        names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB']
+        names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB', 'ZERO_JOB_KEY']
         seen = self.see(3, names)
         self.assertEqual(sorted(seen), [0, 1, 2])
         for r in range(3):
             self.assertEqual((seen[r]['RANK'], seen[r]['LOCAL_RANK'], seen[r]['WORLD_SIZE']), (str(r), str(r), '3'))
             self.assertEqual(seen[r]['MASTER_ADDR'], '127.0.0.1')
             self.assertTrue(0 < int(seen[r]['MASTER_PORT']) < 65536)
-        for name in ('MASTER_PORT', 'ZERO_JOB'):
+        for name in ('MASTER_PORT', 'ZERO_JOB', 'ZERO_JOB_KEY'):
             self.assertEqual(len({seen[r][name] for r in range(3)}), 1)
         again = self.see(1, names)
         self.assertNotEqual(again[0]['ZERO_JOB'], seen[0]['ZERO_JOB'])
+        self.assertNotEqual(again[0]['ZERO_JOB_KEY'], seen[0]['ZERO_JOB_KEY'])
+
+    def test_key(self):
+        # 128 random bits, in the environment of ranks and nowhere that others can see. What was set outside is another job's.
+        outside = dict(os.environ, ZERO_JOB_KEY='f' * 32, ZERO_JOB_KEY_FILE='/nowhere')
+        seen = self.see(2, ['ZERO_JOB_KEY', 'ZERO_JOB_KEY_FILE'], outside)[1]
+        self.assertRegex(seen['ZERO_JOB_KEY'], '^[0-9a-f]{32}$')
+        self.assertNotEqual(seen['ZERO_JOB_KEY'], 'f' * 32)
+        self.assertEqual(seen['ZERO_JOB_KEY_FILE'], 'None')
+        lines = """
+import os
+own, parent = (open(f'/proc/{p}/cmdline', 'rb').read() for p in (os.getpid(), os.getppid()))
+key = os.environ['ZERO_JOB_KEY'].encode()
+print(key in own or key in parent, oct(os.stat('/proc/self/environ').st_mode)[-3:])
+"""
+        r = run('-n', 1, PYTHON, '-c', lines)
+        self.assertEqual((r.returncode, r.stdout), (0, '[0] False 400\n'))
 
     def test_given_port(self):
         self.assertEqual(self.see(1, ['MASTER_PORT'], None, '--port', 23456)[0]['MASTER_PORT'], '23456')
