@@ -10,9 +10,9 @@
  * a communicator whose abort does not come back in time is left behind, memory included, and the log says so.
  */
 #include "comm/nccl_comm.h"
+#include "kernels/thread_signals.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,12 +77,11 @@ static void cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&attr);
 }
 
-/* The program's signals are for its own threads. */
 static int start_thread(pthread_t *id, void *(*fn)(void *), void *arg)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    sigset_t mask, old;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
     int err = pthread_create(id, NULL, fn, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return err;

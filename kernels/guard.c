@@ -99,9 +99,10 @@ static void on_fault(int number, siginfo_t *info, void *context)
 {
     int kept = errno;
     char *at = info->si_addr;
+    bool sent = info->si_code <= 0; /* by kill() and its like, from anywhere: there is no address */
     bool ours = false;
     atomic_fetch_add(&guards.n_inside, 1);
-    for (int i = 0; i < MOST_GUARDS && !ours; i++) {
+    for (int i = 0; i < MOST_GUARDS && !ours && !sent; i++) {
         struct zr_guard *g = atomic_load(&guards.open[i]);
         ours = g && at >= g->base && at < g->base + g->bytes;
         if (ours)
@@ -112,12 +113,15 @@ static void on_fault(int number, siginfo_t *info, void *context)
     errno = kept;
     if (ours)
         return;
-    if (before.sa_flags & SA_SIGINFO)
+    if (before.sa_flags & SA_SIGINFO) {
         before.sa_sigaction(number, info, context);
-    else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
-    else
+    } else if (before.sa_handler == SIG_DFL || !sent) {
         sigaction(number, &before, NULL); /* the same instruction faults again, and meets it */
+        if (sent)
+            raise(number); /* blocked while we are here: delivered on return */
+    }
 }
 
 static void wait_for_handlers(void)

@@ -1,8 +1,8 @@
 /* host_stream.c: streams and events of the host device. host_device.h says how they fit together. */
 #include "kernels/host_device.h"
+#include "kernels/thread_signals.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,10 +176,9 @@ int zr_host_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
         return ZR_ERR_NOMEM;
     snprintf(s->name, sizeof s->name, "%s", name ? name : "zero-stream");
     atomic_store(&s->stop, false);
-    /* The program's signals are for its own threads. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    sigset_t mask, old;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
     int err = zr_host_refuses(dev, 0) ? EAGAIN : pthread_create(&s->thread, NULL, stream_main, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (err) {

@@ -1,8 +1,8 @@
 /* loop.c: see loop.h. */
 #include "shard/loop.h"
+#include "kernels/thread_signals.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -159,14 +159,9 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
-    /* A write to a rank that died must be an error, not the end of this process; and the program's signals
-     * are for its own threads. */
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL,
-                                 SIGTRAP, SIGSYS}; /* of this thread: the program may watch for them */
+    /* SIGPIPE is blocked too: a write to a rank that died must be an error, not the end of this process. */
     sigset_t mask;
-    sigfillset(&mask);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-        sigdelset(&mask, faults[i]);
+    zr_thread_signals(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
     pthread_setname_np(pthread_self(), "zero-loop");
     uv_run(&l->uv, UV_RUN_DEFAULT);

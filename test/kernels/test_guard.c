@@ -209,6 +209,49 @@ static void test_default(void **state)
     assert_int_equal(WTERMSIG(status), SIGSEGV);
 }
 
+static void count(int number)
+{
+    (void)number;
+    n_mine++;
+}
+
+/* A signal that was sent is not a touch: it meets what was there before the guard, the first time. */
+static void test_sent(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        struct zr_guard *g;
+        if (zr_guard_open(wanted, N, &g))
+            _exit(2);
+        kill(getpid(), SIGSEGV);
+        _exit(3);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGSEGV);
+
+    void (*const before[])(int) = {count, SIG_IGN};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction a = {.sa_handler = before[i]}, old;
+        sigaction(SIGSEGV, &a, &old);
+        struct zr_guard *g = open_guard();
+        struct zr_guard_touch t;
+        n_mine = 0;
+        for (int k = 1; k < 3; k++) {
+            raise(SIGSEGV);
+            assert_int_equal(n_mine, before[i] == count ? k : 0);
+        }
+        assert_false(zr_guard_touched(g, &t));
+        *(volatile char *)zr_guard_at(g, 3) = 1; /* the guard's handler is still there */
+        expect_touch(g, 3, 0, ZR_GUARD_CLOSED, 1);
+        zr_guard_close(g);
+        sigaction(SIGSEGV, &old, NULL);
+    }
+}
+
 static void test_most(void **state)
 {
     (void)state;
@@ -234,6 +277,7 @@ int main(void)
         cmocka_unit_test(test_others),
         cmocka_unit_test(test_others_close),
         cmocka_unit_test(test_default),
+        cmocka_unit_test(test_sent),
         cmocka_unit_test(test_most),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * nccl_stand_in_run.c. */
 #include "test/stand_in/nccl_stand_in_inside.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -331,7 +332,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
 {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
     pthread_mutex_lock(&nsi.lock);
+    if (sigismember(&blocked, SIGSEGV))
+        stand_in_misuse("ncclCommGetAsyncError: rank %d's thread blocks SIGSEGV: no handler would hear of a "
+                        "crash in NCCL",
+                        comm->rank);
     if (!comm->alive)
         stand_in_misuse("ncclCommGetAsyncError: the communicator of rank %d is gone", comm->rank);
     *asyncError = comm->async;

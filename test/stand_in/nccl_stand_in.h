@@ -9,8 +9,9 @@
  * window of memory that NCCL did not allocate or of other sizes or offsets on other ranks, memory freed while
  * registered, a group not ended, two threads of a rank inside at once, an order of communicators that differs
  * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed, what releases
- * of that version are known to do wrong (copy engines of two ranks; symmetric collectives in one group). What
- * differs between ranks (kind, count, type, root) is misuse and waits for ever, as the real thing may. */
+ * of that version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a
+ * look for errors by a thread that blocks SIGSEGV. What differs between ranks (kind, count, type, root) is
+ * misuse and waits for ever, as the real thing may. */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
 

@@ -256,6 +256,51 @@ static void test_faults_of_the_model(void **state)
             }
 }
 
+/* ---- an update that does not ---- */
+
+/* It runs on a thread of the library's. */
+static int update_that_reads(void *arg, const struct zero_update *u)
+{
+    struct toy *m = arg;
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] -= u->lr * u->grad[i] * ((volatile float *)m->param[0])[3];
+    return 0;
+}
+
+static void reading_rank(struct toy_rank *r)
+{
+    const struct faulty *f = r->arg;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, f->stage);
+    cfg.check = 1;
+    cfg.update = update_that_reads;
+    cfg.update_arg = &m;
+    struct zero_ctx *z = NULL;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (!err)
+        err = train(&m, z, r, 1);
+    toy_note(r, err);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void test_update_that_reads(void **state)
+{
+    (void)state;
+    const char *text = "it reads tensor embedding (unit 0, element 3) outside its bracket";
+    for (int stage = 2; stage < 4; stage++)
+        for (int world = 1; world < 3; world++) {
+            struct faulty f = {.stage = stage};
+            struct toy_rank ranks[MOST_TOY_RANKS];
+            toy_ranks(world, reading_rank, &f, ranks);
+            for (int i = 0; i < world; i++)
+                if (ranks[i].err != ZERO_ERR_ORDER || !strstr(ranks[i].text, text))
+                    fail_msg("stage %d, world %d, rank %d: %d \"%s\"", stage, world, i, ranks[i].err,
+                             ranks[i].text);
+        }
+}
+
 /* ---- a schedule with a wait missing ---- */
 
 /* What compute does is known to the loop by the job that follows, where the model's thread computes: so of
@@ -350,6 +395,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sound_models),
         cmocka_unit_test(test_faults_of_the_model),
+        cmocka_unit_test(test_update_that_reads),
         cmocka_unit_test(test_missing_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
