@@ -85,9 +85,7 @@ static int told(int err)
 static void log_line(void *arg, const char *line)
 {
     const struct run *r = arg;
-    if (r->o->log || strstr(line, "skipped")) { /* a checkpoint passed over has to be seen */
-        fprintf(stderr, "zero-bench train: rank %d: %s\n", r->rank, line);
-    }
+    fprintf(stderr, "zero-bench train: rank %d: %s\n", r->rank, line);
 }
 
 static float or_true_zero(double x) /* in struct zero_config 0 means the default */
@@ -114,7 +112,7 @@ static int wrap(struct run *r)
     cfg.save_keep = (int32_t)o->keep;
     cfg.device = o->device;
     cfg.stream = r->place.dev->ops->stream_native(r->place.stream);
-    cfg.log = o->log || o->load ? log_line : NULL;
+    cfg.log = o->log ? log_line : NULL;
     cfg.log_arg = r;
     int32_t layers = (int32_t)o->model.config.layers;
     struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);

@@ -130,8 +130,7 @@ struct zr_nccl_options {
                             the program may use it only between calls of ours, never from another thread
                             meanwhile */
     const char *library; /* NULL: libnccl.so.2; else a path */
-    void (*log)(void *arg, const char *text); /* may be NULL; also called by a thread of the communicators */
-    void *log_arg;
+    struct zr_log *log;  /* may be NULL; written by a thread of the communicators, too */
 };
 
 /* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256.

@@ -179,13 +179,13 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
              plain    ? plain
              : engine ? "symmetric windows, copy engine"
                       : "symmetric windows");
-    zr_nccl_log(p, "nccl %s: %s", m->name, m->path);
+    zr_info(p->opt.log, "nccl %s: %s", m->name, m->path);
     const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->world);
     if (f && can_register(&p->api))
-        zr_nccl_log(p, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
-                    f->source);
+        zr_info(p->opt.log, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
+                f->source);
     if (plain && m == &p->gather && p->opt.copy_engine > 0)
-        zr_nccl_log(p, "nccl gather: no copy engine without symmetric windows");
+        zr_warn(p->opt.log, "nccl gather: no copy engine without symmetric windows");
     return 0;
 }
 

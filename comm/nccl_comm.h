@@ -230,8 +230,6 @@ int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclRes
 
 /* ---- nccl_open.c ---- */
 void zr_nccl_close(struct zr_comm *c);
-/* A line for the user's log, if there is one. */
-void zr_nccl_log(const struct zr_nccl_pair *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* "2.28.9" */
 void zr_nccl_version_text(int v, char *text, size_t n_text);
 

@@ -6,18 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void zr_nccl_log(const struct zr_nccl_pair *p, const char *fmt, ...)
-{
-    char text[512];
-    va_list ap;
-    if (!p->opt.log)
-        return;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    p->opt.log(p->opt.log_arg, text);
-}
-
 void zr_nccl_version_text(int v, char *text, size_t n_text)
 {
     snprintf(text, n_text, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
@@ -100,12 +88,13 @@ static void mind_faults(struct zr_nccl_pair *p, const char *version)
     if (!f || p->opt.copy_engine < 0)
         return;
     if (p->opt.copy_engine > 0) {
-        zr_nccl_log(p, "warning: copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it",
-                    version, f->what, f->source);
+        zr_warn(p->opt.log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it", version,
+                f->what, f->source);
         return;
     }
     p->opt.copy_engine = -1;
-    zr_nccl_log(p, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what, f->source);
+    zr_info(p->opt.log, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what,
+            f->source);
 }
 
 /* What this rank can find out alone. */
@@ -263,8 +252,9 @@ void zr_nccl_close(struct zr_comm *c)
     if (well)
         zr_nccl_free_arena(m);
     else
-        zr_nccl_log(
-            p, "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
+        zr_warn(
+            p->opt.log,
+            "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
             m->name);
     pthread_mutex_lock(&p->lock);
     m->comm = NULL;

@@ -182,12 +182,6 @@ int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res,
                    more && *more ? ": " : "", more ? more : "");
 }
 
-static void say(const struct zr_nccl_pair *p, const char *text)
-{
-    if (p->opt.log)
-        p->opt.log(p->opt.log_arg, text);
-}
-
 static void reap(struct zr_nccl *m);
 
 /* With the lock held. */
@@ -384,16 +378,13 @@ static void abort_due(struct zr_nccl_pair *p)
     for (int i = 0; i < 2; i++) {
         if (!both[i])
             continue;
-        char text[192];
         p->stuck |= late[i];
         both[i]->abort_ended = true;
-        snprintf(text, sizeof text,
-                 "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
-                 "stream may "
-                 "never end; this process should exit",
-                 both[i]->name);
         if (late[i])
-            say(p, text);
+            zr_warn(p->opt.log,
+                    "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
+                    "stream may never end; this process should exit",
+                    both[i]->name);
     }
     pthread_cond_broadcast(&p->wake);
 }

@@ -14,6 +14,7 @@
 #define ZR_KERNELS_DEVICE_H
 
 #include "kernels/error.h"
+#include "kernels/log.h"
 
 #include <stdbool.h>
 #include <stdint.h>

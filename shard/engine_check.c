@@ -28,16 +28,12 @@ struct zr_watch {
     int32_t unit;
     uint32_t step; /* of the last call */
     bool said_stopped, said_fault;
-    void (*log)(void *arg, const char *line);
-    void *log_arg;
+    struct zr_log *log;
 };
 
 static void say(const struct zr_watch *w, const char *text)
 {
-    char line[ZR_ERROR_BYTES + 16];
-    snprintf(line, sizeof line, "check: %s", text);
-    if (w->log)
-        w->log(w->log_arg, line);
+    zr_warn(w->log, "check: %s", text);
 }
 
 /* ---- opening ---- */
@@ -101,7 +97,6 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
     w->phase = "";
     w->unit = -1;
     w->log = e->opt.log;
-    w->log_arg = e->opt.log_arg;
     w->told = calloc((size_t)e->layout->n_units, sizeof *w->told);
     int err = w->told ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
     if (!err && !e->plan->grad_resident && e->dev->ops->compute_on_caller)

@@ -68,9 +68,9 @@ struct zr_options {
 
     int64_t timeout_ms; /* for peers, in every operation; > 0 */
 
-    void (*log)(void *arg, const char *line); /* NULL: no log. A line has no newline; any thread */
-    void *log_arg;
-    bool trace; /* keep a timeline */
+    struct zr_log *log; /* NULL: nobody listens. Of whoever made these options; lives as long as what is
+                           opened with them */
+    bool trace;         /* keep a timeline */
 
     bool save_async; /* reserve memory for a snapshot, and write checkpoints from it while training goes on */
     int save_keep;   /* checkpoints kept in a folder; 0: all */

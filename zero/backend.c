@@ -50,11 +50,6 @@ int zr_backend_open_device(struct zero_ctx *z)
                               : zr_host_device_open(&z->device);
 }
 
-static void nccl_says(void *arg, const char *text)
-{
-    zr_say(arg, "%s", text);
-}
-
 static int open_nccl(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
@@ -64,8 +59,7 @@ static int open_nccl(struct zero_ctx *z)
                                          .reserve_bytes = o->scratch_bytes,
                                          .copy_engine = copy_engine < 0 ? -1 : copy_engine,
                                          .lent = z->config.user.nccl_comm,
-                                         .log = nccl_says,
-                                         .log_arg = z};
+                                         .log = o->log};
     int err = zr_nccl_open(z->rendezvous, z->device, &nccl, &z->gather, &z->reduce);
     z->nccl = err ? NULL : z->gather;
     return err;

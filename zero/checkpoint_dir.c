@@ -238,9 +238,9 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
 }
 
 int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
-                         zr_say_fn say, void *arg)
+                         struct zr_log *log)
 {
-    char path[ZR_PATH_BYTES], *text, line[ZR_ERROR_BYTES + 64];
+    char path[ZR_PATH_BYTES], *text;
     struct list l;
     struct zr_manifest m;
     int64_t n;
@@ -259,8 +259,7 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
         zr_fail(err, "%s: not a checkpoint: there is no such folder", root);
     for (size_t i = 0; !err && !found && i < l.n; i++) {
         if (l.names[i].hidden) {
-            snprintf(line, sizeof line, "%s/%s was never finished: skipped", root, l.names[i].text);
-            say(arg, line);
+            zr_warn(log, "%s/%s was never finished: skipped", root, l.names[i].text);
             continue;
         }
         err = zr_path_join(path, root, l.names[i].text);
@@ -278,8 +277,7 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
             zr_manifest_free(&m);
             memcpy(name, l.names[i].text, sizeof l.names[i].text);
         } else {
-            snprintf(line, sizeof line, "skipped: %s", zr_error_text());
-            say(arg, line);
+            zr_warn(log, "skipped: %s", zr_error_text());
         }
     }
     if (!err && !found)

@@ -7,13 +7,11 @@
 #ifndef ZR_ZERO_CHECKPOINT_DIR_H
 #define ZR_ZERO_CHECKPOINT_DIR_H
 
+#include "kernels/log.h"
 #include "zero/files.h"
 #include "zero/manifest.h"
 
 #define ZR_CHECKPOINT_NAME_BYTES 64
-
-/* For log lines. */
-typedef void (*zr_say_fn)(void *arg, const char *line);
 
 /* Makes root if it is missing (one level) and in it the folder .NAME for a checkpoint of step t; name is what
  * it will be called. Blocking; ZR_ERR_IO. */
@@ -31,8 +29,8 @@ int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char 
  * broken: set when it is no checkpoint, and not just could not be read. */
 int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *broken, struct zr_manifest *out);
 /* The name of the latest checkpoint in root, "" when root itself is one. Unfinished or damaged ones that are
- * newer are skipped and told. ZR_ERR_IO when there is none. */
+ * newer are skipped, with a warning. ZR_ERR_IO when there is none. */
 int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
-                         zr_say_fn say, void *arg);
+                         struct zr_log *log);
 
 #endif

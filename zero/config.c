@@ -151,8 +151,6 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .deterministic = c->deterministic >= 0, /* see zr_backend_choose */
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms ? c->timeout_ms : 30000,
-        .log = c->log,
-        .log_arg = c->log_arg,
         .trace = c->trace,
         .save_async = c->save_async,
         .save_keep = c->save_keep,
@@ -188,10 +186,15 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
     memcpy(&c.user, user, user->size);
     c.user.size = sizeof c.user;
 
-    if ((err = zr_config_apply_env(&c.user)) || (err = zr_config_check_fields(&c.user)) ||
-        (err = check_together(&c.user)) || (err = resolve_order(c.user.order, c.user.n_order, &c.order)))
+    if ((err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
+    if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
+        (err = check_together(&c.user)) || (err = resolve_order(c.user.order, c.user.n_order, &c.order))) {
+        zr_log_close(c.log);
+        return err;
+    }
     c.options = resolve_fields(&c.user);
+    c.options.log = c.log;
     c.options.order = c.order;
     c.options.n_order = c.user.n_order;
     *out = c;
@@ -203,6 +206,8 @@ void zr_config_release(struct zr_config *config)
     if (!config)
         return;
     free(config->order);
+    zr_log_close(config->log);
+    config->log = config->options.log = NULL;
     config->order = NULL;
     config->options.order = NULL;
     config->options.n_order = 0;

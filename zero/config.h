@@ -21,6 +21,7 @@ struct zr_config {
         options; /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors'
                     names puts an adapter to user.update there (user.update set: optimizer 0) */
     struct zr_call *order; /* what options.order points to; NULL: none */
+    struct zr_log *log;    /* options.log: to cfg.log, and where ZERO_LOG says */
 };
 
 /* Fills *out from the program's configuration and the environment and checks every field. Talks to nobody. On
@@ -36,9 +37,9 @@ void zr_config_release(struct zr_config *config);
 /* Is size what ZERO_CONFIG_INIT of some version up to this library's wrote? */
 int zr_config_check_size(size_t size);
 
-/* Applies the ZERO_* variables of the fields marked + in zero.h; empty ones count as unset. A variable near
- * to a known one is mentioned in cfg->log. */
-int zr_config_apply_env(struct zero_config *cfg);
+/* Applies the ZERO_* variables of the fields marked + in zero.h; empty ones count as unset. A ZERO_
+ * variable that nothing reads is warned of. */
+int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log);
 
 /* Every field by itself against its range. */
 int zr_config_check_fields(const struct zero_config *cfg);

@@ -148,9 +148,9 @@ static const struct field fields[] = {
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
 /* Variables that other parts read; never a misspelt field. */
-static const char *const other_variables[] = {"ZERO_RANK",         "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",
-                                              "ZERO_RENDEZVOUS",   "ZERO_JOB",        "ZERO_JOB_KEY",
-                                              "ZERO_JOB_KEY_FILE", "ZERO_ISA",        "ZERO_POISON"};
+static const char *const other_variables[] = {
+    "ZERO_RANK",    "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
+    "ZERO_JOB_KEY", "ZERO_JOB_KEY_FILE", "ZERO_ISA",        "ZERO_POISON",     "ZERO_LOG"};
 
 union value {
     int64_t i;
@@ -409,13 +409,12 @@ static void variable_name(const struct field *f, char *out, size_t out_bytes)
         *p = (char)toupper((unsigned char)*p);
 }
 
-/* A variable that is nobody's but nearly a field's is most likely a misspelling, and would be ignored in
- * silence. */
-static void mention_misspelt(const struct zero_config *cfg)
+/* A variable that is nobody's is most likely a misspelling, and would be ignored in silence. */
+static void warn_of_unknown(struct zr_log *log)
 {
-    for (char **e = environ; cfg->log && e && *e; e++) {
+    for (char **e = environ; e && *e; e++) {
         size_t n = strcspn(*e, "=");
-        char name[64], known[64], line[192];
+        char name[64], known[64];
         if (strncmp(*e, "ZERO_", 5) != 0 || n <= 5 || n >= sizeof name)
             continue;
         memcpy(name, *e, n);
@@ -425,17 +424,17 @@ static void mention_misspelt(const struct zero_config *cfg)
             foreign |= !strcmp(name, other_variables[i]);
         int d;
         const struct field *f = nearest(name + 5, true, &d);
-        if (foreign || d > 2)
-            continue;
         variable_name(f, known, sizeof known);
-        if (!strcmp(name, known))
+        if (foreign || !strcmp(name, known))
             continue;
-        snprintf(line, sizeof line, "%s is not known and was ignored; did you mean %s?", name, known);
-        cfg->log(cfg->log_arg, line);
+        if (d <= 2)
+            zr_warn(log, "%s is not known and was ignored; did you mean %s?", name, known);
+        else
+            zr_warn(log, "%s is not known and was ignored; the nearest is %s", name, known);
     }
 }
 
-int zr_config_apply_env(struct zero_config *cfg)
+int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log)
 {
     for (size_t i = 0; i < N_FIELDS; i++) {
         if (fields[i].where != TEXT_AND_ENV)
@@ -447,6 +446,6 @@ int zr_config_apply_env(struct zero_config *cfg)
         if (err)
             return err;
     }
-    mention_misspelt(cfg);
+    warn_of_unknown(log);
     return 0;
 }

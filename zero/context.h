@@ -55,9 +55,6 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 /* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
-/* log.c: a line to cfg.log, if there is one. Any thread. */
-void zr_say(const struct zero_ctx *z, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
 /* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
  * this rank's. Returns the save's failure. */
 int zr_save_end(struct zero_ctx *z);

@@ -351,17 +351,12 @@ struct choice {
     char text[ZR_EXCHANGE_BYTES - 4 - ZR_CHECKPOINT_NAME_BYTES];
 };
 
-static void say_line(void *arg, const char *line)
-{
-    zr_say(arg, "%s", line);
-}
-
 /* Rank 0 looks, all take what it found. */
 static int choose(struct zero_ctx *z, const char *path, struct loading *l)
 {
     struct choice mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
-        mine.err = zr_checkpoint_latest(z->files, path, mine.name, say_line, z);
+        mine.err = zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log);
     if (mine.err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
@@ -417,8 +412,8 @@ static int apply(struct loading *l)
     z->n_user_data = m->n_user;
     m->user = NULL;
     if (z->world.rank == 0)
-        zr_say(z, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder, (long long)m->t, m->stage,
-               m->world);
+        zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
+                (long long)m->t, m->stage, m->world);
     return 0;
 }
 

@@ -178,9 +178,9 @@ static void run(void *arg)
         return;
     err = commit(s);
     if (!err) {
-        zr_say(z, "saved %s/%s", s->root, s->name);
+        zr_info(z->config.options.log, "saved %s/%s", s->root, s->name);
         if (zr_checkpoint_prune(z->files, s->root, s->name, z->config.options.save_keep))
-            zr_say(z, "old checkpoints could not be removed: %s", zr_error_text());
+            zr_warn(z->config.options.log, "old checkpoints could not be removed: %s", zr_error_text());
     }
     set_state(s, COMMITTED, err);
 }
@@ -385,7 +385,8 @@ int zr_save_end(struct zero_ctx *z)
         err = s->err;
         snprintf(text, sizeof text, "%s", s->text);
         if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
-            zr_say(z, "what a failed save left could not be removed: %s", zr_error_text());
+            zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
+                    zr_error_text());
     }
     free_save(s);
     return err ? zr_fail(err, "%s", text) : 0;
@@ -448,7 +449,8 @@ int zero_save(zero_ctx *z, const char *dir)
         char text[ZR_ERROR_BYTES];
         snprintf(text, sizeof text, "%s", zr_error_text());
         if (s && z->world.rank == 0 && zr_folder_remove(z->files, s->folder, NULL))
-            zr_say(z, "what a failed save left could not be removed: %s", zr_error_text());
+            zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
+                    zr_error_text());
         if (s)
             free_save(s);
         return zr_fail(err, "zero_save: %s", text);

@@ -188,7 +188,9 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         err = find_world(&z->config.user, &z->world);
         if (err)
             return err;
-        zr_say(z, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
+        zr_log_set_rank(z->config.log, z->world.rank);
+        zr_info(z->config.options.log, "rank %d of %d, found in: %s", z->world.rank, z->world.world,
+                z->world.source);
         err = prepare(z, tensors, n_tensors, &backend);
     }
     if (err && z->world.world == 1)
@@ -229,9 +231,9 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         return err;
     }
     zr_engine_point(&z->engine);
-    zr_say(z, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
-           z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
-           (long long)z->layout->n_params);
+    zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
+            z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
+            (long long)z->layout->n_params);
     *out = z;
     return 0;
 }

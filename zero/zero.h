@@ -25,7 +25,8 @@
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. The library has no global state (but for the handler of a
- * signal while cfg.check is on), prints nothing, never exits. */
+ * signal while cfg.check is on), never exits, and prints only warnings that no cfg.log receives (see there).
+ */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
 
@@ -166,9 +167,11 @@ struct zero_config {
                  Only a hint that saves the first step's prefetch and sizes the slots */
     int32_t n_order;
 
-    zero_stream stream; /* the model's compute stream on a GPU; NULL on the host */
-    void (*log)(void *arg,
-                const char *line); /* a line without newline; may be called from the library's thread */
+    zero_stream stream;                       /* the model's compute stream on a GPU; NULL on the host */
+    void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's
+                                      threads. NULL: warnings go to the standard error, each once.
+                                      ZERO_LOG=stderr or a file in the environment takes every line as well,
+                                      ZERO_LOG=off keeps warnings from the standard error */
     void *log_arg;
     int32_t trace;     /* + 1: keep a timeline for zero_trace_write; default 0 */
     int32_t reserved0; /* 0 */

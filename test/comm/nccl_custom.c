@@ -13,9 +13,12 @@
 
 int expected_misuse;
 
+static void keep_log(void *arg, const char *text);
+
 int nccl_test_start(void **state)
 {
     (void)state;
+    assert_int_equal(zr_log_open(keep_log, NULL, NULL, &custom.to_log), 0);
     stand_in_the_machine()->n_devices = STAND_IN_MOST_DEVICES;
     expected_misuse = 0;
     return 0;
@@ -26,6 +29,8 @@ int nccl_test_finish(void **state)
     const char *text;
     (void)state;
     nccl_stand_in_end();
+    zr_log_close(custom.to_log);
+    custom.to_log = NULL;
     int n = stand_in_end(&text);
     if (expected_misuse >= 0 && n != expected_misuse)
         print_error("%d misuses, expected %d: %s\n", n, expected_misuse, text);
@@ -63,7 +68,7 @@ static int open_custom(struct office *o, int n, int64_t timeout_ms)
     struct zr_nccl_options opt =
         nccl_office_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
     opt.copy_engine = custom.copy_engine;
-    opt.log = keep_log;
+    opt.log = custom.to_log;
     if (custom.change)
         custom.change(&opt, zr_rendezvous_rank(o->rdv));
     return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);

@@ -21,6 +21,7 @@ extern struct nccl_custom {
     int64_t timeout_ms;
     void (*change)(struct zr_nccl_options *opt, int rank);
     pthread_mutex_t lock;
+    struct zr_log *to_log; /* what log receives */
     char log[8192];
 } custom;
 

@@ -1,0 +1,145 @@
+/* log.c: see log.h. */
+#include "kernels/log.h"
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Of the warnings given out; later ones replace the oldest. */
+enum { REMEMBERED = 64 };
+
+struct zr_log {
+    void (*fn)(void *arg, const char *line);
+    void *fn_arg;
+    int fd;      /* of ZERO_LOG, or -1 */
+    bool is_off; /* ZERO_LOG=off */
+    int rank;    /* -1: not known yet */
+    pthread_mutex_t lock;
+    uint64_t given[REMEMBERED];
+    unsigned n_given;
+};
+
+int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const char *where, struct zr_log **out)
+{
+    struct zr_log *log = calloc(1, sizeof *log);
+    *out = NULL;
+    if (!log)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a log");
+    *log = (struct zr_log){.fn = fn, .fn_arg = fn_arg, .fd = -1, .rank = -1};
+    where = where ? where : "";
+    if (!strcmp(where, "off"))
+        log->is_off = true;
+    else if (!strcmp(where, "stderr"))
+        log->fd = STDERR_FILENO;
+    else if (*where && (log->fd = open(where, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) < 0) {
+        int err = zr_fail(ZR_ERR_ARG,
+                          "ZERO_LOG is \"%s\", a file that cannot be opened: %s; allowed: off, stderr, "
+                          "or a file that can be written",
+                          where, strerror(errno));
+        free(log);
+        return err;
+    }
+    if (pthread_mutex_init(&log->lock, NULL)) {
+        zr_log_close(log);
+        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+    }
+    *out = log;
+    return 0;
+}
+
+void zr_log_close(struct zr_log *log)
+{
+    if (!log)
+        return;
+    if (log->fd > STDERR_FILENO)
+        close(log->fd);
+    pthread_mutex_destroy(&log->lock);
+    free(log);
+}
+
+void zr_log_set_rank(struct zr_log *log, int rank)
+{
+    if (log)
+        log->rank = rank;
+}
+
+/* One write for one line: lines of several ranks in one file stay whole. */
+static void write_line(const struct zr_log *log, int fd, const char *line)
+{
+    char text[ZR_LOG_BYTES + 32];
+    int n = log->rank < 0 ? snprintf(text, sizeof text, "libzero: %s\n", line)
+                          : snprintf(text, sizeof text, "libzero: rank %d: %s\n", log->rank, line);
+    for (ssize_t at = 0, done; at < n; at += done) {
+        done = write(fd, text + at, (size_t)(n - at));
+        if (done < 0 && errno == EINTR)
+            done = 0;
+        else if (done <= 0)
+            return;
+    }
+}
+
+static void give_out(const struct zr_log *log, bool is_warning, const char *line)
+{
+    if (log->fn)
+        log->fn(log->fn_arg, line);
+    if (log->fd >= 0)
+        write_line(log, log->fd, line);
+    else if (is_warning && !log->fn && !log->is_off)
+        write_line(log, STDERR_FILENO, line);
+}
+
+void zr_info(struct zr_log *log, const char *fmt, ...)
+{
+    char line[ZR_LOG_BYTES];
+    va_list ap;
+    if (!log || (!log->fn && log->fd < 0))
+        return;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    give_out(log, false, line);
+}
+
+/* FNV-1a. */
+static uint64_t hash_of(const char *text)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *text; text++)
+        h = (h ^ (unsigned char)*text) * 0x100000001b3u;
+    return h;
+}
+
+static bool is_new(struct zr_log *log, const char *line)
+{
+    uint64_t hash = hash_of(line);
+    bool found = false;
+    pthread_mutex_lock(&log->lock);
+    for (unsigned i = 0; i < REMEMBERED && i < log->n_given; i++)
+        found |= log->given[i] == hash;
+    if (!found)
+        log->given[log->n_given++ % REMEMBERED] = hash;
+    pthread_mutex_unlock(&log->lock);
+    return !found;
+}
+
+void zr_warn(struct zr_log *log, const char *fmt, ...)
+{
+    static const char before[] = "warning: ";
+    char line[ZR_LOG_BYTES];
+    va_list ap;
+    if (!log)
+        return;
+    memcpy(line, before, sizeof before);
+    va_start(ap, fmt);
+    vsnprintf(line + sizeof before - 1, sizeof line - (sizeof before - 1), fmt, ap);
+    va_end(ap);
+    if (is_new(log, line))
+        give_out(log, true, line);
+}
