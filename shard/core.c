@@ -14,16 +14,21 @@ struct zr_core {
         reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
     int64_t second; /* bytes of the largest slot but that one */
 
-    int32_t n_open;    /* brackets */
-    int32_t n_micro;   /* zero_micro calls since the step */
-    bool any_backward; /* a backward bracket ended since the step */
-    uint64_t clock;    /* counts grants and releases of gradient slots: the oldest release is reused first */
+    int32_t n_open;       /* brackets */
+    int32_t n_open_bwd;   /* of them in backward */
+    int32_t last_reduced; /* resident gradients are being reduced since they were last returned, this unit's
+                             last; -1: none are */
+    int32_t n_micro;      /* zero_micro calls since the step */
+    bool any_backward;    /* a backward bracket ended since the step */
+    uint64_t clock; /* counts grants and releases of gradient slots: the oldest release is reused first */
     uint64_t hash;
     struct zr_core_counts counts;
 
     /* The order being followed, and the calls of this step. */
     int32_t n_order, pos, n_rec, cap;
     bool restarted, rec_full; /* restarted: the model went back to its first call before any backward */
+    bool strayed, uneven; /* this step's calls left the order; the order's backward passes are not as many for
+                             every micro-batch */
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, total;
 };
@@ -35,7 +40,9 @@ struct unit {
     int32_t n_contrib; /* contributions reduced this step */
     int32_t n_bwd;     /* backward brackets ended this step */
     int32_t first_use; /* position in the order of its first begin, NEVER: none */
-    uint8_t depth;     /* sums in use */
+    int32_t n_order_bwd,
+        n_passed;  /* its backward passes in a micro-batch of the order; for mark_micro_batches */
+    uint8_t depth; /* sums in use */
     bool resident, trainable;
     bool open_fwd, open_bwd;
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
@@ -55,7 +62,8 @@ struct gslot {
     uint64_t released;
 };
 
-/* Position i of the order begins unit u: next[i] is the next begin of u, or NEVER. */
+/* Position i of the order begins unit u: next[i] is the next begin of u, or NEVER. It ends a bracket: next[i]
+ * is 1 if that ends a micro-batch, else 0. */
 
 static struct unit *units(const struct zr_core *c)
 {
@@ -123,9 +131,52 @@ int32_t zr_core_max_actions(const struct zr_core_spec *s)
     return 8 * s->n_units + 16;
 }
 
+/* Marks the calls of the order that end a micro-batch: no backward bracket is open any more, and every unit
+ * has had the same part of its backward passes of the step. */
+static void mark_micro_batches(struct zr_core *c)
+{
+    int32_t n_behind = 0, n_open = 0; /* units that lack passes of the micro-batch at hand; open brackets */
+    bool begun = false;
+    c->uneven = false;
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].n_order_bwd = units(c)[u].n_passed = 0;
+    for (int32_t i = 0; i < c->n_order; i++)
+        units(c)[order(c)[i].unit].n_order_bwd += order(c)[i].backward && order(c)[i].is_end;
+    for (int32_t u = 0; u < c->n_units; u++) {
+        struct unit *x = &units(c)[u];
+        if (!x->trainable)
+            x->n_order_bwd = 0;
+        c->uneven |= x->n_order_bwd % c->accum != 0;
+        x->n_order_bwd /= c->accum;
+        n_behind += x->n_order_bwd > 0;
+    }
+    const int32_t n_all = n_behind;
+    for (int32_t i = 0; i < c->n_order; i++) {
+        const struct zr_call *call = &order(c)[i];
+        struct unit *x = &units(c)[call->unit];
+        if (call->backward)
+            n_open += call->is_end ? -1 : 1;
+        if (!call->is_end)
+            continue;
+        if (call->backward && x->n_order_bwd > 0) {
+            begun = true;
+            n_behind -= ++x->n_passed == x->n_order_bwd;
+            c->uneven |= x->n_passed > x->n_order_bwd;
+        }
+        next_begin(c)[i] = begun && n_behind == 0 && n_open == 0;
+        if (!next_begin(c)[i])
+            continue;
+        begun = false;
+        n_behind = n_all;
+        for (int32_t u = 0; u < c->n_units; u++)
+            units(c)[u].n_passed = 0;
+    }
+}
+
 /* Derives next_begin and first_use from the order. */
 static void index_order(struct zr_core *c)
 {
+    mark_micro_batches(c);
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].first_use = NEVER;
     for (int32_t i = c->n_order; i-- > 0;) {
@@ -153,6 +204,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->n_sums = s->n_sums;
     c->grad_resident = s->grad_resident;
     c->reduce_each = s->reduce_each;
+    c->last_reduced = -1;
     for (int32_t u = 0; u < c->n_units; u++) {
         const struct zr_core_unit_spec *from = &s->units[u];
         struct unit *to = &units(c)[u];
@@ -245,6 +297,7 @@ static void follow(struct zr_core *c, const struct zr_call *call)
         return;
     }
     c->counts.n_strays++;
+    c->strayed = true;
     /* A call further on means that some were left out; one before, that the model went back. */
     for (int32_t i = c->pos; i < c->n_order; i++) {
         if (same_call(call, &order(c)[i])) {
@@ -387,6 +440,21 @@ static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
     out[(*n)++] = a;
 }
 
+/* Resident gradients that are being reduced become the model's again. */
+static void return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->last_reduced < 0)
+        return;
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_RETURN_GRADS, .unit = c->last_reduced, .slot = -1};
+    c->last_reduced = -1;
+}
+
+/* The calls of this step do not tell where a micro-batch ends. */
+static bool is_lost(const struct zr_core *c)
+{
+    return c->strayed || c->uneven;
+}
+
 /* ---- the calls ---- */
 
 static const char *phase_name(int backward)
@@ -424,12 +492,15 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     }
 
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward});
+    if (!ev->backward && !c->n_open_bwd && is_lost(c)) /* the micro-batch before ended early */
+        return_grads(c, out, n);
     if (!u->resident && u->pslot < 0)
         emit_gather(c, ev->unit, pslot, out, n);
     if (!u->resident)
         pslots(c)[pslot].pins++;
     *open = true;
     c->n_open++;
+    c->n_open_bwd += ev->backward;
     out[(*n)++] = (struct zr_action){.kind = ZR_ACT_USE_PARAM, .unit = ev->unit, .slot = pslot};
     if (ev->backward)
         u->used_bwd = true;
@@ -444,8 +515,8 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
             gslots(c)[gslot].unit = ev->unit;
             u->gslot = gslot;
         }
-        out[(*n)++] =
-            (struct zr_action){.kind = ZR_ACT_USE_GRAD, .unit = ev->unit, .slot = gslot, .fill = fill};
+        out[(*n)++] = (struct zr_action){
+            .kind = ZR_ACT_USE_GRAD, .unit = ev->unit, .slot = gslot, .fill = fill, .bracket = true};
     }
     prefetch(c, out, n);
     return 0;
@@ -461,6 +532,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
     *open = false;
     c->n_open--;
+    c->n_open_bwd -= ev->backward;
     if (!u->resident)
         pslots(c)[u->pslot].pins--;
     if (!u->open_fwd && !u->open_bwd)
@@ -469,18 +541,27 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
         c->any_backward = true;
     if (ev->backward && u->trainable) {
         int32_t slot = u->gslot;
-        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_GRAD, .unit = ev->unit, .slot = slot};
         u->n_bwd++;
         u->pending = true;
-        if (c->reduce_each || u->n_bwd % c->accum == 0) {
+        bool reduce = c->reduce_each || u->n_bwd % c->accum == 0;
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_GRAD,
+                                         .unit = ev->unit,
+                                         .slot = slot,
+                                         .bracket = true,
+                                         .in_flight = reduce && c->grad_resident};
+        if (reduce) {
             emit_reduce(c, ev->unit, slot, out, n);
             u->dirty = true;
         }
+        if (reduce && c->grad_resident)
+            c->last_reduced = ev->unit;
         if (slot >= 0) {
             gslots(c)[slot].unit = -1;
             gslots(c)[slot].released = ++c->clock;
         }
     }
+    if (!c->n_open_bwd && (is_lost(c) || next_begin(c)[c->pos - 1]))
+        return_grads(c, out, n);
     prefetch(c, out, n);
     return 0;
 }
@@ -519,6 +600,7 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
                        c->accum, c->accum - 1);
     c->n_micro++;
     note(c, MICRO_WORD);
+    return_grads(c, out, n);
     if (!c->reduce_each || !c->grad_resident)
         return 0; /* nothing to reduce yet, or no gradients without brackets */
     reduce_unbracketed(c, out, n);
@@ -550,11 +632,13 @@ static int check_count(const struct zr_core *c)
     if (!c->grad_resident)
         return zr_fail(ZR_ERR_ORDER, "zero_step: no backward bracket has ended since the last step");
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
-                       "zero_micro after each "
-                       "backward but the last, or bracket backward, or set deterministic to -1",
-                       c->n_micro, c->accum);
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
+            "zero_micro after each "
+            "backward but the last, or bracket backward; or, if the model zeroes its gradients once "
+            "per step and adds to them, set grad_in_place to 1",
+            c->n_micro, c->accum);
     return 0;
 }
 
@@ -572,7 +656,7 @@ static void learn(struct zr_core *c)
     }
     c->n_rec = 0;
     c->pos = 0;
-    c->restarted = c->rec_full = false;
+    c->restarted = c->rec_full = c->strayed = false;
 }
 
 /* Calls fn for every unit, those of the order first, by their first use. */
@@ -614,6 +698,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
         if (u->pending) {
             emit_reduce(c, i, -1, out, n);
             u->dirty = true;
+            c->last_reduced = i;
         }
         if (u->n_contrib == 0) {
             out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NO_GRAD, .unit = i, .slot = -1};
@@ -643,6 +728,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
     }
     if (c->grad_resident)
         return_unbracketed(c, out, n);
+    return_grads(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
         struct unit *u = &units(c)[i];
         u->n_contrib = u->n_bwd = 0;
@@ -683,12 +769,19 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 
 const char *zr_action_name(enum zr_action_kind kind)
 {
-    static const char *const name[] = {[ZR_ACT_USE_PARAM] = "use_param",   [ZR_ACT_HIDE_PARAM] = "hide_param",
-                                       [ZR_ACT_WAIT_PARAM] = "wait_param", [ZR_ACT_USE_GRAD] = "use_grad",
-                                       [ZR_ACT_HIDE_GRAD] = "hide_grad",   [ZR_ACT_GATHER] = "gather",
-                                       [ZR_ACT_REDUCE] = "reduce",         [ZR_ACT_FOLD] = "fold",
-                                       [ZR_ACT_NO_GRAD] = "no_grad",       [ZR_ACT_NORM] = "norm",
-                                       [ZR_ACT_UPDATE] = "update",         [ZR_ACT_SNAPSHOT] = "snapshot"};
+    static const char *const name[] = {[ZR_ACT_USE_PARAM] = "use_param",
+                                       [ZR_ACT_HIDE_PARAM] = "hide_param",
+                                       [ZR_ACT_WAIT_PARAM] = "wait_param",
+                                       [ZR_ACT_USE_GRAD] = "use_grad",
+                                       [ZR_ACT_HIDE_GRAD] = "hide_grad",
+                                       [ZR_ACT_RETURN_GRADS] = "return_grads",
+                                       [ZR_ACT_GATHER] = "gather",
+                                       [ZR_ACT_REDUCE] = "reduce",
+                                       [ZR_ACT_FOLD] = "fold",
+                                       [ZR_ACT_NO_GRAD] = "no_grad",
+                                       [ZR_ACT_NORM] = "norm",
+                                       [ZR_ACT_UPDATE] = "update",
+                                       [ZR_ACT_SNAPSHOT] = "snapshot"};
     return name[kind];
 }
 

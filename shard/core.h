@@ -13,6 +13,8 @@
  * Gradients. Resident (stages 0 and 1: whole) or handed out in slots (stages 2 and 3), and reduced into an
  * fp32 shard. The contributions of one step are added in the shape of a binary counter when `n_sums` lets
  * them, which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
+ * A resident gradient is the model's own buffer, which it may zero between micro-batches, brackets or not; so
+ * where a micro-batch ends, its gradients are returned: no reduction reads them any more.
  *
  * The order is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
@@ -67,9 +69,11 @@ enum zr_action_kind {
     ZR_ACT_USE_PARAM = 1, /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_HIDE_PARAM,    /* the outermost bracket closed: compute is done with slot (record it) */
     ZR_ACT_WAIT_PARAM,    /* compute waits for the parameters of unit; the model's pointers stay */
-    ZR_ACT_USE_GRAD,  /* compute waits until the gradient place may be written; if fill, zero it; point the
-                         model there */
-    ZR_ACT_HIDE_GRAD, /* the contribution is complete: record it on the compute stream */
+    ZR_ACT_USE_GRAD,     /* compute waits until the gradient place may be written; if fill, zero it; point the
+                            model there */
+    ZR_ACT_HIDE_GRAD,    /* the contribution is complete: record it on the compute stream */
+    ZR_ACT_RETURN_GRADS, /* compute waits until the reduction of unit, the last one issued, and with it all
+                            before it, have read their gradients: every gradient is the model's again */
     ZR_ACT_FIRST_CARRIED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_CARRIED,
     ZR_ACT_REDUCE,  /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
@@ -85,6 +89,9 @@ struct zr_action {
     uint8_t kind;
     bool fill, accumulate;
     uint8_t sum, n_folds;
+    bool bracket;   /* USE_GRAD, HIDE_GRAD: of a bracket, not of all units that have none */
+    bool in_flight; /* HIDE_GRAD of a bracket: a reduction follows, which reads the gradient until it is given
+                       out by the unit's next USE_GRAD, or by RETURN_GRADS */
     int32_t unit;
     int32_t slot; /* -1: the resident place */
 };

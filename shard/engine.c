@@ -163,10 +163,15 @@ static int open_tables(struct zr_engine *e)
     e->grad_shown = calloc(units, sizeof *e->grad_shown);
     e->param_slot = calloc(units, sizeof *e->param_slot);
     e->grad_slot = calloc(units, sizeof *e->grad_slot);
+    e->lending = calloc(tensors, sizeof *e->lending);
+    e->in_flight = calloc(units, sizeof *e->in_flight);
+    e->bracketed = calloc(units, sizeof *e->bracketed);
+    e->flying = calloc(units, sizeof *e->flying);
     e->gather_segs = calloc(flats, sizeof *e->gather_segs);
     e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
     if (!e->core || !e->actions || !e->unit_job || !e->n_shown_param || !e->n_shown_grad || !e->param_shown ||
-        !e->grad_shown || !e->param_slot || !e->grad_slot || !e->gather_segs || !e->reduce_segs)
+        !e->grad_shown || !e->param_slot || !e->grad_slot || !e->lending || !e->in_flight || !e->bracketed ||
+        !e->flying || !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
     return 0;
@@ -328,6 +333,10 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->grad_shown);
     free(e->param_slot);
     free(e->grad_slot);
+    free(e->lending);
+    free(e->in_flight);
+    free(e->bracketed);
+    free(e->flying);
     free(e->gather_segs);
     free(e->reduce_segs);
     uv_mutex_destroy(&e->fail_lock);

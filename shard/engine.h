@@ -35,6 +35,14 @@ struct zr_step_result {
     int64_t save_written; /* the last save whose files all ranks had written then */
 };
 
+/* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
+ * them. It is taken away while one is being reduced, unless another is in a bracket or the model does not
+ * bracket it: a model that zeroes its gradients meanwhile fails at once, instead of changing what is being
+ * added up. */
+struct zr_lending {
+    int32_t n_in_flight, n_open, n_unbracketed;
+};
+
 struct zr_engine {
     struct zr_device *dev;
     struct zr_comm *gather, *reduce;
@@ -68,8 +76,11 @@ struct zr_engine {
     int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
     bool *param_shown, *grad_shown;        /* (n_units) */
     int32_t *param_slot, *grad_slot;       /* (n_units) where it is shown */
-    uint32_t step;                         /* calls of zero_step */
-    int64_t t;                             /* steps that were not skipped */
+    struct zr_lending *lending;            /* (n_tensors) stages 0 and 1: may the model have the gradient? */
+    bool *in_flight, *bracketed; /* (n_units) its gradient is being reduced; was ever in a backward bracket */
+    int32_t *flying, n_flying;   /* the units in flight, (n_units) */
+    uint32_t step;               /* calls of zero_step */
+    int64_t t;                   /* steps that were not skipped */
     int64_t n_skipped;
     bool result_due;              /* a step's outcome was not looked at yet */
     struct zr_step_result result; /* of the last step looked at */

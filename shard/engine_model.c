@@ -134,6 +134,8 @@ void zr_engine_point(struct zr_engine *e)
     }
     for (int32_t u = 0; e->plan->grad_resident && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
+    for (int32_t t = 0; t < e->layout->n_tensors; t++)
+        e->lending[t].n_unbracketed = (int32_t)e->layout->tensors[t].n_slices;
 }
 
 /* ---- jobs ---- */
@@ -173,6 +175,83 @@ static void await_issue(struct zr_engine *e, uint64_t job)
         return;
     kick(e);
     zr_loop_await(e->loop, job);
+}
+
+/* ---- gradients in place, at stages 0 and 1 ---- */
+
+/* The pointer follows what was counted. */
+static void lend(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
+{
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    const struct zr_lending *l = &e->lending[p->tensor];
+    bool away = l->n_in_flight && !l->n_open && !l->n_unbracketed;
+    *t->grad = away ? zr_watch_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1);
+}
+
+static void lend_open(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    (void)slot;
+    if (!f->trainable)
+        return;
+    struct zr_lending *l = &e->lending[p->tensor];
+    l->n_open++;
+    l->n_in_flight -= e->in_flight[f->unit];
+    l->n_unbracketed -= !e->bracketed[f->unit];
+    lend(e, f, p);
+}
+
+static void lend_close(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    (void)slot;
+    if (!f->trainable)
+        return;
+    e->lending[p->tensor].n_open--;
+    e->lending[p->tensor].n_in_flight += e->in_flight[f->unit];
+    lend(e, f, p);
+}
+
+static void lend_again(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+{
+    (void)slot;
+    if (!f->trainable)
+        return;
+    e->lending[p->tensor].n_in_flight--;
+    lend(e, f, p);
+}
+
+/* The unit's backward bracket opens. */
+static void lend_unit(struct zr_engine *e, int32_t unit)
+{
+    for_pieces(e, unit, -1, lend_open);
+    for (int32_t i = 0; e->in_flight[unit] && i < e->n_flying; i++)
+        if (e->flying[i] == unit)
+            e->flying[i] = e->flying[--e->n_flying];
+    e->in_flight[unit] = false;
+    e->bracketed[unit] = true;
+}
+
+/* It closes. */
+static void take_unit(struct zr_engine *e, int32_t unit, bool in_flight)
+{
+    e->in_flight[unit] = in_flight;
+    if (in_flight)
+        e->flying[e->n_flying++] = unit;
+    for_pieces(e, unit, -1, lend_close);
+}
+
+/* Waits for the last reduction, which is behind all others on its stream. */
+static int return_grads(struct zr_engine *e, int32_t last)
+{
+    await_issue(e, e->grad_job[last]);
+    int err = e->dev->ops->stream_wait(e->compute, e->grad_free[last]);
+    for (; e->n_flying > 0; e->n_flying--) {
+        int32_t unit = e->flying[e->n_flying - 1];
+        for_pieces(e, unit, -1, lend_again);
+        e->in_flight[unit] = false;
+        if (!err && e->watch)
+            err = zr_watch_hand_out(e, unit, -1, true);
+    }
+    return err;
 }
 
 /* ---- actions of the model's thread ---- */
@@ -266,6 +345,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
             for_pieces(e, a->unit, a->slot, show_grad);
             e->grad_shown[a->unit] = true;
             e->grad_slot[a->unit] = a->slot;
+        } else if (a->bracket) {
+            lend_unit(e, a->unit);
         }
         return err;
     case ZR_ACT_HIDE_GRAD:
@@ -275,8 +356,12 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         if (repoint) {
             e->grad_shown[a->unit] = false;
             for_pieces(e, a->unit, a->slot, hide_grad);
+        } else if (a->bracket) {
+            take_unit(e, a->unit, a->in_flight);
         }
         return d->event_record(e->grad_done[zr_grad_place(a->unit, a->slot)], e->compute);
+    case ZR_ACT_RETURN_GRADS:
+        return return_grads(e, a->unit);
     default:
         push(e, a);
         return 0;

@@ -42,6 +42,7 @@ struct zr_options {
     float clip;           /* global L2 norm above which gradients are scaled down; 0: no clipping */
     double grad_scale;    /* multiplies gradients before everything else; finite, not 0 */
     int grad_accum_steps; /* micro-batches per step, >= 1 */
+    bool grad_in_place;   /* stages 0 and 1: the model sums a step's micro-batches in its own gradients */
     bool grad_sum;        /* sum over ranks and micro-batches instead of their mean */
 
     /* The model's own optimizer, or NULL. Non-zero: the step fails. Called on a thread of the device's

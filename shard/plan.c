@@ -276,7 +276,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
     s->grad_resident = p->grad_resident;
-    s->reduce_each = p->stage >= 2 || opt->deterministic || opt->grad_accum_steps == 1;
+    /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
+    s->reduce_each = p->stage >= 2 || !opt->grad_in_place || opt->grad_accum_steps == 1;
     /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)

@@ -12,7 +12,8 @@ struct card {
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
     double save_async, device, copy_engine;
-    double grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order, n_tensors;
+    double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
+        n_tensors;
     uint64_t layout_hash, plan_hash;
 };
 
@@ -32,6 +33,7 @@ struct card {
     X(grad_scale)                                                                                            \
     X(grad_sum)                                                                                              \
     X(grad_accum_steps)                                                                                      \
+    X(grad_in_place)                                                                                         \
     X(prefetch)                                                                                              \
     X(param_budget_bytes)                                                                                    \
     X(deterministic)                                                                                         \
@@ -63,6 +65,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->grad_scale = o->grad_scale;
     c->grad_sum = o->grad_sum;
     c->grad_accum_steps = o->grad_accum_steps;
+    c->grad_in_place = o->grad_in_place;
     c->prefetch = o->prefetch;
     c->param_budget_bytes = (double)o->param_budget_bytes;
     c->deterministic = o->deterministic;

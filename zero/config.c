@@ -22,6 +22,13 @@ static int check_together(const struct zero_config *c)
             ZR_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             c->n_states);
+    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1 && c->stage <= 1)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d at stage %d: gradients that "
+            "the model adds up itself are not added in the fixed order that deterministic promises; set one "
+            "of the two",
+            c->grad_accum_steps, c->stage);
     if (c->n_order < 0)
         return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->n_order);
     if (!c->order != (c->n_order == 0))
@@ -148,7 +155,10 @@ static struct zr_options resolve_fields(const struct zero_config *c)
                     : c->prefetch < 0 ? 0
                                       : c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
-        .deterministic = c->deterministic >= 0, /* see zr_backend_choose */
+        /* Where it is the default it gives way; see zr_backend_choose. */
+        .deterministic =
+            c->deterministic >= 0 && !(c->grad_in_place && c->grad_accum_steps > 1 && c->stage <= 1),
+        .grad_in_place = c->grad_in_place,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms ? c->timeout_ms : 30000,
         .trace = c->trace,

@@ -23,7 +23,8 @@
  * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
 #define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
 #define CONFIG_V2_BYTES 176 /* save_async, save_keep */
-#define CONFIG_BYTES    200 /* version 3: check, device, copy_engine, nccl_comm */
+#define CONFIG_V3_BYTES 200 /* check, device, copy_engine, nccl_comm */
+#define CONFIG_BYTES    208 /* version 4: grad_in_place */
 _Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_BYTES,
                "struct zero_config changed");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, save_async) >= CONFIG_V1_BYTES,
@@ -32,11 +33,13 @@ _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, trace) + 8 ==
                "trace and 4 bytes of padding end version 1");
 _Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, check) >= CONFIG_V2_BYTES,
                "new fields begin after version 2");
+_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, grad_in_place) >= CONFIG_V3_BYTES,
+               "new fields begin after version 3");
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wmissing-field-initializers"
-_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
-               "37 fields");
+_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
+               "39 fields");
 #pragma GCC diagnostic pop
 
 #define CONFIG_FIRST_BYTES (sizeof(void *) == 8 ? CONFIG_V1_BYTES : sizeof(struct zero_config))
@@ -144,6 +147,8 @@ static const struct field fields[] = {
           "1 for on, negative for off, 0 for the default"),
     FIXED(reserved1, "reserved"),
     FIXED(nccl_comm, POINTER),
+    FIELD(grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIXED(reserved2, "reserved"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

@@ -214,6 +214,21 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     return err ? err : start(z);
 }
 
+/* What cfg.grad_in_place came to. */
+static void tell_how_gradients_add_up(struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    if (!o->grad_in_place || o->grad_accum_steps == 1 || o->stage > 1)
+        return;
+    if (z->plan->spec.reduce_each)
+        zr_info(o->log,
+                "grad_in_place is 1, but a tensor has ZERO_GRAD_OVERWRITE, so every micro-batch is reduced "
+                "by itself");
+    else
+        zr_info(o->log, "grad_in_place is 1: the model adds up its %d micro-batches, so deterministic is off",
+                o->grad_accum_steps);
+}
+
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
               const struct zero_config *cfg)
 {
@@ -234,6 +249,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
+    tell_how_gradients_add_up(z);
     *out = z;
     return 0;
 }

@@ -194,6 +194,14 @@ struct zero_config {
     void
         *nccl_comm; /* nccl: the program's own ncclComm_t, of the same ranks, to make ours from; default NULL:
                        found through the rendezvous. It is not used after zero_wrap returns, nor destroyed */
+
+    int32_t grad_in_place; /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its
+                              gradients once per step at most and adds every micro-batch to them, so that they
+                              hold the sum and are reduced once per step. Default 0: each micro-batch starts
+                              from zero, is reduced when it ends and added up by the library, whatever the
+                              model does to its gradients between micro-batches. Gives up deterministic, which
+                              adds micro-batches up in a fixed order */
+    int32_t reserved2;     /* 0 */
 };
 #ifdef __cplusplus
 static inline zero_config zero_config_init(void)
@@ -303,12 +311,16 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * may nest and overlap, and a unit may be open in forward and in backward at once (recompute), but not twice
  * in one phase. Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the
  * host it returns when the parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1,
- * where it buys overlap: use it around every use of a unit or around none. */
+ * where it buys overlap: use it around every use of a unit or around none. There the model may zero its
+ * gradients where it likes between the end of a micro-batch's backward brackets and its next backward:
+ * nothing reads them then. From a unit's backward zero_end to that end they are being reduced, and *grad is
+ * NULL. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
 /* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
- * each backward but the last (zero_step ends that one). No effect on units that were bracketed. */
+ * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns. No
+ * effect on units that were bracketed; not needed with cfg.grad_in_place. */
 ZERO_API int zero_micro(zero_ctx *z);
 
 /* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning

@@ -6,6 +6,7 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
     enum { CANARIES = 8 };
     memset(w, 0, sizeof *w);
     w->spec = *s;
+    w->last_reduced = -1;
     w->bytes = zr_core_bytes(s);
     void *mem = aligned_alloc(16, w->bytes), *twin = aligned_alloc(16, w->bytes);
     w->before = malloc(w->bytes);
@@ -202,9 +203,9 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
 
 static const char *action_name(int kind)
 {
-    static const char *const name[] = {"?",         "USE_PARAM", "HIDE_PARAM", "WAIT_PARAM", "USE_GRAD",
-                                       "HIDE_GRAD", "GATHER",    "REDUCE",     "FOLD",       "NO_GRAD",
-                                       "NORM",      "UPDATE",    "SNAPSHOT"};
+    static const char *const name[] = {"?",         "USE_PARAM",    "HIDE_PARAM", "WAIT_PARAM", "USE_GRAD",
+                                       "HIDE_GRAD", "RETURN_GRADS", "GATHER",     "REDUCE",     "FOLD",
+                                       "NO_GRAD",   "NORM",         "UPDATE",     "SNAPSHOT"};
     return name[kind >= 1 && kind <= ZR_ACT_SNAPSHOT ? kind : 0];
 }
 
@@ -259,8 +260,10 @@ static void use_grad(struct watch *w, const struct zr_action *a)
 {
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->spec.units[a->unit].trainable);
+    EXPECT(a->bracket == !w->collective);
     if (w->spec.grad_resident) {
         EXPECT(a->slot == -1);
+        u->in_flight = false;
         /* What was reduced must go, what was not must stay. */
         EXPECT(a->fill ? u->grad_reduced || !strcmp(u->grad, "z") : !u->grad_reduced);
         if (a->fill) {
@@ -287,13 +290,25 @@ static void contribute(struct watch *w, int32_t unit)
 
 static void hide_grad(struct watch *w, const struct zr_action *a)
 {
-    EXPECT(w->spec.units[a->unit].trainable);
+    EXPECT(w->spec.units[a->unit].trainable && a->bracket == !w->collective);
     if (w->spec.grad_resident) {
         EXPECT(a->slot == -1);
+        EXPECT(a->in_flight == (a->bracket && a + 1 < w->out + w->n_out && a[1].kind == ZR_ACT_REDUCE));
+        w->unit[a->unit].in_flight = a->in_flight;
         return;
     }
+    EXPECT(!a->in_flight);
     EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && !w->gslot[a->slot].hidden);
     w->gslot[a->slot].hidden = true;
+}
+
+/* All that is being reduced becomes the model's again, and not in the midst of backward. */
+static void return_grads(struct watch *w, const struct zr_action *a)
+{
+    EXPECT(w->spec.grad_resident && w->n_open_bwd == 0 && a->unit == w->last_reduced);
+    for (int32_t i = 0; i < w->spec.n_units; i++)
+        w->unit[i].in_flight = false;
+    w->last_reduced = -1;
 }
 
 static void fold(struct watch *w, const struct zr_action *a)
@@ -317,6 +332,8 @@ static void reduce(struct watch *w, const struct zr_action *a)
         EXPECT(a->slot == -1 && !u->grad_reduced);
         strcpy(what, u->grad);
         u->grad_reduced = true;
+        if (u->used[1]) /* without brackets it is given back at once */
+            w->last_reduced = a->unit;
     } else {
         EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && w->gslot[a->slot].hidden);
         w->gslot[a->slot].unit = -1;
@@ -360,7 +377,7 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
     EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_SNAPSHOT);
     EXPECT(a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT ? a->unit == -1
                                                                 : a->unit >= 0 && a->unit < w->spec.n_units);
-    bool collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
+    bool collective = w->collective;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         EXPECT(kind == ZR_EV_BEGIN && a->unit == unit);
@@ -380,6 +397,9 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
     case ZR_ACT_HIDE_GRAD:
         EXPECT(collective ? w->spec.grad_resident : kind == ZR_EV_END && a->unit == unit);
         hide_grad(w, a);
+        break;
+    case ZR_ACT_RETURN_GRADS:
+        return_grads(w, a);
         break;
     case ZR_ACT_GATHER:
         w->n_demand_gathers += kind == ZR_EV_BEGIN && a->unit == unit;
@@ -415,7 +435,8 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
 static bool same_action(const struct zr_action *a, const struct zr_action *b)
 {
     return a->kind == b->kind && a->fill == b->fill && a->accumulate == b->accumulate && a->sum == b->sum &&
-           a->n_folds == b->n_folds && a->unit == b->unit && a->slot == b->slot;
+           a->n_folds == b->n_folds && a->bracket == b->bracket && a->in_flight == b->in_flight &&
+           a->unit == b->unit && a->slot == b->slot;
 }
 
 /* How many actions of this kind concern the unit. */
@@ -438,10 +459,12 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     case ZR_EV_BEGIN:
         u->open[backward] = u->used[backward] = true;
         w->n_open++;
+        w->n_open_bwd += backward;
         break;
     case ZR_EV_END:
         u->open[backward] = false;
         w->n_open--;
+        w->n_open_bwd -= backward;
         if (backward && w->spec.units[unit].trainable) {
             u->n_bwd++;
             if (w->spec.grad_resident)
@@ -502,11 +525,15 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
         CHECK(count(w, ZR_ACT_REDUCE, unit) == trainable || (trainable && !w->spec.reduce_each),
               "end of unit %d", unit);
         break;
-    case ZR_EV_MICRO:
     case ZR_EV_REWRITE:
         break;
     case ZR_EV_STEP:
         after_step(w);
+        /* fall through */
+    case ZR_EV_MICRO: /* the model may zero its gradients now */
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            CHECK(!w->unit[i].in_flight, "the gradient of unit %d is still being reduced", i);
+        CHECK(w->last_reduced == -1, "the gradient of unit %d is still being reduced", w->last_reduced);
         break;
     case ZR_EV_SNAPSHOT:
         CHECK(w->n_out == 1 && w->out[0].kind == ZR_ACT_SNAPSHOT, "%d actions of a snapshot", w->n_out);
@@ -549,6 +576,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool
     CHECK(zr_core_step(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
     for (int32_t i = 0; i < w->n_out; i++)
         CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
+    w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
     before_actions(w, kind, unit, backward);
     for (int32_t i = 0; i < w->n_out; i++)
         act(w, &w->out[i], kind, unit);
@@ -589,8 +617,15 @@ void watch_run(struct watch *w, const char *script)
     enum zr_core_event_kind kind;
     int32_t unit;
     bool backward;
-    while (watch_parse(&script, &kind, &unit, &backward))
+    bool told = strchr(script, '!');
+    while (watch_parse(&script, &kind, &unit, &backward)) {
         CHECK(watch_call(w, kind, unit, backward) == 0, "before \"%s\": %s", script, zr_error_text());
+        int32_t n = 0;
+        for (int32_t i = 0; i < w->n_out; i++)
+            n += w->out[i].kind == ZR_ACT_RETURN_GRADS;
+        CHECK(!told || n == (*script == '!'), "%d returns of gradients before \"%s\"", n, script);
+        script += *script == '!';
+    }
 }
 
 /* ---- random steps ---- */

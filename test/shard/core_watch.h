@@ -19,6 +19,7 @@ struct watch_unit {
     bool updated;
     int32_t n_bwd;       /* backward brackets ended since the step */
     int32_t n_contrib;   /* contributions the model made since the step */
+    bool in_flight;      /* its resident gradient is being reduced, and was not returned since */
     bool grad_reduced;   /* the resident gradient has been reduced and not zeroed since */
     char grad[SUM_TEXT]; /* the resident gradient */
     char (*sum)[SUM_TEXT];
@@ -39,9 +40,10 @@ struct watch {
     size_t bytes;
     struct zr_action *out, *twin_out;
     int32_t n_out, n_open, n_micro;
+    int32_t n_open_bwd, last_reduced; /* of those in flight; -1: none is */
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
-    bool normed, stepping;
+    bool normed, stepping, collective; /* collective: the call is a step or a micro-batch's end */
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };
@@ -57,7 +59,8 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool
 /* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "S" steps, "M"
  * ends a micro-batch, "W3" rewrites unit 3. False at the end. */
 bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward);
-/* Makes the calls of a script; all must succeed. */
+/* Makes the calls of a script; all must succeed. "!" behind a call: it must return gradients, and without it
+ * must not, if the script has any "!" at all. */
 void watch_run(struct watch *w, const char *script);
 
 /* A random step without its zero_step: forward and backward passes with nesting, overlap, recomputation and

@@ -675,6 +675,62 @@ static void reduces_once(void **state)
     watch_close(&w);
 }
 
+/* A model may zero its gradients between its micro-batches, wherever it calls from: what is being reduced is
+ * returned when a micro-batch ends, not before (that is the overlap), and nowhere is it left to the next one.
+ */
+static void gradients_are_returned(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *order, *first, *then;
+        int accum;
+        bool once, frozen;
+    } cases[] = {
+        /* The order is known. */
+        {"0(0) 1(1) 1[1] 0[0]", NULL, "0(0) 1(1) 1[1] 0[0]! S", 1, false, false},
+        {"0(0) 1(1) 1[1] 0[0]", NULL, "0(0) 1(1) 1[1] 0[0]! 0(0) 1(1) 1[1] 0[0]! S", 2, false, false},
+        {"0(0) 1(1) 1[1] 0[0]", NULL, "0(0) 1(1) 1[1] 0[0] 0(0) 1(1) 1[1] 0[0]! S", 2, true, false},
+        /* A unit held open in backward, or in forward all the time. */
+        {"0( 1(1) 0) 0[ 1[1] 0]", NULL, "0( 1(1) 0) 0[ 1[1] 0]! 0( 1(1) 0) 0[ 1[1] 0]! S", 2, false, false},
+        {"0( 1(1) 1[1] 0[0] 0)", NULL, "0( 1(1) 1[1] 0[0]! 0) 0( 1(1) 1[1] 0[0]! 0) S", 2, false, false},
+        /* Backward alone; a forward before each backward; a unit twice; one that is frozen. */
+        {"1[1] 0[0]", NULL, "1[1] 0[0]! 1[1] 0[0]! S", 2, false, false},
+        {"0(0) 1(1) 1(1) 1[1] 0(0) 0[0]", NULL, "0(0) 1(1) 1(1) 1[1] 0(0) 0[0]! S", 1, false, false},
+        {"0(0) 1(1) 0[0] 1[1] 0[0]", NULL, "0(0) 1(1) 0[0] 1[1] 0[0]! 0(0) 1(1) 0[0] 1[1] 0[0]! S", 2, false,
+         false},
+        {"0(0) 1(1) 1[1] 0[0]", NULL, "0(0) 1(1) 1[1]! 0[0] 0(0) 1(1) 1[1]! 0[0] S", 2, false, true},
+        /* Another than what was said: until it is learned every end may be the last of a micro-batch. */
+        {"0(0) 1(1) 1[1] 0[0]", "1(1) 0(0) 0[0]! 1[1]! 1(1) 0(0) 0[0]! 1[1]! S",
+         "1(1) 0(0) 0[0] 1[1]! 1(1) 0(0) 0[0] 1[1]! S", 2, false, false},
+        /* Ended early: seen by the next forward, by zero_micro, by the step. */
+        {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] 0(!0) 1(1) 1[1]! 0[0]! S",
+         "0(0) 1(1) 1[1]! 0(0) 1(1) 1[1]! 0[0]! S", 2, false, false},
+        {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] M! 0(0) 1(1) 1[1]! S", "0(0) 1(1) 1[1]! M 0(0) 1(1) 1[1]! S",
+         2, false, false},
+        {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] S!", "0(0) 1(1) 1[1]! S", 1, false, false},
+        /* Not as many for every micro-batch: the calls do not tell where one ends. */
+        {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] 0[0]! 0(0) 0[0]! S", "0(0) 1(1) 1[1]! 0[0]! 0(0) 0[0]! S", 2,
+         false, false},
+        {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 0[0]! 0[0]! 0[0]! 1[1]! 0(0) 1(1) 0[0]! 1[1]! S",
+         "0(0) 1(1) 0[0]! 0[0]! 0[0]! 1[1]! 0(0) 1(1) 0[0]! 1[1]! S", 2, false, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model m;
+        struct watch w;
+        make_model(&m, 2, 0, 0, cases[i].order);
+        make_resident(&m, 1);
+        m.spec.grad_accum_steps = cases[i].accum;
+        m.spec.reduce_each = !cases[i].once;
+        m.units[0].trainable = !cases[i].frozen;
+        watch_open(&w, &m.spec);
+        if (cases[i].first)
+            watch_run(&w, cases[i].first);
+        for (int step = 0; step < 2; step++)
+            watch_run(&w, cases[i].then);
+        watch_close(&w);
+    }
+}
+
 /* ---- random walks ---- */
 
 static void random_spec(struct random_source *r, struct model *m)
@@ -863,6 +919,7 @@ int main(void)
         cmocka_unit_test(hash_tells_calls_apart),
         cmocka_unit_test(sums_are_one_tree),
         cmocka_unit_test(reduces_once),
+        cmocka_unit_test(gradients_are_returned),
         cmocka_unit_test(any_calls),
         cmocka_unit_test(a_copy_goes_on),
     };

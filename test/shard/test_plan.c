@@ -559,7 +559,7 @@ static void traffic_by_stage(void **state)
                 for (int each = 0; each < 2; each++) {
                     struct planned p = {.opt = default_options(stage)};
                     p.opt.grad_accum_steps = accum;
-                    p.opt.deterministic = each;
+                    p.opt.grad_in_place = !each;
                     plan_layers(&p, LAYERS, ELEMS, world);
                     const struct zr_traffic *t = &p.plan->traffic;
                     int64_t model = LAYERS * ELEMS * 4, part = model / world * (world - 1),
@@ -857,7 +857,11 @@ static void hash_covers_the_sums(void **state)
         p.opt.grad_accum_steps = accum;
         plan_layers(&p, 4, 1000, 4);
         uint64_t h = p.plan->hash;
-        p.opt.deterministic = false;
+        p.opt.deterministic = false; /* two are one sum in any tree */
+        assert_int_equal(plan_again(&p), 0);
+        assert_int_equal(p.plan->hash != h, accum > 2);
+        h = p.plan->hash;
+        p.opt.grad_in_place = true;
         assert_int_equal(plan_again(&p), 0);
         assert_int_not_equal(p.plan->hash, h);
         release(&p);

@@ -220,6 +220,7 @@ static const struct text_case text_cases[] = {
     {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "host, cuda, or 0 for host"},
     {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "3", "host, cuda, or 0 for host"},
     {AT(copy_engine), 'i', true, "off", -1, "2", "1 for on, negative for off"},
+    {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -389,6 +390,21 @@ static void test_bad_fields(void **state)
     cfg.update = an_update;
     cfg.optimizer = ZERO_ADAM;
     refuse(&cfg, "optimizer is 2 but update is set");
+    /* The model's own sums are in no fixed order: said twice it is refused, and as a default it gives way;
+     * where there is nothing to sum in place, both may stand. */
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    cfg.stage = 1;
+    cfg.grad_in_place = cfg.deterministic = 1;
+    cfg.grad_accum_steps = 4;
+    refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with grad_accum_steps 4 at stage 1");
+    cfg.deterministic = 0;
+    assert_false(accepted(&cfg).options.deterministic);
+    cfg.deterministic = 1;
+    cfg.stage = 2;
+    assert_true(accepted(&cfg).options.deterministic);
+    cfg.stage = 0;
+    cfg.grad_accum_steps = 1;
+    assert_true(accepted(&cfg).options.deterministic);
     struct zero_call call = {0, ZERO_FORWARD, 0};
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.order = &call;
@@ -423,7 +439,8 @@ static void test_size(void **state)
         assert_int_equal(offsetof(struct zero_config, trace), 160);
         assert_false(c.options.save_async);
         assert_int_equal(offsetof(struct zero_config, save_async), 168); /* not in the padding of version 1 */
-        cfg.size = 176;                                                  /* the second's */
+        assert_int_equal(offsetof(struct zero_config, grad_in_place), 200); /* version 3 */
+        cfg.size = 176;                                                     /* the second's */
         cfg.save_keep = 5;
         cfg.check = 1;
         c = accepted(&cfg);
