@@ -273,6 +273,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
         err = open_tables(e);
     if (!err)
         err = open_events(e);
+    if (!err && e->plan->snapshot_bytes)
+        err = zr_snapshot_listener_open(&e->listener);
     if (!err)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (!err)
@@ -321,6 +323,7 @@ bool zr_engine_close(struct zr_engine *e)
     bool stuck = is_stuck(e->gather) || is_stuck(e->reduce);
     if (!stuck)
         close_device_side(e);
+    zr_snapshot_listener_close(e->listener);
     zr_watch_close(e->watch);
     free(e->events);
     free(e->grad_job);

@@ -97,9 +97,7 @@ struct zr_engine {
     /* Any thread. */
     _Atomic int64_t save_written; /* for the step's record */
 
-    /* Streams' threads. */
-    void (*on_snapshot)(void *arg); /* called when a snapshot is complete; set before it is asked for */
-    void *on_snapshot_arg;
+    struct zr_snapshot_listener *listener; /* of snapshots; NULL: the plan has none */
 
     /* The first failure, whoever met it. */
     _Atomic int failed;
@@ -201,10 +199,16 @@ struct zr_run {
 /* All of them, flat by flat. A non-zero result of fn ends the walk and is returned. (engine_snapshot.c) */
 int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 /* Has the loop copy them all into the snapshot, in the order of the reduce stream: after the last step's
- * update, before the next one's. Does not wait; on_snapshot tells. The one before must have been read by
- * then. */
-int zr_engine_take_snapshot(struct zr_engine *e);
+ * update, before the next one's. Does not wait: complete(arg) is called by the stream when all is copied, and
+ * never if the context fails before. The one before must have been read by then. Model's thread. */
+int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg);
 int zr_engine_carry_snapshot(struct zr_engine *e); /* the loop's part of it */
+/* complete is not called from here on: a call that runs is waited for, the copies are not, as after a failure
+ * they may never come. Model's thread, holding nothing that complete waits for. */
+void zr_engine_forget_snapshot(struct zr_engine *e);
+/* For zr_engine_open and zr_engine_close. */
+int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
+void zr_snapshot_listener_close(struct zr_snapshot_listener *l); /* NULL is allowed */
 /* Whoever read the last snapshot is known to be done. Model's thread. */
 void zr_engine_snapshot_read(struct zr_engine *e);
 

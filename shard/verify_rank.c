@@ -126,8 +126,6 @@ static int wrap(struct zr_verify_rank *r)
     zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_wrap";
     int err = zr_engine_open(&r->engine, &parts);
     r->engine_open = !err;
-    r->engine.on_snapshot = zr_snapshot_complete;
-    r->engine.on_snapshot_arg = r;
     err = zr_turn_agree(r, err);
     if (!err)
         err = zr_turn_agree(r, zr_engine_allocate(&r->engine));

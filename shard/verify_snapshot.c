@@ -92,7 +92,7 @@ int zr_snapshot_take(struct zr_verify_rank *r)
         r->readable = false;
     r->n_saved = r->n_done;
     r->reading = true;
-    err = zr_engine_take_snapshot(&r->engine);
+    err = zr_engine_take_snapshot(&r->engine, zr_snapshot_complete, r);
     if (!err && m && m->what == ZR_EARLY_READER) {
         r->v->n_acted++;
         zr_snapshot_read(r, false);

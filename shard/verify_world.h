@@ -189,7 +189,7 @@ struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int
 int zr_rank_open(struct zr_verify_world *v, int id);
 void zr_ranks_close(struct zr_verify_world *v);
 
-/* verify_snapshot.c: the engine's on_snapshot; arg is the rank. */
+/* verify_snapshot.c: what the engine tells a complete snapshot to; arg is the rank. */
 void zr_snapshot_complete(void *arg);
 /* The rank's reader may go on, and does; waited: knowing the snapshot to be complete. */
 bool zr_snapshot_readable(const struct zr_verify_rank *r);

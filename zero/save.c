@@ -36,7 +36,7 @@ struct zr_save {
     struct zr_manifest manifest; /* rank 0's */
 
     uv_thread_t thread;
-    bool started;
+    bool started, copying; /* copying: the snapshot was asked for */
     uv_mutex_t lock;
     uv_cond_t changed;
     _Atomic bool cancelled;
@@ -314,11 +314,17 @@ static enum state look(struct zr_save *s, int64_t wait_ns)
     return state;
 }
 
+/* How often a rank that waits looks up. */
+static uint64_t tick_ns(const struct zero_ctx *z)
+{
+    return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+}
+
 /* Until every rank is done, one way or the other. */
 static int meet(struct zero_ctx *z, struct zr_save *s)
 {
     int world = z->world.world;
-    int64_t tick = zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+    int64_t tick = (int64_t)tick_ns(z);
     if (world == 1) {
         while (look(s, tick) < COMMITTED) {
             int err = zr_engine_check(&z->engine); /* its snapshot may never come */
@@ -362,6 +368,24 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
+/* A save that was given up may end before its snapshot is complete; whoever uses that memory next may not.
+ * Ends when the context fails. */
+static int await_copies(struct zero_ctx *z, struct zr_save *s)
+{
+    int err = 0;
+    bool complete = !s->copying;
+    while (!complete && !err) {
+        uv_mutex_lock(&s->lock);
+        if (!s->readable)
+            uv_cond_timedwait(&s->changed, &s->lock, tick_ns(z));
+        complete = s->readable;
+        uv_mutex_unlock(&s->lock);
+        if (!complete)
+            err = zr_engine_check(&z->engine);
+    }
+    return err;
+}
+
 int zr_save_end(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
@@ -372,6 +396,9 @@ int zr_save_end(struct zero_ctx *z)
     int err = zr_engine_check(&z->engine);
     if (!err)
         err = meet(z, s);
+    if (!err)
+        err = await_copies(z, s);
+    zr_engine_forget_snapshot(&z->engine); /* after a failure it may still be on the stream */
     if (err)
         snprintf(text, sizeof text, "%s", zr_error_text());
     uv_mutex_lock(&s->lock);
@@ -416,9 +443,8 @@ static int start(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;
     if (z->engine.snapshot) {
-        z->engine.on_snapshot = on_snapshot;
-        z->engine.on_snapshot_arg = s;
-        err = zr_engine_take_snapshot(&z->engine);
+        err = zr_engine_take_snapshot(&z->engine, on_snapshot, s);
+        s->copying = !err;
     } else {
         s->readable = true;
         err = zr_engine_drain(&z->engine);

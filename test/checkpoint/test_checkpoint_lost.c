@@ -1,0 +1,184 @@
+/* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
+ * peer is lost, or because no thread can be had to write it. */
+#include "test/checkpoint/memory_files.h"
+#include "test/checkpoint/saved_model.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* ---- snapshots whose copies stand still until they are told to go on ---- */
+
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool open;
+};
+
+static struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static struct zr_device_ops slow;
+static const struct zr_device_ops *own;
+static const struct zr_engine *copying;
+
+static void stand(void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&gate.lock);
+    while (!gate.open)
+        pthread_cond_wait(&gate.changed, &gate.lock);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static int copy_slowly(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    const char *to = dst, *snapshot = copying->snapshot;
+    if (to >= snapshot && to < snapshot + copying->plan->snapshot_bytes) {
+        int err = own->call(s, stand, NULL, 0);
+        if (err)
+            return err;
+    }
+    return own->copy(s, dst, src, bytes);
+}
+
+static void close_gate(struct model_rank *m)
+{
+    struct zr_engine *e = &m->z->engine;
+    CHECK_OK(zr_engine_drain(e)); /* the loop is at rest */
+    gate.open = false;
+    own = e->dev->ops;
+    copying = e;
+    slow = *own;
+    slow.copy = copy_slowly;
+    e->dev->ops = &slow;
+}
+
+static void open_gate(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    gate.open = true;
+    pthread_cond_broadcast(&gate.changed);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+static bool gate_is_open(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    bool open = gate.open;
+    pthread_mutex_unlock(&gate.lock);
+    return open;
+}
+
+/* ---- a lost peer ---- */
+
+static void lose_peer(struct model_rank *m, void *arg)
+{
+    pthread_barrier_t *barrier = arg;
+    CHECK_OK(model_steps(m, 1));
+    if (m->rank == 0)
+        close_gate(m);
+    CHECK_OK(zero_save(m->z, "run"));
+    pthread_barrier_wait(barrier);
+    if (m->rank == 0) {
+        /* As the rendezvous does when a peer's socket closes. */
+        zr_engine_fail(&m->z->engine, ZR_ERR_PEER, "rank 1 was lost: its connection was closed");
+        CHECK_THAT(zr_save_end(m->z) == ZERO_ERR_PEER); /* does not wait for what may never come */
+        CHECK_THAT(!gate_is_open());
+        open_gate();
+        /* The snapshot is complete only now, and whoever was to be told is gone. */
+        CHECK_OK(m->z->engine.dev->ops->stream_sync(m->z->engine.reduce_stream));
+    }
+    CHECK_THAT(zero_save_wait(m->z) == ZERO_ERR_PEER);
+    pthread_barrier_wait(barrier);
+}
+
+static void test_lost_peer(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        struct memory_files *files = memory_files_open();
+        pthread_barrier_t barrier;
+        assert_int_equal(pthread_barrier_init(&barrier, NULL, 2), 0);
+        struct model_options o = {
+            .stage = stage, .world = 2, .async = true, .files = memory_files_table(files)};
+        model_run(&o, lose_peer, &barrier);
+        pthread_barrier_destroy(&barrier);
+        memory_files_close(files);
+    }
+}
+
+/* ---- no thread to write ---- */
+
+static _Atomic bool no_threads;
+
+int __real_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg);
+int __wrap_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg);
+
+int __wrap_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg)
+{
+    return no_threads ? UV_EAGAIN : __real_uv_thread_create(thread, entry, arg);
+}
+
+static void *open_later(void *arg)
+{
+    const struct timespec a_while = {.tv_nsec = 100000000};
+    nanosleep(&a_while, NULL);
+    open_gate();
+    return arg;
+}
+
+static void save_without_thread(struct model_rank *m, void *arg)
+{
+    pthread_t later;
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    uint64_t hash = model_hash(m);
+    close_gate(m);
+    no_threads = true;
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_THAT(!pthread_create(&later, NULL, open_later, NULL));
+    CHECK_THAT(zero_save_wait(m->z) == ZERO_ERR_SYSTEM);
+    CHECK_THAT(gate_is_open()); /* the snapshot's memory is free again: its copies are done */
+    pthread_join(later, NULL);
+    no_threads = false;
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_hash(m) == hash);
+}
+
+/* Over shared memory also alone: it has a loop and streams of its own then. */
+static void use_shm(struct zero_tensor *tensors, struct zero_config *cfg)
+{
+    (void)tensors;
+    cfg->backend = ZERO_BACKEND_SHM;
+}
+
+static void test_no_thread(void **state)
+{
+    (void)state;
+    struct memory_files *files = memory_files_open();
+    struct model_options o = {
+        .stage = 2, .world = 1, .async = true, .files = memory_files_table(files), .change = use_shm};
+    model_run(&o, save_without_thread, NULL);
+    assert_int_equal(memory_files_n_open(files), 0);
+    memory_files_close(files);
+}
+
+int main(void)
+{
+    mallopt(M_PERTURB, 0x5a); /* what is freed does not stay as it was */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lost_peer),
+        cmocka_unit_test(test_no_thread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
