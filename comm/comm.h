@@ -16,6 +16,7 @@
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 
+#include "comm/called.h"
 #include "kernels/device.h"
 
 struct zr_comm;
@@ -89,6 +90,9 @@ struct zr_comm_ops {
     /* What this rank came to last: "reduce_scatter seq 812 unit 14", or "" if nothing; returns whether it is
      * in it, or it failed there, rather than behind it. Any thread. NULL: it cannot tell. */
     bool (*last)(struct zr_comm *c, char *text, size_t n_text);
+    /* The program makes a call that every rank must make: kept, so that an error can name the first calls
+     * that were not the same. One thread per communicator. NULL: it names collectives only. */
+    void (*called)(struct zr_comm *c, const struct zr_called *call);
     /* After a failure: waits, within a bound, for what was put on streams to end. true: it does not, and the
      * streams, and memory that they touch, can only be left behind. NULL: that does not happen. */
     bool (*stuck)(struct zr_comm *c);

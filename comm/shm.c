@@ -206,6 +206,12 @@ static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
+static void shm_called(struct zr_comm *c, const struct zr_called *call)
+{
+    if (shm_of(c)->mapped)
+        zr_called_put(&shm_of(c)->peer[c->rank].head->called, call);
+}
+
 void zr_shm_pair(struct zr_comm *a, struct zr_comm *b)
 {
     shm_of(a)->pair = shm_of(b);
@@ -244,6 +250,7 @@ static const struct zr_comm_ops shm_ops = {
     .status = shm_status,
     .stats = shm_stats,
     .last = shm_last,
+    .called = shm_called,
     .close = shm_close,
 };
 

@@ -13,6 +13,7 @@
 #ifndef ZR_COMM_SHM_H
 #define ZR_COMM_SHM_H
 
+#include "comm/called.h"
 #include "comm/segment.h"
 
 #include <pthread.h>
@@ -24,7 +25,7 @@ enum {
                            have entered ours */
     ZR_SHM_SEGS = 8192, /* segments of operations that are queued and not run yet */
     ZR_SHM_TEXT = 1024,
-    ZR_SHM_HEAD_BYTES = 8192,
+    ZR_SHM_HEAD_BYTES = 16384,
 };
 
 /* One operation, as peers compare it. */
@@ -51,6 +52,7 @@ struct zr_shm_head {
     char abort_text[ZR_SHM_TEXT];
     _Atomic uint32_t closed;
     struct zr_shm_post post[ZR_SHM_POSTS];
+    struct zr_called_ring called; /* of the communicator of a pair that is told */
 };
 
 struct zr_shm_peer {

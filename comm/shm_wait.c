@@ -104,26 +104,60 @@ static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
            a->bytes == b->bytes && a->seg_hash == b->seg_hash;
 }
 
+/* A rank's calls, in that communicator of the pair which is told of them. */
+static const struct zr_called_ring *calls_of(const struct zr_shm *m, int rank)
+{
+    const struct zr_shm *told = m;
+    if (!atomic_load(&m->peer[m->base.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
+        told = m->pair;
+    return &told->peer[rank].head->called;
+}
+
+/* Did this rank's program and that of `rank` make other calls? Then that is what went wrong, and said. */
+static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int rank)
+{
+    struct zr_called own, other;
+    char text[ZR_SHM_TEXT], own_text[ZR_CALLED_CHARS], other_text[ZR_CALLED_CHARS], op[96];
+    if (!zr_called_differ(calls_of(m, m->base.rank), calls_of(m, rank), &own, &other))
+        return false;
+    zr_called_describe(&own, own_text);
+    zr_called_describe(&other, other_text);
+    zr_shm_describe(mine, op, sizeof op);
+    snprintf(text, sizeof text,
+             "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order "
+             "(%s)",
+             rank, other_text, m->base.rank, own_text,
+             strcmp(own_text, other_text) ? "" : " with other arguments", op);
+    zr_shm_fail(m, ZR_ERR_MISMATCH, m->base.rank, text);
+    return true;
+}
+
 static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int rank,
                          const struct zr_shm_post *theirs)
 {
+    int own = m->base.rank;
     char op[96], what[512], more[256] = "";
+    if (fail_called(m, mine, rank))
+        return atomic_load(&m->code);
     zr_shm_describe(theirs, op, sizeof op);
     if (mine->op == theirs->op && mine->unit == theirs->unit) {
         if (mine->step != theirs->step)
-            snprintf(more, sizeof more, " of step %u, this rank of step %u", theirs->step, mine->step);
+            snprintf(more, sizeof more, " of step %u, rank %d of step %u", theirs->step, own, mine->step);
         else if (mine->bytes != theirs->bytes)
-            snprintf(more, sizeof more, " with %lld bytes, this rank with %lld", (long long)theirs->bytes,
+            snprintf(more, sizeof more, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, own,
                      (long long)mine->bytes);
         else if (mine->root != theirs->root)
-            snprintf(more, sizeof more, " with root %d, this rank with root %d", theirs->root, mine->root);
+            snprintf(more, sizeof more, " with root %d, rank %d with root %d", theirs->root, own, mine->root);
         else if (mine->n_seg != theirs->n_seg)
-            snprintf(more, sizeof more, " with %u segments, this rank with %u", theirs->n_seg, mine->n_seg);
+            snprintf(more, sizeof more, " with %u segments, rank %d with %u", theirs->n_seg, own,
+                     mine->n_seg);
         else if (mine->seg_hash != theirs->seg_hash)
-            snprintf(more, sizeof more, " with other segments (place, size, dtype or accumulation)");
+            snprintf(more, sizeof more,
+                     " with other segments (place, size, dtype or accumulation) than rank %d", own);
         else
-            snprintf(more, sizeof more, " after other calls of the model (hash %016llx, this rank %016llx)",
-                     (unsigned long long)theirs->call_hash, (unsigned long long)mine->call_hash);
+            snprintf(more, sizeof more,
+                     " after other calls of the program than rank %d, more than the latest %d calls ago", own,
+                     ZR_CALLED_KEPT);
     }
     snprintf(what, sizeof what, "rank %d is at %s%s", rank, op, more);
     return fail_op(m, ZR_ERR_MISMATCH, mine, what);
@@ -169,13 +203,15 @@ int zr_shm_adopt(struct zr_shm *m)
     return atomic_load(&m->code);
 }
 
-/* Are the missing still to come? They had their last chance when missing was computed after what is seen
- * here. */
+/* Are the missing still to come, and to the same operation? They had their last chance when missing was
+ * computed after what is seen here. */
 static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
                          uint64_t missing)
 {
     for (uint64_t left = missing; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
+        if (fail_called(m, mine, i))
+            return atomic_load(&m->code);
         bool closed = atomic_load(&m->peer[i].head->closed);
         if (!closed && !process_ended(&m->peer[i]))
             continue;
@@ -210,8 +246,8 @@ static bool waits_in_pair(struct zr_shm *m, int rank, struct zr_shm_post *there,
     return true;
 }
 
-/* The time is over. A rank that waits for this one elsewhere made other calls; any other is late, and where
- * it is tells why. */
+/* The time is over. A rank that waits for this one elsewhere does other things; any other is late, and where
+ * it is, and what its program called last, tells why. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
 {
     int rank = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
@@ -226,7 +262,9 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
             elsewhere = true;
         }
     }
-    char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[512], op[96];
+    char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[768], op[96];
+    char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS];
+    struct zr_called latest;
     zr_shm_last(m, rank, &here);
     if (here.seq && here.unit >= 0)
         snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
@@ -236,13 +274,19 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
                  zr_op_name((enum zr_op)here.op));
     if (elsewhere) {
         zr_shm_describe(&there, op, sizeof op);
-        snprintf(pair, sizeof pair, " here and waits%s in %s: %s", for_me ? " for this rank" : "",
-                 m->pair->name, op);
+        snprintf(pair, sizeof pair, " here and waits in %s: %s", m->pair->name, op);
+        if (for_me)
+            snprintf(pair, sizeof pair, " here and waits for rank %d in %s: %s", m->base.rank, m->pair->name,
+                     op);
+    }
+    if (zr_called_last(calls_of(m, rank), &latest)) {
+        zr_called_describe(&latest, call);
+        snprintf(last, sizeof last, "; its last call was %s", call);
     }
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
-    snprintf(what, sizeof what, "waited %lld ms for rank %d, which is %s%s%s",
-             (long long)(m->timeout_ns / 1000000), rank, where, pair, more);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", m->base.rank,
+             (long long)(m->timeout_ns / 1000000), rank, where, pair, more, last);
     return fail_op(m, for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 

@@ -177,6 +177,13 @@ static bool last(struct zr_comm *c, char *text, size_t n_text)
     return false;
 }
 
+static void called(struct zr_comm *c, const struct zr_called *call)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->called)
+        inner->ops->called(inner, call);
+}
+
 static bool stuck(struct zr_comm *c)
 {
     struct zr_comm *inner = of(c)->inner;
@@ -205,6 +212,7 @@ static const struct zr_comm_ops checked_ops = {
     .status = status,
     .stats = stats,
     .last = last,
+    .called = called,
     .stuck = stuck,
     .close = close_comm,
 };

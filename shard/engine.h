@@ -137,6 +137,10 @@ void zr_engine_carry(void *arg, const struct zr_job *job);
 /* The model's hand: one call, through the core. Blocks only as zero_begin and zero_step say. */
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 
+/* The program makes a call that every rank must make, besides those of zr_engine_call and zr_engine_step: for
+ * messages. subject: the tensor, or -1; args: of what else must be equal. Model's thread. */
+void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args);
+
 /* The step: result may be NULL; if not, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
 

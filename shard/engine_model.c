@@ -388,6 +388,32 @@ static const char *call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
+static void tell_called(struct zr_engine *e, const struct zr_called *call)
+{
+    if (e->reduce->ops->called)
+        e->reduce->ops->called(e->reduce, call);
+}
+
+void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)
+{
+    tell_called(e, &(struct zr_called){.name = name, .subject = subject, .step = e->step + 1, .args = args});
+}
+
+/* zero_write and zero_save say so themselves. */
+static void called(struct zr_engine *e, const struct zr_core_event *ev)
+{
+    static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
+                                               [ZR_EV_END] = ZR_CALLED_END,
+                                               [ZR_EV_MICRO] = ZR_CALLED_MICRO,
+                                               [ZR_EV_STEP] = ZR_CALLED_STEP};
+    bool bracket = ev->kind <= ZR_EV_END;
+    if (ev->kind <= ZR_EV_STEP)
+        tell_called(e, &(struct zr_called){.name = name[ev->kind],
+                                           .backward = bracket && ev->backward,
+                                           .subject = bracket ? ev->unit : -1,
+                                           .step = e->step + 1});
+}
+
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
 {
     int32_t n, err = zr_engine_check(e);
@@ -396,6 +422,7 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     err = zr_core_step(e->core, ev, e->actions, &n);
     if (err)
         return err;
+    called(e, ev);
     if (e->watch)
         zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
                       ev->backward ? "backward" : "forward", e->step);
@@ -483,6 +510,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_core_step(e->core, &ev, e->actions, &n);
     if (err)
         return err;
+    called(e, &ev);
     e->step++;
     e->lr = lr;
     zr_watch_call(e->watch, "zero_step", -1, "", e->step);

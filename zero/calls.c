@@ -3,6 +3,7 @@
 #include "zero/context.h"
 
 #include <math.h>
+#include <xxhash.h>
 
 static int need_context(const struct zero_ctx *z, const char *call)
 {
@@ -103,10 +104,20 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
     return 0;
 }
 
+/* What ranks must give alike, besides the tensor, as one number. */
+static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
+{
+    const int64_t words[] = {value, first, n};
+    return XXH3_64bits(words, sizeof words);
+}
+
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
-    return err ? err : zr_engine_read(&z->engine, tensor, kind, first, n, dst);
+    if (err)
+        return err;
+    zr_engine_called(&z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
+    return zr_engine_read(&z->engine, tensor, kind, first, n, dst);
 }
 
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
@@ -116,6 +127,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
         return err;
     if (!src && z->engine.rank == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
+    zr_engine_called(&z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
     return zr_engine_write(&z->engine, tensor, kind, first, n, src);
 }
 
@@ -127,5 +139,6 @@ int zero_mean(zero_ctx *z, double *values, int32_t n)
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
+    zr_engine_called(&z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
     return zr_engine_mean(&z->engine, values, n);
 }

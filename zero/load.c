@@ -461,7 +461,9 @@ int zero_load(zero_ctx *z, const char *path)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_load: a step has begun; load before the first backward or after zero_step");
     int err = zr_engine_check(&z->engine);
-    if (!err)
+    if (!err) {
+        zr_engine_called(&z->engine, ZR_CALLED_LOAD, -1, 0);
         err = load(z, path);
+    }
     return err ? zr_fail_more(err, "zero_load") : 0;
 }

@@ -463,8 +463,10 @@ int zero_save(zero_ctx *z, const char *dir)
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
     int err = check_call(z, "zero_save");
-    if (!err)
+    if (!err) {
+        zr_engine_called(&z->engine, ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);
+    }
     if (!err)
         err = zr_engine_settle(&z->engine);
     if (err)
@@ -498,8 +500,10 @@ int zero_save_wait(zero_ctx *z)
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
     int err = zr_engine_check(&z->engine);
-    if (!err)
+    if (!err) {
+        zr_engine_called(&z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
         err = zr_save_end(z);
+    }
     return err ? zr_fail_more(err, "zero_save_wait") : 0;
 }
 

@@ -235,20 +235,23 @@ static int export_files(struct weights *ws)
     return err ? err : zr_agree_in_run(z, local);
 }
 
-static int check_call(struct zero_ctx *z, const char *dir, const char *call)
+static int check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
     int32_t open = zr_core_open_unit(z->engine.core);
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
-    return zr_engine_check(&z->engine);
+    int err = zr_engine_check(&z->engine);
+    if (!err)
+        zr_engine_called(&z->engine, name, -1, 0);
+    return err;
 }
 
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
-    int err = check_call(z, dir, "zero_export");
+    int err = check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
     if (err)
         return err;
     struct weights ws = {.z = z, .dir = dir};
@@ -450,7 +453,7 @@ static int import_one(struct weights *ws, const struct sources *s, const struct 
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
-    int err = check_call(z, dir, "zero_import");
+    int err = check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
     if (err)
         return err;
     struct weights ws = {.z = z, .dir = dir};

@@ -263,8 +263,10 @@ int zero_unwrap(zero_ctx **z)
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
     int err = zr_engine_check(&ctx->engine);
-    if (!err)
+    if (!err) {
+        zr_engine_called(&ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
         err = zr_engine_barrier(&ctx->engine);
+    }
     if (!err && save_err)
         err = zr_fail(save_err, "%s", text);
     zr_engine_unpoint(&ctx->engine);

@@ -639,6 +639,43 @@ static const char *const difference_names[] = {
     [SILENT] = "says nothing",
 };
 
+/* What the odd rank called, and what the others did instead, as every rank is told. */
+static const char *const called[N_DIFFERENCES][2] = {
+    [OTHER_UNIT] = {"zero_begin(unit 2, forward) in step 2", "zero_begin(unit 1, forward) in step 2"},
+    [LEFT_OUT] = {"zero_begin(unit 0, backward) in step 2", "zero_begin(unit 1, backward) in step 2"},
+    [STEP_EARLY] = {"zero_step in step 2", "zero_begin(unit 1, backward) in step 2"},
+    [STEP_REFUSED] = {"zero_", "zero_begin(unit 0, forward) in step 2"}, /* zero_unwrap where it is refused */
+    [READ_FOR_MEAN] = {"zero_read(tensor 0) in step 2", "zero_mean in step 2"},
+    [READ_OTHER_RANGE] = {"zero_read(tensor 0) in step 2",
+                          "zero_read(tensor 0) in step 2 with other arguments"},
+    [READ_OTHER_TENSOR] = {"zero_read(tensor 1) in step 2", "zero_read(tensor 0) in step 2"},
+    [READ_OTHER_VALUE] = {"zero_read(tensor 0) in step 2",
+                          "zero_read(tensor 0) in step 2 with other arguments"},
+    [READ_FOR_WRITE] = {"zero_read(tensor 0) in step 2", "zero_write(tensor 0) in step 2"},
+    [MEAN_OF_FEWER] = {"zero_mean in step 2", "zero_mean in step 2 with other arguments"},
+    [UNWRAP_FOR_MEAN] = {"zero_unwrap in step 2", "zero_mean in step 2"},
+    [EARLY_UNWRAP] = {"zero_unwrap in step 2", "zero_begin(unit 0, forward) in step 2"},
+    [MEAN_ALONE] = {"zero_mean in step 2", "zero_begin(unit 0, forward) in step 2"},
+};
+
+/* "rank 2 called A; rank 0 called B", or the other way round; and nobody is "this rank". */
+static bool names_the_calls(const char *text, int how, int odd, int world)
+{
+    const char *a = called[how][0], *b = called[how][1];
+    if (strstr(text, "this rank"))
+        return false;
+    for (int other = 0; a && other < world; other++) {
+        char one[256], two[256];
+        bool args = strstr(b, " with other arguments") != NULL; /* said once, at the end */
+        snprintf(one, sizeof one, "rank %d called %s", odd, a);
+        snprintf(two, sizeof two, "rank %d called %.*s", other, (int)(strlen(b) - (args ? 21 : 0)), b);
+        if (other != odd && strstr(text, one) && strstr(text, two) &&
+            (!args || strstr(text, " with other arguments;")))
+            return true;
+    }
+    return !a;
+}
+
 struct differing {
     int stage;
     enum difference how;
@@ -768,6 +805,7 @@ static void ranks_call_differently(void **state)
                 int want = k == odd && how == STEP_REFUSED && stage >= 2 ? ZERO_ERR_ORDER : code;
                 const char *found = strstr(r[k].text, "found by");
                 bool says = want == ZERO_ERR_ORDER || (strstr(r[k].text, how == OTHER_LR ? "lr is" : "seq") &&
+                                                       names_the_calls(r[k].text, how, odd, world) &&
                                                        (!found || !strstr(found + 1, "found by")));
                 if (r[k].wrong[0] || r[k].err != want || !says || r[k].ms > SOON_MS)
                     fail_msg("%s: stage %d world %d rank %d: code %d after %lld ms \"%s\"; %s",

@@ -1,0 +1,70 @@
+/* called.h: what the program called, as ranks compare it.
+ *
+ * A collective that differs between ranks is the consequence of calls of the program that differed before it.
+ * Each rank keeps its latest calls where the others can read them, so that an error names the first calls
+ * that were not the same, in the program's own words. */
+#ifndef ZR_COMM_CALLED_H
+#define ZR_COMM_CALLED_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* X(name, text) */
+#define ZR_CALLED_MAP(X)                                                                                     \
+    X(BEGIN, "zero_begin")                                                                                   \
+    X(END, "zero_end")                                                                                       \
+    X(MICRO, "zero_micro")                                                                                   \
+    X(STEP, "zero_step")                                                                                     \
+    X(READ, "zero_read")                                                                                     \
+    X(WRITE, "zero_write")                                                                                   \
+    X(MEAN, "zero_mean")                                                                                     \
+    X(SAVE, "zero_save")                                                                                     \
+    X(SAVE_WAIT, "zero_save_wait")                                                                           \
+    X(LOAD, "zero_load")                                                                                     \
+    X(EXPORT, "zero_export")                                                                                 \
+    X(IMPORT, "zero_import")                                                                                 \
+    X(UNWRAP, "zero_unwrap")
+
+enum zr_called_name {
+    ZR_CALLED_NONE,
+#define ZR_CALLED_ENUM(name, text) ZR_CALLED_##name,
+    ZR_CALLED_MAP(ZR_CALLED_ENUM)
+#undef ZR_CALLED_ENUM
+};
+
+/* One call. */
+struct zr_called {
+    enum zr_called_name name;
+    bool backward;   /* BEGIN and END */
+    int32_t subject; /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
+    uint32_t step;   /* 1-based: how many zero_step calls were made before it, and 1 */
+    uint64_t args;   /* of the other arguments that all ranks must give alike; 0 where there are none */
+};
+
+enum { ZR_CALLED_KEPT = 256 };
+
+/* The latest calls of one rank. In shared memory: written by its own thread, read by any process. */
+struct zr_called_ring {
+    struct {
+        _Atomic uint64_t n; /* 1-based number of the call; 0 while it is being written */
+        _Atomic uint64_t what, args;
+    } at[ZR_CALLED_KEPT];
+    _Atomic uint64_t n; /* calls so far */
+};
+
+/* "zero_begin(unit 3, backward) in step 12" */
+#define ZR_CALLED_CHARS 96
+void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
+
+void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
+
+/* The first call that both have made and that is not the same, as far back as both are kept. false: there is
+ * none. */
+bool zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b, struct zr_called *of_a,
+                      struct zr_called *of_b);
+/* The latest; false: none was made. */
+bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
+
+#endif
