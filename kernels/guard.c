@@ -2,6 +2,7 @@
  * before the first page could be touched. */
 #include "kernels/guard.h"
 #include "kernels/error.h"
+#include "kernels/guard_report.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -28,6 +29,7 @@ struct zr_guard {
     int64_t page;
     int32_t n;
     _Atomic bool claimed, noted;
+    struct zr_reporter *reporter; /* NULL: nobody is told */
     struct zr_guard_touch first;
     struct region region[];
 };
@@ -41,6 +43,14 @@ static struct {
     _Atomic int n_inside; /* handlers that may hold what the list said */
     struct sigaction before;
 } guards = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Read by the handler, so it has its place from the start: an allocation there could not be. */
+static _Thread_local const char *callback __attribute__((tls_model("initial-exec")));
+
+void zr_guard_callback(const char *name)
+{
+    callback = name;
+}
 
 static int64_t up(int64_t n, int64_t to)
 {
@@ -85,9 +95,13 @@ static void touched(struct zr_guard *g, char *at, int write)
     struct region *r = &g->region[i];
     int mode = atomic_load(&r->mode);
     if (!atomic_exchange(&g->claimed, true)) {
-        g->first = (struct zr_guard_touch){i, at - r->at, (enum zr_guard_mode)mode, write};
+        g->first = (struct zr_guard_touch){i, at - r->at, (enum zr_guard_mode)mode, write, callback};
         atomic_store(&g->noted, true);
+        if (g->reporter)
+            zr_report_ask(g->reporter);
     }
+    if (g->reporter)
+        zr_report_wait(g->reporter);
     char *page = g->base + (at - g->base) / g->page * g->page;
     bool inside = page + g->page > r->at && page < r->at + r->bytes;
     mprotect(page, (size_t)g->page, PROT_READ | PROT_WRITE);
@@ -173,7 +187,8 @@ static void delist(struct zr_guard *g)
     pthread_mutex_unlock(&guards.lock);
 }
 
-int zr_guard_open(const struct zr_guard_region *want, int32_t n, struct zr_guard **out)
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*tell)(void *arg), void *arg,
+                  struct zr_guard **out)
 {
     *out = NULL;
     struct zr_guard *g = calloc(1, sizeof *g + (size_t)n * sizeof g->region[0]);
@@ -199,8 +214,11 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, struct zr_guard
         r->at = at + size + g->page + size - up(want[i].bytes, want[i].align);
         at += 3 * size + 2 * g->page;
     }
-    int err = enlist(g);
+    int err = tell ? zr_reporter_open(tell, arg, &g->reporter) : 0;
+    if (!err)
+        err = enlist(g);
     if (err) {
+        zr_reporter_close(g->reporter);
         munmap(g->base, g->bytes);
         free(g);
         return err;
@@ -214,6 +232,7 @@ void zr_guard_close(struct zr_guard *g)
     if (!g)
         return;
     delist(g);
+    zr_reporter_close(g->reporter);
     munmap(g->base, g->bytes);
     free(g);
 }

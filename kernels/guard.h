@@ -2,9 +2,9 @@
  * or open, and a note of the first touch that was not allowed.
  *
  * A forbidden touch is a fault of the processor, so it is found where it happens, reads included. The fault
- * is noted, the page is opened with NaN bytes in it, and the program goes on: what to say of it is for
- * whoever asks next. Each region ends at a closed page, but for its alignment, and has closed space of its
- * own size, at least, on both sides, so that a touch beside it is known as such.
+ * is noted, a thread of the guard's tells the owner at once (guard_report.h), the page is opened with NaN
+ * bytes in it, and the program goes on. Each region ends at a closed page, but for its alignment, and has
+ * closed space of its own size, at least, on both sides, so that a touch beside it is known as such.
  *
  * While any guard is open the process has a handler for SIGSEGV that passes on what is not a guard's; the one
  * before it is put back with the last. A program that installs a handler of its own meanwhile is not stopped
@@ -26,7 +26,8 @@ struct zr_guard_touch {
     int32_t region;
     int64_t offset; /* of the byte in the region; negative or beyond its end: beside it */
     enum zr_guard_mode mode;
-    int write; /* 1: it was a write, 0: a read, -1: this machine does not tell */
+    int write;            /* 1: it was a write, 0: a read, -1: this machine does not tell */
+    const char *callback; /* as the thread that touched said by zr_guard_callback */
 };
 
 struct zr_guard_region {
@@ -34,13 +35,17 @@ struct zr_guard_region {
     int64_t align; /* a power of two, at most a page. The rest of its multiple after the end is not closed */
 };
 
-/* n regions, all closed. ZR_ERR_NOMEM where address space or the number of guards in the process (64) runs
- * out, ZR_ERR_SYSTEM without a handler. */
-int zr_guard_open(const struct zr_guard_region *want, int32_t n, struct zr_guard **out);
+/* n regions, all closed. tell(arg), unless NULL, runs on a thread of its own after the first forbidden touch,
+ * while the thread that touched waits, 2 s at most. ZR_ERR_NOMEM where address space or the number of guards
+ * in the process (64) runs out, ZR_ERR_SYSTEM without a handler or a thread. */
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*tell)(void *arg), void *arg,
+                  struct zr_guard **out);
 void zr_guard_close(struct zr_guard *g); /* NULL is allowed */
 char *zr_guard_at(const struct zr_guard *g, int32_t region);
 /* Closing forgets what is in the region. */
 int zr_guard_set(struct zr_guard *g, int32_t region, enum zr_guard_mode mode);
+/* The calling thread runs a function of the program's from here on: its name, a literal; NULL: no more. */
+void zr_guard_callback(const char *name);
 /* The first forbidden touch so far; false: none. */
 bool zr_guard_touched(const struct zr_guard *g, struct zr_guard_touch *out);
 

@@ -1,4 +1,5 @@
 /* engine_carry.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
+#include "kernels/guard.h"
 #include "shard/engine.h"
 
 #include <math.h>
@@ -202,7 +203,9 @@ static void call_user(void *arg)
     struct user_call *c = arg;
     if (c->e->outcome->skipped || c->e->outcome->other >= 0 || atomic_load(&c->e->failed))
         return;
+    zr_guard_callback("cfg.update");
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
+    zr_guard_callback(NULL);
     if (err) {
         char text[256];
         snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,

@@ -3,6 +3,8 @@
 #include "kernels/guard.h"
 #include "shard/engine.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +24,17 @@ struct zr_watch {
     const struct zr_layout *layout;
     struct zr_guard *guard; /* NULL: nothing is guarded */
     struct place *places;   /* by region: tensors, their gradients, then TURNS for each piece, twice */
-    uint8_t *turn[2];       /* (n_pieces) parameters, gradients: the place in use, or used last */
     bool *told;             /* (n_units) the model's thread knows the parameters to be there, this step */
+    bool said_stopped;
+    _Atomic bool said_fault;
+    /* What a report of the guard's thread reads too, while the model's may go on. */
+    pthread_mutex_t lock;
+    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: the place in use, or used last */
+    bool *open[2];    /* (n_pieces) a bracket holds it */
     const char *call, *phase;
     int32_t unit;
-    uint32_t step; /* of the last call */
-    bool said_stopped, said_fault;
+    uint32_t step;              /* of the last call */
+    char touch[ZR_ERROR_BYTES]; /* the guard's first, in words; "": not yet */
     struct zr_log *log;
 };
 
@@ -37,6 +44,8 @@ static void say(const struct zr_watch *w, const char *text)
 }
 
 /* ---- opening ---- */
+
+static void tell_touch(void *arg);
 
 static int32_t region_of(const struct zr_watch *w, int32_t piece, bool grad)
 {
@@ -61,8 +70,10 @@ static int open_guard(struct zr_watch *w)
     w->places = calloc((size_t)n, sizeof *w->places);
     w->turn[0] = calloc((size_t)l->n_pieces + 1, 1);
     w->turn[1] = calloc((size_t)l->n_pieces + 1, 1);
+    w->open[0] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[0]);
+    w->open[1] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[1]);
     int err = 0;
-    if (!want || !w->places || !w->turn[0] || !w->turn[1])
+    if (!want || !w->places || !w->turn[0] || !w->turn[1] || !w->open[0] || !w->open[1])
         err = zr_fail(ZR_ERR_NOMEM, "check: no memory for %d guarded places", n);
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t t = 0; t < l->n_tensors; t++, at++) {
@@ -78,7 +89,7 @@ static int open_guard(struct zr_watch *w)
                 want[at] = region_for(x, 1, grad);
             }
     if (!err)
-        err = zr_guard_open(want, n, &w->guard);
+        err = zr_guard_open(want, n, tell_touch, w, &w->guard);
     free(want);
     return err;
 }
@@ -93,6 +104,7 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
         return zr_fail(ZR_ERR_NOMEM, "check: no memory to watch the model");
     w->check = check;
     w->layout = e->layout;
+    pthread_mutex_init(&w->lock, NULL);
     w->call = "zero_wrap";
     w->phase = "";
     w->unit = -1;
@@ -112,14 +124,15 @@ void zr_watch_close(struct zr_watch *w)
 {
     if (!w)
         return;
-    char text[96];
-    snprintf(text, sizeof text, "%lld operations were looked at", (long long)zr_check_n_ops(w->check));
-    say(w, text);
+    zr_info(w->log, "check: %lld operations were looked at", (long long)zr_check_n_ops(w->check));
     zr_guard_close(w->guard);
     free(w->places);
     free(w->turn[0]);
     free(w->turn[1]);
+    free(w->open[0]);
+    free(w->open[1]);
     free(w->told);
+    pthread_mutex_destroy(&w->lock);
     free(w);
 }
 
@@ -129,10 +142,12 @@ void zr_watch_call(struct zr_watch *w, const char *name, int32_t unit, const cha
 {
     if (!w)
         return;
+    pthread_mutex_lock(&w->lock);
     w->call = name;
     w->unit = unit;
     w->phase = phase;
     w->step = step;
+    pthread_mutex_unlock(&w->lock);
     zr_check_doing(w->check, name, unit, step);
 }
 
@@ -197,7 +212,10 @@ static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 /* A new place for a piece, with a copy of what the model is to see in it. */
 static int open_piece(struct zr_watch *w, int32_t piece, bool grad, const char *from, int64_t bytes)
 {
+    pthread_mutex_lock(&w->lock);
     w->turn[grad][piece] = (uint8_t)((w->turn[grad][piece] + 1) % TURNS);
+    w->open[grad][piece] = true;
+    pthread_mutex_unlock(&w->lock);
     int32_t region = region_of(w, piece, grad);
     int err = zr_guard_set(w->guard, region, ZR_GUARD_OPEN);
     if (err)
@@ -211,6 +229,9 @@ static int close_piece(struct zr_watch *w, int32_t piece, bool grad, char *to, i
     int32_t region = region_of(w, piece, grad);
     if (grad)
         memcpy(to, zr_guard_at(w->guard, region), (size_t)bytes);
+    pthread_mutex_lock(&w->lock);
+    w->open[grad][piece] = false;
+    pthread_mutex_unlock(&w->lock);
     return zr_guard_set(w->guard, region, ZR_GUARD_CLOSED);
 }
 
@@ -278,7 +299,33 @@ void zr_watch_reader_done(struct zr_watch *w)
 
 /* ---- faults ---- */
 
-/* Which element of which tensor a touch meant, and why it was wrong. */
+static bool is_open(const struct zr_watch *w, int32_t tensor, int64_t slice, bool grad)
+{
+    const struct zr_layout *l = w->layout;
+    for (int32_t p = 0; p < l->n_pieces; p++)
+        if (l->pieces[p].tensor == tensor && l->pieces[p].slice == slice && w->open[grad][p])
+            return true;
+    return false;
+}
+
+/* Of a touch of memory that is not open: where it stands to the brackets of the unit it meant. */
+static const char *wrong_bracket(const struct zr_watch *w, const struct place *at, int64_t slice)
+{
+    bool kept = at->slice == slice;
+    if (is_open(w, at->tensor, slice, at->grad))
+        return kept ? "inside its bracket, by a pointer that it kept from an earlier one; each zero_begin "
+                      "sets it anew"
+               : at->slice < 0
+                   ? "inside its bracket, by a pointer that it took before zero_begin, which sets it anew"
+                   : "inside its bracket, by the pointer of another layer";
+    if (kept)
+        return "outside its bracket, by a pointer that it kept from an earlier one";
+    if (at->grad && is_open(w, at->tensor, slice, false))
+        return "outside its bracket, which is one in backward";
+    return "outside its bracket";
+}
+
+/* Which element of which tensor a touch meant, and why it was wrong. Under the lock. */
 static void describe(const struct zr_watch *w, const struct zr_guard_touch *t, char *text, size_t n)
 {
     const struct place *at = &w->places[t->region];
@@ -299,31 +346,60 @@ static void describe(const struct zr_watch *w, const struct zr_guard_touch *t, c
                  (long long)(byte / size));
     if (beside)
         snprintf(why, sizeof why, "where no tensor is");
+    else if (t->callback)
+        snprintf(why, sizeof why, "which it was not given");
     else if (t->mode == ZR_GUARD_READ && t->offset >= 0 && t->offset < own)
         snprintf(why, sizeof why, "which may only be read");
-    else if (at->slice >= 0 && t->mode == ZR_GUARD_CLOSED && slice == at->slice)
-        snprintf(why, sizeof why, "outside its bracket, by a pointer that it kept from an earlier one");
     else
-        snprintf(why, sizeof why, "outside its bracket");
+        snprintf(why, sizeof why, "%s", wrong_bracket(w, at, slice));
     char after[96];
-    if (w->unit < 0)
-        snprintf(after, sizeof after, "after %s", w->call);
+    if (t->callback)
+        snprintf(after, sizeof after, "in %s", t->callback);
+    else if (w->unit < 0)
+        snprintf(after, sizeof after, "after %s, step %u", w->call, w->step);
     else
-        snprintf(after, sizeof after, "after %s of unit %d in %s", w->call, w->unit, w->phase);
-    snprintf(text, n, "the model's fault: %s, step %u, it %s %stensor %s (%s) %s", after, w->step, does,
+        snprintf(after, sizeof after, "after %s of unit %d in %s, step %u", w->call, w->unit, w->phase,
+                 w->step);
+    snprintf(text, n, "the model's fault: %s, it %s %stensor %s (%s) %s", after, does,
              at->grad ? "the gradient of " : "", x->name, where, why);
+}
+
+static bool found_touch(struct zr_watch *w, char *text, size_t n)
+{
+    struct zr_guard_touch t;
+    if (!w->guard || !zr_guard_touched(w->guard, &t))
+        return false;
+    pthread_mutex_lock(&w->lock);
+    if (!w->touch[0])
+        describe(w, &t, w->touch, sizeof w->touch);
+    snprintf(text, n, "%s", w->touch);
+    pthread_mutex_unlock(&w->lock);
+    return true;
+}
+
+static void say_fault(struct zr_watch *w, const char *text)
+{
+    if (!atomic_exchange(&w->said_fault, true))
+        say(w, text);
+}
+
+/* On the guard's thread, while the one that touched waits. */
+static void tell_touch(void *arg)
+{
+    struct zr_watch *w = arg;
+    char text[ZR_ERROR_BYTES];
+    if (found_touch(w, text, sizeof text))
+        say_fault(w, text);
 }
 
 int zr_watch_look(struct zr_engine *e)
 {
     struct zr_watch *w = e->watch;
-    struct zr_guard_touch t;
     char text[ZR_ERROR_BYTES];
     int code = 0;
     if (!w)
         return 0;
-    if (w->guard && zr_guard_touched(w->guard, &t)) {
-        describe(w, &t, text, sizeof text);
+    if (found_touch(w, text, sizeof text)) {
         code = ZR_ERR_ORDER;
     } else if (zr_check_found(w->check, text, sizeof text)) {
         code = ZR_ERR_FAILED;
@@ -333,8 +409,6 @@ int zr_watch_look(struct zr_engine *e)
     }
     if (!code)
         return 0;
-    if (!w->said_fault)
-        say(w, text);
-    w->said_fault = true;
+    say_fault(w, text);
     return zr_fail(code, "check: %s", text);
 }

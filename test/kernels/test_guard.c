@@ -22,7 +22,7 @@ enum { N = 5 };
 static struct zr_guard *open_guard(void)
 {
     struct zr_guard *g;
-    assert_int_equal(zr_guard_open(wanted, N, &g), 0);
+    assert_int_equal(zr_guard_open(wanted, N, NULL, NULL, &g), 0);
     return g;
 }
 
@@ -197,7 +197,7 @@ static void test_default(void **state)
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
         struct zr_guard *g;
-        if (zr_guard_open(wanted, N, &g))
+        if (zr_guard_open(wanted, N, NULL, NULL, &g))
             _exit(2);
         *(volatile char *)zr_guard_at(g, 0) = 1;
         *nowhere = 1;
@@ -223,7 +223,7 @@ static void test_sent(void **state)
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
         struct zr_guard *g;
-        if (zr_guard_open(wanted, N, &g))
+        if (zr_guard_open(wanted, N, NULL, NULL, &g))
             _exit(2);
         kill(getpid(), SIGSEGV);
         _exit(3);
@@ -258,14 +258,14 @@ static void test_most(void **state)
     struct zr_guard *g[65];
     for (int i = 0; i < 64; i++)
         g[i] = open_guard();
-    assert_int_equal(zr_guard_open(wanted, N, &g[64]), ZR_ERR_NOMEM);
+    assert_int_equal(zr_guard_open(wanted, N, NULL, NULL, &g[64]), ZR_ERR_NOMEM);
     assert_null(g[64]);
     zr_guard_close(g[17]);
     g[17] = open_guard();
     for (int i = 0; i < 64; i++)
         zr_guard_close(g[i]);
     const struct zr_guard_region too_much = {INT64_C(1) << 60, 64};
-    assert_int_equal(zr_guard_open(&too_much, 1, &g[0]), ZR_ERR_NOMEM);
+    assert_int_equal(zr_guard_open(&too_much, 1, NULL, NULL, &g[0]), ZR_ERR_NOMEM);
 }
 
 int main(void)

@@ -112,6 +112,8 @@ enum wrong {
     KEEPS_POINTER,
     KEEPS_POINTER_OVER_BACKWARD,
     KEEPS_POINTER_OF_FORWARD,
+    KEEPS_POINTER_OF_NO_BRACKET,
+    WRITES_GRAD_IN_FORWARD,
     OTHER_LAYER,
     WRITES_PARAM,
     BEYOND_END,
@@ -129,8 +131,15 @@ static const char *const told[WRONGS] = {
         "119) outside its bracket",
     [KEEPS_POINTER] =
         "it reads tensor head (unit 3, element 5) outside its bracket, by a pointer that it kept",
-    [KEEPS_POINTER_OVER_BACKWARD] = "tensor embedding (unit 0, element 0) outside its bracket, by a pointer",
-    [KEEPS_POINTER_OF_FORWARD] = "tensor embedding (unit 0, element 0) outside its bracket, by a pointer",
+    [KEEPS_POINTER_OVER_BACKWARD] = "tensor embedding (unit 0, element 0) inside its bracket, by a pointer "
+                                    "that it kept from an earlier one",
+    [KEEPS_POINTER_OF_FORWARD] = "tensor embedding (unit 0, element 0) inside its bracket, by a pointer that "
+                                 "it kept from an earlier one",
+    [KEEPS_POINTER_OF_NO_BRACKET] = "tensor embedding (unit 0, element 2) inside its bracket, by a pointer "
+                                    "that it took before zero_begin",
+    [WRITES_GRAD_IN_FORWARD] =
+        "after zero_begin of unit 0 in forward, step 1, it writes the gradient of tensor "
+        "embedding (unit 0, element 1) outside its bracket, which is one in backward",
     [OTHER_LAYER] = "after zero_begin of unit 1 in backward, step 1, it writes the gradient of tensor layers "
                     "(unit 2, element 120) outside its bracket",
     [WRITES_PARAM] =
@@ -155,8 +164,14 @@ static int wrong_step(struct toy *m, zero_ctx *z, const struct toy_rank *r, enum
     volatile uint16_t *kept_half = NULL;
     if (wrong == READS_BEFORE_BEGIN)
         seen = ((volatile uint16_t *)m->param[2])[0];
+    if (wrong == KEEPS_POINTER_OF_NO_BRACKET)
+        kept = m->param[0];
     for (int u = 0; !err && u < TOY_UNITS; u++) {
         err = zero_begin(z, u, ZERO_FORWARD);
+        if (u == 0 && wrong == KEEPS_POINTER_OF_NO_BRACKET)
+            seen = kept[2];
+        if (u == 0 && wrong == WRITES_GRAD_IN_FORWARD)
+            ((volatile float *)m->grad[0])[1] = 1;
         if (u == 0)
             kept = m->param[0];
         if (u == 3)
@@ -261,9 +276,9 @@ static void test_faults_of_the_model(void **state)
 /* It runs on a thread of the library's. */
 static int update_that_reads(void *arg, const struct zero_update *u)
 {
-    struct toy *m = arg;
+    float *const *closed = arg;
     for (int64_t i = 0; i < u->n; i++)
-        u->master[i] -= u->lr * u->grad[i] * ((volatile float *)m->param[0])[3];
+        u->master[i] -= u->lr * u->grad[i] * ((volatile float *)*closed)[3];
     return 0;
 }
 
@@ -275,9 +290,11 @@ static void reading_rank(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, f->stage);
     cfg.check = 1;
     cfg.update = update_that_reads;
-    cfg.update_arg = &m;
+    float *closed = NULL;
+    cfg.update_arg = &closed;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    closed = m.param[0];
     if (!err)
         err = train(&m, z, r, 1);
     toy_note(r, err);
@@ -288,7 +305,8 @@ static void reading_rank(struct toy_rank *r)
 static void test_update_that_reads(void **state)
 {
     (void)state;
-    const char *text = "it reads tensor embedding (unit 0, element 3) outside its bracket";
+    const char *text = "the model's fault: in cfg.update, it reads tensor embedding (unit 0, element 3) "
+                       "which it was not given";
     for (int stage = 2; stage < 4; stage++)
         for (int world = 1; world < 3; world++) {
             struct faulty f = {.stage = stage};

@@ -1,0 +1,164 @@
+/* test_check_report.c: what cfg.check found is told before the model goes on, so it is known whatever becomes
+ * of the model then. Each model is a process of its own. */
+#include "test/zero/toy_net.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char read_of_head[] = "it reads tensor head (unit 3, element 5) outside its bracket";
+
+struct run {
+    struct toy m;
+    zero_ctx *z;
+    int fd; /* lines go there */
+    pthread_mutex_t lock;
+    bool log_locks;
+};
+
+static void log_line(void *arg, const char *line)
+{
+    struct run *r = arg;
+    if (r->log_locks)
+        pthread_mutex_lock(&r->lock);
+    dprintf(r->fd, "%s\n", line);
+    if (r->log_locks)
+        pthread_mutex_unlock(&r->lock);
+}
+
+/* By several threads a race, and meant to be. */
+__attribute__((no_sanitize("thread"), noinline)) static void touch(struct run *r)
+{
+    (void)((volatile uint16_t *)r->m.param[4])[5];
+}
+
+static void division(struct run *r)
+{
+    touch(r);
+    raise(SIGFPE);
+}
+
+static void wild_pointer(struct run *r)
+{
+    volatile char *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    touch(r);
+    *nowhere = 1;
+}
+
+static void killed(struct run *r)
+{
+    touch(r);
+    raise(SIGKILL);
+}
+
+/* The program's log wants what the thread that touched holds: the report comes once that lets go. */
+static void holds_the_lock(struct run *r)
+{
+    r->log_locks = true;
+    pthread_mutex_lock(&r->lock);
+    touch(r);
+    touch(r);
+    pthread_mutex_unlock(&r->lock);
+    zero_unwrap(&r->z);
+    _exit(0);
+}
+
+static void *touching_thread(void *arg)
+{
+    touch(arg);
+    return NULL;
+}
+
+static void threads(struct run *r)
+{
+    pthread_t thread[4];
+    for (int i = 0; i < 4; i++)
+        pthread_create(&thread[i], NULL, touching_thread, r);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
+    zero_unwrap(&r->z);
+    _exit(0);
+}
+
+static const struct way {
+    const char *name;
+    void (*go)(struct run *r);
+    int signal; /* that ends it; 0: it exits with 0 */
+} ways[] = {
+    {"SIGFPE", division, SIGFPE}, {"SIGSEGV", wild_pointer, SIGSEGV},
+    {"SIGKILL", killed, SIGKILL}, {"lock", holds_the_lock, 0},
+    {"threads", threads, 0},
+};
+
+static void model(const struct way *w, int stage, int fd)
+{
+    signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
+    signal(SIGFPE, SIG_DFL);
+    struct run r = {.fd = fd, .lock = PTHREAD_MUTEX_INITIALIZER};
+    toy_make(&r.m);
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.world = 1;
+    cfg.stage = stage;
+    cfg.check = 1;
+    cfg.log = log_line;
+    cfg.log_arg = &r;
+    int err = zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg);
+    if (!err)
+        err = toy_forward(&r.m, r.z, true);
+    if (err) {
+        dprintf(fd, "%s\n", zero_last_error());
+        _exit(9);
+    }
+    w->go(&r);
+    _exit(8);
+}
+
+static int times(const char *text, const char *what)
+{
+    int n = 0;
+    for (; (text = strstr(text, what)); text++)
+        n++;
+    return n;
+}
+
+static void test_told_first(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        for (int stage = 2; stage < 4; stage++) {
+            int fds[2], status;
+            assert_int_equal(pipe(fds), 0);
+            pid_t child = fork();
+            if (child == 0) {
+                alarm(60);
+                model(&ways[i], stage, fds[1]);
+            }
+            close(fds[1]);
+            char text[4096] = "";
+            size_t n = 0;
+            for (ssize_t k; (k = read(fds[0], text + n, sizeof text - 1 - n)) > 0;)
+                n += (size_t)k;
+            close(fds[0]);
+            assert_int_equal(waitpid(child, &status, 0), child);
+            bool ended = ways[i].signal ? WIFSIGNALED(status) && WTERMSIG(status) == ways[i].signal
+                                        : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+            if (!ended || times(text, read_of_head) != 1 || times(text, "the model's fault") != 1)
+                fail_msg("%s, stage %d: status %x, told \"%s\"", ways[i].name, stage, (unsigned)status, text);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_told_first)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
