@@ -296,15 +296,26 @@ void gnet_seed(struct gnet *a)
     a->cost->g[0] = 1.0f;
 }
 
+void gnet_zero_grad(struct gnet *a)
+{
+    for (int i = 0; i < a->n; i++)
+        if ((a->v[i]->flag & GN_VAR) && a->v[i]->g != NULL)
+            memset(a->v[i]->g, 0, (size_t)node_len(a->v[i]) * sizeof(float));
+}
+
+void gnet_grad(struct gnet *a)
+{
+    gnet_seed(a);
+    for (int i = a->n; i-- > 0;)
+        gnet_node(a, i, GN_BACKWARD);
+}
+
 float gnet_cost(struct gnet *a, int cal_grad)
 {
     for (int i = 0; i < a->n; i++)
         gnet_node(a, i, GN_FORWARD);
-    if (cal_grad) {
-        gnet_seed(a);
-        for (int i = a->n; i-- > 0;)
-            gnet_node(a, i, GN_BACKWARD);
-    }
+    if (cal_grad)
+        gnet_grad(a);
     return a->cost->x[0];
 }
 

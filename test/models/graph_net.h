@@ -43,11 +43,15 @@ void gnet_free(struct gnet *a);
 
 /* Runs the graph on what in->x and truth->x hold; returns the mean cost, with gradients if cal_grad. */
 float gnet_cost(struct gnet *a, int cal_grad);
+void gnet_grad(struct gnet *a); /* the gradients alone, after gnet_cost(a, 0) */
 
 /* The same node by node: gnet_cost is gnet_node(FORWARD) for i in 0..n-1, gnet_seed(), and
  * gnet_node(BACKWARD) for i in n-1..0. */
 void gnet_node(struct gnet *a, int i, int action);
 void gnet_seed(struct gnet *a); /* zeroes the gradients of the inner nodes, but the cost's: 1 */
+
+/* Zeroes the gradients of the variables that have one, as frameworks of this kind do before each pass. */
+void gnet_zero_grad(struct gnet *a);
 
 /* Hinton's RMSprop over n elements of a collated vector x; r: its running mean square. */
 void gnet_rmsprop(int n, float lr, float decay, const float *g, float *x, float *r);

@@ -88,7 +88,7 @@ static void train_plain(const void *options, struct run_log *log)
     } while (0)
 
 /* gnet_cost with a bracket around the nodes of each layer. */
-static int cost(zero_ctx *z, struct gnet *a, int cal_grad)
+static int forward(zero_ctx *z, struct gnet *a)
 {
     int open = -1;
     for (int i = 0; i < a->n; i++) {
@@ -103,11 +103,12 @@ static int cost(zero_ctx *z, struct gnet *a, int cal_grad)
             DO(zero_begin(z, open, ZERO_FORWARD));
         gnet_node(a, i, GN_FORWARD);
     }
-    if (open >= 0)
-        DO(zero_end(z, open, ZERO_FORWARD));
-    if (!cal_grad)
-        return 0;
-    open = -1;
+    return open >= 0 ? zero_end(z, open, ZERO_FORWARD) : 0;
+}
+
+static int backward(zero_ctx *z, struct gnet *a)
+{
+    int open = -1;
     gnet_seed(a);
     for (int i = a->n; i-- > 0;) {
         if (a->v[i]->op == NULL)
@@ -197,17 +198,25 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
         double loss = 0.0, eval = 0.0;
         for (int micro = 0; micro < A; micro++) {
             sums(SEED, step, run_micro(setup, rank, micro) * B, B, a->in->x, a->truth->x);
-            if (setup->brackets) {
-                RUN_TRY(log, cost(z, a, 1));
-            } else {
-                gnet_cost(a, 1);
-                if (micro < A - 1)
-                    RUN_TRY(log, zero_micro(z));
-            }
+            if (run_zeroes(setup, micro, false))
+                gnet_zero_grad(a);
+            if (setup->brackets)
+                RUN_TRY(log, forward(z, a));
+            else
+                gnet_cost(a, 0);
+            run_lag(setup, rank);
+            if (run_zeroes(setup, micro, true))
+                gnet_zero_grad(a);
+            if (setup->brackets)
+                RUN_TRY(log, backward(z, a));
+            else
+                gnet_grad(a);
+            if (!setup->brackets && !setup->no_micro && micro < A - 1)
+                RUN_TRY(log, zero_micro(z));
             loss += (double)a->cost->x[0] / A;
         }
-        struct zero_step_info info;
-        RUN_TRY(log, zero_step(z, LR, &info));
+        struct zero_step_info info = {0};
+        RUN_TRY(log, zero_step(z, LR, setup->no_info ? NULL : &info));
         RUN_TRY(log, zero_mean(z, &loss, 1));
         log->loss[step] = loss;
         log->norm[step] = info.grad_norm;
@@ -215,7 +224,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
             for (int micro = 0; micro < A; micro++) {
                 sums(SEED + 1, step, run_micro(setup, rank, micro) * B, B, a->in->x, a->truth->x);
                 if (setup->brackets)
-                    RUN_TRY(log, cost(z, a, 0));
+                    RUN_TRY(log, forward(z, a));
                 else
                     gnet_cost(a, 0);
                 eval += (double)a->cost->x[0] / A;

@@ -214,6 +214,18 @@ static int own_update(void *arg, const struct zero_update *u)
     return 0;
 }
 
+/* What such nets do before a batch. */
+static void zero_own_updates(struct net *net)
+{
+    for (int i = 0; i < net->n; i++) {
+        struct layer *l = &net->layers[i];
+        if (l->n_weights > 0 && l->weight_updates != NULL)
+            memset(l->weight_updates, 0, (size_t)l->n_weights * sizeof(float));
+        if (l->n_biases > 0 && l->bias_updates != NULL)
+            memset(l->bias_updates, 0, (size_t)l->n_biases * sizeof(float));
+    }
+}
+
 static void train_rank(const void *options, const struct run_setup *setup, int rank, const char *url,
                        struct run_log *log)
 {
@@ -257,19 +269,25 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
         double loss = 0.0, eval = 0.0;
         for (int a = 0; a < A; a++) {
             images(SEED, step, run_micro(setup, rank, a) * B, B, input, truth);
-            if (setup->brackets) {
+            if (run_zeroes(setup, a, false))
+                zero_own_updates(net);
+            if (setup->brackets)
                 RUN_TRY(log, forward(&w, input, truth));
-                RUN_TRY(log, backward(&w, input));
-            } else {
+            else
                 net_forward(net, input, truth);
+            run_lag(setup, rank);
+            if (run_zeroes(setup, a, true))
+                zero_own_updates(net);
+            if (setup->brackets)
+                RUN_TRY(log, backward(&w, input));
+            else
                 net_backward(net, input);
-                if (a < A - 1)
-                    RUN_TRY(log, zero_micro(w.z));
-            }
+            if (!setup->brackets && !setup->no_micro && a < A - 1)
+                RUN_TRY(log, zero_micro(w.z));
             loss += (double)net_cost(net) / A;
         }
-        struct zero_step_info info;
-        RUN_TRY(log, zero_step(w.z, net->learning_rate, &info));
+        struct zero_step_info info = {0};
+        RUN_TRY(log, zero_step(w.z, net->learning_rate, setup->no_info ? NULL : &info));
         RUN_TRY(log, zero_mean(w.z, &loss, 1));
         log->loss[step] = loss;
         log->norm[step] = info.grad_norm;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -24,6 +25,8 @@ struct zero_config run_config(const struct run_setup *setup, int rank, const cha
     cfg.grad_accum_steps = setup->accum;
     cfg.prefetch = setup->prefetch;
     cfg.param_budget_bytes = setup->budget;
+    cfg.grad_in_place = setup->in_place;
+    cfg.deterministic = setup->deterministic;
     return cfg;
 }
 
@@ -48,6 +51,27 @@ void run_unwrap(struct run_log *log, zero_ctx **z)
 int run_micro(const struct run_setup *setup, int rank, int a)
 {
     return a * setup->world + rank;
+}
+
+bool run_zeroes(const struct run_setup *setup, int a, bool backward)
+{
+    switch (setup->zeroing) {
+    case RUN_ZEROES_NEVER:
+        return false;
+    case RUN_ZEROES_STEP:
+        return a == 0 && !backward;
+    case RUN_ZEROES_MICRO:
+        return !backward;
+    case RUN_ZEROES_BACKWARD:
+        return backward;
+    }
+    return false;
+}
+
+void run_lag(const struct run_setup *setup, int rank)
+{
+    if (setup->lags && rank == setup->world - 1)
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
 }
 
 struct rank_thread {
@@ -101,7 +125,7 @@ struct run_log run_ranks(const struct run_model *model, const void *options, con
     if (n_failed > 0)
         fail_msg("%s: %d ranks failed", run_setup_text(setup), n_failed);
     for (int r = 1; r < setup->world; r++) {
-        char what[160];
+        char what[320];
         snprintf(what, sizeof what, "%s, rank %d against rank 0", run_setup_text(setup), r);
         run_assert_same(&logs[0], &logs[r], what);
         run_log_free(&logs[r]);
@@ -197,10 +221,17 @@ void run_assert_learned(const struct run_log *log, double part)
 
 const char *run_setup_text(const struct run_setup *s)
 {
-    static _Thread_local char text[128];
-    snprintf(text, sizeof text, "stage %d, world %d, accum %d, prefetch %d, budget %lld, %s%s", s->stage,
-             s->world, s->accum > 0 ? s->accum : 1, s->prefetch, (long long)s->budget,
-             s->brackets ? "brackets" : "no brackets", s->order ? ", order given" : "");
+    static _Thread_local char text[256];
+    static const char *const zeroing[] = {"", ", zeroes each step", ", zeroes each micro-batch",
+                                          ", zeroes before backward"};
+    snprintf(text, sizeof text, "stage %d, world %d, accum %d, prefetch %d, budget %lld, %s%s%s%s%s%s%s",
+             s->stage, s->world, s->accum > 0 ? s->accum : 1, s->prefetch, (long long)s->budget,
+             s->brackets ? "brackets" : "no brackets", s->order ? ", order given" : "", zeroing[s->zeroing],
+             s->in_place ? ", in place" : "",
+             s->deterministic > 0   ? ", deterministic"
+             : s->deterministic < 0 ? ", not deterministic"
+                                    : "",
+             s->no_micro ? ", no zero_micro" : "", s->no_info ? ", no info" : "");
     return text;
 }
 

@@ -26,6 +26,15 @@ struct run_log {
     float *states;  /* (n_states) of the optimizer; wrapped runs only */
 };
 
+/* When a model zeroes its gradients itself, all whose pointer is not NULL, as programs do that nobody wrote
+ * for this library. */
+enum run_zeroing {
+    RUN_ZEROES_NEVER,
+    RUN_ZEROES_STEP,    /* at the start of a step */
+    RUN_ZEROES_MICRO,   /* of each micro-batch */
+    RUN_ZEROES_BACKWARD /* between forward and backward */
+};
+
 /* How a wrapped run is laid out over ranks. */
 struct run_setup {
     int stage, world;
@@ -34,6 +43,12 @@ struct run_setup {
     int64_t budget; /* as cfg.param_budget_bytes */
     bool brackets;  /* false: not a line inside forward and backward (stages 0 and 1) */
     bool order;     /* give cfg.order, the calls of a micro-batch, beforehand */
+    enum run_zeroing zeroing;
+    bool in_place;     /* as cfg.grad_in_place */
+    int deterministic; /* as cfg.deterministic */
+    bool no_micro;     /* without brackets: zero_micro is not called */
+    bool no_info;      /* zero_step is asked nothing, so that it need not wait; no norms in the log */
+    bool lags;         /* the last rank is late at each backward: what the others reduce waits for it */
 };
 
 /* One rank of a wrapped run, on its own thread. Fills the log, err included. */
@@ -64,6 +79,11 @@ int run_failed(struct run_log *log, int err, const char *call);
 
 /* zero_unwrap(), its failure noted like the others'. */
 void run_unwrap(struct run_log *log, zero_ctx **z);
+
+/* Is it time to zero the gradients: before the a-th micro-batch's forward (backward: its backward)? */
+bool run_zeroes(const struct run_setup *setup, int a, bool backward);
+/* Before a backward: the last rank is late. */
+void run_lag(const struct run_setup *setup, int rank);
 
 /* Number of a rank's a-th micro-batch of a step among all ranks'. */
 int run_micro(const struct run_setup *setup, int rank, int a);

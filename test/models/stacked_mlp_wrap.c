@@ -345,6 +345,16 @@ static int misuse(zero_ctx *z, struct run_log *log, bool no_micro)
     return zero_end(z, 2, ZERO_FORWARD);
 }
 
+/* mlp_zero_grad without its flat buffer: it is the library's now, in pieces. */
+static void zero_own_gradients(struct mlp *m)
+{
+    float *g[MLP_N_TENSORS];
+    memcpy(g, &m->grads, sizeof g);
+    for (int i = 0; i < MLP_N_TENSORS; i++)
+        if (g[i] != NULL)
+            memset(g[i], 0, m->sizes[i] * sizeof(float));
+}
+
 static void train_rank(const void *options, const struct run_setup *setup, int rank, const char *url,
                        struct run_log *log)
 {
@@ -399,23 +409,30 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
                 eval += (double)m->mean_loss / A;
             }
             mlp_data(SEED, step, run_micro(setup, rank, a) * B, B, tokens, targets);
-            if (setup->brackets) {
-                RUN_TRY(log, mlp_zero_micro_batch(z, m, o, tokens, targets));
-            } else {
+            if (run_zeroes(setup, a, false))
+                zero_own_gradients(m);
+            if (setup->brackets)
+                RUN_TRY(log, forward(z, m, o, tokens, targets));
+            else
                 mlp_forward(m, tokens, targets);
+            run_lag(setup, rank);
+            if (run_zeroes(setup, a, true))
+                zero_own_gradients(m);
+            if (setup->brackets)
+                RUN_TRY(log, backward(z, m, o));
+            else
                 mlp_backward(m);
-                if (a < A - 1)
-                    RUN_TRY(log, zero_micro(z));
-            }
+            if (!setup->brackets && !setup->no_micro && a < A - 1)
+                RUN_TRY(log, zero_micro(z));
             loss += (double)m->mean_loss / A;
         }
-        struct zero_step_info info;
-        RUN_TRY(log, zero_step(z, LR, &info));
+        struct zero_step_info info = {.t = step + 1};
+        RUN_TRY(log, zero_step(z, LR, setup->no_info ? NULL : &info));
         RUN_TRY(log, zero_mean(z, &loss, 1));
         log->loss[step] = loss;
         log->norm[step] = info.grad_norm;
         if (info.t != step + 1 || info.skipped ||
-            (info.clipped != 0) != (o->clip > 0 && info.grad_norm > o->clip) ||
+            (!setup->no_info && (info.clipped != 0) != (o->clip > 0 && info.grad_norm > o->clip)) ||
             (setup->brackets && !pointers_are_as_promised(m, setup->stage))) {
             run_failed(log, ZERO_ERR_FAILED, "zero_step told something else than what happened");
             goto out;
