@@ -1,0 +1,866 @@
+/* test_misuse.c: ways to use the library wrongly, one row each, and what has to come out: the right weights
+ * all the same, an error that names what was done, or a line. Nothing else counts as handled: a row whose
+ * outcome is silent fails.
+ *
+ * Ranks are threads, each with a toy model. Every row runs at the stages and worlds that it names. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3, MOST_LINES = 8192 };
+
+/* One rank of one row. */
+struct program {
+    struct toy_rank *rank;
+    struct toy model;
+    struct zero_config cfg;
+    zero_ctx *z;
+    int32_t n_tensors;
+    bool odd; /* the last rank: where ranks have to differ, it does */
+    pthread_mutex_t lock;
+    char lines[MOST_LINES];
+    void *spare[TOY_TENSORS]; /* memory of the model's own, for pointers that go wrong */
+};
+
+enum { S0 = 1, S1 = 2, S2 = 4, S3 = 8, IN_PLACE = S0 | S1, SHARDED = S2 | S3, ALL = 15 };
+enum { W1 = 1, W2 = 2, BOTH = 3 };
+
+enum outcome { RIGHT = 1, ERROR, LINE };
+
+struct misuse {
+    const char *name;
+    int stages, worlds;
+    void (*configure)(struct program *p); /* before zero_wrap; NULL: nothing */
+    int (*run)(struct program *p);        /* after it; the first error; NULL: trains as it should */
+    enum outcome outcome;
+    int code;                     /* ERROR */
+    const char *says[3];          /* parts of the error or the line */
+    const char *variable, *value; /* of the environment; NULL: none */
+    bool only_odd;                /* only the odd rank must see the error */
+};
+
+static void keep_line(void *arg, const char *line)
+{
+    struct program *p = arg;
+    pthread_mutex_lock(&p->lock);
+    size_t n = strlen(p->lines);
+    snprintf(p->lines + n, sizeof p->lines - n, "%s\n", line);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* ---- how a model trains ---- */
+
+static int micro_batch(struct program *p, int step, int k)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    return err ? err : toy_backward(&p->model, p->z, true, step, p->rank->rank + k * p->rank->world);
+}
+
+static int accumulation(const struct program *p)
+{
+    return p->cfg.grad_accum_steps ? p->cfg.grad_accum_steps : 1;
+}
+
+/* between: what the model does at the start of a micro-batch; NULL: nothing. */
+static int train_with(struct program *p, void (*between)(struct program *p))
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int k = 0; !err && k < accumulation(p); k++) {
+            if (between)
+                between(p);
+            err = micro_batch(p, step, k);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+static int train(struct program *p)
+{
+    return train_with(p, NULL);
+}
+
+static int train_unbracketed(struct program *p, void (*between)(struct program *p))
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int k = 0; !err && k < accumulation(p); k++) {
+            if (k)
+                err = zero_micro(p->z);
+            if (between)
+                between(p);
+            if (!err)
+                err = toy_forward(&p->model, p->z, false);
+            if (!err)
+                err = toy_backward(&p->model, p->z, false, step, p->rank->rank + k * p->rank->world);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+static int64_t bytes_of(int tensor)
+{
+    return toy_elems(tensor) * 4; /* or half of it, for bf16: room enough */
+}
+
+/* ---- brackets ---- */
+
+static int begin_twice(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_FORWARD);
+    return err ? err : zero_begin(p->z, 1, ZERO_FORWARD);
+}
+
+static int end_without_begin(struct program *p)
+{
+    return zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+static int end_in_other_phase(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_FORWARD);
+    return err ? err : zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+static int step_with_open_bracket(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_begin(p->z, 2, ZERO_FORWARD);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int micro_with_open_bracket(struct program *p)
+{
+    int err = zero_begin(p->z, 2, ZERO_FORWARD);
+    return err ? err : zero_micro(p->z);
+}
+
+static int no_such_unit(struct program *p)
+{
+    return zero_begin(p->z, TOY_UNITS, ZERO_FORWARD);
+}
+
+static int no_such_phase(struct program *p)
+{
+    return zero_begin(p->z, 0, (enum zero_phase)3);
+}
+
+static int forward_only(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int evaluates_between(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    for (int step = 0; !err && step < STEPS; step++) {
+        err = micro_batch(p, step, 0);
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+        if (!err)
+            err = toy_forward(&p->model, p->z, true);
+    }
+    return err;
+}
+
+static int no_brackets_at_all(struct program *p)
+{
+    return zero_step(p->z, 1e-2f, NULL);
+}
+
+/* ---- steps and micro-batches ---- */
+
+static void accumulate_four(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+}
+
+static int three_of_four(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 3; k++)
+        err = micro_batch(p, 0, k);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int micro_too_often(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 4; k++)
+        err = zero_micro(p->z);
+    return err;
+}
+
+static int forgets_micro(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 4; k++) {
+        err = toy_forward(&p->model, p->z, false);
+        if (!err)
+            err = toy_backward(&p->model, p->z, false, 0, p->rank->rank + k * p->rank->world);
+    }
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int not_a_number(struct program *p)
+{
+    return zero_step(p->z, NAN, NULL);
+}
+
+/* ---- gradients that the model zeroes itself ---- */
+
+/* As autodiff frameworks do: whatever the pointers reach. */
+static void zeroes_gradients(struct program *p)
+{
+    for (int t = 0; t < p->n_tensors; t++)
+        if (p->model.grad[t])
+            memset(p->model.grad[t], 0, (size_t)toy_elems(t) * (p->model.table[t].dtype == ZERO_F32 ? 4 : 2));
+}
+
+static int zeroes_bracketed(struct program *p)
+{
+    return train_with(p, zeroes_gradients);
+}
+
+static int zeroes_unbracketed(struct program *p)
+{
+    return train_unbracketed(p, zeroes_gradients);
+}
+
+static void accumulate_without_order(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+    p->cfg.deterministic = -1;
+}
+
+static void in_place_and_deterministic(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+    p->cfg.deterministic = 1;
+    p->cfg.grad_in_place = 1;
+}
+
+/* ---- values ---- */
+
+static int reads_past_the_end(struct program *p)
+{
+    float x[8];
+    return zero_read(p->z, 0, ZERO_VALUE_PARAM, toy_elems(0) - 4, 8, x);
+}
+
+static int reads_no_tensor(struct program *p)
+{
+    float x[8];
+    return zero_read(p->z, TOY_TENSORS, ZERO_VALUE_PARAM, 0, 8, x);
+}
+
+static int reads_state_of_frozen(struct program *p)
+{
+    float x[8];
+    return zero_read(p->z, TOY_FROZEN, ZERO_VALUE_STATE, 0, 8, x);
+}
+
+static int reads_in_bracket(struct program *p)
+{
+    float x[8];
+    int err = zero_begin(p->z, 0, ZERO_FORWARD);
+    return err ? err : zero_read(p->z, 0, ZERO_VALUE_PARAM, 0, 8, x);
+}
+
+static int writes_nothing(struct program *p)
+{
+    return zero_write(p->z, 0, ZERO_VALUE_PARAM, 0, 8, NULL);
+}
+
+static int means_too_many(struct program *p)
+{
+    double x[65] = {0};
+    return zero_mean(p->z, x, 65);
+}
+
+/* ---- checkpoints ---- */
+
+static int saves_in_a_step(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_save(p->z, "/tmp");
+}
+
+static int loads_from_nowhere(struct program *p)
+{
+    return zero_load(p->z, "/tmp/there-is-no-such-checkpoint");
+}
+
+static int saves_to_nowhere(struct program *p)
+{
+    return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt");
+}
+
+/* ---- ranks that differ ---- */
+
+static int other_lr(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_step(p->z, p->odd ? 2e-2f : 1e-2f, NULL);
+    return err ? err : train(p);
+}
+
+static int other_unit(struct program *p)
+{
+    int err = zero_begin(p->z, p->odd ? 2 : 1, ZERO_FORWARD);
+    if (!err)
+        err = zero_end(p->z, p->odd ? 2 : 1, ZERO_FORWARD);
+    return err ? err : train(p);
+}
+
+static int odd_one_reads(struct program *p)
+{
+    float x[8];
+    int err = p->odd ? zero_read(p->z, 0, ZERO_VALUE_PARAM, 0, 8, x) : 0;
+    return err ? err : train(p);
+}
+
+static void other_stage(struct program *p)
+{
+    p->cfg.stage = p->odd ? (p->cfg.stage + 1) % 4 : p->cfg.stage;
+}
+
+static void other_clip(struct program *p)
+{
+    p->cfg.clip = p->odd ? 1.0f : 2.0f;
+}
+
+static void other_shape(struct program *p)
+{
+    if (p->odd)
+        p->model.table[TOY_FROZEN].shape[0] = 10;
+}
+
+/* ---- touches that check mode finds ---- */
+
+static int writes_after_end(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    float *kept = NULL;
+    if (!err)
+        err = zero_begin(p->z, 0, ZERO_BACKWARD);
+    if (!err) {
+        kept = p->model.grad[0];
+        toy_add_gradient(&p->model, 0, 0, 0);
+        err = zero_end(p->z, 0, ZERO_BACKWARD);
+    }
+    if (!err)
+        kept[3] = 1;
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int reads_before_begin(struct program *p)
+{
+    volatile float seen = ((const float *)p->model.param[0])[7];
+    (void)seen;
+    return train(p);
+}
+
+static int writes_a_parameter(struct program *p)
+{
+    int err = zero_begin(p->z, 0, ZERO_FORWARD);
+    if (!err)
+        ((float *)p->model.param[0])[7] = 1;
+    return err ? err : zero_end(p->z, 0, ZERO_FORWARD);
+}
+
+/* ---- the table and the configuration ---- */
+
+static void size_of_nothing(struct program *p)
+{
+    p->cfg.size = 0;
+}
+
+static void two_of_a_name(struct program *p)
+{
+    p->model.table[2].name = p->model.table[0].name;
+}
+
+static void gap_in_units(struct program *p)
+{
+    p->model.table[4].unit = 5;
+}
+
+static void pointer_of_nothing(struct program *p)
+{
+    p->model.table[2].param = NULL;
+}
+
+static void values_of_nothing(struct program *p)
+{
+    p->model.param[2] = NULL;
+}
+
+static int refuses(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    (void)u;
+    return 3;
+}
+
+static void update_that_refuses(struct program *p)
+{
+    p->cfg.update = refuses;
+}
+
+static int trains_and_settles(struct program *p)
+{
+    struct zero_step_info info;
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_step(p->z, 1e-2f, &info);
+    return err ? err : train(p);
+}
+
+/* ---- the rows ---- */
+
+static const struct misuse rows[] = {
+    {"begins a unit twice",
+     ALL,
+     BOTH,
+     NULL,
+     begin_twice,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_begin: unit 1 is already open in forward"}},
+    {"ends what is not open",
+     ALL,
+     BOTH,
+     NULL,
+     end_without_begin,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_end: unit 1 is not open in backward"}},
+    {"ends in the other phase",
+     ALL,
+     BOTH,
+     NULL,
+     end_in_other_phase,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_end: unit 1 is not open in backward"}},
+    {"steps with an open bracket",
+     ALL,
+     BOTH,
+     NULL,
+     step_with_open_bracket,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: unit 2 has an open bracket"}},
+    {"ends a micro-batch with an open bracket",
+     ALL,
+     BOTH,
+     accumulate_four,
+     micro_with_open_bracket,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_micro: unit 2 has an open bracket"}},
+    {"begins a unit that is not there",
+     ALL,
+     BOTH,
+     NULL,
+     no_such_unit,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_begin: unit is 4; allowed: 0..3"}},
+    {"begins in no phase", ALL, BOTH, NULL, no_such_phase, ERROR, ZERO_ERR_ARG, {"zero_begin: phase is 3"}},
+    {"steps after forward alone",
+     SHARDED,
+     BOTH,
+     NULL,
+     forward_only,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: no backward bracket has ended"}},
+    {"has no brackets where they are needed",
+     SHARDED,
+     BOTH,
+     NULL,
+     no_brackets_at_all,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: no backward bracket has ended"}},
+    {"evaluates between steps", ALL, BOTH, NULL, evaluates_between, RIGHT},
+    {"steps after three micro-batches of four",
+     ALL,
+     BOTH,
+     accumulate_four,
+     three_of_four,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"3 backward passes", "grad_accum_steps is 4"}},
+    {"ends too many micro-batches",
+     ALL,
+     BOTH,
+     accumulate_four,
+     micro_too_often,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_micro: grad_accum_steps is 4"}},
+    {"does not end micro-batches without brackets",
+     IN_PLACE,
+     BOTH,
+     accumulate_four,
+     forgets_micro,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: 0 micro-batches were ended by zero_micro", "grad_in_place"}},
+    {"the same, not deterministic",
+     IN_PLACE,
+     BOTH,
+     accumulate_without_order,
+     forgets_micro,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: 0 micro-batches were ended by zero_micro", "grad_in_place"}},
+    {"gives no number for lr", ALL, BOTH, NULL, not_a_number, ERROR, ZERO_ERR_ARG, {"zero_step: lr is nan"}},
+    {"zeroes its gradients each micro-batch", ALL, BOTH, accumulate_four, zeroes_bracketed, RIGHT},
+    {"the same, not deterministic", IN_PLACE, BOTH, accumulate_without_order, zeroes_bracketed, RIGHT},
+    {"the same, without brackets", IN_PLACE, BOTH, accumulate_four, zeroes_unbracketed, RIGHT},
+    {"the same, neither", IN_PLACE, BOTH, accumulate_without_order, zeroes_unbracketed, RIGHT},
+    {"zeroes its gradients each step", ALL, BOTH, NULL, zeroes_bracketed, RIGHT},
+    {"zeroes its gradients each step, without brackets", IN_PLACE, BOTH, NULL, zeroes_unbracketed, RIGHT},
+    {"keeps sums in place and wants one order",
+     IN_PLACE,
+     BOTH,
+     in_place_and_deterministic,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"grad_in_place", "deterministic"}},
+    {"reads past a tensor's end",
+     ALL,
+     BOTH,
+     NULL,
+     reads_past_the_end,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_read: first is", "tensor embedding"}},
+    {"reads a tensor that is not there",
+     ALL,
+     BOTH,
+     NULL,
+     reads_no_tensor,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_read: tensor is 5; allowed: 0..4"}},
+    {"reads the state of a frozen tensor",
+     ALL,
+     BOTH,
+     NULL,
+     reads_state_of_frozen,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensor frozen is frozen"}},
+    {"reads inside a bracket",
+     ALL,
+     BOTH,
+     NULL,
+     reads_in_bracket,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_read: unit 0 has an open bracket"}},
+    {"writes from NULL", ALL, W1, NULL, writes_nothing, ERROR, ZERO_ERR_ARG, {"zero_write: src is NULL"}},
+    {"means more than fits", ALL, BOTH, NULL, means_too_many, ERROR, ZERO_ERR_ARG, {"zero_mean: n is 65"}},
+    {"saves inside a step",
+     ALL,
+     BOTH,
+     NULL,
+     saves_in_a_step,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_save: a step has begun"}},
+    {"saves into a folder of a folder that is not there",
+     ALL,
+     BOTH,
+     NULL,
+     saves_to_nowhere,
+     ERROR,
+     ZERO_ERR_IO,
+     {"zero_save", "there-is-no-such-folder"}},
+    {"loads what is not there",
+     ALL,
+     BOTH,
+     NULL,
+     loads_from_nowhere,
+     ERROR,
+     ZERO_ERR_IO,
+     {"zero_load", "there-is-no-such-checkpoint"}},
+    {"gives another lr on one rank", ALL, W2, NULL, other_lr, ERROR, ZERO_ERR_MISMATCH, {"lr is"}},
+    {"begins another unit on one rank",
+     ALL,
+     W2,
+     NULL,
+     other_unit,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"rank 1 called zero_begin(unit 2, forward) in step 1",
+      "rank 0 called zero_begin(unit 1, forward) in step 1"}},
+    {"reads on one rank alone",
+     ALL,
+     W2,
+     NULL,
+     odd_one_reads,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"rank 1 called zero_read(tensor 0) in step 1", "rank 0 called zero_begin(unit 0, forward) in step 1"}},
+    {"wraps at another stage on one rank",
+     ALL,
+     W2,
+     other_stage,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"stage is", "on rank 1"}},
+    {"clips otherwise on one rank",
+     ALL,
+     W2,
+     other_clip,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"clip is 1 on rank 1 and 2 on rank 0"}},
+    {"has another shape on one rank",
+     ALL,
+     W2,
+     other_shape,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"tensors[3] (frozen", "rank 1 and rank 0 differ"}},
+    {"does not begin with ZERO_CONFIG_INIT",
+     ALL,
+     W1,
+     size_of_nothing,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"ZERO_CONFIG_INIT"}},
+    {"gives two tensors one name", ALL, BOTH, two_of_a_name, NULL, ERROR, ZERO_ERR_ARG, {"embedding"}},
+    {"leaves a unit out", ALL, BOTH, gap_in_units, NULL, ERROR, ZERO_ERR_ARG, {"unit"}},
+    {"gives no address of a pointer",
+     ALL,
+     BOTH,
+     pointer_of_nothing,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[2]", "param is NULL"}},
+    {"gives a pointer to nothing",
+     ALL,
+     BOTH,
+     values_of_nothing,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[2]", "NULL"}},
+    {"has an update that refuses",
+     ALL,
+     BOTH,
+     update_that_refuses,
+     trains_and_settles,
+     ERROR,
+     ZERO_ERR_FAILED,
+     {"the update callback returned 3", "for tensor"}},
+    {"misspells a variable",
+     ALL,
+     W1,
+     NULL,
+     NULL,
+     LINE,
+     0,
+     {"ZERO_STGE is not known", "did you mean ZERO_STAGE"},
+     "ZERO_STGE",
+     "3"},
+    {"names a variable that nobody has",
+     ALL,
+     W1,
+     NULL,
+     NULL,
+     LINE,
+     0,
+     {"ZERO_ALL_THE_MEMORY is not known", "the nearest is"},
+     "ZERO_ALL_THE_MEMORY",
+     "1"},
+    {"gives a variable no number",
+     ALL,
+     W1,
+     NULL,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"ZERO_STAGE is \"three\"", "allowed"},
+     "ZERO_STAGE",
+     "three"},
+    {"logs to a file that cannot be",
+     ALL,
+     W1,
+     NULL,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"ZERO_LOG is", "allowed"},
+     "ZERO_LOG",
+     "/no such folder/log"},
+    {"writes a gradient after its bracket",
+     SHARDED,
+     BOTH,
+     NULL,
+     writes_after_end,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"the model's fault", "writes the gradient of tensor embedding", "element 3"},
+     "ZERO_CHECK",
+     "1"},
+    {"reads a parameter before its bracket",
+     SHARDED,
+     BOTH,
+     NULL,
+     reads_before_begin,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"the model's fault", "reads tensor embedding", "element 7"},
+     "ZERO_CHECK",
+     "1"},
+    {"writes a parameter",
+     SHARDED,
+     BOTH,
+     NULL,
+     writes_a_parameter,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"the model's fault", "writes tensor embedding", "which may only be read"},
+     "ZERO_CHECK",
+     "1"},
+};
+
+/* ---- running them ---- */
+
+struct trial {
+    const struct misuse *row;
+    int stage;
+    struct program *programs;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct trial *t = r->arg;
+    struct program *p = &t->programs[r->rank];
+    *p = (struct program){.rank = r, .n_tensors = TOY_TENSORS, .odd = r->rank == r->world - 1};
+    pthread_mutex_init(&p->lock, NULL);
+    toy_make(&p->model);
+    for (int i = 0; i < TOY_TENSORS; i++)
+        p->spare[i] = calloc(1, (size_t)bytes_of(i));
+    p->cfg = toy_config(r, t->stage);
+    p->cfg.log = keep_line;
+    p->cfg.log_arg = p;
+    if (t->row->configure)
+        t->row->configure(p);
+    int err = zero_wrap(&p->z, p->model.table, p->n_tensors, &p->cfg);
+    if (!err)
+        err = t->row->run ? t->row->run(p) : train(p);
+    if (!err && t->row->outcome == RIGHT)
+        err = toy_hash(p->z, 2, &r->hash);
+    toy_note(r, err);
+    int unwrap_err = zero_unwrap(&p->z);
+    if (!err && unwrap_err)
+        toy_note(r, unwrap_err);
+    for (int i = 0; i < TOY_TENSORS; i++)
+        free(p->spare[i]);
+    toy_free(&p->model);
+}
+
+/* The weights of the same configuration, used as it should be. */
+static uint64_t right_hash(const struct misuse *row, int stage, int world)
+{
+    struct program programs[2];
+    const struct misuse plain = {.name = row->name, .configure = row->configure, .outcome = RIGHT};
+    struct trial t = {&plain, stage, programs};
+    struct toy_rank r[2];
+    toy_ranks(world, run_rank, &t, r);
+    for (int k = 0; k < world; k++)
+        if (r[k].err)
+            fail_msg("%s: stage %d world %d, as it should be: %s", row->name, stage, world, r[k].text);
+    return r[0].hash;
+}
+
+static const char *missing(const struct misuse *row, const char *text)
+{
+    for (int i = 0; i < 3; i++)
+        if (row->says[i] && !strstr(text, row->says[i]))
+            return row->says[i];
+    return NULL;
+}
+
+/* Whether the row came out as it should; else why is printed. */
+static bool try_row(const struct misuse *row, int stage, int world)
+{
+    struct program programs[2];
+    struct trial t = {row, stage, programs};
+    struct toy_rank r[2];
+    uint64_t want = row->outcome == RIGHT ? right_hash(row, stage, world) : 0;
+    if (row->variable)
+        setenv(row->variable, row->value, 1);
+    toy_ranks(world, run_rank, &t, r);
+    if (row->variable)
+        unsetenv(row->variable);
+    bool good = true;
+    for (int k = 0; k < world; k++) {
+        const char *lacks = row->outcome == ERROR  ? missing(row, r[k].text)
+                            : row->outcome == LINE ? missing(row, programs[k].lines)
+                                                   : NULL;
+        bool fits = row->outcome == ERROR ? r[k].err == row->code && !lacks
+                                          : r[k].err == 0 && !lacks && (!want || r[k].hash == want);
+        if (row->only_odd && k < world - 1)
+            fits = true;
+        if (fits && !r[k].wrong[0])
+            continue;
+        good = false;
+        print_error("%s: stage %d, rank %d of %d: code %d \"%s\", lines \"%s\"%s%s%s%s\n", row->name, stage,
+                    k, world, r[k].err, r[k].text, programs[k].lines, lacks ? "; not said: " : "",
+                    lacks ? lacks : "", want && r[k].hash != want ? "; other weights" : "", r[k].wrong);
+    }
+    return good;
+}
+
+static void test_misuse(void **state)
+{
+    (void)state;
+    int n_tried = 0, n_bad = 0, n_rows = (int)(sizeof rows / sizeof *rows);
+    for (int i = 0; i < n_rows; i++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int world = 1; world <= 2; world++)
+                if (rows[i].stages >> stage & 1 && rows[i].worlds >> (world - 1) & 1) {
+                    n_tried++;
+                    n_bad += !try_row(&rows[i], stage, world);
+                }
+    print_message("%d ways of misuse, %d trials, %d silent or wrong\n", n_rows, n_tried, n_bad);
+    assert_int_equal(n_bad, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_misuse)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
