@@ -10,8 +10,18 @@
  * Misuse gives the error CUDA would give, or none where CUDA would not notice, and is counted and printed; a
  * program that ends with misuse no test has asked for exits with 99.
  *
- * Not modelled: that the CPU may not touch device memory; graphs and stream capture; managed memory; memory
- * pools; peer access; dynamic shared memory.
+ * Several devices. Each thread has a current one, number 0 until it chooses. As CUDA's programming guide has
+ * it (multi-device system, stream and event behavior): a kernel for a stream of another device than the
+ * current one is refused, and so is the record of an event on one of another device than the event's; waits
+ * for, and queries of, another device's event are not. Copies, fills and host functions for another device's
+ * stream, which CUDA takes, are refused here all the same: the thread that asks has not chosen its device.
+ * Which devices have a context can be asked.
+ *
+ * Of stream capture there is what concerns others than the one who captures: the modes, and the unsafe calls
+ * that invalidate a capture. What is captured is not modelled.
+ *
+ * Not modelled: that the CPU may not touch device memory; graphs; managed memory; memory pools; peer access;
+ * dynamic shared memory.
  *
  * Environment, read at the first call: STAND_IN_DEVICES (1), STAND_IN_BYTES (of each device, 8 GiB), SEED. */
 #ifndef ZR_TEST_STAND_IN_H
@@ -49,6 +59,9 @@ int64_t stand_in_calls(const char *call);
 /* Times that a call made the host wait for a stream since the last stand_in_end: cudaStreamSynchronize and
  * its like, cudaFree, and copies from or to memory that is not page-locked. */
 int64_t stand_in_host_waits(void);
+
+/* Whether anything has made a context on the device since the last stand_in_end. */
+bool stand_in_has_context(int device);
 
 /* Whether a wait on an event never recorded, which CUDA lets pass, is misuse. Default: not. */
 void stand_in_forbid_unrecorded(bool forbid);

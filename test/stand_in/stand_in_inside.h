@@ -60,6 +60,9 @@ struct CUstream_st {
     bool running_short;        /* the first, of that kind, runs */
     struct si_op *last;        /* the most recent ever put; held; NULL: none */
     pthread_cond_t cond;       /* something to do */
+    enum cudaStreamCaptureStatus capture;
+    enum cudaStreamCaptureMode capture_mode; /* of the capture that is open, and who began it */
+    pthread_t capture_thread;
     struct CUstream_st *next;
 };
 
@@ -75,6 +78,7 @@ struct si_device {
     int64_t used_bytes;
     cudaError_t lost;           /* every call gives it, and no work runs */
     struct CUstream_st *legacy; /* the NULL stream, made at its first use */
+    bool has_context;
 };
 
 struct si_state {
@@ -123,6 +127,12 @@ void si_memory_end(void);
 void si_streams_end(void);
 extern _Thread_local bool si_in_host_function;
 void si_misuse_locked(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* stand_in_capture.c. What a call of that name must return at once because a stream is being captured: 0 if
+ * it is not one of the unsafe ones, or nobody captures, or the calling thread's mode allows it. Lock held. */
+cudaError_t si_unsafe_in_capture(const char *call);
+/* Work for a stream that is being captured: misuse, for graphs are not modelled. 0: it is not. Lock held. */
+cudaError_t si_refuse_captured(const char *call, const struct CUstream_st *s);
 
 /* stand_in_launch.c: frees the fibers of this stream's thread. */
 void si_fibers_end(void);

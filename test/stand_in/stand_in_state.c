@@ -116,7 +116,7 @@ __attribute__((destructor)) static void no_silent_misuse(void)
 
 /* --- failures and counts --- */
 
-enum { MOST_CALLS = 64 };
+enum { MOST_CALLS = 96 };
 
 static struct {
     struct {
@@ -176,6 +176,30 @@ int64_t stand_in_host_waits(void)
     return n;
 }
 
+/* Calls that ask about devices and touch none. Any other one makes the primary context of the calling
+ * thread's current device if there is none yet, which takes some 0.5 GB of a real one, and a thread that
+ * never chose a device has number 0. That holds for cudaThreadExchangeStreamCaptureMode and cudaEventQuery
+ * too, whoever's the event is; since CUDA 12 cudaSetDevice makes the context itself (its comment in
+ * cuda_runtime_api.h). */
+static bool makes_no_context(const char *call)
+{
+    static const char *const names[] = {"cudaGetDeviceCount",    "cudaSetDevice",
+                                        "cudaGetDevice",         "cudaGetDeviceProperties",
+                                        "cudaDeviceGetPCIBusId", "cudaDeviceGetAttribute"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(call, names[i]) == 0)
+            return true;
+    return false;
+}
+
+bool stand_in_has_context(int device)
+{
+    si_lock();
+    bool has = si.device[device].has_context;
+    si_unlock();
+    return has;
+}
+
 cudaError_t stand_in_begin(const char *call)
 {
     cudaError_t err = cudaSuccess;
@@ -198,6 +222,10 @@ cudaError_t stand_in_begin(const char *call)
         si_wait_for_lost(current_device);
     if (si.machine.driver_version == 0)
         err = cudaErrorInsufficientDriver; /* what the real one says where it finds no driver */
+    if (!err)
+        err = si_unsafe_in_capture(call);
+    if (!err && !makes_no_context(call))
+        si.device[current_device].has_context = true;
     si_unlock();
     return err;
 }
@@ -219,8 +247,10 @@ int stand_in_end(const char **text)
     memset(&calls, 0, sizeof calls);
     si.n_host_waits = 0;
     si.forbid_unrecorded = false;
-    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
+    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++) {
         si.device[i].lost = cudaSuccess;
+        si.device[i].has_context = false;
+    }
     int n = misuse.n;
     memcpy(told, misuse.text, sizeof told);
     misuse.n = 0;
@@ -267,6 +297,14 @@ static const struct {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "the capture was not initiated in this stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -328,8 +366,12 @@ static cudaError_t check_device(const char *call, int device)
 cudaError_t cudaSetDevice(int device)
 {
     cudaError_t err = check_device("cudaSetDevice", device);
-    if (!err)
+    if (!err) {
         current_device = device;
+        si_lock();
+        si.device[device].has_context = true;
+        si_unlock();
+    }
     return err;
 }
 

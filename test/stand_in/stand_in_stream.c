@@ -345,7 +345,8 @@ static struct CUstream_st *own_stream(const char *call, cudaStream_t stream, cud
         *err = cudaErrorInvalidResourceHandle;
         return NULL;
     }
-    return s;
+    *err = s ? si_refuse_captured(call, s) : *err;
+    return *err ? NULL : s;
 }
 
 cudaError_t si_put_work(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
@@ -438,7 +439,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     struct CUstream_st *s = e ? si_stream("cudaEventRecord", stream, &err) : NULL;
     if (s && s->device != e->device) {
         err = cudaErrorInvalidResourceHandle; /* not misuse: a way to ask whose a stream is */
-    } else if (s) {
+    } else if (s && !(err = si_refuse_captured("cudaEventRecord", s))) {
         struct si_op *op = si_put(s, NULL, NULL, NULL, NULL);
         if (op) {
             si_let_go(e->record);
@@ -459,6 +460,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     si_lock();
     struct CUevent_st *e = event_of("cudaStreamWaitEvent", event, &err);
     struct CUstream_st *s = e ? si_stream("cudaStreamWaitEvent", stream, &err) : NULL;
+    if (s && (err = si_refuse_captured("cudaStreamWaitEvent", s)))
+        s = NULL;
     if (s && e->record) {
         struct si_op *op = si_put(s, NULL, NULL, NULL, e->record);
         if (!op)

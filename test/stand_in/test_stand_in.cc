@@ -275,6 +275,96 @@ static void test_misuse(void **)
     nothing_wrong();
 }
 
+static void *ask(void *event)
+{
+    cudaError_t *out = static_cast<cudaError_t *>(malloc(sizeof *out));
+    *out = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    return out;
+}
+
+static void *ask_relaxed(void *event)
+{
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return ask(event);
+}
+
+static cudaError_t on_a_thread(void *(*fn)(void *), void *arg)
+{
+    pthread_t id;
+    void *got;
+    assert_int_equal(pthread_create(&id, NULL, fn, arg), 0);
+    pthread_join(id, &got);
+    cudaError_t err = *static_cast<cudaError_t *>(got);
+    free(got);
+    return err;
+}
+
+/* A thread that never chose works on device 0, whoever's the event is that it asks after. */
+static void test_contexts(void **)
+{
+    cudaEvent_t e;
+    cudaStream_t s;
+    stand_in_the_machine()->n_devices = 3;
+    assert_false(stand_in_has_context(0));
+    OK(cudaSetDevice(2));
+    OK(cudaEventCreate(&e));
+    OK(cudaStreamCreate(&s));
+    assert_true(stand_in_has_context(2));
+    assert_false(stand_in_has_context(0));
+    OK(cudaSetDevice(1));
+    assert_int_equal(cudaEventRecord(e, NULL), cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
+    OK(cudaEventRecord(e, s));
+    OK(cudaStreamWaitEvent(NULL, e, 0));
+    OK(cudaEventSynchronize(e));
+    OK(on_a_thread(ask, e));
+    assert_true(stand_in_has_context(0));
+    OK(cudaEventDestroy(e));
+    OK(cudaStreamDestroy(s));
+    OK(cudaSetDevice(0));
+    stand_in_the_machine()->n_devices = 1;
+    nothing_wrong();
+}
+
+static void test_capture(void **)
+{
+    cudaEvent_t e;
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaStreamCaptureStatus status;
+    void *p;
+    OK(cudaEventCreate(&e));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    for (int how = 0; how < 6; how++) {
+        OK(cudaStreamBeginCapture(s, how == 3   ? cudaStreamCaptureModeThreadLocal
+                                     : how == 4 ? cudaStreamCaptureModeRelaxed
+                                                : cudaStreamCaptureModeGlobal));
+        bool broken = how == 0 || how == 5;
+        if (how == 0 || how == 3 || how == 4)
+            assert_int_equal(on_a_thread(ask, e), broken ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        if (how == 2)
+            OK(on_a_thread(ask_relaxed, e));
+        if (how == 4)
+            OK(cudaMalloc(&p, 1));
+        if (how == 5)
+            assert_int_equal(cudaMalloc(&p, 1), cudaErrorStreamCaptureUnsupported);
+        OK(cudaStreamIsCapturing(s, &status));
+        assert_int_equal(status, broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive);
+        assert_int_equal(cudaStreamEndCapture(s, &graph),
+                         broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+        assert_int_equal(graph == NULL, broken);
+        OK(cudaGraphDestroy(graph));
+        if (how == 4)
+            OK(cudaFree(p));
+    }
+    assert_int_equal(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureUnmatched);
+    cudaGetLastError();
+    OK(cudaStreamDestroy(s));
+    OK(cudaEventDestroy(e));
+    nothing_wrong();
+}
+
 static void test_failures(void **)
 {
     void *p;
@@ -316,6 +406,8 @@ int main()
         cmocka_unit_test(test_null_stream),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_contexts),
+        cmocka_unit_test(test_capture),
         cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
