@@ -51,8 +51,8 @@ static void *run_task(void *arg)
     pthread_mutex_lock(&t->lock);
     bool left = t->left;
     int err = 0;
-    if (!left && t->dev->ops->make_current) /* NCCL works on the thread's current device */
-        err = t->dev->ops->make_current(t->dev);
+    if (!left) /* NCCL works on the thread's current device */
+        err = zr_thread_begin(t->dev);
     pthread_mutex_unlock(&t->lock);
     ncclResult_t res = ncclUnhandledCudaError;
     if (!left && !err)
@@ -254,16 +254,30 @@ static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
     to->wire_bytes += of->wire_bytes;
 }
 
+/* As the device's; a failure is kept. What cannot be asked after is not done. */
+static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_event *event)
+{
+    int done = m->pair->dev->ops->event_query(event);
+    if (done < 0) {
+        char op[96], text[ZR_NCCL_TEXT];
+        zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
+        snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
+        keep_failure(m, done, text);
+    }
+    return done;
+}
+
 static void reap(struct zr_nccl *m)
 {
-    const struct zr_device_ops *d = m->pair->dev->ops;
     while (m->n_got < m->n_put && !atomic_load(&m->code)) {
         struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
-        if (!d->event_done(e->done)) {
-            if (!e->begun_ns && d->event_done(e->begun))
-                e->begun_ns = zr_now_ns();
+        int done = query(m, e, e->done);
+        if (!done && !e->begun_ns && query(m, e, e->begun) == 1)
+            e->begun_ns = zr_now_ns();
+        if (!done)
             return;
-        }
+        if (done < 0)
+            break;
         add_counts(&m->done, &e->count);
         m->n_got++;
         if (e->ledger >= 0)
@@ -393,7 +407,12 @@ static void *watch(void *arg)
 {
     struct zr_nccl_pair *p = arg;
     pthread_setname_np(pthread_self(), "zero-nccl");
+    int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
+    if (err) {
+        keep_failure(&p->gather, err, zr_error_text());
+        keep_failure(&p->reduce, err, zr_error_text());
+    }
     while (!p->stop) {
         bool gather = look(&p->gather), reduce = look(&p->reduce);
         if (abort_is_due(&p->gather) || abort_is_due(&p->reduce)) {

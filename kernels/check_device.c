@@ -61,10 +61,9 @@ static int memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_byt
     return inner->ops->memory(inner, free_bytes, total_bytes);
 }
 
-static int make_current(struct zr_device *dev)
+static int thread_begin(struct zr_device *dev)
 {
-    struct zr_device *inner = zr_check_of(dev)->inner;
-    return inner->ops->make_current ? inner->ops->make_current(inner) : 0;
+    return zr_thread_begin(zr_check_of(dev)->inner);
 }
 
 int zr_check_add(struct zr_check *c, const char *name, const void *at, int64_t bytes)
@@ -231,13 +230,13 @@ static const struct zr_device_ops check_ops = {
     .stream_close = zr_check_stream_close,
     .stream_sync = zr_check_stream_sync,
     .stream_native = zr_check_stream_native,
-    .make_current = make_current,
+    .thread_begin = thread_begin,
     .event_open = zr_check_event_open,
     .event_close = zr_check_event_close,
     .event_record = zr_check_event_record,
     .stream_wait = zr_check_stream_wait,
     .event_sync = zr_check_event_sync,
-    .event_done = zr_check_event_done,
+    .event_query = zr_check_event_query,
     .call = call,
     .declare = declare,
     .stamp = stamp,

@@ -54,7 +54,7 @@ void zr_check_event_close(struct zr_event *e);
 int zr_check_event_record(struct zr_event *e, struct zr_stream *s);
 int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_check_event_sync(struct zr_event *e);
-bool zr_check_event_done(struct zr_event *e);
+int zr_check_event_query(struct zr_event *e);
 
 /* The calling thread's line. The lock is held. */
 struct zr_line *zr_check_host_line(struct zr_check *c);

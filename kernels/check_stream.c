@@ -173,10 +173,10 @@ int zr_check_event_sync(struct zr_event *e)
     return err;
 }
 
-bool zr_check_event_done(struct zr_event *e)
+int zr_check_event_query(struct zr_event *e)
 {
     struct zr_stamp *known = hold(e->check, &e->stamp);
-    bool done = e->check->inner->ops->event_done(e->inner);
-    join_host(e->check, known, done);
+    int done = e->check->inner->ops->event_query(e->inner);
+    join_host(e->check, known, done == 1);
     return done;
 }

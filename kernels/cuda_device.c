@@ -34,10 +34,15 @@ int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, c
     return zr_cuda_check(dev, call, err);
 }
 
-int zr_cuda_make_current(struct zr_device *base)
+int zr_cuda_thread_begin(struct zr_device *base)
 {
     const struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
-    return zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal));
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    int err = zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal));
+    /* Not before: it makes a context on the current device. */
+    return err ? err
+               : zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
+                               cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 /* --- memory --- */
@@ -59,10 +64,16 @@ static void *block_take(struct zr_cuda_device *dev, void *at)
     return base;
 }
 
-static cudaError_t block_alloc(bool on_host, void **base, size_t bytes)
+static cudaError_t block_alloc(bool poison, bool on_host, void **base, size_t bytes)
 {
-    return on_host ? cudaHostAlloc(base, bytes, cudaHostAllocPortable | cudaHostAllocMapped)
-                   : cudaMalloc(base, bytes);
+    if (on_host)
+        return cudaHostAlloc(base, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    cudaError_t err = cudaMalloc(base, bytes);
+    if (!err && poison)
+        err = cudaMemset(*base, 0xff, bytes);
+    if (!err && poison)
+        err = cudaStreamSynchronize(NULL); /* the fill is asynchronous, and others do not wait for it */
+    return err;
 }
 
 static int no_memory(struct zr_cuda_device *dev, const char *what, int64_t bytes)
@@ -85,17 +96,8 @@ static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, v
     if (!b)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for its record", what);
     size_t whole = (size_t)bytes + PAGE_BYTES;
-    int was;
-    cudaError_t err = zr_cuda_enter(dev, &was);
-    if (!err)
-        err = block_alloc(on_host, &b->base, whole);
-    if (!err && dev->poison && !on_host) {
-        err = cudaMemset(b->base, 0xff, whole);
-        if (!err)
-            err = cudaStreamSynchronize(
-                NULL); /* the fill is asynchronous, and other streams do not wait for it */
-    }
-    int failed = zr_cuda_leave(dev, was, on_host ? "cudaHostAlloc" : "cudaMalloc", err);
+    int failed = ZR_CUDA_OUTSIDE(dev, on_host ? "cudaHostAlloc" : "cudaMalloc",
+                                 block_alloc(dev->poison, on_host, &b->base, whole));
     if (failed) {
         if (b->base)
             (void)(on_host ? cudaFreeHost(b->base) : cudaFree(b->base));
@@ -129,7 +131,7 @@ void zr_cuda_free(struct zr_device *base, void *p, int64_t bytes)
     (void)bytes;
     void *given = p ? block_take(dev, p) : NULL;
     if (given)
-        ZR_CUDA(dev, "cudaFree", cudaFree(given));
+        ZR_CUDA_OUTSIDE(dev, "cudaFree", cudaFree(given));
 }
 
 void zr_cuda_host_free(struct zr_device *base, void *p, int64_t bytes)
@@ -138,7 +140,7 @@ void zr_cuda_host_free(struct zr_device *base, void *p, int64_t bytes)
     (void)bytes;
     void *given = p ? block_take(dev, p) : NULL;
     if (given)
-        ZR_CUDA(dev, "cudaFreeHost", cudaFreeHost(given));
+        ZR_CUDA_OUTSIDE(dev, "cudaFreeHost", cudaFreeHost(given));
 }
 
 int zr_cuda_memory(struct zr_device *base, int64_t *free_bytes, int64_t *total_bytes)

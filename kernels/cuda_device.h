@@ -2,7 +2,9 @@
  *
  * Streams and events are CUDA's own; nothing here waits for the GPU but stream_sync, event_sync,
  * stream_close, close, free, and a copy from or to memory that is not page-locked. A call makes the GPU the
- * thread's current device and puts back the one before.
+ * thread's current device and puts back the one before. On a thread that never chose a device that one is
+ * number 0, and putting it back would make a context there: so the library's own threads choose once
+ * (thread_begin).
  *
  * Compiled with CUDA 13.0 and run on the CPU's stand-in for the CUDA runtime (test/stand_in). It has not run
  * on a GPU.
@@ -72,6 +74,20 @@ int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, c
         zr_cuda_leave(dev, was_, call, err_);                                                                \
     })
 
+/* The same for a call that CUDA may call unsafe while some thread captures a stream: it waits, asks or takes
+ * memory. What it is about is never captured, so the program's capture need not be the worse for it. */
+#define ZR_CUDA_OUTSIDE(dev, call, expression)                                                               \
+    ZR_CUDA(dev, call, ({                                                                                    \
+                enum cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;                             \
+                cudaError_t out_ = cudaThreadExchangeStreamCaptureMode(&mode_);                              \
+                if (!out_) {                                                                                 \
+                    out_ = (expression);                                                                     \
+                    if (cudaThreadExchangeStreamCaptureMode(&mode_))                                         \
+                        cudaGetLastError();                                                                  \
+                }                                                                                            \
+                out_;                                                                                        \
+            }))
+
 /* cuda_stream.c: streams and events. */
 int zr_cuda_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                         struct zr_stream **out);
@@ -83,7 +99,7 @@ void zr_cuda_event_close(struct zr_event *e);
 int zr_cuda_event_record(struct zr_event *e, struct zr_stream *s);
 int zr_cuda_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_cuda_event_sync(struct zr_event *e);
-bool zr_cuda_event_done(struct zr_event *e);
+int zr_cuda_event_query(struct zr_event *e);
 int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 
 /* cuda_ops.c: the kernels. */
@@ -94,7 +110,7 @@ int zr_cuda_alloc(struct zr_device *dev, int64_t bytes, void **out);
 void zr_cuda_free(struct zr_device *dev, void *p, int64_t bytes);
 int zr_cuda_host_alloc(struct zr_device *dev, int64_t bytes, void **out);
 void zr_cuda_host_free(struct zr_device *dev, void *p, int64_t bytes);
-int zr_cuda_make_current(struct zr_device *dev);
+int zr_cuda_thread_begin(struct zr_device *dev);
 int zr_cuda_memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes);
 
 #endif

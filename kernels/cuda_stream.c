@@ -52,7 +52,7 @@ int zr_cuda_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
 
 int zr_cuda_stream_sync(struct zr_stream *s)
 {
-    return ZR_CUDA(s->dev, "cudaStreamSynchronize", cudaStreamSynchronize(s->native));
+    return ZR_CUDA_OUTSIDE(s->dev, "cudaStreamSynchronize", cudaStreamSynchronize(s->native));
 }
 
 void zr_cuda_stream_close(struct zr_stream *s)
@@ -117,15 +117,18 @@ int zr_cuda_stream_wait(struct zr_stream *s, struct zr_event *e)
 
 int zr_cuda_event_sync(struct zr_event *e)
 {
-    return ZR_CUDA(e->dev, "cudaEventSynchronize", cudaEventSynchronize(e->native));
+    return ZR_CUDA_OUTSIDE(e->dev, "cudaEventSynchronize", cudaEventSynchronize(e->native));
 }
 
-bool zr_cuda_event_done(struct zr_event *e)
+int zr_cuda_event_query(struct zr_event *e)
 {
-    cudaError_t err = cudaEventQuery(e->native);
-    if (err)
-        cudaGetLastError();          /* "not ready" counts as an error there */
-    return err != cudaErrorNotReady; /* on a lost GPU nothing will come; the next call says so */
+    bool late = false;
+    int err = ZR_CUDA_OUTSIDE(e->dev, "cudaEventQuery", ({
+                                  cudaError_t got = cudaEventQuery(e->native);
+                                  late = got == cudaErrorNotReady;
+                                  late ? cudaGetLastError(), cudaSuccess : got;
+                              }));
+    return err ? err : !late;
 }
 
 /* --- host functions --- */

@@ -197,16 +197,19 @@ struct zr_device_ops {
     void (*stream_close)(struct zr_stream *s); /* finishes queued work first; NULL is allowed */
     int (*stream_sync)(struct zr_stream *s);
     void *(*stream_native)(struct zr_stream *s); /* the device's own handle; NULL on the host */
-    /* Makes the device the calling thread's current one and leaves it so: for libraries that work on that.
-     * NULL where there is no such thing. */
-    int (*make_current)(struct zr_device *dev);
+    /* The calling thread is one of the library's own and begins to work with the device: makes it the
+     * thread's current one for good, and its calls such as do not disturb a program that captures a stream.
+     * Before the thread's first use of the device, and of libraries that work on the current one; again does
+     * no harm. NULL where there is no such thing; use zr_thread_begin(). */
+    int (*thread_begin)(struct zr_device *dev);
 
     int (*event_open)(struct zr_device *dev, struct zr_event **out);
     void (*event_close)(struct zr_event *e); /* NULL is allowed */
     int (*event_record)(struct zr_event *e, struct zr_stream *s);
     int (*stream_wait)(struct zr_stream *s, struct zr_event *e);
     int (*event_sync)(struct zr_event *e);
-    bool (*event_done)(struct zr_event *e); /* the most recent record has completed, or there was none */
+    /* 1: the most recent record has completed, or there was none; 0: not yet; or a negative code. */
+    int (*event_query)(struct zr_event *e);
 
     /* fn(copy of arg) in stream order, on a thread of the device's. arg_bytes <= ZR_CALL_BYTES; fn must not
      * call the device. On a GPU this is a host function and must be short. */
@@ -248,6 +251,11 @@ static inline void zr_declare(struct zr_device *dev, struct zr_stream *s, const 
 {
     if (dev->ops->declare)
         dev->ops->declare(dev, s, a, n);
+}
+
+static inline int zr_thread_begin(struct zr_device *dev)
+{
+    return dev->ops->thread_begin ? dev->ops->thread_begin(dev) : 0;
 }
 
 /* Nanoseconds on a clock that never goes back. */

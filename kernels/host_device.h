@@ -97,7 +97,7 @@ void zr_host_event_close(struct zr_event *e);
 int zr_host_event_record(struct zr_event *e, struct zr_stream *s);
 int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_host_event_sync(struct zr_event *e);
-bool zr_host_event_done(struct zr_event *e);
+int zr_host_event_query(struct zr_event *e);
 
 /* Runs fn on a copy of arg in stream order: at once on a caller stream, else on the stream's thread. Waits
  * while the ring is full. Never fails. bytes <= ZR_CALL_BYTES. */

@@ -293,7 +293,7 @@ int zr_host_event_sync(struct zr_event *e)
     return 0;
 }
 
-bool zr_host_event_done(struct zr_event *e)
+int zr_host_event_query(struct zr_event *e)
 {
     struct zr_host_gate *gate;
     uint64_t ticket;

@@ -110,7 +110,7 @@ void zr_sim_event_close(struct zr_event *e);
 int zr_sim_event_record(struct zr_event *e, struct zr_stream *s);
 int zr_sim_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_sim_event_sync(struct zr_event *e);
-bool zr_sim_event_done(struct zr_event *e);
+int zr_sim_event_query(struct zr_event *e);
 
 /* An operation that the host thread which speaks issues to s; filled in, it is put on the stream, which then
  * owns it and runs as far as it can. Aborts without memory. */

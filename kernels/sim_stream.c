@@ -321,13 +321,13 @@ int zr_sim_event_sync(struct zr_event *e)
     return 0;
 }
 
-bool zr_sim_event_done(struct zr_event *e)
+int zr_sim_event_query(struct zr_event *e)
 {
     struct zr_sim *w = e->dev->w;
     if (w->opt.event_done == 2)
-        return false;
+        return 0;
     if (!e->latest)
-        return true;
+        return 1;
     if (w->opt.event_done == 1)
         zr_sim_event_sync(e);
     if (e->latest->done)

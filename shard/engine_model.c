@@ -265,8 +265,9 @@ static int wait_param(struct zr_engine *e, int32_t unit)
     struct zr_event *ev = gathered ? e->ready[unit] : e->updated[unit];
     if (!d->compute_on_caller)
         return d->stream_wait(e->compute, ev);
-    if (d->event_done(ev))
-        return 0;
+    int done = d->event_query(ev);
+    if (done)
+        return done < 0 ? done : 0;
     int64_t from = zr_now_ns();
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, e->step);
     int err = d->stream_wait(e->compute, ev);
@@ -439,14 +440,18 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct timespec nap = {.tv_nsec = 20000};
-    for (int n = 0; !d->host_memory && !d->event_done(event); n++) {
-        int err = zr_engine_status(e);
+    int done = d->host_memory;
+    for (int n = 0; !done; n++) {
+        done = d->event_query(event);
+        if (done < 0)
+            return zr_engine_fail(e, done, zr_error_text());
+        int err = done ? 0 : zr_engine_status(e);
         if (err)
             return err;
-        if (n > 1000)
+        if (!done && n > 1000)
             nanosleep(&nap, NULL);
     }
-    int err = d->event_sync(event); /* on a GPU that is lost an event counts as done, and this tells */
+    int err = d->event_sync(event);
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 

@@ -27,8 +27,8 @@ struct zr_loop {
     uv_cond_t carried;
     _Atomic bool waited_for;
 
-    void (*on_stop)(void *arg);
-    void *stop_arg;
+    void (*on_start)(void *arg), (*on_stop)(void *arg);
+    void *start_arg, *stop_arg;
 
     bool by_hand;
     struct zr_loop_by_hand hand;
@@ -164,12 +164,16 @@ static void run(void *arg)
     zr_thread_signals(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
     pthread_setname_np(pthread_self(), "zero-loop");
+    if (l->on_start)
+        l->on_start(l->start_arg);
     uv_run(&l->uv, UV_RUN_DEFAULT);
 }
 
-int zr_loop_start(struct zr_loop *l, int64_t spin_ns)
+int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), void *arg)
 {
     l->spin_ns = spin_ns;
+    l->on_start = on_start;
+    l->start_arg = arg;
     uv_ref((uv_handle_t *)&l->wake);
     int err = uv_thread_create(&l->thread, run, l);
     if (err) {

@@ -44,8 +44,9 @@ int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *arg, const struct z
 uint64_t zr_loop_carry_next(struct zr_loop *l);
 /* For handles of others (sockets), before zr_loop_start or on the loop's thread. */
 uv_loop_t *zr_loop_uv(struct zr_loop *l);
-/* spin_ns: how long the loop looks for more work before it sleeps. */
-int zr_loop_start(struct zr_loop *l, int64_t spin_ns);
+/* spin_ns: how long the loop looks for more work before it sleeps. on_start (NULL: none) is the first thing
+ * that runs on its thread. */
+int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *arg), void *arg);
 /* Queues a job and returns its number, 1-based. */
 uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
 /* Makes sure that the loop sees what was pushed: after the last of a group. */

@@ -9,7 +9,9 @@ static int open_staging(struct zr_source *s, struct zr_device *dev, int64_t byte
     if (uv_mutex_init(&s->lock))
         return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
     s->dev = dev;
-    int err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "zero-save", NULL, &s->stream);
+    int err = zr_thread_begin(dev);
+    if (!err)
+        err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "zero-save", NULL, &s->stream);
     if (!err)
         err = dev->ops->host_alloc(dev, bytes, &s->staging);
     s->staging_bytes = bytes;
@@ -90,7 +92,10 @@ int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
         return gather(s, dst, from, n);
     /* One at a time: the way from the device is far wider than that to the disk. */
     uv_mutex_lock(&s->lock);
-    int err = gather(s, s->staging, from, n), waited = s->dev->ops->stream_sync(s->stream);
+    int err = zr_thread_begin(s->dev); /* any of the threads that save */
+    if (!err)
+        err = gather(s, s->staging, from, n);
+    int waited = s->dev->ops->stream_sync(s->stream);
     err = err ? err : waited;
     if (!err)
         memcpy(dst, s->staging, (size_t)n);

@@ -158,11 +158,19 @@ static int open_engine(struct zero_ctx *z)
     return zr_agree_on_success(z, zr_engine_allocate(&z->engine));
 }
 
+static void on_start(void *arg)
+{
+    struct zero_ctx *z = arg;
+    int err = zr_thread_begin(z->device);
+    if (err)
+        zr_engine_fail(&z->engine, err, zr_error_text());
+}
+
 static int start(struct zero_ctx *z)
 {
     if (z->rendezvous)
         zr_rendezvous_detach(z->rendezvous, on_lost, z);
-    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world)) : 0;
+    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world), on_start, z) : 0;
     if (err) /* too late to tell the others in words: their next collective fails with this text */
         return zr_engine_fail(&z->engine, err, zr_error_text());
     return zr_engine_adopt(&z->engine);

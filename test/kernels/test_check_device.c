@@ -124,7 +124,7 @@ static void test_host_waits(void **state)
             d->stream_sync(t.a);
         if (how == 2)
             d->event_sync(t.e);
-        while (how == 3 && !d->event_done(t.e))
+        while (how == 3 && !d->event_query(t.e))
             ;
         zr_declare(t.dev, NULL, &seen, 1);
         close_bed(&t, how ? NULL

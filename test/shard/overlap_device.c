@@ -94,10 +94,10 @@ static int event_sync(struct zr_event *e)
     return 0;
 }
 
-static bool event_done(struct zr_event *e)
+static int event_query(struct zr_event *e)
 {
     (void)e;
-    return true;
+    return 1;
 }
 
 static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
@@ -203,7 +203,7 @@ static const struct zr_device_ops device_ops = {
     .event_record = event_record,
     .stream_wait = stream_wait,
     .event_sync = event_sync,
-    .event_done = event_done,
+    .event_query = event_query,
     .call = call,
     .zero = zero,
     .copy = copy,

@@ -88,7 +88,7 @@ static void everything_in_order(void **state)
         int pauses = (int)random_below(&r, 3) * 10, waits = (int)random_below(&r, 3) * 5,
             kicks = chance(&r, 50) ? 100 : 30;
         assert_int_equal(zr_loop_open(sizes[random_below(&r, 5)], carry, &s, &l), 0);
-        assert_int_equal(zr_loop_start(l, spins[random_below(&r, 3)]), 0);
+        assert_int_equal(zr_loop_start(l, spins[random_below(&r, 3)], NULL, NULL), 0);
         int64_t n = random_below(&r, 500);
         for (int64_t i = 1; i <= n; i++) {
             struct zr_job job = job_of(i);
@@ -123,7 +123,7 @@ static void no_kick_is_lost(void **state)
         struct sink s = {.r = {r.state ^ 1}};
         struct zr_loop *l;
         assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
-        assert_int_equal(zr_loop_start(l, spin * 3000), 0);
+        assert_int_equal(zr_loop_start(l, spin * 3000, NULL, NULL), 0);
         for (int64_t i = 1; i <= 4000; i++) {
             struct zr_job job = job_of(i);
             zr_loop_push(l, &job);
@@ -150,7 +150,7 @@ static void a_full_queue_waits(void **state)
     struct sink s = {.r = r, .pause_percent = 100};
     struct zr_loop *l;
     assert_int_equal(zr_loop_open(2, carry, &s, &l), 0);
-    assert_int_equal(zr_loop_start(l, 0), 0);
+    assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     for (int64_t i = 1; i <= 300; i++) {
         struct zr_job job = job_of(i);
         zr_loop_push(l, &job); /* never kicked */
@@ -168,7 +168,7 @@ static void close_carries_out_what_is_queued(void **state)
         struct sink s = {.r = {r.state ^ 1}, .pause_percent = 20};
         struct zr_loop *l;
         assert_int_equal(zr_loop_open(64, carry, &s, &l), 0);
-        assert_int_equal(zr_loop_start(l, 0), 0);
+        assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
         int64_t n = random_below(&r, 65);
         for (int64_t k = 1; k <= n; k++) {
             struct zr_job job = job_of(k);
@@ -248,7 +248,7 @@ static void handles_of_others(void **state)
         t.timer.data = &t;
         uv_timer_start(&t.timer, on_tick, 0, 1);
         if (started)
-            assert_int_equal(zr_loop_start(l, 0), 0);
+            assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
         for (int64_t i = 1; i <= (started ? 20 : 8); i++) {
             struct zr_job job = job_of(i);
             zr_loop_push(l, &job);
@@ -271,7 +271,7 @@ static void signals_are_not_the_loops(void **state)
     struct zr_loop *l;
     struct zr_job job = job_of(1);
     assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
-    assert_int_equal(zr_loop_start(l, 0), 0);
+    assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     zr_loop_push(l, &job);
     zr_loop_close(l, NULL, NULL);
     static const int blocked[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD, SIGUSR1},

@@ -357,9 +357,9 @@ static int torn_wait(struct zr_stream *s, struct zr_event *e)
     return is_torn(e) ? 0 : whole_ops->stream_wait(s, e);
 }
 
-static bool torn_done(struct zr_event *e)
+static int torn_query(struct zr_event *e)
 {
-    return is_torn(e) ? false : whole_ops->event_done(e);
+    return is_torn(e) ? 0 : whole_ops->event_query(e);
 }
 
 static void torn_rank(struct toy_rank *r)
@@ -378,7 +378,7 @@ static void torn_rank(struct toy_rank *r)
         whole_ops = z->engine.dev->ops;
         torn_ops = *whole_ops;
         torn_ops.stream_wait = torn_wait;
-        torn_ops.event_done = torn_done;
+        torn_ops.event_query = torn_query;
         z->engine.dev->ops = &torn_ops;
     }
     if (!err)

@@ -1,6 +1,8 @@
 /* where_cuda.c: see where.h. On the stand-in for CUDA, whose device memory the CPU may touch. */
 #include "test/zero/where.h"
 
+#include "test/stand_in/stand_in.h"
+
 #include <cuda_runtime_api.h>
 
 #include <stdio.h>
@@ -18,7 +20,7 @@ static void must(const char *call, cudaError_t err)
 
 void where_open(int rank, struct zero_config *cfg)
 {
-    must("cudaSetDevice", cudaSetDevice(rank));
+    must("cudaSetDevice", cudaSetDevice(rank + 1)); /* 0 is what threads have that never chose */
     must("cudaStreamCreateWithFlags",
          cudaStreamCreateWithFlags((cudaStream_t *)&cfg->stream, cudaStreamNonBlocking));
     cfg->device = ZERO_DEVICE_CUDA;
@@ -29,6 +31,10 @@ void where_close(struct zero_config *cfg)
 {
     if (cfg->stream)
         must("cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)cfg->stream));
+    if (stand_in_has_context(0)) {
+        fprintf(stderr, "a context was made on GPU 0, which no rank works on\n");
+        abort();
+    }
 }
 
 void where_wait(const struct zero_config *cfg)

@@ -1,0 +1,243 @@
+/* test_cuda_threads.c: the library's own threads and a GPU that is a stand-in: each works on its rank's
+ * device and on no other, none disturbs a program that captures a stream, and a query that fails is never
+ * taken for work that is done. */
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+#include "test/zero/toy_net.h"
+
+#include <cuda_runtime_api.h>
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 2 };
+
+static void nothing_wrong(void)
+{
+    const char *text;
+    nccl_stand_in_end();
+    if (stand_in_end(&text))
+        fail_msg("%s", text);
+}
+
+static void run_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank r[RANKS])
+{
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    m->n_devices = RANKS + 1;
+    toy_ranks(world, fn, arg, r);
+    for (int i = 0; i < world; i++)
+        if (r[i].wrong[0])
+            fail_msg("rank %d: %s", i, r[i].wrong);
+    *m = was;
+}
+
+/* Its GPU is number rank + 1: 0, which every thread has that never chose, is nobody's. */
+static int wrap(struct toy_rank *r, int stage, struct toy *m, struct zero_config *cfg, zero_ctx **z)
+{
+    cudaSetDevice(r->rank + 1);
+    *cfg = toy_config(r, stage);
+    cfg->device = ZERO_DEVICE_CUDA;
+    cfg->timeout_ms = 5000;
+    cudaStreamCreateWithFlags((cudaStream_t *)&cfg->stream, cudaStreamNonBlocking);
+    toy_make(m);
+    return zero_wrap(z, m->table, TOY_TENSORS, cfg);
+}
+
+static void unwrap(struct toy_rank *r, struct toy *m, struct zero_config *cfg, zero_ctx **z)
+{
+    int err = zero_unwrap(z);
+    if (err && !r->err)
+        toy_note(r, err);
+    cudaStreamDestroy((cudaStream_t)cfg->stream);
+    toy_free(m);
+}
+
+/* A model whose kernels touch nothing: one step. */
+static int bare_step(zero_ctx *z, struct zero_step_info *info)
+{
+    int err = 0;
+    for (int u = 0; !err && u < TOY_UNITS; u++) {
+        err = zero_begin(z, u, ZERO_FORWARD);
+        if (!err)
+            err = zero_end(z, u, ZERO_FORWARD);
+    }
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(z, u, ZERO_BACKWARD);
+        if (!err)
+            err = zero_end(z, u, ZERO_BACKWARD);
+    }
+    return err ? err : zero_step(z, 1e-2f, info);
+}
+
+/* --- devices --- */
+
+static atomic_int n_updates, n_misplaced;
+
+static int update(void *arg, const struct zero_update *u)
+{
+    int device = -1;
+    (void)u;
+    cudaGetDevice(&device);
+    n_updates++;
+    n_misplaced += device != *(const int *)arg + 1;
+    return 0;
+}
+
+struct work {
+    int stage, async;
+    char dir[64];
+};
+
+static void works_on_its_gpu(struct toy_rank *r)
+{
+    const struct work *w = r->arg;
+    struct toy m;
+    struct zero_config cfg;
+    zero_ctx *z = NULL;
+    cudaSetDevice(r->rank + 1);
+    cfg = toy_config(r, w->stage);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.update = update;
+    cfg.update_arg = &r->rank;
+    cfg.save_async = w->async;
+    cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (!err)
+        err = bare_step(z, NULL);
+    if (!err)
+        err = zero_save(z, w->dir);
+    if (!err)
+        err = zero_save_wait(z);
+    if (!err)
+        err = zero_load(z, w->dir);
+    if (err)
+        toy_wrong(r, "stage %d: %s", w->stage, zero_last_error());
+    unwrap(r, &m, &cfg, &z);
+}
+
+static void test_threads_choose_their_gpu(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        struct work w = {.stage = k, .async = k % 2, .dir = "/tmp/zero-cuda-threads-XXXXXX"};
+        struct toy_rank r[RANKS];
+        char remove[96];
+        assert_non_null(mkdtemp(w.dir));
+        n_updates = n_misplaced = 0;
+        run_ranks(RANKS, works_on_its_gpu, &w, r);
+        snprintf(remove, sizeof remove, "rm -r %s", w.dir);
+        assert_int_equal(system(remove), 0);
+        assert_true(n_updates > 0);
+        assert_int_equal(n_misplaced, 0);
+        for (int i = 1; i <= RANKS; i++)
+            assert_true(stand_in_has_context(i));
+        if (stand_in_has_context(0))
+            fail_msg("stage %d: a context was made on GPU 0, which no rank works on", k);
+        nothing_wrong();
+    }
+}
+
+/* --- capture --- */
+
+enum { MOST_MS = 20000 };
+
+/* While the program captures a stream of its own, in the strictest mode, the library trains on. */
+static void captures(struct toy_rank *r)
+{
+    struct toy m;
+    struct zero_config cfg;
+    struct zero_step_info info;
+    zero_ctx *z = NULL;
+    cudaStream_t own;
+    cudaGraph_t graph = NULL;
+    int err = wrap(r, 3, &m, &cfg, &z);
+    cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking);
+    cudaError_t began = cudaStreamBeginCapture(own, cudaStreamCaptureModeGlobal);
+    int64_t from = toy_now_ms();
+    for (int s = 0;
+         !err && (s < 3 || (stand_in_calls("cudaEventQuery") < 20 && toy_now_ms() - from < MOST_MS)); s++)
+        err = bare_step(z, s % 2 ? &info : NULL);
+    float values[8];
+    if (!err)
+        err = zero_read(z, 0, ZERO_VALUE_PARAM, 0, 8, values);
+    cudaError_t ended = cudaStreamEndCapture(own, &graph);
+    if (err)
+        toy_wrong(r, "%s", zero_last_error());
+    if (began || ended || !graph)
+        toy_wrong(r, "the capture: %s, %s", cudaGetErrorName(began), cudaGetErrorName(ended));
+    cudaGraphDestroy(graph);
+    unwrap(r, &m, &cfg, &z);
+    cudaStreamDestroy(own);
+}
+
+static void test_captures_are_not_disturbed(void **state)
+{
+    (void)state;
+    struct toy_rank r[RANKS];
+    stand_in_fail(NULL, 0, cudaSuccess, false); /* counts from here */
+    run_ranks(RANKS, captures, NULL, r);
+    for (int i = 0; i < RANKS; i++)
+        if (r[i].err)
+            fail_msg("rank %d: %s", i, r[i].text);
+    nothing_wrong();
+}
+
+/* --- queries that fail --- */
+
+static pthread_barrier_t all_wrapped;
+
+static void asks_in_vain(struct toy_rank *r)
+{
+    struct toy m;
+    struct zero_config cfg;
+    struct zero_step_info info;
+    zero_ctx *z = NULL;
+    int err = wrap(r, 2, &m, &cfg, &z);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    pthread_barrier_wait(&all_wrapped);
+    if (r->rank == 0)
+        stand_in_fail("cudaEventQuery", *(const int *)r->arg, cudaErrorLaunchFailure, false);
+    for (int s = 0; !err && s < 4; s++)
+        err = bare_step(z, s % 2 ? &info : NULL);
+    toy_note(r, err);
+    unwrap(r, &m, &cfg, &z);
+}
+
+/* By the model's thread alone, and by whichever of two ranks' threads is the first to ask. */
+static void test_a_query_that_fails_is_no_completion(void **state)
+{
+    (void)state;
+    for (int k = 1; k <= 5; k++) {
+        int world = k <= 3 ? 1 : RANKS, nth = k <= 3 ? k : 1 + 4 * (k - 4), n_named = 0;
+        struct toy_rank r[RANKS] = {0};
+        pthread_barrier_init(&all_wrapped, NULL, (unsigned)world);
+        run_ranks(world, asks_in_vain, &nth, r);
+        pthread_barrier_destroy(&all_wrapped);
+        for (int i = 0; i < world; i++)
+            n_named += r[i].err && strstr(r[i].text, "cudaEventQuery: cudaErrorLaunchFailure");
+        if (!n_named)
+            fail_msg("world %d, query %d: %d \"%s\", %d \"%s\"", world, nth, r[0].err, r[0].text, r[1].err,
+                     r[1].text);
+        nccl_stand_in_end();
+        stand_in_end(NULL); /* a rank that failed may leave things behind */
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_threads_choose_their_gpu),
+        cmocka_unit_test(test_captures_are_not_disturbed),
+        cmocka_unit_test(test_a_query_that_fails_is_no_completion),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
