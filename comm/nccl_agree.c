@@ -28,7 +28,8 @@ int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_ncc
     for (int r = 0; !met && r < p->world; r++) {
         if (all[r].err)
             met = r == p->rank ? zr_fail((int)all[r].err, "%s", mine.text)
-                               : zr_fail((int)all[r].err, "rank %d: %s", r, all[r].text);
+                               : zr_fail((int)all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1,
+                                         all[r].text);
     }
     if (!met && t)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
@@ -47,7 +48,7 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
 {
     for (int r = 0; r < p->world; r++)
         if (all[r].err)
-            return zr_fail(all[r].err, "rank %d: %s", r, all[r].text);
+            return zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1, all[r].text);
     for (int r = 1; r < p->world; r++) {
         if (all[r].version != all[0].version) {
             char a[32], b[32];

@@ -194,11 +194,14 @@ static bool process_ended(const struct zr_shm_peer *peer)
 
 int zr_shm_adopt(struct zr_shm *m)
 {
+    char text[ZR_SHM_TEXT];
     for (int i = 0; m->mapped && i < m->base.world && !atomic_load(&m->code); i++) {
         const struct zr_shm_head *h = m->peer[i].head;
         int code = i == m->base.rank ? 0 : atomic_load(&h->abort_code);
-        if (code)
-            zr_shm_fail(m, code, h->abort_rank, h->abort_text);
+        if (code) {
+            snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, h->abort_text);
+            zr_shm_fail(m, code, h->abort_rank, text);
+        }
     }
     return atomic_load(&m->code);
 }

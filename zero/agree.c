@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What another rank sends as text ends where we say, if not earlier. */
+#define END_TEXT(text) ((text)[sizeof(text) - 1] = 0)
+
 struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
@@ -149,6 +152,8 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
         return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        END_TEXT(all[r].text);
     if (!err)
         err = compare(z, all);
     else if (local_err)
@@ -173,6 +178,8 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     for (int r = 0; !err && r < z->world.world; r++)
+        END_TEXT(all[r].text);
+    for (int r = 0; !err && r < z->world.world; r++)
         if (all[r].err)
             err = zr_fail((int)all[r].err, "rank %d: %s", r, all[r].text);
     if (local_err)
@@ -194,6 +201,8 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
     if (local_err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    for (int r = 0; !err && r < z->world.world; r++)
+        END_TEXT(all[r].text);
     for (int r = 0; !err && r < z->world.world; r++)
         if (all[r].err)
             err = zr_fail(all[r].err, "rank %d: %s", r, all[r].text);

@@ -361,7 +361,7 @@ static int choose(struct zero_ctx *z, const char *path, struct loading *l)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
     if (!err && all[0].err)
-        err = zr_fail(all[0].err, "%s", all[0].text);
+        err = zr_fail(all[0].err, "%.*s", (int)sizeof all[0].text - 1, all[0].text);
     if (!err && !all[0].name[0])
         snprintf(l->folder, sizeof l->folder, "%s", path);
     else if (!err)
