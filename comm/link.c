@@ -8,9 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-_Static_assert(sizeof(struct zr_frame) == 32,
-               "the frame is what travels: no padding, no change without a new version");
-
 void zr_sigpipe_hold(struct zr_sigpipe_hold *h)
 {
     sigset_t pipe, pending;
@@ -38,7 +35,7 @@ static void closed(uv_handle_t *h)
 {
     struct zr_link *l = h->data;
     l->calls->on_closed(l);
-    free(l->payload);
+    free(l->in.payload);
     free(l);
 }
 
@@ -63,42 +60,46 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
     (void)suggested;
     if (l->finishing)
         *buf = uv_buf_init(l->sink, sizeof l->sink);
-    else if (l->n_in < sizeof l->in)
-        *buf = uv_buf_init((char *)&l->in + l->n_in, (unsigned)(sizeof l->in - l->n_in));
     else
-        *buf = uv_buf_init(l->payload + (l->n_in - sizeof l->in),
-                           (unsigned)(l->in.n_bytes - (l->n_in - sizeof l->in)));
+        buf->base = zr_frame_room(&l->in, &buf->len);
 }
 
-/* The first bytes of a frame are there: all that a stranger may ever say. False if the link ended over them.
- */
-static bool check_magic(struct zr_link *l)
+/* Whoever waited on this link still hears of its end. */
+static void refuse_large(struct zr_link *l)
 {
     char why[128];
-    if (l->in.magic == ZR_FRAME_MAGIC)
-        return true;
-    snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
-             l->in.magic, ZR_FRAME_MAGIC);
+    snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.head.n_bytes,
+             l->in.most_bytes);
     end(l, ZR_ERR_MISMATCH, why);
-    return false;
 }
 
-/* The 32 bytes of a frame are there. False if the link ended over them. */
-static bool check_frame(struct zr_link *l)
+static void take(struct zr_link *l, size_t n)
 {
     char why[128];
-    if (l->in.n_bytes > l->most_bytes) {
-        snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.n_bytes,
-                 l->most_bytes);
+    switch (zr_frame_took(&l->in, n)) {
+    case ZR_FRAME_UNFINISHED:
+        break;
+    case ZR_FRAME_WHOLE:
+        l->calls->on_frame(l, &l->in.head, l->in.payload);
+        zr_frame_next(&l->in);
+        break;
+    case ZR_FRAME_STRANGE:
+        snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
+                 l->in.head.magic, ZR_FRAME_MAGIC);
         end(l, ZR_ERR_MISMATCH, why);
-        return false;
-    }
-    if (l->in.n_bytes > 0 && !(l->payload = malloc(l->in.n_bytes))) {
-        snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.n_bytes);
+        break;
+    case ZR_FRAME_LARGE:
+        l->held = l->calls->on_large(l, &l->in.head);
+        if (l->held)
+            uv_read_stop((uv_stream_t *)&l->tcp);
+        else
+            refuse_large(l);
+        break;
+    case ZR_FRAME_NO_MEMORY:
+        snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.head.n_bytes);
         end(l, ZR_ERR_NOMEM, why);
-        return false;
+        break;
     }
-    return true;
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -106,26 +107,28 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct zr_link *l = stream->data;
     (void)buf;
     if (n < 0) {
-        const char *why = n != UV_EOF ? uv_strerror((int)n)
-                          : l->n_in   ? "its connection closed in the middle of a message"
-                                      : "its connection closed without a goodbye";
+        const char *why = n != UV_EOF  ? uv_strerror((int)n)
+                          : l->in.n_in ? "its connection closed in the middle of a message"
+                                       : "its connection closed without a goodbye";
         end(l, ZR_ERR_PEER, why);
         return;
     }
     if (l->finishing || n == 0)
         return;
-    size_t had = l->n_in;
-    l->n_in += (size_t)n;
-    if (had < sizeof l->in.magic && l->n_in >= sizeof l->in.magic && !check_magic(l))
+    take(l, (size_t)n);
+}
+
+void zr_link_allow(struct zr_link *l, uint32_t most_bytes)
+{
+    l->in.most_bytes = most_bytes;
+    if (!l->held || l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
         return;
-    if (l->n_in < sizeof l->in || (had < sizeof l->in && !check_frame(l)))
-        return;
-    if (l->n_in == sizeof l->in + l->in.n_bytes) {
-        l->n_in = 0;
-        l->calls->on_frame(l, &l->in, l->payload);
-        free(l->payload);
-        l->payload = NULL;
-    }
+    l->held = false;
+    int err = uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
+    if (err)
+        end(l, ZR_ERR_PEER, uv_strerror(err));
+    else
+        take(l, 0);
 }
 
 struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, void *owner,
@@ -142,7 +145,7 @@ struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, 
     l->calls = calls;
     l->owner = owner;
     l->rank = -1;
-    l->most_bytes = most_bytes;
+    l->in.most_bytes = most_bytes;
     return l;
 }
 
@@ -246,13 +249,15 @@ void zr_link_finish(struct zr_link *l)
     if (l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
         return;
     l->finishing = true;
+    if (l->held) /* its end is still to be seen */
+        uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (uv_shutdown(&l->shutdown, (uv_stream_t *)&l->tcp, shut) < 0)
         zr_link_drop(l);
 }
 
 char *zr_link_take_payload(struct zr_link *l)
 {
-    char *p = l->payload;
-    l->payload = NULL;
+    char *p = l->in.payload;
+    l->in.payload = NULL;
     return p;
 }

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum { MOST_EXCHANGE_BYTES = 1 << 30, GRACE_MS = 1000 };
 
@@ -144,10 +143,12 @@ static int meet(struct zr_rendezvous *r)
 
 static void open_timers(struct zr_rendezvous *r)
 {
-    r->deadline.data = r->retry.data = r->resolve.data = r;
+    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r;
     uv_timer_init(r->loop, &r->deadline); /* cannot fail */
     uv_timer_init(r->loop, &r->retry);
-    r->n_handles = 2;
+    uv_timer_init(r->loop, &r->patience);
+    uv_timer_init(r->loop, &r->admit);
+    r->n_handles = 4;
 }
 
 int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
@@ -172,7 +173,6 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     }
     r->loop = loop;
     r->w = *w;
-    r->job = XXH3_64bits(w->job, strlen(w->job));
     r->timeout_ms = timeout_ms;
     if (w->world == 1) {
         r->ready = true;
@@ -260,7 +260,9 @@ static int collect(struct zr_rendezvous *r, const void *mine, size_t n, char *al
 
 static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
-    int err = run_until(r, all_given, late_to_exchange);
+    zr_star_expect(r, n);
+    int err = r->code ? r->code : run_until(r, all_given, late_to_exchange);
+    zr_star_expect(r, 0);
     if (!err)
         err = collect(r, mine, n, all);
     for (int i = 1; i < r->w.world && !err; i++)
@@ -275,8 +277,10 @@ static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t 
 
 static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
+    zr_star_expect(r, n * (size_t)r->w.world);
     (void)zr_star_send(r, 0, ZR_FRAME_GIVE, mine, n);
     int err = run_until(r, has_all, late_to_exchange);
+    zr_star_expect(r, 0);
     if (!err && r->n_all != n * (size_t)r->w.world)
         err = zr_star_fail(r, ZR_ERR_MISMATCH,
                            "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each",

@@ -9,11 +9,12 @@
 
 enum { LINGER_MS = 300 }; /* for the other ends to hear a goodbye */
 
+static const char exited[] = "its program exited without zero_unwrap";
+
 static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                       const void *payload, size_t n)
 {
-    struct zr_frame f = {
-        .type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about, .job = r->job};
+    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
     struct zr_link *l = r->seats[rank].link;
     return l ? zr_link_send(l, f, payload, n) : 0;
 }
@@ -135,7 +136,7 @@ static void leave(struct zr_rendezvous *r, int rank)
 static void on_fail(struct zr_rendezvous *r, int rank, const struct zr_frame *f, const char *text)
 {
     char why[sizeof r->text];
-    snprintf(why, sizeof why, "%.*s", (int)f->n_bytes, text);
+    snprintf(why, sizeof why, "%s", text);
     if (r->detached)
         lose(r, rank, why);
     else
@@ -147,8 +148,7 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
                           const char *payload)
 {
     struct zr_seat *seat = &r->seats[l->rank];
-    bool ours =
-        f->job == r->job && f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
+    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
     } else if (ours && f->type == ZR_FRAME_GIVE && !seat->gave) {
@@ -157,6 +157,9 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         seat->n_given = f->n_bytes;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, l->rank, f, payload ? payload : "");
+    } else if (ours && f->type == ZR_FRAME_EXIT) {
+        zr_link_drop(l);
+        lose(r, l->rank, exited);
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
@@ -167,17 +170,9 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
 static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *payload)
 {
-    int n = (int)f->n_bytes;
     const char *text = payload ? payload : "";
-    bool ours = f->job == r->job && f->world == r->w.world && f->rank == 0 && f->version == ZR_FRAME_VERSION;
-    if (f->type == ZR_FRAME_REFUSE) {
-        zr_link_finish(l);
-        zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank 0 refused: %.*s", n, text);
-    } else if (ours && f->type == ZR_FRAME_ACCEPT && !r->accepted) {
-        r->accepted = true;
-        r->seats[0].state = ZR_SEAT_HERE;
-        zr_star_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
-    } else if (ours && f->type == ZR_FRAME_READY && r->accepted) {
+    bool ours = f->world == r->w.world && f->rank == 0 && f->version == ZR_FRAME_VERSION;
+    if (ours && f->type == ZR_FRAME_READY && !r->ready) {
         r->ready = true;
         r->phase = ZR_PHASE_IDLE; /* already: rank 0 may leave in the same breath */
         for (int i = 0; i < r->w.world; i++)
@@ -192,8 +187,11 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_LOST && f->about > 0 && f->about < r->w.world &&
                f->about != r->w.rank) {
         char why[256];
-        snprintf(why, sizeof why, "%.*s", n, text);
+        snprintf(why, sizeof why, "%s", text);
         lose(r, f->about, why);
+    } else if (ours && f->type == ZR_FRAME_EXIT) {
+        zr_link_drop(l);
+        lose(r, 0, exited);
     } else if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, 0);
     } else {
@@ -202,17 +200,47 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     }
 }
 
-static void on_frame(struct zr_link *l, const struct zr_frame *f, const void *payload)
+static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     struct zr_rendezvous *r = l->owner;
     if (r->closing)
         return;
-    if (r->w.rank != 0)
+    if (r->w.rank != 0 && r->accepted)
         on_star_frame(r, l, f, payload);
+    else if (r->w.rank != 0)
+        zr_star_answer(r, l, f, payload);
     else if (l->rank > 0)
         on_rank_frame(r, l, f, payload);
     else
         zr_star_hello(r, l, f, payload);
+}
+
+/* A rank may give for the next exchange before rank 0 has come to it; what is too large for this one differs
+ * from ours, and all are told. */
+static bool on_large(struct zr_link *l, const struct zr_frame *f)
+{
+    struct zr_rendezvous *r = l->owner;
+    if (r->closing || r->detached || r->w.rank != 0 || l->rank < 1 || f->type != ZR_FRAME_GIVE)
+        return false;
+    if (r->n_expected)
+        zr_star_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %u bytes, rank 0 gives %zu", l->rank,
+                     f->n_bytes, r->n_expected);
+    return true;
+}
+
+void zr_star_expect(struct zr_rendezvous *r, size_t n)
+{
+    uint32_t most = n > ZR_FRAME_SMALL_BYTES ? (uint32_t)n : ZR_FRAME_SMALL_BYTES;
+    r->n_expected = n;
+    for (int i = 0; i < r->w.world; i++) {
+        struct zr_link *l = r->seats[i].link;
+        if (!l || r->seats[i].state != ZR_SEAT_HERE)
+            continue;
+        if (n && l->held && l->in.head.n_bytes > most)
+            (void)on_large(l, &l->in.head);
+        else if (n || !l->held)
+            zr_link_allow(l, most);
+    }
 }
 
 static void on_end(struct zr_link *l, int code, const char *why)
@@ -226,6 +254,11 @@ static void on_end(struct zr_link *l, int code, const char *why)
         zr_link_finish(l); /* what is on its way there is still read there */
     } else if (known) {
         lose(r, l->rank, why);
+    } else if (r->w.rank != 0 && code == ZR_ERR_NOMEM) {
+        /* Rank 0 may have let us in already. */
+        zr_star_fail(r, code, "rank %d: %s", r->w.rank, why);
+        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+        zr_link_finish(l);
     } else if (r->w.rank != 0) {
         /* Whoever listens there now is not, or not yet, our rank 0. */
         zr_star_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
@@ -255,6 +288,7 @@ static void on_closed(struct zr_link *l)
 const struct zr_link_calls zr_star_calls = {
     .on_connect = zr_star_on_connect,
     .on_frame = on_frame,
+    .on_large = on_large,
     .on_end = on_end,
     .on_closed = on_closed,
 };
@@ -300,6 +334,8 @@ void zr_star_close(struct zr_rendezvous *r)
     if (r->resolving)
         uv_cancel((uv_req_t *)&r->resolve);
     uv_close((uv_handle_t *)&r->retry, handle_closed);
+    uv_close((uv_handle_t *)&r->patience, handle_closed);
+    uv_close((uv_handle_t *)&r->admit, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);
 }

@@ -1,7 +1,8 @@
 /* star.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds who
- * comes and who is refused, star.c who is lost and how it ends. The first failure is kept; before the detach
+ * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds how rank 0
+ * lets ranks in and keeps strangers out, star_reach.c how the others reach it, star.c who is lost and how it
+ * ends. The first failure is kept; before the detach
  * it is what the blocking calls return. */
 #ifndef ZR_COMM_STAR_H
 #define ZR_COMM_STAR_H
@@ -20,6 +21,7 @@ enum zr_trouble {
     ZR_TROUBLE_SILENT,  /* somebody takes the connection and has not answered yet */
     ZR_TROUBLE_ENDED,   /* and closed it */
     ZR_TROUBLE_STRANGE, /* and said something else */
+    ZR_TROUBLE_REFUSED, /* and knows the protocol, but not our key or job */
     ZR_TROUBLE_WAIT     /* it was rank 0, which waits for others */
 };
 
@@ -38,30 +40,33 @@ struct zr_seat {
 struct zr_rendezvous {
     uv_loop_t *loop;
     struct zr_world w;
-    uint64_t job; /* hash of w.job */
     int64_t timeout_ms;
     enum zr_phase phase;
     struct zr_seat *seats; /* (world) */
     struct zr_link *links; /* all that are not closed yet, strangers too */
-    int n_strangers;
-    int n_here; /* seats taken, rank 0's own included */
+    int n_strangers;       /* rank 0: links that have not proved to be a rank's */
+    int n_here;            /* seats taken, rank 0's own included */
 
     uv_tcp_t listener; /* rank 0 */
     uv_timer_t deadline, retry;
+    uv_timer_t patience; /* how long the other end of a link may take to prove what it is */
+    uv_timer_t admit;    /* rank 0: until the next one is let in, where there are too many strangers */
     uv_getaddrinfo_t resolve;
     struct sockaddr_in address; /* of rank 0 */
     int n_handles;              /* of those above, not closed yet */
     bool listening, resolving;
     int64_t started_ms;
+    int64_t refused_ms; /* others: since when rank 0's place refuses us; 0: it does not */
     /* For the message of a timeout, what went wrong while waiting: the latest, and the most telling if that
      * was before. An attempt that has just begun knows less than one that was answered. */
     enum zr_trouble worst;
     char trouble[640], trouble_before[640];
 
-    bool late;     /* the deadline has passed */
-    bool ready;    /* every rank is here */
-    bool accepted; /* others: rank 0 knows us */
-    char *all;     /* others: the result of the exchange under way */
+    bool late;         /* the deadline has passed */
+    bool ready;        /* every rank is here */
+    bool accepted;     /* others: rank 0 knows us, and we know it */
+    size_t n_expected; /* of the exchange under way: the bytes of one frame. 0: none is under way */
+    char *all;         /* others: the result of the exchange under way */
     size_t n_all;
 
     int code; /* the first failure */
@@ -81,18 +86,42 @@ void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *
     __attribute__((format(printf, 3, 4)));
 /* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
 void zr_star_start(struct zr_rendezvous *r);
+int64_t zr_star_now_ms(struct zr_rendezvous *r);
+/* Without a key ranks meet on loopback only: fails where to is elsewhere. */
+bool zr_star_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to);
+/* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
+struct zr_link *zr_star_add_link(struct zr_rendezvous *r);
+/* Looks w.host up, and calls again when it is found or not: listens or connects, or tries later. */
+void zr_star_find(struct zr_rendezvous *r);
+
+/* star_meet.c */
+void zr_star_listen(struct zr_rendezvous *r);
+/* Rank 0: drops links that have taken too long to prove what they are. */
+void zr_star_drop_slow(struct zr_rendezvous *r);
 /* Rank 0: everyone is here: no more strangers. */
 void zr_star_seal(struct zr_rendezvous *r);
 /* Not again, whether it did or not. */
 void zr_star_stop_listening(struct zr_rendezvous *r);
-/* Rank 0: the first frame of a connection. */
-void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *token);
-/* The others: the connection to rank 0 is there or not; try again in a moment. */
+/* Rank 0: a frame of a connection that has not proved to be a rank's. */
+void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
+
+/* star_reach.c: the others. */
+void zr_star_connect(struct zr_rendezvous *r);
+/* The connection to rank 0's place is there or not. */
 void zr_star_on_connect(struct zr_link *l, int status);
+/* A frame from there, before both sides know each other. */
+void zr_star_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                    const char *payload);
+/* Tries again in a moment. */
 void zr_star_retry(struct zr_rendezvous *r);
+/* Gives a link up that says nothing, and tries again. */
+void zr_star_give_up_slow(struct zr_rendezvous *r);
+
 extern const struct zr_link_calls zr_star_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
 int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
+/* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
+void zr_star_expect(struct zr_rendezvous *r, size_t n);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
 int zr_star_check(struct zr_rendezvous *r);
 /* Tells on_lost, and on rank 0 the others, of ranks lost before the detach. */

@@ -199,6 +199,12 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         zr_log_set_rank(z->config.log, z->world.rank);
         zr_info(z->config.options.log, "rank %d of %d, found in: %s", z->world.rank, z->world.world,
                 z->world.source);
+        if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
+            zr_warn(
+                z->config.options.log,
+                "this job has no key, so ranks meet on loopback only, and any program on this host can take "
+                "the place of one: zero-run makes a key; else set ZERO_JOB_KEY on all ranks to the same 32 "
+                "random hex digits");
         err = prepare(z, tensors, n_tensors, &backend);
     }
     if (err && z->world.world == 1)

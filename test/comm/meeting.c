@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 int meet(struct meeting *m, const struct zr_world *w, int64_t timeout_ms)
 {
@@ -67,12 +66,50 @@ int dial(int port)
     return -1;
 }
 
-struct zr_frame hello_of(const struct rank *me, int rank, int world)
+bool read_frame(int fd, struct zr_frame *f, char *payload, size_t n_payload)
 {
-    return (struct zr_frame){.magic = ZR_FRAME_MAGIC,
-                             .version = ZR_FRAME_VERSION,
-                             .type = ZR_FRAME_HELLO,
-                             .rank = rank,
-                             .world = world,
-                             .job = XXH3_64bits(me->w.job, strlen(me->w.job))};
+    if (recv(fd, f, sizeof *f, MSG_WAITALL) != (ssize_t)sizeof *f || f->n_bytes >= n_payload)
+        return false;
+    payload[f->n_bytes] = 0;
+    return !f->n_bytes || recv(fd, payload, f->n_bytes, MSG_WAITALL) == (ssize_t)f->n_bytes;
+}
+
+bool read_challenge(int fd, struct zr_shake *s)
+{
+    struct zr_frame f;
+    char nonce[ZR_NONCE_BYTES + 1];
+    *s = (struct zr_shake){0};
+    if (!read_frame(fd, &f, nonce, sizeof nonce) || f.type != ZR_FRAME_CHALLENGE ||
+        f.n_bytes != ZR_NONCE_BYTES)
+        return false;
+    memcpy(s->nonce_0, nonce, sizeof s->nonce_0);
+    return true;
+}
+
+struct spoken_hello hello_of(const struct zr_world *w, struct zr_shake *s, int rank, int world)
+{
+    struct spoken_hello h = {.frame = {.magic = ZR_FRAME_MAGIC,
+                                       .version = ZR_FRAME_VERSION,
+                                       .type = ZR_FRAME_HELLO,
+                                       .n_bytes = sizeof h.hello,
+                                       .rank = rank,
+                                       .world = world,
+                                       .about = w->attempt}};
+    s->rank = rank;
+    s->world = world;
+    s->attempt = w->attempt;
+    (void)zr_shake_random(s->nonce, sizeof s->nonce);
+    memcpy(h.hello.nonce, s->nonce, sizeof s->nonce);
+    zr_shake_prove(w, s, ZR_FRAME_HELLO, 0, "", h.hello.proof);
+    return h;
+}
+
+int greet(const struct rank *me, int rank, int world)
+{
+    struct zr_shake s;
+    int fd = dial(me->w.port);
+    if (!read_challenge(fd, &s))
+        return -1;
+    struct spoken_hello h = hello_of(&me->w, &s, rank, world);
+    return send(fd, &h, sizeof h, MSG_NOSIGNAL) == (ssize_t)sizeof h ? fd : -1;
 }

@@ -32,7 +32,19 @@ struct sockaddr_in loopback(int port);
 int listen_at(int port);
 /* A socket connected to it, waiting (bounded) until somebody listens; else -1. */
 int dial(int port);
-/* What that rank of me's job says first. */
-struct zr_frame hello_of(const struct rank *me, int rank, int world);
+
+/* A frame and its payload, terminated; false: there is none, or it is too large. */
+bool read_frame(int fd, struct zr_frame *f, char *payload, size_t n_payload);
+/* What rank 0 says first, into s. */
+bool read_challenge(int fd, struct zr_shake *s);
+
+struct spoken_hello {
+    struct zr_frame frame;
+    struct zr_hello hello;
+};
+/* What a rank of w's job answers to it. */
+struct spoken_hello hello_of(const struct zr_world *w, struct zr_shake *s, int rank, int world);
+/* Dials rank 0 of me's job and says hello; the socket, where rank 0's answer is still to be read; else -1. */
+int greet(const struct rank *me, int rank, int world);
 
 #endif

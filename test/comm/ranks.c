@@ -133,12 +133,13 @@ struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg
         struct rank *r = &shared[i];
         r->w = (struct zr_world){.rank = i, .world = n, .local_rank = i, .host = "127.0.0.1", .port = port};
         snprintf(r->w.job, sizeof r->w.job, "test %d", (int)getpid());
+        r->w.key = (struct zr_job_key){.n_bytes = 16, .bytes = "a key of 16 byte"};
         r->forked = forked;
         r->arg = arg;
         r->all = shared;
-        if (before)
-            before(r);
     }
+    for (int i = 0; i < n && before; i++)
+        before(&shared[i]);
     if (forked)
         run_processes(shared, n, fn);
     else

@@ -247,7 +247,73 @@ static void test_other_job(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH, "belongs to job \"yesterday's\"");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "it refused this rank as one of another job, or with another key");
+}
+
+static void other_key(struct rank *r)
+{
+    other_job(r);
+    strcpy(r->w.job, "j");
+    if (r == &r->all[2])
+        r->w.key.bytes[r->w.key.n_bytes - 1]++;
+}
+
+static void no_key(struct rank *r)
+{
+    other_key(r);
+    if (r == &r->all[2])
+        r->w.key.n_bytes = 0;
+}
+
+/* The very last rank is of the same job, by its name, but has another key, or none. */
+static void test_other_key(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_key);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY and the job's name");
+    r = run_ranks(true, 3, open_after_refusal, NULL, no_key);
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY, which this rank does not have");
+}
+
+static void other_attempt(struct rank *r)
+{
+    other_key(r);
+    r->w.key = r->all[0].w.key;
+    r->w.attempt = r == &r->all[2] ? 1 : 2;
+}
+
+/* A rank that was left over from the attempt before is told so, and the job goes on without it. */
+static void test_other_attempt(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_attempt);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "is of attempt 1 of this job, rank 0 of attempt 2");
+}
+
+static void without_key(struct rank *r)
+{
+    r->w.key.n_bytes = 0;
+}
+
+static void elsewhere(struct rank *r)
+{
+    without_key(r);
+    strcpy(r->w.host, "192.0.2.1"); /* an address for documents: nobody's */
+}
+
+/* Without a key ranks meet on loopback, and nowhere else. */
+static void test_no_key(void **state)
+{
+    (void)state;
+    run_ranks(true, 3, meet_and_exchange, NULL, without_key);
+    struct rank *r = run_ranks(true, 2, open_and_note, NULL, elsewhere);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], ZR_ERR_ARG, "set ZERO_JOB_KEY to the same 32 random hex digits on all ranks");
 }
 
 /* --- strangers --- */
@@ -259,47 +325,42 @@ static void after_strangers(struct rank *me)
         meet_and_exchange(me);
         return;
     }
-    int fds[200], n = 0;
+    int fds[300], n = 0;
     /* Says nothing, and more of that kind than rank 0 keeps. */
     for (int i = 0; i < 150; i++)
         fds[n++] = dial(me->w.port);
-    /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another job, version,
-     * type. */
-    struct zr_frame hello = hello_of(me, 1, 2);
-    struct zr_frame bad[6];
-    for (int i = 0; i < 6; i++)
-        bad[i] = hello;
-    bad[0].n_bytes = 1 << 30;
-    bad[1].job++;
-    bad[2].version = 77;
-    bad[3].type = ZR_FRAME_GIVE;
-    bad[4].type = ZR_FRAME_GOODBYE;
-    bad[5].magic ^= 1;
+    /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another version, job,
+     * key, type; one of a proof without a key, and another's. */
     const char web[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
     bool sent = true;
     fds[n++] = dial(me->w.port);
     sent &= send(fds[n - 1], web, sizeof web, MSG_NOSIGNAL) > 0;
-    fds[n++] = dial(me->w.port);
-    sent &= send(fds[n - 1], &hello, 11, MSG_NOSIGNAL) == 11;
-    for (int i = 0; i < 6; i++) {
-        fds[n++] = dial(me->w.port);
-        sent &= send(fds[n - 1], &bad[i], sizeof bad[i], MSG_NOSIGNAL) > 0;
+    for (int i = 0; i < 9; i++) {
+        struct zr_world w = me->w;
+        struct zr_shake s;
+        int fd = fds[n++] = dial(w.port);
+        sent &= read_challenge(fd, &s);
+        if (i == 4)
+            strcpy(w.job, "yesterday's");
+        if (i == 5)
+            w.key.bytes[3] ^= 1;
+        struct spoken_hello h = hello_of(&w, &s, 1, 2);
+        h.frame.n_bytes = i == 1 ? 1u << 30 : h.frame.n_bytes;
+        h.frame.version = i == 3 ? 77 : h.frame.version;
+        h.frame.type = i == 2 ? ZR_FRAME_GIVE : i == 6 ? ZR_FRAME_GOODBYE : h.frame.type;
+        h.frame.magic ^= i == 7;
+        h.hello.proof[31] ^= i == 8;
+        ssize_t bytes = i == 0 ? 11 : (ssize_t)sizeof h;
+        sent &= send(fd, &h, (size_t)bytes, MSG_NOSIGNAL) == bytes;
+        /* Those who speak the protocol are sent away, and that is all they hear. */
+        struct zr_frame f;
+        char text[64];
+        if (i == 3 || i == 4 || i == 5 || i == 8)
+            RANK_CHECK(me, read_frame(fd, &f, text, sizeof text) && f.type == ZR_FRAME_REFUSE && !f.n_bytes,
+                       "stranger %d hears type %d with %u bytes", i, f.type, f.n_bytes);
     }
     close(fds[0]);
-    /* The one of another version and job are told why. */
-    struct zr_frame answer[2] = {{0}};
-    char text[2][512] = {{0}};
-    for (int k = 0; k < 2; k++) {
-        int fd = fds[n - 5 + k];
-        if (recv(fd, &answer[k], sizeof answer[k], MSG_WAITALL) == (ssize_t)sizeof answer[k] &&
-            answer[k].n_bytes < 512)
-            recv(fd, text[k], answer[k].n_bytes, MSG_WAITALL);
-    }
     RANK_CHECK(me, sent, "a stranger could not speak");
-    RANK_CHECK(me, answer[0].type == ZR_FRAME_REFUSE && strstr(text[0], "job"), "type %d \"%s\"",
-               answer[0].type, text[0]);
-    RANK_CHECK(me, answer[1].type == ZR_FRAME_REFUSE && strstr(text[1], "version 77"), "type %d \"%s\"",
-               answer[1].type, text[1]);
     meet_and_exchange(me);
     for (int i = 1; i < n; i++)
         close(fds[i]);
@@ -380,6 +441,9 @@ int main(void)
         cmocka_unit_test(test_late_rank),
         cmocka_unit_test(test_other_world),
         cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_other_key),
+        cmocka_unit_test(test_other_attempt),
+        cmocka_unit_test(test_no_key),
         cmocka_unit_test(test_strangers),
         cmocka_unit_test(test_impostor),
         /* libuv's threads look names up: nothing is forked after these */

@@ -1,0 +1,69 @@
+/* frame.h: what travels between ranks before any communicator exists: a head of fixed size and a payload, and
+ * how a stream of bytes becomes frames again.
+ *
+ * Nobody is trusted to say how much memory a frame is worth: whoever reads sets the most a payload may have,
+ * a little for those who have not shown who they are, and for a rank what this very exchange makes of it. */
+#ifndef ZR_COMM_FRAME_H
+#define ZR_COMM_FRAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    ZR_FRAME_MAGIC = 0x6f72657a, /* "zero" in little-endian bytes */
+    ZR_FRAME_VERSION = 3,
+    ZR_FRAME_TEXT_BYTES = 1024,       /* the most of a message that travels */
+    ZR_FRAME_SHAKE_BYTES = 2048,      /* a payload may have before both sides know each other */
+    ZR_FRAME_SMALL_BYTES = 64 * 1024, /* and after it, where nothing larger is expected */
+};
+
+enum zr_frame_type {
+    ZR_FRAME_CHALLENGE =
+        1,            /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
+    ZR_FRAME_HELLO,   /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
+    ZR_FRAME_ACCEPT,  /* 0 -> rank: you are one of us; payload: rank 0's proof */
+    ZR_FRAME_READY,   /* 0 -> rank: everyone is here */
+    ZR_FRAME_REFUSE,  /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message.
+                         To a stranger without any payload */
+    ZR_FRAME_GIVE,    /* rank -> 0: my blob of an exchange */
+    ZR_FRAME_ALL,     /* 0 -> rank: everyone's, in rank order */
+    ZR_FRAME_FAIL,    /* what we were doing failed; about: the code, payload: the message */
+    ZR_FRAME_LOST,    /* 0 -> rank: about: the rank that was lost, payload: how */
+    ZR_FRAME_GOODBYE, /* the sender leaves on purpose */
+    ZR_FRAME_EXIT     /* the sender's process ends with its context open */
+};
+
+/* Before every payload, in the sender's byte order: a rank of the other order is told by its magic. */
+struct zr_frame {
+    uint32_t magic;
+    uint16_t version, type;
+    uint32_t n_bytes; /* of the payload after it */
+    int32_t rank, world;
+    int32_t about;
+};
+
+/* What comes in. All zero but most_bytes: nothing yet. */
+struct zr_frame_reader {
+    struct zr_frame head;
+    char *payload;       /* (head.n_bytes), and a 0 after them; NULL: none */
+    size_t n_in;         /* bytes of head and payload so far */
+    uint32_t most_bytes; /* a payload may have */
+};
+
+enum zr_frame_state {
+    ZR_FRAME_UNFINISHED,
+    ZR_FRAME_WHOLE,   /* head and payload are there: use them, then zr_frame_next */
+    ZR_FRAME_STRANGE, /* this is another protocol */
+    ZR_FRAME_LARGE,   /* the head is there and claims more than most_bytes. The owner ends it, or raises
+                         most_bytes and calls zr_frame_took with 0 */
+    ZR_FRAME_NO_MEMORY
+};
+
+/* Where the next bytes go, and how many at most (never 0 while UNFINISHED). */
+char *zr_frame_room(struct zr_frame_reader *r, size_t *n);
+/* n bytes were put there. */
+enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n);
+/* Frees the payload, if it is still there, and begins anew. */
+void zr_frame_next(struct zr_frame_reader *r);
+
+#endif
