@@ -1,9 +1,10 @@
 /* core.c: the schedule core; see core.h. */
 #include "shard/core.h"
+#include "shard/layout.h"
 
 #include <string.h>
 
-#define NEVER INT32_MAX
+#define NEVER INT64_MAX
 
 /* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
 struct zr_core {
@@ -24,13 +25,24 @@ struct zr_core {
     uint64_t hash;
     struct zr_core_counts counts;
 
-    /* The order being followed, and the calls of this step. */
-    int32_t n_order, pos, n_rec, cap;
-    bool restarted, rec_full; /* restarted: the model went back to its first call before any backward */
+    /* The order being followed: `period` calls (a micro-batch, where micro-batches are alike) again and
+     * again, n_order in all. pos: the call expected next, base: where its period starts. */
+    int64_t n_order, pos, base;
+    int32_t period;
+    int32_t n_begins, ahead; /* begins of sharded units in a period; the first of them at or after pos */
     bool strayed, uneven; /* this step's calls left the order; the order's backward passes are not as many for
                              every micro-batch */
 
-    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, total;
+    /* The calls of this step, n_rec: the first n_kept of them again and again. */
+    int64_t n_rec;
+    int32_t n_kept, rec_at_call; /* rec_at_call: n_rec modulo n_kept, where calls repeat */
+    int32_t cap;                 /* room for calls, in the order and in the recording */
+    bool restarted, rec_full;    /* restarted: the model went back to its first call before any backward */
+
+    int32_t n_leaves, n_small; /* of the tree over slots; slots that are not the reserved one */
+
+    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
+        keys_at, total;
 };
 
 struct unit {
@@ -39,7 +51,9 @@ struct unit {
     int32_t gslot;     /* gradient slot of its backward bracket, open or last; -1: it needs none */
     int32_t n_contrib; /* contributions reduced this step */
     int32_t n_bwd;     /* backward brackets ended this step */
-    int32_t first_use; /* position in the order of its first begin, NEVER: none */
+    int32_t first_use; /* position in the period of its first begin, -1: none */
+    int64_t next_use;  /* position in the order of its next begin, NEVER: none; sharded units only */
+    int32_t fits;      /* slots by size: the first that can hold it */
     int32_t n_order_bwd,
         n_passed;  /* its backward passes in a micro-batch of the order; for mark_micro_batches */
     uint8_t depth; /* sums in use */
@@ -54,6 +68,7 @@ struct pslot {
     int64_t bytes;
     int32_t unit; /* -1: empty */
     int32_t pins;
+    int32_t rank; /* by size; among equals by index */
 };
 
 struct gslot {
@@ -62,8 +77,8 @@ struct gslot {
     uint64_t released;
 };
 
-/* Position i of the order begins unit u: next[i] is the next begin of u, or NEVER. It ends a bracket: next[i]
- * is 1 if that ends a micro-batch, else 0. */
+/* Position i of the period begins unit u: next[i] is the next begin of u in it, or -1. It ends a bracket:
+ * next[i] is 1 if that ends a micro-batch, else 0. */
 
 static struct unit *units(const struct zr_core *c)
 {
@@ -95,11 +110,45 @@ static int32_t *next_begin(const struct zr_core *c)
     return (int32_t *)((char *)c + c->next_at);
 }
 
-/* Room for the order and the recording: four times the declared step, and never tight for small models. */
+/* In-period positions of the begins of sharded units. */
+static int32_t *begins(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->begins_at);
+}
+
+static int32_t *borders(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->borders_at);
+}
+
+/* The slot of a rank by size. */
+static int32_t *by_size(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->by_size_at);
+}
+
+/* A binary tree over the slots by size, node 1 its root, leaves from n_leaves on: how good the best slot
+ * below a node is to be filled anew. Node 0 is none. */
+static uint64_t *keys(const struct zr_core *c)
+{
+    return (uint64_t *)((char *)c + c->keys_at);
+}
+
+/* Room for the order and the recording: four times the declared step, and never tight for small models. Of
+ * steps of very many calls only such are learned whose calls repeat. */
 static int32_t capacity(const struct zr_core_spec *s)
 {
-    int64_t n = (int64_t)s->n_order * s->grad_accum_steps * 4 + 256;
-    return n < 1 << 24 ? (int32_t)n : 1 << 24;
+    int64_t step = (int64_t)s->n_order * s->grad_accum_steps * 4 + 256, micro = (int64_t)s->n_order * 4 + 256;
+    int64_t n = zr_min(step, zr_max(micro, 1 << 17));
+    return (int32_t)zr_min(n, 1 << 24);
+}
+
+static int32_t leaves(int32_t n_slots)
+{
+    int32_t n = 1;
+    while (n < n_slots)
+        n *= 2;
+    return n;
 }
 
 static void place(struct zr_core *c, const struct zr_core_spec *s)
@@ -114,6 +163,10 @@ static void place(struct zr_core *c, const struct zr_core_spec *s)
     PLACE(order_at, struct zr_call, c->cap);
     PLACE(rec_at, struct zr_call, c->cap);
     PLACE(next_at, int32_t, c->cap);
+    PLACE(begins_at, int32_t, c->cap);
+    PLACE(borders_at, int32_t, c->cap);
+    PLACE(by_size_at, int32_t, s->n_param_slots);
+    PLACE(keys_at, uint64_t, 2 * leaves(s->n_param_slots));
 #undef PLACE
     c->total = (at + 15) & ~15u;
 }
@@ -131,27 +184,29 @@ int32_t zr_core_max_actions(const struct zr_core_spec *s)
     return 8 * s->n_units + 16;
 }
 
+/* ---- the order ---- */
+
 /* Marks the calls of the order that end a micro-batch: no backward bracket is open any more, and every unit
  * has had the same part of its backward passes of the step. */
 static void mark_micro_batches(struct zr_core *c)
 {
     int32_t n_behind = 0, n_open = 0; /* units that lack passes of the micro-batch at hand; open brackets */
     bool begun = false;
-    c->uneven = false;
+    int64_t repeats = c->period ? c->n_order / c->period : 0;
+    c->uneven = repeats * c->period != c->n_order;
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].n_order_bwd = units(c)[u].n_passed = 0;
-    for (int32_t i = 0; i < c->n_order; i++)
+    for (int32_t i = 0; i < c->period; i++)
         units(c)[order(c)[i].unit].n_order_bwd += order(c)[i].backward && order(c)[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++) {
         struct unit *x = &units(c)[u];
-        if (!x->trainable)
-            x->n_order_bwd = 0;
-        c->uneven |= x->n_order_bwd % c->accum != 0;
-        x->n_order_bwd /= c->accum;
+        int64_t n_step = x->trainable ? x->n_order_bwd * repeats : 0;
+        c->uneven |= n_step % c->accum != 0;
+        x->n_order_bwd = (int32_t)(n_step / c->accum);
         n_behind += x->n_order_bwd > 0;
     }
     const int32_t n_all = n_behind;
-    for (int32_t i = 0; i < c->n_order; i++) {
+    for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *x = &units(c)[call->unit];
         if (call->backward)
@@ -171,21 +226,143 @@ static void mark_micro_batches(struct zr_core *c)
         for (int32_t u = 0; u < c->n_units; u++)
             units(c)[u].n_passed = 0;
     }
+    c->uneven |= begun; /* calls repeat within a micro-batch */
 }
 
-/* Derives next_begin and first_use from the order. */
+/* A slot's key has changed: an open bracket holds it (0), a unit that is used then is in it, or none is. */
+static void touch_slot(struct zr_core *c, int32_t slot)
+{
+    const struct pslot *s = &pslots(c)[slot];
+    uint64_t *k = keys(c), key = 0;
+    if (!s->pins)
+        key = s->unit < 0 ? UINT64_MAX : (uint64_t)units(c)[s->unit].next_use + 1;
+    int32_t i = c->n_leaves + s->rank;
+    for (k[i] = key; i > 1; i /= 2) {
+        uint64_t best = k[i] > k[i ^ 1] ? k[i] : k[i ^ 1];
+        if (k[i / 2] == best)
+            break;
+        k[i / 2] = best;
+    }
+}
+
+static void set_next_use(struct zr_core *c, struct unit *u, int64_t next)
+{
+    u->next_use = next;
+    if (u->pslot >= 0)
+        touch_slot(c, u->pslot);
+}
+
+/* The call expected next is the first of the period that starts at base. */
+static void start_period(struct zr_core *c, int64_t base)
+{
+    c->pos = c->base = base;
+    c->ahead = 0;
+    for (int32_t i = 0; c->n_sharded && i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (!u->resident)
+            set_next_use(c, u, u->first_use >= 0 && base < c->n_order ? base + u->first_use : NEVER);
+    }
+}
+
+/* Goes on to the call after pos. */
+static void pass_call(struct zr_core *c)
+{
+    int32_t i = (int32_t)(c->pos - c->base);
+    const struct zr_call *call = &order(c)[i];
+    struct unit *u = &units(c)[call->unit];
+    if (!call->is_end && !u->resident) {
+        int32_t next = next_begin(c)[i];
+        int64_t at = next >= 0 ? c->base + next : c->base + c->period + u->first_use;
+        set_next_use(c, u, at < c->n_order ? at : NEVER);
+        c->ahead++;
+    }
+    if (++c->pos - c->base == c->period) {
+        c->base = c->pos;
+        c->ahead = 0;
+    }
+}
+
+static void go_to(struct zr_core *c, int64_t pos)
+{
+    if (pos < c->pos)
+        start_period(c, 0);
+    while (c->pos < pos)
+        pass_call(c);
+}
+
+/* Derives next_begin, first_use and begins from the order, and starts it. */
 static void index_order(struct zr_core *c)
 {
     mark_micro_batches(c);
     for (int32_t u = 0; u < c->n_units; u++)
-        units(c)[u].first_use = NEVER;
-    for (int32_t i = c->n_order; i-- > 0;) {
+        units(c)[u].first_use = -1;
+    for (int32_t i = c->period; i-- > 0;) {
         const struct zr_call *call = &order(c)[i];
         if (call->is_end)
             continue;
         next_begin(c)[i] = units(c)[call->unit].first_use;
         units(c)[call->unit].first_use = i;
     }
+    c->n_begins = 0;
+    for (int32_t i = 0; i < c->period; i++)
+        if (!order(c)[i].is_end && !units(c)[order(c)[i].unit].resident)
+            begins(c)[c->n_begins++] = i;
+    start_period(c, 0);
+}
+
+/* ---- opening ---- */
+
+static bool smaller_slot(const struct zr_core *c, int32_t a, int32_t b)
+{
+    int64_t x = pslots(c)[a].bytes, y = pslots(c)[b].bytes;
+    return x < y || (x == y && a < b);
+}
+
+static void sift_down(struct zr_core *c, int32_t at, int32_t n)
+{
+    int32_t *heap = by_size(c), moved = heap[at];
+    for (int32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && smaller_slot(c, heap[child], heap[child + 1]);
+        if (!smaller_slot(c, moved, heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
+/* By heap: qsort may allocate. */
+static void sort_slots(struct zr_core *c)
+{
+    int32_t *rank = by_size(c), n = c->n_pslots;
+    for (int32_t i = 0; i < n; i++)
+        rank[i] = i;
+    for (int32_t i = n / 2; i-- > 0;)
+        sift_down(c, i, n);
+    for (int32_t i = n - 1; i > 0; i--) {
+        int32_t largest = rank[0];
+        rank[0] = rank[i];
+        rank[i] = largest;
+        sift_down(c, 0, i);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        pslots(c)[rank[i]].rank = i;
+        touch_slot(c, rank[i]);
+    }
+}
+
+/* Of the slots by size, the first of at least so many bytes. */
+static int32_t first_that_fits(const struct zr_core *c, int64_t bytes)
+{
+    int32_t lo = 0, hi = c->n_pslots;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (pslots(c)[by_size(c)[mid]].bytes < bytes)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
 }
 
 struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
@@ -212,7 +389,8 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
         to->grad_bytes = from->grad_bytes;
         to->resident = from->resident;
         to->trainable = from->trainable;
-        to->pslot = to->gslot = -1;
+        to->pslot = to->gslot = to->first_use = -1;
+        to->next_use = NEVER;
         c->n_sharded += !from->resident;
     }
     for (int32_t i = 0; i < c->n_pslots; i++) {
@@ -224,13 +402,19 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     }
     if (!s->reserve_largest || c->reserved == c->second)
         c->reserved = 0;
+    c->n_leaves = leaves(c->n_pslots);
+    sort_slots(c);
+    c->n_small = c->reserved ? first_that_fits(c, c->second + 1) : c->n_pslots;
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].fits = first_that_fits(c, units(c)[u].param_bytes);
     for (int32_t i = 0; i < c->n_gslots; i++) {
         gslots(c)[i].bytes = s->grad_slot_bytes[i];
         gslots(c)[i].unit = -1;
     }
-    for (int32_t a = 0; s->n_order && a < c->accum && c->n_order + s->n_order <= c->cap; a++) {
-        memcpy(order(c) + c->n_order, s->order, (size_t)s->n_order * sizeof *s->order);
-        c->n_order += s->n_order;
+    if (s->n_order && s->n_order <= c->cap) {
+        memcpy(order(c), s->order, (size_t)s->n_order * sizeof *s->order);
+        c->period = s->n_order;
+        c->n_order = (int64_t)s->n_order * c->accum;
     }
     index_order(c);
     return c;
@@ -241,6 +425,11 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
 static bool same_call(const struct zr_call *a, const struct zr_call *b)
 {
     return a->unit == b->unit && a->backward == b->backward && a->is_end == b->is_end;
+}
+
+static bool is_expected(const struct zr_core *c, const struct zr_call *call)
+{
+    return c->pos < c->n_order && same_call(call, &order(c)[c->pos - c->base]);
 }
 
 /* The words that the hash takes in: a call, or one of these, which are no call. */
@@ -257,13 +446,50 @@ static void note(struct zr_core *c, uint64_t word)
 /* What was recorded is one forward pass, twice: an evaluation and the pass itself. One is enough. */
 static void drop_repeat(struct zr_core *c)
 {
-    int32_t half = c->n_rec / 2;
-    if (c->n_rec % 2 || c->rec_full)
+    int32_t half = c->n_kept / 2;
+    if (c->n_rec % 2 || c->n_kept < c->n_rec || c->rec_full)
         return;
     for (int32_t i = 0; i < half; i++)
         if (!same_call(&recorded(c)[i], &recorded(c)[half + i]))
             return;
-    c->n_rec = half;
+    c->n_rec = c->n_kept = half;
+}
+
+/* What is kept of the recording repeats its first calls: the fewest that it does, or -1. border[i]: the
+ * longest beginning of the first i + 1 calls that they end with too (Knuth, Morris and Pratt). */
+static int32_t find_period(const struct zr_core *c)
+{
+    const struct zr_call *rec = recorded(c);
+    int32_t *border = borders(c), n = c->n_kept, same = 0;
+    border[0] = 0;
+    for (int32_t i = 1; i < n; i++) {
+        while (same > 0 && !same_call(&rec[same], &rec[i]))
+            same = border[same - 1];
+        same += same_call(&rec[same], &rec[i]);
+        border[i] = same;
+    }
+    return 2 * same >= n ? n - same : -1;
+}
+
+static void record(struct zr_core *c, const struct zr_call *call)
+{
+    if (c->n_kept == c->cap && c->n_rec == c->cap && !c->rec_full) {
+        int32_t period = find_period(c);
+        c->rec_full = period < 0;
+        if (period > 0) {
+            c->n_kept = period;
+            c->rec_at_call = c->cap % period;
+        }
+    }
+    if (c->rec_full)
+        return;
+    if (c->n_kept == c->n_rec)
+        recorded(c)[c->n_kept++] = *call;
+    else if (same_call(call, &recorded(c)[c->rec_at_call]))
+        c->rec_at_call = c->rec_at_call + 1 == c->n_kept ? 0 : c->rec_at_call + 1;
+    else
+        c->rec_full = true;
+    c->n_rec += !c->rec_full;
 }
 
 /* A model that makes its first call again, unexpectedly and with nothing open and nothing reduced, either
@@ -274,10 +500,9 @@ static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
     if (c->n_open || c->any_backward || c->n_rec == 0)
         return;
     bool again = same_call(call, &recorded(c)[0]);
-    bool expected = c->pos < c->n_order && same_call(call, &order(c)[c->pos]);
-    if (again && !expected) {
+    if (again && !is_expected(c, call)) {
         c->restarted = true;
-        c->pos = 0;
+        go_to(c, 0);
     }
     if (c->restarted && (again || call->backward))
         drop_repeat(c);
@@ -288,79 +513,73 @@ static void follow(struct zr_core *c, const struct zr_call *call)
     c->counts.n_calls++;
     note(c, (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end);
     notice_evaluation(c, call);
-    if (c->n_rec < c->cap)
-        recorded(c)[c->n_rec++] = *call;
-    else
-        c->rec_full = true;
-    if (c->pos < c->n_order && same_call(call, &order(c)[c->pos])) {
-        c->pos++;
+    record(c, call);
+    if (is_expected(c, call)) {
+        pass_call(c);
         return;
     }
     c->counts.n_strays++;
     c->strayed = true;
-    /* A call further on means that some were left out; one before, that the model went back. */
-    for (int32_t i = c->pos; i < c->n_order; i++) {
-        if (same_call(call, &order(c)[i])) {
-            c->pos = i + 1;
+    /* A call further on means that some were left out; one before, that the model went back. What is not in
+     * one period is in none. */
+    int64_t ahead = zr_min(c->n_order, c->pos + c->period), behind = zr_min(c->pos, c->period);
+    for (int64_t i = c->pos; i < ahead; i++) {
+        if (same_call(call, &order(c)[(i - c->base) % c->period])) {
+            go_to(c, i + 1);
             return;
         }
     }
-    for (int32_t i = 0; i < c->pos && i < c->n_order; i++) {
+    for (int64_t i = 0; i < behind; i++) {
         if (same_call(call, &order(c)[i])) {
-            c->pos = i + 1;
+            go_to(c, i + 1);
             return;
         }
     }
-}
-
-/* The first begin of u at or after pos. */
-static int32_t next_use(const struct zr_core *c, int32_t u)
-{
-    int32_t i = units(c)[u].first_use;
-    while (i < c->pos)
-        i = next_begin(c)[i];
-    return i;
 }
 
 /* ---- parameter slots ---- */
 
-/* A slot of at most `most` bytes that can hold `bytes`: an empty one, the smallest that does; else the one
- * whose unit is used last, and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit
- * is wanted. -1: none. */
-static int32_t pick_below(const struct zr_core *c, int64_t bytes, int64_t most, int32_t wanted)
+/* Of the slots by size, from first to last but one, the one with the largest key, and of such the smallest;
+ * -1: open brackets hold them all. */
+static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
 {
-    int32_t best = -1, farthest = -1;
-    bool best_empty = false;
-    for (int32_t i = 0; i < c->n_pslots; i++) {
-        const struct pslot *s = &pslots(c)[i];
-        if (s->pins || s->bytes < bytes || s->bytes > most)
-            continue;
-        if (s->unit < 0) {
-            if (!best_empty || s->bytes < pslots(c)[best].bytes) {
-                best = i;
-                best_empty = true;
-            }
-            continue;
+    const uint64_t *k = keys(c);
+    int32_t left = 0, right = 0; /* the best nodes so far, from either side */
+    for (int32_t lo = first + c->n_leaves, hi = last + c->n_leaves; lo < hi; lo /= 2, hi /= 2) {
+        if (lo % 2) {
+            left = k[lo] > k[left] ? lo : left;
+            lo++;
         }
-        if (best_empty)
-            continue;
-        int32_t use = next_use(c, s->unit);
-        if (wanted != NEVER && use <= wanted)
-            continue;
-        if (best < 0 || use > farthest || (use == farthest && s->bytes < pslots(c)[best].bytes)) {
-            best = i;
-            farthest = use;
+        if (hi % 2) {
+            hi--;
+            right = k[hi] >= k[right] ? hi : right;
         }
     }
-    return best;
+    int32_t best = k[right] > k[left] ? right : left;
+    if (k[best] == 0)
+        return -1;
+    while (best < c->n_leaves)
+        best = k[2 * best] == k[best] ? 2 * best : 2 * best + 1;
+    return by_size(c)[best - c->n_leaves];
 }
 
-static int32_t pick_param_slot(const struct zr_core *c, int64_t bytes, int32_t wanted)
+/* A slot that can hold u, of the smallest n_slots: an empty one, the smallest that does; else the one whose
+ * unit is used last, and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit is
+ * wanted. -1: none. */
+static int32_t pick_below(const struct zr_core *c, const struct unit *u, int32_t n_slots, int64_t wanted)
 {
-    if (!c->reserved || bytes > c->second)
-        return pick_below(c, bytes, INT64_MAX, wanted);
-    int32_t slot = pick_below(c, bytes, c->second, wanted);
-    return slot < 0 && wanted == NEVER ? pick_below(c, bytes, INT64_MAX, wanted) : slot;
+    int32_t slot = best_slot(c, u->fits, n_slots);
+    if (slot < 0 || pslots(c)[slot].unit < 0 || wanted == NEVER)
+        return slot;
+    return units(c)[pslots(c)[slot].unit].next_use > wanted ? slot : -1;
+}
+
+static int32_t pick_param_slot(const struct zr_core *c, const struct unit *u, int64_t wanted)
+{
+    if (!c->reserved || u->param_bytes > c->second)
+        return pick_below(c, u, c->n_pslots, wanted);
+    int32_t slot = pick_below(c, u, c->n_small, wanted);
+    return slot < 0 && wanted == NEVER ? pick_below(c, u, c->n_pslots, wanted) : slot;
 }
 
 static void emit_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
@@ -371,6 +590,7 @@ static void emit_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
             units(c)[s->unit].pslot = -1;
         s->unit = u;
         units(c)[u].pslot = slot;
+        touch_slot(c, slot);
     }
     out[(*n)++] = (struct zr_action){.kind = ZR_ACT_GATHER, .unit = u, .slot = slot};
 }
@@ -380,11 +600,20 @@ static void prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_sharded == 0 || c->prefetch == 0)
         return;
-    int32_t last[8], n_ahead = 0;
-    for (int32_t i = c->pos; i < c->n_order && n_ahead < c->prefetch; i++) {
-        const struct zr_call *call = &order(c)[i];
+    int32_t last[8], n_ahead = 0, k = c->ahead;
+    int64_t base = c->base;
+    /* In one period every unit comes by. */
+    for (int32_t i = 0; i < c->n_begins && n_ahead < c->prefetch; i++, k++) {
+        if (k == c->n_begins) {
+            k = 0;
+            base += c->period;
+        }
+        int64_t at = base + begins(c)[k];
+        if (at >= c->n_order)
+            return;
+        const struct zr_call *call = &order(c)[begins(c)[k]];
         struct unit *u = &units(c)[call->unit];
-        if (call->is_end || u->resident || u->open_fwd || u->open_bwd)
+        if (u->open_fwd || u->open_bwd)
             continue;
         /* A unit counts once; the last few seen suffice, as uses of one unit lie together. */
         bool again = false;
@@ -395,7 +624,7 @@ static void prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
         last[n_ahead++ % 8] = call->unit;
         if (u->pslot >= 0)
             continue;
-        int32_t slot = pick_param_slot(c, u->param_bytes, i);
+        int32_t slot = pick_param_slot(c, u, at);
         if (slot < 0)
             return;
         emit_gather(c, call->unit, slot, out, n);
@@ -449,6 +678,12 @@ static void return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->last_reduced = -1;
 }
 
+/* The call just passed ends a micro-batch of the order. */
+static bool ended_micro_batch(const struct zr_core *c)
+{
+    return next_begin(c)[(c->pos > c->base ? c->pos - c->base : c->period) - 1];
+}
+
 /* The calls of this step do not tell where a micro-batch ends. */
 static bool is_lost(const struct zr_core *c)
 {
@@ -472,7 +707,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     bool need_grad = ev->backward && u->trainable;
     int32_t pslot = u->pslot, gslot = -1;
     if (!u->resident && pslot < 0) {
-        pslot = pick_param_slot(c, u->param_bytes, NEVER);
+        pslot = pick_param_slot(c, u, NEVER);
         if (pslot < 0)
             return zr_fail(
                 ZR_ERR_BUDGET,
@@ -496,8 +731,10 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return_grads(c, out, n);
     if (!u->resident && u->pslot < 0)
         emit_gather(c, ev->unit, pslot, out, n);
-    if (!u->resident)
+    if (!u->resident) {
         pslots(c)[pslot].pins++;
+        touch_slot(c, pslot);
+    }
     *open = true;
     c->n_open++;
     c->n_open_bwd += ev->backward;
@@ -533,8 +770,10 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     *open = false;
     c->n_open--;
     c->n_open_bwd -= ev->backward;
-    if (!u->resident)
+    if (!u->resident) {
         pslots(c)[u->pslot].pins--;
+        touch_slot(c, u->pslot);
+    }
     if (!u->open_fwd && !u->open_bwd)
         out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_PARAM, .unit = ev->unit, .slot = u->pslot};
     if (ev->backward)
@@ -560,7 +799,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
             gslots(c)[slot].released = ++c->clock;
         }
     }
-    if (!c->n_open_bwd && (is_lost(c) || next_begin(c)[c->pos - 1]))
+    if (!c->n_open_bwd && (is_lost(c) || ended_micro_batch(c)))
         return_grads(c, out, n);
     prefetch(c, out, n);
     return 0;
@@ -646,16 +885,19 @@ static int check_count(const struct zr_core *c)
 static void learn(struct zr_core *c)
 {
     bool differs = c->n_rec != c->n_order;
-    for (int32_t i = 0; !differs && i < c->n_rec; i++)
-        differs = !same_call(&recorded(c)[i], &order(c)[i]);
+    /* Where two that repeat are alike for as long as both periods, they are alike. */
+    int64_t n = zr_min(c->n_rec, (int64_t)c->n_kept + c->period);
+    for (int64_t i = 0; !differs && i < n; i++)
+        differs = !same_call(&recorded(c)[i % c->n_kept], &order(c)[i % c->period]);
     if (differs && c->n_rec && !c->rec_full) {
-        memcpy(order(c), recorded(c), (size_t)c->n_rec * sizeof(struct zr_call));
+        memcpy(order(c), recorded(c), (size_t)c->n_kept * sizeof(struct zr_call));
+        c->period = c->n_kept;
         c->n_order = c->n_rec;
         index_order(c);
         c->counts.n_replans++;
     }
-    c->n_rec = 0;
-    c->pos = 0;
+    c->n_rec = c->n_kept = c->rec_at_call = 0;
+    start_period(c, 0);
     c->restarted = c->rec_full = c->strayed = false;
 }
 
@@ -664,11 +906,11 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
 {
     bool gather = c->world > 1 && c->stage > 0;
     for (int pass = 0; pass < 2; pass++) {
-        int32_t count = pass ? c->n_units : c->n_order;
+        int32_t count = pass ? c->n_units : c->period;
         for (int32_t i = 0; i < count; i++) {
             int32_t id = pass ? i : order(c)[i].unit;
             struct unit *u = &units(c)[id];
-            if (pass ? u->first_use != NEVER : u->first_use != i)
+            if (pass ? u->first_use >= 0 : u->first_use != i)
                 continue;
             if (!u->trainable)
                 continue;
@@ -717,6 +959,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
         if (s->unit >= 0 && units(c)[s->unit].trainable) {
             units(c)[s->unit].pslot = -1;
             s->unit = -1;
+            touch_slot(c, i);
         }
     }
     prefetch(c, out, n);
@@ -747,6 +990,7 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
         return zr_fail(ZR_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
     if (u->pslot >= 0) {
         pslots(c)[u->pslot].unit = -1;
+        touch_slot(c, u->pslot);
         u->pslot = -1;
     }
     return 0;
@@ -835,4 +1079,26 @@ bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot)
 {
     *slot = units(c)[unit].pslot;
     return units(c)[unit].resident || *slot >= 0;
+}
+
+void zr_core_contents(const struct zr_core *c, int32_t *out)
+{
+    for (int32_t i = 0; i < c->n_pslots; i++)
+        out[i] = pslots(c)[i].unit;
+    int32_t *free_for = out + c->n_pslots;
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        int32_t at = i;
+        for (; at > 0 && gslots(c)[free_for[at - 1]].released > gslots(c)[i].released; at--)
+            free_for[at] = free_for[at - 1];
+        free_for[at] = i;
+    }
+}
+
+void zr_core_skip(struct zr_core *c, int32_t n_done, int32_t n)
+{
+    for (int32_t i = 0; i < c->n_units; i++)
+        units(c)[i].n_bwd += units(c)[i].n_bwd / n_done * n;
+    c->n_rec += (int64_t)n * c->period;
+    c->rec_at_call = c->n_kept ? (int32_t)(c->n_rec % c->n_kept) : 0;
+    start_period(c, c->base + (int64_t)n * c->period);
 }

@@ -16,7 +16,8 @@
  * A resident gradient is the model's own buffer, which it may zero between micro-batches, brackets or not; so
  * where a micro-batch ends, its gradients are returned: no reduction reads them any more.
  *
- * The order is the declared one until the model's own is known: calls are recorded, and a step whose calls
+ * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
+ * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
  * Passes of evaluation (forward only, nothing reduced) are not recorded. */
 #ifndef ZR_SHARD_CORE_H
@@ -128,5 +129,14 @@ int32_t zr_core_open_unit(const struct zr_core *c);
 bool zr_core_between_steps(const struct zr_core *c);
 /* The parameters of unit are gathered (or being gathered) in *slot (-1: resident). */
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
+
+/* For rehearsals of a declared order (plan_rehearse.c), between two micro-batches, with no bracket open. */
+
+/* All that the choices to come depend on, beside the order: the unit in each parameter slot (-1: none), then
+ * the gradient slots, the one free for longest first. out: n_param_slots + n_grad_slots numbers. */
+void zr_core_contents(const struct zr_core *c, int32_t *out);
+/* n_done micro-batches were made since the step, each by the order; goes on as if the n after them had been
+ * made, and had left everything where it is now. */
+void zr_core_skip(struct zr_core *c, int32_t n_done, int32_t n);
 
 #endif

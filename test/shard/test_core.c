@@ -515,6 +515,62 @@ static void too_long_an_order(void **state)
     watch_close(&w);
 }
 
+/* Makes the calls of a script `times` times, without the witness, which is too slow for very many. */
+static void run_bare(struct zr_core *c, const char *script, int32_t times, struct zr_action *out)
+{
+    for (int32_t i = 0; i < times; i++) {
+        const char *at = script;
+        enum zr_core_event_kind kind;
+        int32_t unit, n;
+        bool backward;
+        while (watch_parse(&at, &kind, &unit, &backward)) {
+            struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = backward};
+            assert_int_equal(zr_core_step(c, &ev, out, &n), 0);
+        }
+    }
+}
+
+/* A step of more calls than there is room for is learned where it repeats its first calls, and only there. */
+static void a_long_step_that_repeats(void **state)
+{
+    (void)state;
+    enum { ACCUM = 30000 };
+    static const struct {
+        const char *micro, *odd; /* odd: made once, before the last micro-batch */
+        bool learned;
+    } of[] = {{"1(1) 0(0) 0[0] 1[1]", "", true},
+              {"0(0) 1(1) 1(1) 1[1] 0[0] 0(0)", "", true}, /* ends as it begins */
+              {"1(1) 0(0) 0[0] 1[1]", "1(1)", false},
+              {"1(1) 0(0) 0[0] 1[1]", "0(0)", false}};
+    for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+        struct model m;
+        make_model(&m, 2, 1, 1, "0(0) 1(1) 1[1] 0[0]");
+        m.spec.grad_accum_steps = ACCUM;
+        void *mem = aligned_alloc(16, zr_core_bytes(&m.spec));
+        struct zr_action *out = malloc((size_t)zr_core_max_actions(&m.spec) * sizeof *out);
+        assert_true(mem && out);
+        struct zr_core *c = zr_core_init(mem, &m.spec);
+        run_bare(c, "0(0) 1(1) 1[1] 0[0]", ACCUM, out);
+        run_bare(c, "S", 1, out);
+        assert_int_equal(zr_core_counts(c).n_strays, 0);
+        assert_int_equal(zr_core_counts(c).n_replans, 0);
+        for (int step = 0; step < 1 + of[k].learned; step++) {
+            run_bare(c, of[k].micro, ACCUM - 1, out);
+            run_bare(c, of[k].odd, 1, out);
+            run_bare(c, of[k].micro, 1, out);
+            int64_t strays = zr_core_counts(c).n_strays;
+            run_bare(c, "S", 1, out);
+            assert_int_equal(zr_core_counts(c).n_replans, of[k].learned);
+            run_bare(c, of[k].micro, 1, out);
+            CHECK((zr_core_counts(c).n_strays == strays) == of[k].learned, "case %zu", k);
+            run_bare(c, of[k].micro, ACCUM - 1, out);
+            run_bare(c, "S", 1, out);
+        }
+        free(mem);
+        free(out);
+    }
+}
+
 static int32_t n_actions(const struct watch *w, enum zr_action_kind kind, int32_t unit)
 {
     int32_t n = 0;
@@ -915,6 +971,7 @@ int main(void)
         cmocka_unit_test(an_end_makes_room),
         cmocka_unit_test(order_is_found_again),
         cmocka_unit_test(too_long_an_order),
+        cmocka_unit_test(a_long_step_that_repeats),
         cmocka_unit_test(brackets_buy_overlap),
         cmocka_unit_test(hash_tells_calls_apart),
         cmocka_unit_test(sums_are_one_tree),
