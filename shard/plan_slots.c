@@ -5,83 +5,16 @@
  * is the least memory in which the prefetch depth can be kept. Where slots would take as much as keeping
  * every unit whole (few units, or a budget for all), all units are resident.
  *
- * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then one
- * slot after another, the smallest first, in which units stay from forward to backward. A link that would
- * raise the traffic is left out, and the budget only decides how far along the chain to go: more of it never
- * costs traffic. */
+ * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then slot
+ * after slot, the smallest first, in which units stay from forward to backward. A link that would raise the
+ * traffic is left out, and the budget only decides how far along the chain to go: more of it never costs
+ * traffic. Every link is tried by a rehearsal; where units are many, by twos, fours and so on. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Where each unit's copy is after a step: with the order, all that the gathers of the next depend on. */
-static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *places)
-{
-    bool same = true;
-    for (int32_t u = 0, slot; u < n_units; u++) {
-        zr_core_present(core, u, &slot);
-        same &= places[u] == slot;
-        places[u] = slot;
-    }
-    return same;
-}
-
-int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
-{
-    enum {
-        MOST_STEPS = 8
-    }; /* copies of frozen units outlive a step: they take a few to settle, or take turns for ever */
-    void *mem = malloc(zr_core_bytes(spec));
-    struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
-    int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
-    int err = 0;
-    if (!mem || !actions || !places) {
-        err = zr_fail(ZR_ERR_NOMEM, "no memory to rehearse a plan");
-        goto out;
-    }
-    struct zr_core *core = zr_core_init(mem, spec);
-    note_places(core, spec->n_units, places);
-    memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
-    int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
-    bool steady = false,
-         same = false; /* same: the step left the places as it found them, so the next one is steady */
-    for (int s = 0; !steady; s++) {
-        memset(reduces, 0, (size_t)spec->n_units * sizeof *reduces);
-        for (int64_t i = 0; i <= n_calls; i++) {
-            struct zr_core_event ev = {.kind = ZR_EV_STEP};
-            if (i < n_calls) {
-                const struct zr_call *c = &spec->order[i % spec->n_order];
-                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward};
-            }
-            int32_t n;
-            err = zr_core_step(core, &ev, actions, &n);
-            /* An order without backward passes has no step to take: it is gone through again, as evaluation
-             * is. */
-            if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
-                err = 0;
-            if (err)
-                goto out;
-            /* What the end of a step gathers is the next step's. */
-            if (i == n_calls) {
-                steady = (s > 0 && same) || s == MOST_STEPS - 1;
-                same = note_places(core, spec->n_units, places);
-                if (!steady)
-                    memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
-            }
-            for (int32_t a = 0; a < n; a++) {
-                if (actions[a].kind == ZR_ACT_GATHER)
-                    gathers[actions[a].unit] += !(steady && i == n_calls);
-                if (actions[a].kind == ZR_ACT_REDUCE)
-                    reduces[actions[a].unit]++;
-            }
-        }
-    }
-out:
-    free(mem);
-    free(actions);
-    free(places);
-    return err;
-}
+enum { FEW_UNITS = 256 }; /* for which every link of the chain is tried */
 
 /* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments.
  */
@@ -137,85 +70,127 @@ static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first
     }
 }
 
+/* Units with an open bracket; at[u]: where u stands in the list, plus one. */
+struct open_list {
+    int32_t *units, *at, *n_brackets; /* (n_units) each */
+    int32_t n;
+};
+
+static void note_bracket(struct open_list *o, int32_t unit, int32_t change)
+{
+    o->n_brackets[unit] += change;
+    if (o->n_brackets[unit] > 0 && !o->at[unit]) {
+        o->units[o->n++] = unit;
+        o->at[unit] = o->n;
+    } else if (o->n_brackets[unit] <= 0 && o->at[unit]) {
+        int32_t last = o->units[--o->n];
+        o->units[o->at[unit] - 1] = last;
+        o->at[last] = o->at[unit];
+        o->at[unit] = 0;
+    }
+}
+
+/* Memory of the search, for as many units as there are. */
+struct work {
+    struct open_list open;
+    int32_t *seen, *begins;  /* (n_units), (n_order) */
+    int64_t *counts, *trial; /* (2 * n_units) of a rehearsal; (n_units) a second window's needs */
+    int64_t *wire, *sizes;   /* (n_units) bytes to gather each; their sizes, ascending */
+};
+
+static void close_all(struct work *k, int32_t n_units)
+{
+    k->open.n = 0;
+    memset(k->open.at, 0, (size_t)n_units * sizeof *k->open.at);
+    memset(k->open.n_brackets, 0, (size_t)n_units * sizeof *k->open.n_brackets);
+}
+
 /* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the
  * pass. Units above `most` bytes have a slot of their own and are left out. */
 static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w,
-                       int32_t *open, int32_t *seen)
+                       struct work *k)
 {
+    int32_t n_begins = 0, at = 0;
     w->n_need = 0;
-    memset(open, 0, (size_t)s->n_units * sizeof *open);
-    memset(seen, 0xff, (size_t)s->n_units * sizeof *seen);
+    close_all(k, s->n_units);
+    memset(k->seen, 0xff, (size_t)s->n_units * sizeof *k->seen);
+    for (int32_t i = 0; i < s->n_order; i++)
+        if (!s->order[i].is_end && !s->units[s->order[i].unit].resident)
+            k->begins[n_begins++] = i;
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
-        open[c->unit] += c->is_end ? -1 : 1;
-        if (c->is_end || s->units[c->unit].resident)
+        if (s->units[c->unit].resident)
+            continue;
+        note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
+        if (c->is_end)
             continue;
         w->n_live = 0;
-        for (int32_t u = 0; u < s->n_units; u++) {
-            if (!open[u] || s->units[u].resident)
-                continue;
-            seen[u] = i;
+        for (int32_t j = 0; j < k->open.n; j++) {
+            int32_t u = k->open.units[j];
+            k->seen[u] = i;
             if (s->units[u].param_bytes <= most)
                 add_live(w, s->units[u].param_bytes);
         }
-        int32_t n = 0;
-        for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
-            const struct zr_call *next = &s->order[(i + j) % s->n_order];
-            if (next->is_end || s->units[next->unit].resident || seen[next->unit] == i)
+        at++; /* the begin after this one */
+        for (int32_t j = 0, n = 0; j < n_begins - 1 && n < ahead; j++) {
+            int32_t next = s->order[k->begins[(at + j) % n_begins]].unit;
+            if (k->seen[next] == i)
                 continue;
-            seen[next->unit] = i;
+            k->seen[next] = i;
             n++;
-            if (s->units[next->unit].param_bytes <= most)
-                add_live(w, s->units[next->unit].param_bytes);
+            if (s->units[next].param_bytes <= most)
+                add_live(w, s->units[next].param_bytes);
         }
         note_live(w);
     }
 }
 
 /* Gradients: at each backward begin, all units open in backward and, if `behind`, the one that ended last. */
-static void grad_need(const struct zr_core_spec *s, bool behind, struct window *w, int32_t *open)
+static void grad_need(const struct zr_core_spec *s, bool behind, struct window *w, struct work *k)
 {
     int32_t last = -1;
     w->n_need = 0;
-    memset(open, 0, (size_t)s->n_units * sizeof *open);
+    close_all(k, s->n_units);
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
         if (!c->backward || !s->units[c->unit].trainable)
             continue;
-        open[c->unit] = !c->is_end;
+        note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
         if (c->is_end) {
             last = c->unit;
             continue;
         }
         w->n_live = 0;
-        for (int32_t u = 0; u < s->n_units; u++)
-            if (open[u] || (behind && u == last))
-                add_live(w, s->units[u].grad_bytes);
+        for (int32_t j = 0; j < k->open.n; j++)
+            add_live(w, s->units[k->open.units[j]].grad_bytes);
+        if (behind && last >= 0 && !k->open.at[last])
+            add_live(w, s->units[last].grad_bytes);
         note_live(w);
     }
 }
 
 /* Bytes that a step of these slots takes from other ranks to gather. */
-static int gather_cost(struct zr_plan *p, const int64_t *slots, int32_t n, int64_t *scratch, int64_t *bytes)
+static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n, struct work *k,
+                       int64_t *bytes)
 {
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
     s.grad_resident = true; /* gathers do not depend on gradient slots, which are not chosen yet */
-    int err = zr_core_rehearse(&s, scratch, scratch + s.n_units);
+    int err = zr_core_rehearse(&s, k->counts, k->counts + s.n_units);
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
-        *bytes += scratch[u] * zr_plan_gather_wire(p, u, 0);
+        *bytes += k->counts[u] * k->wire[u];
     return err;
 }
 
 /* The windows say how many slots are needed and how large, not that the core's way of filling them finds one
  * for every bracket at once: while one finds none, one more slot is made as large as the largest. Few models
  * need this (brackets of odd sizes that overlap). slots and n_slots are s's own that are meant. */
-static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, int64_t *scratch)
+static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, struct work *k)
 {
     for (int32_t i = 1;; i++) {
-        int err = zr_core_rehearse(s, scratch, scratch + s->n_units);
+        int err = zr_core_rehearse(s, k->counts, k->counts + s->n_units);
         if (err != ZR_ERR_BUDGET || i >= n_slots)
             return err;
         slots[i] = slots[0];
@@ -224,14 +199,14 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, i
 
 /* The slots for a prefetch depth. */
 static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t ahead, struct window *w,
-                       int32_t *a, int32_t *b, int64_t *scratch)
+                       struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
     largest_two(s, false, &largest, &second);
     bool pairs = !opt->n_order && ahead > 0 && second;
     bool reserve = pairs && second < largest;
-    param_need(s, ahead, reserve ? second : largest, w, a, b);
+    param_need(s, ahead, reserve ? second : largest, w, k);
     if (reserve) {
         memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
         w->need[0] = largest;
@@ -246,66 +221,166 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
     alone.grad_resident = true; /* as in gather_cost */
     alone.param_slot_bytes = w->need;
     alone.n_param_slots = w->n_need;
-    return mend(&alone, w->need, w->n_need, scratch);
+    return mend(&alone, w->need, w->n_need, k);
 }
 
-/* The smallest unit above `above` bytes that needs a slot; 0: none. */
-static int64_t next_size(const struct zr_core_spec *s, int64_t above)
+static int by_bytes(const void *a, const void *b)
 {
-    int64_t best = 0;
-    for (int32_t u = 0; u < s->n_units; u++) {
-        int64_t bytes = s->units[u].param_bytes;
-        if (!s->units[u].resident && bytes > above && (best == 0 || bytes < best))
-            best = bytes;
-    }
-    return best;
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
 }
 
-/* Goes along the chain as far as the budget allows. `trial` is a second window's worth of memory. */
-static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct window *w, int64_t *trial,
-                        int32_t *a, int32_t *b, int64_t *scratch)
+/* The end of a chain of slots, and what its gathers take. */
+struct chain {
+    int64_t *slots; /* (n_units) */
+    int32_t n;
+    int64_t used, cost; /* bytes of the slots; bytes on the wire */
+};
+
+/* The cost with these n slots more. ZR_ERR_BUDGET: they leave a bracket without a slot. */
+static int try_slots(const struct zr_plan *p, struct chain *c, const int64_t *more, int32_t n, struct work *k,
+                     int64_t *cost)
+{
+    memcpy(c->slots + c->n, more, (size_t)n * sizeof *more);
+    return gather_cost(p, c->slots, c->n + n, k, cost);
+}
+
+static void take_slots(struct chain *c, const int64_t *more, int32_t n, int64_t cost)
+{
+    memcpy(c->slots + c->n, more, (size_t)n * sizeof *more);
+    c->n += n;
+    c->used += sum(more, n);
+    c->cost = cost;
+}
+
+/* Tries every link: slots of one size for as long as each saves traffic, then of the next size; n_tries
+ * times at most. sizes: of the units that need a slot, ascending. */
+static int add_one_by_one(const struct zr_plan *p, struct chain *c, const int64_t *sizes, int32_t n_sizes,
+                          int64_t budget, int32_t n_tries, struct work *k)
+{
+    for (int32_t i = 0;
+         n_tries-- > 0 && i < n_sizes && c->n < p->spec.n_units && c->used + sizes[i] <= budget;) {
+        int64_t cost;
+        int err = try_slots(p, c, &sizes[i], 1, k, &cost);
+        if (err && err != ZR_ERR_BUDGET)
+            return err;
+        if (!err && cost < c->cost) {
+            take_slots(c, &sizes[i], 1, cost);
+            continue;
+        }
+        int64_t size = sizes[i]; /* it keeps nothing, or leaves a bracket without a slot */
+        while (i < n_sizes && sizes[i] == size)
+            i++;
+    }
+    return 0;
+}
+
+/* The fewest of the first *n of `more` that cost no more than all, which cost `cost`. */
+static int fewest(const struct zr_plan *p, struct chain *c, const int64_t *more, int64_t cost, struct work *k,
+                  int32_t *n)
+{
+    int32_t too_few = 0;
+    for (int32_t at = *n - 1; at > too_few; at = too_few + (*n - too_few) / 2) {
+        int64_t less;
+        int err = try_slots(p, c, more, at, k, &less);
+        if (err && err != ZR_ERR_BUDGET)
+            return err;
+        if (err || less > cost)
+            too_few = at;
+        else
+            *n = at;
+    }
+    return 0;
+}
+
+/* How many of sizes[0..n) to try at once: at most `most`, within `room` bytes; and of a size that is a good
+ * part of them no more than there are, since the last of those may be of no use. */
+static int32_t next_link(const int64_t *sizes, int32_t n, int32_t most, int64_t room)
+{
+    int32_t i = 0, n_same = 0;
+    for (; i < n && i < most && sizes[i] <= room; i++) {
+        bool same = i > 0 && sizes[i] == sizes[i - 1];
+        if (!same && n_same > 1 && n_same >= most / 4)
+            break;
+        n_same = same ? n_same + 1 : 1;
+        room -= sizes[i];
+    }
+    return i;
+}
+
+/* Tries one slot, then two, four and so on: for each unit one of its size, the smallest first. */
+static int add_by_doubling(const struct zr_plan *p, struct chain *c, const int64_t *sizes, int32_t n_sizes,
+                           int64_t budget, struct work *k)
+{
+    for (int32_t i = 0, most = 1; i < n_sizes;) {
+        int64_t cost = 0;
+        int32_t left = (int32_t)zr_min(n_sizes - i, p->spec.n_units - c->n);
+        int32_t n = next_link(sizes + i, left, most, budget - c->used), tried = n;
+        if (n == 0)
+            break;
+        int err = try_slots(p, c, sizes + i, n, k, &cost);
+        if (err && err != ZR_ERR_BUDGET)
+            return err;
+        if (err && n > 1) {
+            most = n / 2;
+            continue;
+        }
+        if (!err && cost < c->cost) {
+            err = fewest(p, c, sizes + i, cost, k, &n);
+            if (err)
+                return err;
+            take_slots(c, sizes + i, n, cost);
+        }
+        i += tried;
+        most = tried < n_sizes ? 2 * tried : tried;
+    }
+    return 0;
+}
+
+/* Goes along the chain as far as the budget allows. */
+static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct window *w, struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, used = 0, cost = 0, bytes;
-    int32_t n = 0;
+    int64_t budget = opt->param_budget_bytes, bytes = 0;
     bool reserve = false, deep = true;
-    struct window next = {.live = w->live, .need = trial};
+    struct window next = {.live = w->live, .need = k->trial};
+    struct chain chain = {.slots = w->need};
     for (int32_t ahead = 0; deep && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
-        int err = depth_slots(p, opt, ahead, &next, a, b, scratch);
-        int64_t need = sum(trial, next.n_need);
-        if (!err && need > budget && n == 0)
+        int err = depth_slots(p, opt, ahead, &next, k);
+        int64_t need = sum(k->trial, next.n_need);
+        if (!err && need > budget && chain.n == 0)
             err = zr_fail(
                 ZR_ERR_BUDGET,
                 "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
                 (long long)budget, (long long)need);
         deep = need <= budget;
         if (!err && deep)
-            err = gather_cost(p, trial, next.n_need, scratch, &bytes);
+            err = gather_cost(p, k->trial, next.n_need, k, &bytes);
         if (err)
             return err;
-        if (!deep || (n && bytes > cost))
+        if (!deep || (chain.n && bytes > chain.cost))
             continue;
-        memcpy(w->need, trial, (size_t)next.n_need * sizeof *trial);
-        w->n_need = n = next.n_need;
-        used = need;
-        cost = bytes;
+        memcpy(chain.slots, k->trial, (size_t)next.n_need * sizeof *k->trial);
+        chain.n = next.n_need;
+        chain.used = need;
+        chain.cost = bytes;
         reserve = s->reserve_largest;
     }
     s->reserve_largest = reserve;
-    for (int64_t size = deep ? next_size(s, 0) : 0; size && used + size <= budget && n < s->n_units;) {
-        w->need[n] = size;
-        int err = gather_cost(p, w->need, n + 1, scratch, &bytes);
-        if (err && err != ZR_ERR_BUDGET)
-            return err;
-        if (err || bytes >= cost) {
-            size = next_size(s, size); /* it keeps nothing, or leaves a bracket without a slot */
-            continue;
-        }
-        w->n_need = ++n;
-        used += size;
-        cost = bytes;
+    int32_t n_sizes = 0;
+    for (int32_t u = 0; deep && u < s->n_units; u++)
+        if (!s->units[u].resident)
+            k->sizes[n_sizes++] = s->units[u].param_bytes;
+    qsort(k->sizes, (size_t)n_sizes, sizeof *k->sizes, by_bytes);
+    int32_t err = 0, n_tries = INT32_MAX;
+    if (s->n_units > FEW_UNITS) {
+        err = add_by_doubling(p, &chain, k->sizes, n_sizes, budget, k);
+        n_tries = 8; /* what is left over */
     }
-    return 0;
+    if (!err)
+        err = add_one_by_one(p, &chain, k->sizes, n_sizes, budget, n_tries, k);
+    w->n_need = chain.n;
+    return err;
 }
 
 static int keep_all(struct zr_core_spec *s, struct window *w)
@@ -318,7 +393,7 @@ static int keep_all(struct zr_core_spec *s, struct window *w)
 }
 
 static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, struct window *w,
-                              int64_t *trial, int32_t *a, int32_t *b, int64_t *scratch)
+                              struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t budget = opt->param_budget_bytes, rest = 0, largest,
@@ -340,8 +415,7 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     if (budget && budget < largest)
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
-    int err = budget ? spend_budget(p, opt, w, trial, a, b, scratch)
-                     : depth_slots(p, opt, s->prefetch, w, a, b, scratch);
+    int err = budget ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
     return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
@@ -358,17 +432,25 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     struct zr_core_spec *s = &p->spec;
     size_t n = (size_t)s->n_units + 1;
     int64_t *params = calloc(n, sizeof *params), *grads = calloc(n, sizeof *grads);
-    int64_t *live = calloc(n, sizeof *live), *trial = calloc(n, sizeof *trial),
-            *scratch = calloc(2 * n, sizeof *scratch);
-    int32_t *a = calloc(n, sizeof *a), *b = calloc(n, sizeof *b);
-    struct window w = {.live = live, .need = grads};
+    int64_t *wide = calloc(6 * n, sizeof *wide);
+    int32_t *narrow = calloc(4 * n + (size_t)s->n_order, sizeof *narrow);
     int err = ZR_ERR_NOMEM;
-    if (!params || !grads || !live || !trial || !scratch || !a || !b) {
+    if (!params || !grads || !wide || !narrow) {
         zr_fail(err, "no memory to choose slots for %d units", s->n_units);
         goto out;
     }
+    struct window w = {.live = wide, .need = grads};
+    struct work work = {.open = {.units = narrow, .at = narrow + n, .n_brackets = narrow + 2 * n},
+                        .seen = narrow + 3 * n,
+                        .begins = narrow + 4 * n,
+                        .trial = wide + n,
+                        .wire = wide + 2 * n,
+                        .sizes = wide + 3 * n,
+                        .counts = wide + 4 * n};
+    for (int32_t u = 0; u < s->n_units; u++)
+        work.wire[u] = zr_plan_gather_wire(p, u, 0);
     if (!p->grad_resident) {
-        grad_need(s, opt->prefetch > 0, &w, a);
+        grad_need(s, opt->prefetch > 0, &w, &work);
         /* An order that shows no backward at all still has to be survived. */
         int64_t largest, second;
         largest_two(s, true, &largest, &second);
@@ -381,12 +463,12 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     }
     s->grad_slot_bytes = grads;
     w.need = params;
-    err = choose_param_slots(p, opt, &w, trial, a, b, scratch);
+    err = choose_param_slots(p, opt, &w, &work);
     if (err)
         goto out;
     s->n_param_slots = w.n_need;
     s->param_slot_bytes = params;
-    err = mend(s, grads, s->n_grad_slots, scratch);
+    err = mend(s, grads, s->n_grad_slots, &work);
     if (err)
         goto out;
     p->n_param_slots = s->n_param_slots;
@@ -401,10 +483,7 @@ out:
         free(grads);
         s->param_slot_bytes = s->grad_slot_bytes = NULL;
     }
-    free(live);
-    free(trial);
-    free(scratch);
-    free(a);
-    free(b);
+    free(wide);
+    free(narrow);
     return err;
 }

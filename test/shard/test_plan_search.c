@@ -1,0 +1,555 @@
+/* test_plan_search.c: the search for slots, beside one that tries everything, one slot at a time, and
+ * rehearses every micro-batch of every step: never more bytes on the wire, and never many calls of the core.
+ */
+#include "shard/plan_slots.h"
+#include "test/shard/core_watch.h"
+
+enum { MOST_UNITS = 12, MOST_CALLS = 6 * MOST_UNITS + 16 };
+
+/* ---- calls of the core are counted ---- */
+
+static int64_t n_steps;
+
+int __real_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+                        int32_t *n_out);
+int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+                        int32_t *n_out);
+
+int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+                        int32_t *n_out)
+{
+    n_steps++;
+    return __real_zr_core_step(c, ev, out, n_out);
+}
+
+/* ---- the slow search ---- */
+
+struct reference {
+    const struct zr_layout *layout;
+    struct zr_core_spec spec;
+};
+
+/* Bytes that rank 0 takes from others to gather a unit that needs a slot. */
+static int64_t gather_wire(const struct zr_layout *l, int32_t unit)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < l->units[unit].n_flats; i++) {
+        const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
+        int64_t first;
+        n += f->total_bytes - zr_flat_owned(f, 0, &first) * zr_dtype_bytes(f->dtype);
+    }
+    return n;
+}
+
+/* Where each unit's copy is after a step: with the order, all that the gathers of the next depend on. */
+static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *places)
+{
+    bool same = true;
+    for (int32_t u = 0, slot; u < n_units; u++) {
+        zr_core_present(core, u, &slot);
+        same &= places[u] == slot;
+        places[u] = slot;
+    }
+    return same;
+}
+
+static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
+{
+    enum {
+        MOST_STEPS = 8
+    }; /* copies of frozen units outlive a step: they take a few to settle, or take turns for ever */
+    void *mem = malloc(zr_core_bytes(spec));
+    struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
+    int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
+    int err = 0;
+    if (!mem || !actions || !places) {
+        err = ZR_ERR_NOMEM;
+        goto out;
+    }
+    struct zr_core *core = zr_core_init(mem, spec);
+    note_places(core, spec->n_units, places);
+    memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
+    int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
+    bool steady = false,
+         same = false; /* same: the step left the places as it found them, so the next one is steady */
+    for (int s = 0; !steady; s++) {
+        memset(reduces, 0, (size_t)spec->n_units * sizeof *reduces);
+        for (int64_t i = 0; i <= n_calls; i++) {
+            struct zr_core_event ev = {.kind = ZR_EV_STEP};
+            if (i < n_calls) {
+                const struct zr_call *c = &spec->order[i % spec->n_order];
+                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward};
+            }
+            int32_t n;
+            err = zr_core_step(core, &ev, actions, &n);
+            /* An order without backward passes has no step to take: it is gone through again, as evaluation
+             * is. */
+            if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
+                err = 0;
+            if (err)
+                goto out;
+            /* What the end of a step gathers is the next step's. */
+            if (i == n_calls) {
+                steady = (s > 0 && same) || s == MOST_STEPS - 1;
+                same = note_places(core, spec->n_units, places);
+                if (!steady)
+                    memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
+            }
+            for (int32_t a = 0; a < n; a++) {
+                if (actions[a].kind == ZR_ACT_GATHER)
+                    gathers[actions[a].unit] += !(steady && i == n_calls);
+                if (actions[a].kind == ZR_ACT_REDUCE)
+                    reduces[actions[a].unit]++;
+            }
+        }
+    }
+out:
+    free(mem);
+    free(actions);
+    free(places);
+    return err;
+}
+
+/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments.
+ */
+struct window {
+    int64_t *live, *need;
+    int32_t n_live, n_need;
+};
+
+static void add_live(struct window *w, int64_t bytes)
+{
+    int32_t i = w->n_live++;
+    for (; i > 0 && w->live[i - 1] < bytes; i--)
+        w->live[i] = w->live[i - 1];
+    w->live[i] = bytes;
+}
+
+static void note_live(struct window *w)
+{
+    for (int32_t i = 0; i < w->n_live; i++)
+        w->need[i] = i < w->n_need ? zr_max(w->need[i], w->live[i]) : w->live[i];
+    w->n_need = (int32_t)zr_max(w->n_need, w->n_live);
+}
+
+static int64_t sum(const int64_t *x, int32_t n)
+{
+    int64_t s = 0;
+    for (int32_t i = 0; i < n; i++)
+        s += x[i];
+    return s;
+}
+
+/* An order that was not declared may turn out to hold any two units open at once (an embedding around the
+ * layers): the two largest must fit. */
+static void need_pair(struct window *w, int64_t first, int64_t second)
+{
+    while (w->n_need < 2)
+        w->need[w->n_need++] = 0;
+    w->need[0] = zr_max(w->need[0], first);
+    w->need[1] = zr_max(w->need[1], second);
+}
+
+/* The two largest of the units that need a slot. */
+static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first, int64_t *second)
+{
+    *first = *second = 0;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        const struct zr_core_unit_spec *x = &s->units[u];
+        if (grads ? !x->trainable : x->resident)
+            continue;
+        int64_t bytes = grads ? x->grad_bytes : x->param_bytes;
+        *second = zr_max(*second, zr_min(*first, bytes));
+        *first = zr_max(*first, bytes);
+    }
+}
+
+/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the
+ * pass. Units above `most` bytes have a slot of their own and are left out. */
+static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w,
+                       int32_t *open, int32_t *seen)
+{
+    w->n_need = 0;
+    memset(open, 0, (size_t)s->n_units * sizeof *open);
+    memset(seen, 0xff, (size_t)s->n_units * sizeof *seen);
+    for (int32_t i = 0; i < s->n_order; i++) {
+        const struct zr_call *c = &s->order[i];
+        open[c->unit] += c->is_end ? -1 : 1;
+        if (c->is_end || s->units[c->unit].resident)
+            continue;
+        w->n_live = 0;
+        for (int32_t u = 0; u < s->n_units; u++) {
+            if (!open[u] || s->units[u].resident)
+                continue;
+            seen[u] = i;
+            if (s->units[u].param_bytes <= most)
+                add_live(w, s->units[u].param_bytes);
+        }
+        int32_t n = 0;
+        for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
+            const struct zr_call *next = &s->order[(i + j) % s->n_order];
+            if (next->is_end || s->units[next->unit].resident || seen[next->unit] == i)
+                continue;
+            seen[next->unit] = i;
+            n++;
+            if (s->units[next->unit].param_bytes <= most)
+                add_live(w, s->units[next->unit].param_bytes);
+        }
+        note_live(w);
+    }
+}
+
+/* Bytes that a step of these slots takes from other ranks to gather. */
+static int gather_cost(const struct reference *p, const int64_t *slots, int32_t n, int64_t *scratch,
+                       int64_t *bytes)
+{
+    struct zr_core_spec s = p->spec;
+    s.param_slot_bytes = slots;
+    s.n_param_slots = n;
+    s.grad_resident = true; /* gathers do not depend on gradient slots, which are not chosen yet */
+    int err = rehearse_fully(&s, scratch, scratch + s.n_units);
+    *bytes = 0;
+    for (int32_t u = 0; !err && u < s.n_units; u++)
+        *bytes += scratch[u] * gather_wire(p->layout, u);
+    return err;
+}
+
+/* The windows say how many slots are needed and how large, not that the core's way of filling them finds one
+ * for every bracket at once: while one finds none, one more slot is made as large as the largest. Few models
+ * need this (brackets of odd sizes that overlap). slots and n_slots are s's own that are meant. */
+static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, int64_t *scratch)
+{
+    for (int32_t i = 1;; i++) {
+        int err = rehearse_fully(s, scratch, scratch + s->n_units);
+        if (err != ZR_ERR_BUDGET || i >= n_slots)
+            return err;
+        slots[i] = slots[0];
+    }
+}
+
+/* The slots for a prefetch depth. */
+static int depth_slots(struct reference *p, const struct zr_options *opt, int32_t ahead, struct window *w,
+                       int32_t *a, int32_t *b, int64_t *scratch)
+{
+    struct zr_core_spec *s = &p->spec;
+    int64_t largest, second;
+    largest_two(s, false, &largest, &second);
+    bool pairs = !opt->n_order && ahead > 0 && second;
+    bool reserve = pairs && second < largest;
+    param_need(s, ahead, reserve ? second : largest, w, a, b);
+    if (reserve) {
+        memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
+        w->need[0] = largest;
+    }
+    /* A unit outside the order may be asked for too. */
+    w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
+    w->n_need = (int32_t)zr_max(w->n_need, 1);
+    if (pairs)
+        need_pair(w, largest, second);
+    s->reserve_largest = reserve;
+    struct zr_core_spec alone = *s;
+    alone.grad_resident = true; /* as in gather_cost */
+    alone.param_slot_bytes = w->need;
+    alone.n_param_slots = w->n_need;
+    return mend(&alone, w->need, w->n_need, scratch);
+}
+
+/* The smallest unit above `above` bytes that needs a slot; 0: none. */
+static int64_t next_size(const struct zr_core_spec *s, int64_t above)
+{
+    int64_t best = 0;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        int64_t bytes = s->units[u].param_bytes;
+        if (!s->units[u].resident && bytes > above && (best == 0 || bytes < best))
+            best = bytes;
+    }
+    return best;
+}
+
+/* Goes along the chain as far as the budget allows. `trial` is a second window's worth of memory. */
+static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *trial,
+                        int32_t *a, int32_t *b, int64_t *scratch)
+{
+    struct zr_core_spec *s = &p->spec;
+    int64_t budget = opt->param_budget_bytes, used = 0, cost = 0, bytes;
+    int32_t n = 0;
+    bool reserve = false, deep = true;
+    struct window next = {.live = w->live, .need = trial};
+    for (int32_t ahead = 0; deep && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
+        int err = depth_slots(p, opt, ahead, &next, a, b, scratch);
+        int64_t need = sum(trial, next.n_need);
+        if (!err && need > budget && n == 0)
+            err = ZR_ERR_BUDGET;
+        deep = need <= budget;
+        if (!err && deep)
+            err = gather_cost(p, trial, next.n_need, scratch, &bytes);
+        if (err)
+            return err;
+        if (!deep || (n && bytes > cost))
+            continue;
+        memcpy(w->need, trial, (size_t)next.n_need * sizeof *trial);
+        w->n_need = n = next.n_need;
+        used = need;
+        cost = bytes;
+        reserve = s->reserve_largest;
+    }
+    s->reserve_largest = reserve;
+    for (int64_t size = deep ? next_size(s, 0) : 0; size && used + size <= budget && n < s->n_units;) {
+        w->need[n] = size;
+        int err = gather_cost(p, w->need, n + 1, scratch, &bytes);
+        if (err && err != ZR_ERR_BUDGET)
+            return err;
+        if (err || bytes >= cost) {
+            size = next_size(s, size); /* it keeps nothing, or leaves a bracket without a slot */
+            continue;
+        }
+        w->n_need = ++n;
+        used += size;
+        cost = bytes;
+    }
+    return 0;
+}
+
+/* What the gathers of a step take with the slots of the slow search, or -1: the budget is too small. units:
+ * of the plan's spec, before any was made resident. */
+static int64_t reference_cost(const struct zr_plan *plan, const struct zr_options *opt)
+{
+    const struct zr_layout *l = plan->layout;
+    size_t n = (size_t)l->n_units + 1;
+    struct reference r = {.layout = l, .spec = plan->spec};
+    struct zr_core_unit_spec *units = calloc(n, sizeof *units);
+    int64_t *wide = calloc(5 * n, sizeof *wide), cost = 0;
+    int32_t *narrow = calloc(2 * n, sizeof *narrow);
+    struct window w = {.live = wide, .need = wide + n};
+    assert_true(units && wide && narrow);
+    memcpy(units, plan->spec.units, (size_t)l->n_units * sizeof *units);
+    for (int32_t u = 0; u < l->n_units; u++)
+        units[u].resident = l->units[u].resident;
+    r.spec.units = units;
+    int err = spend_budget(&r, opt, &w, wide + 2 * n, narrow, narrow + n, wide + 3 * n);
+    assert_true(err == 0 || err == ZR_ERR_BUDGET);
+    if (!err)
+        assert_int_equal(gather_cost(&r, w.need, w.n_need, wide + 3 * n, &cost), 0);
+    free(units);
+    free(wide);
+    free(narrow);
+    return err ? -1 : cost;
+}
+
+/* Of the plan's own slots, every step of it rehearsed. */
+static int64_t cost_of(const struct zr_plan *plan)
+{
+    struct reference r = {.layout = plan->layout, .spec = plan->spec};
+    size_t n = (size_t)plan->spec.n_units;
+    int64_t *scratch = calloc(2 * n, sizeof *scratch), bytes;
+    assert_non_null(scratch);
+    assert_int_equal(gather_cost(&r, plan->spec.param_slot_bytes, plan->spec.n_param_slots, scratch, &bytes),
+                     0);
+    free(scratch);
+    return bytes;
+}
+
+/* ---- models ---- */
+
+struct planned {
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+    struct zr_options opt;
+    struct zr_call order[MOST_CALLS];
+};
+
+static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
+{
+    p->plan = NULL;
+    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), &p->layout), 0);
+}
+
+static void release(struct planned *p)
+{
+    zr_plan_free(p->plan);
+    zr_layout_free(p->layout);
+}
+
+static struct zr_options options(int stage)
+{
+    return (struct zr_options){
+        .stage = stage, .grad_accum_steps = 1, .n_states = 2, .prefetch = 2, .deterministic = true};
+}
+
+static void random_planned(struct random_source *r, struct planned *p, int stage)
+{
+    int32_t n;
+    p->opt = options(stage);
+    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    lay_out(p, t, n, 2 + (int)random_below(r, 7));
+    p->opt.grad_accum_steps = chance(r, 30) ? 1 : 1 + (int)random_below(r, 30);
+    p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
+    p->opt.deterministic = chance(r, 50);
+    if (chance(r, 50)) {
+        p->opt.n_order = random_calls(r, p->layout->n_units, p->order);
+        p->opt.order = p->order;
+    }
+}
+
+/* Units of `elems(u)` elements, used in turn. */
+static void plan_units(struct planned *p, int32_t n, int64_t (*elems)(int32_t u))
+{
+    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
+    assert_non_null(t);
+    for (int32_t u = 0; u < n; u++)
+        t[u] = make_tensor("t", elems(u), u);
+    lay_out(p, t, n, 8);
+}
+
+static int64_t sharded_bytes(const struct zr_layout *l)
+{
+    int64_t n = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        n += l->units[u].resident ? 0 : l->units[u].param_bytes;
+    return n;
+}
+
+/* ---- tests ---- */
+
+/* What is counted by multiplying is what every micro-batch of every step does. */
+static void a_rehearsal_is_exact(void **state)
+{
+    (void)state;
+    int64_t n_rehearsed = 0;
+    FOR_CASES(r, 1000)
+    {
+        struct planned p;
+        random_planned(&r, &p, (int)random_below(&r, 4));
+        if (p.opt.stage == 3 && chance(&r, 60))
+            p.opt.param_budget_bytes = 1 + random_below(&r, sharded_bytes(p.layout) + 1);
+        int err = zr_plan_make(p.layout, &p.opt, &p.plan);
+        CHECK(err == 0 || err == ZR_ERR_BUDGET, "%s", zr_error_text());
+        if (!err) {
+            size_t n = (size_t)p.layout->n_units;
+            int64_t *fast = calloc(4 * n, sizeof *fast), *slow = fast + 2 * n;
+            assert_non_null(fast);
+            assert_int_equal(zr_core_rehearse(&p.plan->spec, fast, fast + n), 0);
+            n_steps = 0;
+            assert_int_equal(rehearse_fully(&p.plan->spec, slow, slow + n), 0);
+            n_rehearsed++;
+            for (size_t u = 0; u < n; u++)
+                CHECK(fast[u] == slow[u] && fast[n + u] == slow[n + u],
+                      "unit %zu: %lld gathers, not %lld; %lld reduces, not %lld", u, (long long)fast[u],
+                      (long long)slow[u], (long long)fast[n + u], (long long)slow[n + u]);
+            free(fast);
+        }
+        release(&p);
+    }
+    assert_true(n_rehearsed > 500);
+}
+
+static void compare(struct planned *p, int64_t *n_compared)
+{
+    int err = zr_plan_make(p->layout, &p->opt, &p->plan);
+    CHECK(err == 0 || err == ZR_ERR_BUDGET, "%s", zr_error_text());
+    if (err || p->plan->n_param_slots == 0)
+        return;
+    int64_t least = reference_cost(p->plan, &p->opt), cost = cost_of(p->plan), used = 0;
+    for (int32_t i = 0; i < p->plan->n_param_slots; i++)
+        used += p->plan->spec.param_slot_bytes[i];
+    CHECK(used <= p->opt.param_budget_bytes, "%lld bytes of slots, the budget is %lld", (long long)used,
+          (long long)p->opt.param_budget_bytes);
+    CHECK(least >= 0 && cost <= least, "%lld bytes on the wire, the slow search finds %lld", (long long)cost,
+          (long long)least);
+    ++*n_compared;
+}
+
+/* 1000 random models with a budget. */
+static void no_more_traffic(void **state)
+{
+    (void)state;
+    int64_t n_compared = 0;
+    struct random_source r = random_open();
+    case_seed = r.state;
+    for (; n_compared < 1000; r.state = ++case_seed) {
+        struct planned p;
+        random_planned(&r, &p, 3);
+        p.opt.grad_accum_steps = 1 + (int)random_below(&r, 4);
+        p.opt.param_budget_bytes = 1 + random_below(&r, sharded_bytes(p.layout) + 1);
+        compare(&p, &n_compared);
+        release(&p);
+    }
+}
+
+static int64_t alike(int32_t u)
+{
+    (void)u;
+    return 4096;
+}
+
+static int64_t three_sizes(int32_t u)
+{
+    return 4096 * (1 + u % 3);
+}
+
+/* More units than are tried one by one. */
+static void no_more_traffic_of_many_units(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        struct planned p = {.opt = options(3)};
+        int64_t n_compared = 0;
+        plan_units(&p, 300, k % 2 ? three_sizes : alike);
+        p.opt.param_budget_bytes = sharded_bytes(p.layout) * (k < 2 ? 1 : 6) / 10;
+        compare(&p, &n_compared);
+        assert_int_equal(n_compared, 1);
+        release(&p);
+    }
+}
+
+static int64_t many_sizes(int32_t u)
+{
+    return 1024 * (1 + (int64_t)u * 7919 % 5003);
+}
+
+/* A rehearsal for every slot would take millions of calls, one for every micro-batch of a step a thousand
+ * times as many. */
+static void a_plan_takes_few_calls(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t n_units, accum;
+        int64_t (*elems)(int32_t u);
+    } of[] = {{2000, 1, alike}, {2000, 1, many_sizes}, {1000, 1024, alike}, {100, 1024, many_sizes}};
+    for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+        struct planned p = {.opt = options(3)};
+        plan_units(&p, of[k].n_units, of[k].elems);
+        p.opt.grad_accum_steps = of[k].accum;
+        p.opt.param_budget_bytes = sharded_bytes(p.layout) / 2;
+        n_steps = 0;
+        CHECK(zr_plan_make(p.layout, &p.opt, &p.plan) == 0, "%s", zr_error_text());
+        CHECK(n_steps < 4000000, "%lld calls for %d units", (long long)n_steps, of[k].n_units);
+        assert_true(p.plan->n_param_slots > of[k].n_units / 4);
+        release(&p);
+    }
+}
+
+/* The core keeps one micro-batch of the order, however many there are. */
+static void many_micro_batches_take_no_memory(void **state)
+{
+    (void)state;
+    struct planned p = {.opt = options(3)};
+    plan_units(&p, 1000, alike);
+    p.opt.grad_accum_steps = 1024;
+    assert_int_equal(zr_plan_make(p.layout, &p.opt, &p.plan), 0);
+    size_t bytes = zr_core_bytes(&p.plan->spec);
+    CHECK(bytes < 5 << 20, "%zu bytes", bytes);
+    release(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rehearsal_is_exact),
+        cmocka_unit_test(no_more_traffic),
+        cmocka_unit_test(no_more_traffic_of_many_units),
+        cmocka_unit_test(a_plan_takes_few_calls),
+        cmocka_unit_test(many_micro_batches_take_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
