@@ -56,7 +56,9 @@ static bool is_launchers(const char *entry)
 
 char **zr_run_environment(const struct zr_run_options *o, int rank, int port, const char *job)
 {
-    enum { N_NEW = 8, NEW_BYTES = 160 };
+    enum { N_NEW = 9, NEW_BYTES = 160 };
+    /* Their terminals are pipes to a file or a program: not a place for colours and moving cursors. */
+    bool plain = !o->raw && !isatty(STDOUT_FILENO);
     size_t n = 0, k = 0;
     while (environ[n])
         n++;
@@ -64,7 +66,7 @@ char **zr_run_environment(const struct zr_run_options *o, int rank, int port, co
     if (!env)
         return NULL;
     for (size_t i = 0; i < n; i++)
-        if (!is_launchers(environ[i]))
+        if (!is_launchers(environ[i]) && !(plain && !strncmp(environ[i], "TERM=", 5)))
             env[k++] = environ[i];
 
     char *text = (char *)(env + n + N_NEW + 1);
@@ -81,6 +83,8 @@ char **zr_run_environment(const struct zr_run_options *o, int rank, int port, co
     ADD("MASTER_PORT=%d", port);
     ADD("ZERO_JOB=%s", job);
     ADD("ZERO_JOB_KEY=%s", o->key);
+    if (plain)
+        ADD("TERM=dumb");
     if (!getenv("OMP_NUM_THREADS")) {
         int each = (int)uv_available_parallelism() / o->n_ranks;
         ADD("OMP_NUM_THREADS=%d", each > 1 ? each : 1);
@@ -154,9 +158,10 @@ static const char doc[] =
     "of cores divided by N, unless that is set already. Variables of other "
     "launchers are "
     "removed.\n\n"
-    "Output comes line by line with \"[rank] \" before it (lines above 1 MiB in pieces); a program whose "
-    "output is not "
-    "a terminal may hold lines back until it ends, see stdbuf(1). Standard input goes to rank 0.\n\n"
+    "Output comes line by line, as it is written, with \"[rank] \" before it (lines above 1 MiB in pieces). "
+    "For that a rank's standard output is a pseudo-terminal; TERM is dumb where zero-run's own is not a "
+    "terminal. With --raw, or when pseudo-terminals run out, a program may hold lines back until it ends. "
+    "Standard input goes to rank 0.\n\n"
     "SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to every rank, which leads a session and "
     "process group of "
     "its own; a second SIGINT, SIGTERM or SIGHUP ends the ranks as a failure does, a third one at once. The "

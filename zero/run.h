@@ -4,6 +4,7 @@
  *     run_exec.c   the last steps inside a rank's process before the program starts
  *     run_ranks.c  starts the ranks, forwards signals, ends all when one fails
  *     run_lines.c  a rank's output, whole line by whole line
+ *     run_terminal.c   a pseudo-terminal for a rank's standard output
  *
  * Everything runs on the main thread's loop; only the writing of output is done by libuv's worker threads, so
  * that a slow reader never keeps a signal waiting. */
@@ -47,6 +48,12 @@ char **zr_run_environment(const struct zr_run_options *o, int rank, int port, co
 /* Runs all ranks to their end. Returns the exit code of zero-run. */
 int zr_run_ranks(const struct zr_run_options *o);
 
+/* run_terminal.c */
+
+/* ends[0]: ours, to be read; ends[1]: the rank's standard output. n_prefix: columns that lines get before
+ * them. Returns 0 or a libuv error; nothing is open then. */
+int zr_run_terminal(uv_file ends[2], int n_prefix);
+
 /* run_lines.c */
 
 /* One of our output descriptors. Text is queued, and written by a worker thread a buffer at a time. */
@@ -73,7 +80,8 @@ bool zr_sink_idle(const struct zr_sink *s); /* nothing waits, or the descriptor 
 
 /* One output stream of one rank: splits what comes into lines and puts each, prefixed, into the sink. */
 struct zr_lines {
-    uv_pipe_t pipe;
+    uv_poll_t poll;
+    int fd;
     struct zr_sink *sink;
     char prefix[24];
     char *partial; /* the line that has no end yet */
@@ -83,7 +91,8 @@ struct zr_lines {
     void *arg;
 };
 
-/* Takes fd, the read end of a pipe, non-blocking; it is closed at the end. Returns 0 or a libuv error. */
+/* Takes fd, the read end of a pipe or a terminal, non-blocking; it is closed at the end. Returns 0 or a libuv
+ * error. */
 int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
                   void (*on_end)(struct zr_lines *), void *arg);
 /* Reads while its sink has room; to be called when that changed. */

@@ -143,38 +143,40 @@ static void keep_partial(struct zr_lines *l, const char *text, size_t n)
     }
 }
 
-/* One buffer for all streams: it is read empty before the next read. */
-static void give_buffer(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
-{
-    static char bytes[READ_BYTES];
-    (void)h;
-    (void)suggested;
-    *buf = uv_buf_init(bytes, sizeof bytes);
-}
-
 static void closed(uv_handle_t *h)
 {
     struct zr_lines *l = h->data;
+    close(l->fd);
     free(l->partial);
     l->partial = NULL;
     l->on_end(l);
 }
 
-static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+static void take(struct zr_lines *l, const char *at, size_t n)
 {
-    struct zr_lines *l = stream->data;
-    if (n < 0) { /* the end of the file; there is no other error that the read end of a pipe has */
+    const char *end = at + n, *newline;
+    while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
+        put_line(l, at, (size_t)(newline - at));
+        at = newline + 1;
+    }
+    keep_partial(l, at, (size_t)(end - at));
+}
+
+/* Not by a stream of libuv's, which takes a terminal that hung up for empty after one read. */
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    static char bytes[READ_BYTES]; /* for all: it is empty again before the next read */
+    struct zr_lines *l = poll->data;
+    (void)events;
+    ssize_t n = read(l->fd, bytes, sizeof bytes);
+    if (n > 0) {
+        take(l, bytes, (size_t)n);
+    } else if (n == 0 || status || (errno != EAGAIN && errno != EINTR)) {
+        /* The end of the file, which a terminal reports as EIO; there is no other error. */
         if (l->n_partial > 0)
             put_line(l, "", 0);
         l->open = l->reading = false;
-        uv_close((uv_handle_t *)stream, closed);
-    } else {
-        const char *at = buf->base, *end = at + n, *newline;
-        while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
-            put_line(l, at, (size_t)(newline - at));
-            at = newline + 1;
-        }
-        keep_partial(l, at, (size_t)(end - at));
+        uv_close((uv_handle_t *)poll, closed);
     }
     write_next(l->sink);
     if (l->sink->error && zr_sink_idle(l->sink))
@@ -186,9 +188,9 @@ void zr_lines_update(struct zr_lines *l)
 {
     bool want = l->open && !zr_sink_full(l->sink);
     if (want && !l->reading)
-        l->reading = uv_read_start((uv_stream_t *)&l->pipe, give_buffer, on_read) == 0;
+        l->reading = uv_poll_start(&l->poll, UV_READABLE, on_readable) == 0;
     else if (!want && l->reading) {
-        uv_read_stop((uv_stream_t *)&l->pipe);
+        uv_poll_stop(&l->poll);
         l->reading = false;
     }
 }
@@ -196,14 +198,12 @@ void zr_lines_update(struct zr_lines *l)
 int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
                   void (*on_end)(struct zr_lines *), void *arg)
 {
-    *l = (struct zr_lines){.sink = sink, .on_end = on_end, .arg = arg};
+    *l = (struct zr_lines){.fd = fd, .sink = sink, .on_end = on_end, .arg = arg};
     snprintf(l->prefix, sizeof l->prefix, "[%d] ", rank);
-    int err = uv_pipe_init(loop, &l->pipe, 0);
-    if (!err)
-        err = uv_pipe_open(&l->pipe, fd);
+    int err = uv_poll_init(loop, &l->poll, fd);
     if (err)
         return err;
-    l->pipe.data = l;
+    l->poll.data = l;
     l->open = true;
     zr_lines_update(l);
     return 0;

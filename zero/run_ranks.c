@@ -42,7 +42,8 @@ struct run {
     struct rank *ranks;
     int n_started, n_alive, n_open; /* n_open: pipes not at their end */
     struct zr_sink sinks[2];
-    bool one_sink; /* both descriptors are one file: one queue keeps lines whole */
+    bool one_sink;     /* both descriptors are one file: one queue keeps lines whole */
+    bool no_terminals; /* the system has no more for us */
     enum { RUNNING, ENDING, KILLED } phase;
     int exit_code;
     struct rank *candidate; /* the failure to be reported, of those seen in one turn of the loop */
@@ -180,6 +181,19 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
         run->candidate = r;
 }
 
+/* A crash at a touch of memory that a bracket does not hold is what check mode explains. */
+static void advise(struct run *run, const struct rank *r)
+{
+    const char *check = getenv("ZERO_CHECK"), *stage = getenv("ZERO_STAGE");
+    int signum = r->signal ? r->signal : (int)r->code - 128; /* a shell says it so */
+    bool on = check && *check && strcmp(check, "0");
+    bool unsharded = stage && (!strcmp(stage, "0") || !strcmp(stage, "1"));
+    if ((signum == SIGSEGV || signum == SIGBUS) && !on && !unsharded)
+        say(run,
+            "if it trains at stage 2 or 3, try ZERO_CHECK=1: it tells which tensor was touched outside its "
+            "bracket");
+}
+
 /* After every round of events: exits that were seen together are judged together. */
 static void on_judge(uv_check_t *check)
 {
@@ -193,6 +207,7 @@ static void on_judge(uv_check_t *check)
                 run->n_alive ? others : "");
         else
             say(run, "rank %d exited with code %d%s", r->number, (int)r->code, run->n_alive ? others : "");
+        advise(run, r);
         end_all(run, r->signal ? 128 + r->signal : (int)r->code);
     }
     finish_if_over(run);
@@ -252,12 +267,28 @@ static int hold_port(struct run *run, int *port)
     return err;
 }
 
-/* Real pipes, not libuv's socket pairs: a rank must be able to open /dev/stdout. */
-static int open_pipes(struct run *run, struct rank *r, uv_stdio_container_t *stdio)
+/* Standard output is a terminal, so that it comes as it is written. Otherwise real pipes, not libuv's socket
+ * pairs: a rank must be able to open /dev/stdout. */
+static int open_ends(struct run *run, const struct rank *r, int stream, uv_file ends[2])
+{
+    int err = UV_ENOTTY;
+    if (stream == 0 && !run->no_terminals) {
+        err = zr_run_terminal(ends, snprintf(NULL, 0, "[%d] ", r->number));
+        if (err) {
+            run->no_terminals = true;
+            say(run,
+                "no pseudo-terminal for rank %d: %s; output from here on is through pipes, and may come late",
+                r->number, uv_strerror(err));
+        }
+    }
+    return err ? uv_pipe(ends, UV_NONBLOCK_PIPE, 0) : 0;
+}
+
+static int open_output(struct run *run, struct rank *r, uv_stdio_container_t *stdio)
 {
     for (int stream = 0; stream < 2; stream++) {
         uv_file ends[2];
-        int err = uv_pipe(ends, UV_NONBLOCK_PIPE, 0);
+        int err = open_ends(run, r, stream, ends);
         if (err)
             return err;
         stdio[1 + stream] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = ends[1]};
@@ -289,7 +320,7 @@ static int start_rank(struct run *run, int number, int port, const char *job)
     char **env = zr_run_environment(o, number, port, job);
     int err = args && env ? 0 : UV_ENOMEM;
     if (!err && !o->raw)
-        err = open_pipes(run, r, stdio);
+        err = open_output(run, r, stdio);
     if (!err) {
         args[0] = (char *)"zero-run";
         args[1] = (char *)ZR_RUN_EXEC;

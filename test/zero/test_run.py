@@ -14,6 +14,7 @@ import unittest
 
 ZERO_RUN = os.path.abspath(sys.argv.pop(1))
 PYTHON = sys.executable
+BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # its output as stdio's
 LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 
 # A rank that tells its process id and waits for whatever comes.
@@ -282,6 +283,53 @@ for fd, name in ((1, 'o'), (2, 'e')):
         r = run('-n', 2, 'sh', '-c', 'readlink /proc/self/fd/0', stdin='')
         self.assertEqual(ranks(r.stdout)[1], ['/dev/null'])
 
+    def test_lines_come_as_they_are_written(self):
+        # No flush: the line is there while the rank still waits.
+        with Started('-n', 1, *BUFFERED, 'import time; print("pid 1"); time.sleep(1000)') as p:
+            p.pids(1)
+            self.assertIsNone(p.process.poll())
+
+    def test_lines_before_a_crash_are_kept(self):
+        code = "import os\nfor i in range(500): print('line', i)\nos.kill(os.getpid(), 11)"
+        r = run('-n', 2, *BUFFERED, code)
+        self.assertEqual(r.returncode, 128 + 11)
+        self.assertIn([f'line {i}' for i in range(500)], ranks(r.stdout).values())
+
+    def test_terminal_changes_nothing(self):
+        # Every byte, and long runs without a newline; nothing comes back as input.
+        text = bytes(range(256)) * 400 + b'\n'
+        code = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 400 + b'\\n')"
+        r = subprocess.run([ZERO_RUN, '-n', '1', PYTHON, '-c', code], capture_output=True, timeout=LIMIT)
+        self.assertEqual(r.stdout, b''.join(b'[0] ' + line + b'\n' for line in text[:-1].split(b'\n')))
+        code = "import os, select; print(os.isatty(1), os.isatty(2), select.select([1], [], [], 0)[0])"
+        self.assertEqual(run('-n', 1, PYTHON, '-c', code).stdout, '[0] True False []\n')
+
+    def test_terminal_is_dumb_where_ours_is_none(self):
+        env = dict(os.environ, TERM='xterm')
+        see = ['sh', '-c', 'echo $TERM; env | grep -c ^TERM=; stty size < /dev/fd/1']
+        self.assertEqual(ranks(run('-n', 1, *see, env=env).stdout)[0], ['dumb', '1', '0 0'])
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 30, 90, 0, 0))
+        with subprocess.Popen([ZERO_RUN, '-n', '1', *see], stdout=theirs, stderr=theirs, env=env) as p:
+            os.close(theirs)
+            text = b''
+            while text.count(b'\n') < 3:
+                text += os.read(ours, 1000)
+            self.assertEqual(ranks(text.decode())[0], ['xterm', '1', '30 86'])
+        os.close(ours)
+
+    def test_no_more_terminals(self):
+        # Descriptors run out for the pair of a terminal, not for a pipe: stand in for the system's limit.
+        r = subprocess.run(['sh', '-c', 'exec "$@"', 'sh', 'unshare', '-m', 'sh', '-c',
+                            'mount --bind /dev/null /dev/ptmx && exec "$@"', 'sh', ZERO_RUN, '-n', '3', 'sh', '-c',
+                            'echo out; test -t 1 || echo pipe'], capture_output=True, text=True, timeout=LIMIT)
+        if not r.stdout:
+            self.skipTest('needs a mount namespace: ' + r.stderr)
+        self.assertEqual(ranks(r.stdout), {i: ['out', 'pipe'] for i in range(3)})
+        self.assertEqual(r.returncode, 0)
+        self.assertEqual(len(r.stderr.splitlines()), 1)
+        self.assertIn('zero-run: no pseudo-terminal for rank 0: ', r.stderr)
+
     def test_background_child_that_holds_the_pipe(self):
         with Started('-n', 1, 'sh', '-c', 'sleep 1000 & echo pid $!') as p:
             child = p.pids(1)[0]
@@ -308,7 +356,20 @@ class Ending(unittest.TestCase):
     def test_segmentation_fault_alone(self):
         r = run('-n', 1, 'sh', '-c', 'kill -SEGV $$')
         self.assertEqual(r.returncode, 128 + 11)
-        self.assertEqual(r.stderr, 'zero-run: rank 0 was killed by signal 11 (Segmentation fault)\n')
+        killed, advice = r.stderr.splitlines()
+        self.assertEqual(killed, 'zero-run: rank 0 was killed by signal 11 (Segmentation fault)')
+        self.assertRegex(advice, '^zero-run: if it trains at stage 2 or 3, try ZERO_CHECK=1: ')
+
+    def test_advice_after_a_crash(self):
+        def told(code, **env):
+            return 'try ZERO_CHECK=1' in run('-n', 1, 'sh', '-c', code, env={**os.environ, **env}).stderr
+        self.assertTrue(told('kill -BUS $$'))
+        self.assertTrue(told('exit 139'))  # a shell says so of its child
+        self.assertTrue(told('kill -SEGV $$', ZERO_STAGE='3', ZERO_CHECK='0'))
+        self.assertFalse(told('kill -SEGV $$', ZERO_CHECK='1'))
+        self.assertFalse(told('kill -SEGV $$', ZERO_STAGE='1'))
+        self.assertFalse(told('kill -FPE $$'))
+        self.assertFalse(told('exit 1'))
 
     def fail_rank_0(self, code, *options):
         """Others run code; once each has said its "pid", rank 0 is killed. Gives what they said."""
