@@ -2,6 +2,7 @@
 #include "shard/core.h"
 #include "shard/layout.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define NEVER INT64_MAX
@@ -21,7 +22,10 @@ struct zr_core {
                              last; -1: none are */
     int32_t n_micro;      /* zero_micro calls since the step */
     bool any_backward;    /* a backward bracket ended since the step */
-    uint64_t clock; /* counts grants and releases of gradient slots: the oldest release is reused first */
+    int32_t n_trainable;
+    int32_t n_used;    /* trainable units whose backward bracket has ended since the step */
+    int32_t n_overrun; /* those of them that had at least twice the passes that a step has */
+    uint64_t clock;    /* counts grants and releases of gradient slots: the oldest release is reused first */
     uint64_t hash;
     struct zr_core_counts counts;
 
@@ -51,6 +55,7 @@ struct unit {
     int32_t gslot;     /* gradient slot of its backward bracket, open or last; -1: it needs none */
     int32_t n_contrib; /* contributions reduced this step */
     int32_t n_bwd;     /* backward brackets ended this step */
+    int32_t uses;      /* backward brackets in a micro-batch, as declared; at least 1 */
     int32_t first_use; /* position in the period of its first begin, -1: none */
     int64_t next_use;  /* position in the order of its next begin, NEVER: none; sharded units only */
     int32_t fits;      /* slots by size: the first that can hold it */
@@ -392,7 +397,12 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
         to->pslot = to->gslot = to->first_use = -1;
         to->next_use = NEVER;
         c->n_sharded += !from->resident;
+        c->n_trainable += from->trainable;
     }
+    for (int32_t i = 0; i < s->n_order; i++)
+        units(c)[s->order[i].unit].uses += s->order[i].backward && !s->order[i].is_end;
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].uses += units(c)[u].uses == 0;
     for (int32_t i = 0; i < c->n_pslots; i++) {
         int64_t bytes = s->param_slot_bytes[i];
         pslots(c)[i].bytes = bytes;
@@ -697,6 +707,47 @@ static const char *phase_name(int backward)
     return backward ? "backward" : "forward";
 }
 
+/* "3 (backward), 7 (forward), ...": the units with an open bracket. */
+static void list_open(const struct zr_core *c, char *text, size_t n)
+{
+    size_t at = 0;
+    int32_t n_listed = 0;
+    for (int32_t i = 0; i < c->n_units && at + 1 < n; i++) {
+        const struct unit *u = &units(c)[i];
+        if (!u->open_fwd && !u->open_bwd)
+            continue;
+        const char *how = u->open_fwd && u->open_bwd ? "forward and backward" : phase_name(u->open_bwd);
+        int k = n_listed++ < 8 ? snprintf(text + at, n - at, "%s%d (%s)", at ? ", " : "", i, how)
+                               : snprintf(text + at, n - at, " and more");
+        at += k > 0 ? (size_t)k : 0;
+        if (n_listed > 8)
+            return;
+    }
+}
+
+/* No slot is left for a bracket; kind: "parameter". */
+static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int64_t bytes)
+{
+    char open[320] = "none";
+    list_open(c, open, sizeof open);
+    return zr_fail(ZR_ERR_BUDGET,
+                   "zero_begin: no %s slot for unit %d (%lld bytes): those large enough are held by open "
+                   "brackets. Open are units: %s. Was a zero_end forgotten? Otherwise declare the nesting in "
+                   "cfg.order, or raise prefetch or param_budget_bytes",
+                   kind, unit, (long long)bytes, open);
+}
+
+/* Twice the backward passes of a step: no unit that is used twice in a pass can account for it when all
+ * units have had them. */
+static int64_t overrun(const struct zr_core *c, const struct unit *u)
+{
+    return 2 * (int64_t)u->uses * c->accum;
+}
+
+#define OVERRUN_ADVICE                                                                                       \
+    "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
+    "units more than once, declare that in cfg.order"
+
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
@@ -705,25 +756,21 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
                        phase_name(ev->backward));
     bool need_grad = ev->backward && u->trainable;
+    if (need_grad && c->n_overrun == c->n_trainable)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_begin: unit %d has had %d backward passes since the last zero_step, and every "
+                       "other unit at least twice the %d of grad_accum_steps, too: " OVERRUN_ADVICE,
+                       ev->unit, u->n_bwd, c->accum);
     int32_t pslot = u->pslot, gslot = -1;
     if (!u->resident && pslot < 0) {
         pslot = pick_param_slot(c, u, NEVER);
         if (pslot < 0)
-            return zr_fail(
-                ZR_ERR_BUDGET,
-                "zero_begin: no parameter slot for unit %d (%lld bytes): every slot large enough is held by "
-                "an open "
-                "bracket; declare the nesting in cfg.order, or raise prefetch or param_budget_bytes",
-                ev->unit, (long long)u->param_bytes);
+            return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
     if (need_grad && !c->grad_resident) {
         gslot = pick_grad_slot(c, u->grad_bytes);
         if (gslot < 0)
-            return zr_fail(ZR_ERR_BUDGET,
-                           "zero_begin: no gradient slot for unit %d (%lld bytes): all %d are held by open "
-                           "backward brackets; "
-                           "declare the nesting in cfg.order",
-                           ev->unit, (long long)u->grad_bytes, c->n_gslots);
+            return no_slot(c, "gradient", ev->unit, u->grad_bytes);
     }
 
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward});
@@ -781,6 +828,8 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     if (ev->backward && u->trainable) {
         int32_t slot = u->gslot;
         u->n_bwd++;
+        c->n_used += u->n_bwd == 1;
+        c->n_overrun += u->n_bwd == overrun(c, u);
         u->pending = true;
         bool reduce = c->reduce_each || u->n_bwd % c->accum == 0;
         out[(*n)++] = (struct zr_action){.kind = ZR_ACT_HIDE_GRAD,
@@ -847,15 +896,15 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward brackets
- * (a unit used twice per pass counts double, one that was left out counts less, so the largest count
- * decides), others by zero_micro. */
+/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward
+ * brackets: a unit used twice per pass counts double, one that was left out counts less, so the largest count
+ * decides. But when every unit had a multiple, the model ran more micro-batches than it said. Others are
+ * counted by zero_micro. */
 static int check_count(const struct zr_core *c)
 {
-    int32_t most = 0, unit = -1, n_trainable = 0;
+    int32_t most = 0, unit = -1;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
-        n_trainable += u->trainable;
         if (u->n_bwd > most) {
             most = u->n_bwd;
             unit = i;
@@ -866,7 +915,12 @@ static int check_count(const struct zr_core *c)
             ZR_ERR_ORDER,
             "zero_step: unit %d has had %d backward passes since the last step; grad_accum_steps is %d", unit,
             most, c->accum);
-    if (most > 0 || n_trainable == 0)
+    if (most > 0 && c->n_overrun == c->n_used && (c->n_used > 1 || c->n_trainable == 1))
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_step: unit %d has had %d backward passes since the last step, and every other "
+                       "unit that had any at least twice the %d of grad_accum_steps, too: " OVERRUN_ADVICE,
+                       unit, most, c->accum);
+    if (most > 0 || c->n_trainable == 0)
         return 0;
     if (!c->grad_resident)
         return zr_fail(ZR_ERR_ORDER, "zero_step: no backward bracket has ended since the last step");
@@ -977,7 +1031,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
         u->n_contrib = u->n_bwd = 0;
         u->depth = 0;
     }
-    c->n_micro = 0;
+    c->n_micro = c->n_used = c->n_overrun = 0;
     c->any_backward = false;
     return 0;
 }
@@ -1068,6 +1122,16 @@ int32_t zr_core_open_unit(const struct zr_core *c)
         if (units(c)[i].open_fwd || units(c)[i].open_bwd)
             return i;
     return -1;
+}
+
+bool zr_core_wrote_nothing(const struct zr_core *c)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        if (u->trainable && (!u->used_bwd || u->n_bwd))
+            return false;
+    }
+    return c->n_trainable > 0;
 }
 
 bool zr_core_between_steps(const struct zr_core *c)

@@ -127,6 +127,9 @@ struct zr_core_counts zr_core_counts(const struct zr_core *c);
 int32_t zr_core_open_unit(const struct zr_core *c);
 /* No micro-batch of a step has begun, as far as calls tell. */
 bool zr_core_between_steps(const struct zr_core *c);
+/* The model brackets the backward pass of every trainable unit, and none has ended since the step: there are
+ * no gradients. */
+bool zr_core_wrote_nothing(const struct zr_core *c);
 /* The parameters of unit are gathered (or being gathered) in *slot (-1: resident). */
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
 

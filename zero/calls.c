@@ -62,6 +62,11 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         return err;
     if (!isfinite(lr))
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
+    const struct zr_core *core = z->engine.core;
+    if (zr_core_wrote_nothing(core) && zr_core_open_unit(core) < 0)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_step: no backward bracket has ended since the last step; call it once after "
+                       "each backward pass, or after grad_accum_steps of them");
     struct zr_step_result r;
     err = zr_engine_step(&z->engine, lr, info ? &r : NULL);
     if (!err) {

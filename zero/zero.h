@@ -164,7 +164,8 @@ struct zero_config {
     int32_t wire_dtype;    /* + of gradients between ranks: f32, bf16; default: the tensor's own */
     const struct zero_call
         *order; /* calls of one micro-batch; default: each unit forward, then each backward, reversed.
-                 Only a hint that saves the first step's prefetch and sizes the slots */
+                 A hint that saves the first step's prefetch and sizes the slots, and says how often a pass
+                 uses each unit in backward (see zero_step) */
     int32_t n_order;
 
     zero_stream stream;                       /* the model's compute stream on a GPU; NULL on the host */
@@ -325,9 +326,12 @@ ZERO_API int zero_micro(zero_ctx *z);
 
 /* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning
  * rate of this step. info may be NULL; if it is not, the call waits for the global norm (not for the update).
- * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open or when the micro-batches counted
- * are not cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have
- * run). */
+ * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open, when no backward bracket has
+ * ended since the last step (of a model that uses them), or when the micro-batches counted are not
+ * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
+ * The unit with the most backward brackets counts. One or some of several may have more, as tied weights
+ * have, but when all units have had twice their number or more, the step is refused, and so is the next
+ * zero_begin in backward: a model that uses every unit several times in a pass says so in cfg.order. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element

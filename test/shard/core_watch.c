@@ -146,6 +146,30 @@ static bool grad_fits(const struct watch *w, int32_t u)
     return false;
 }
 
+/* Of a unit's backward passes since the step: at least twice what a step has, its declared uses counted. */
+static bool has_overrun(const struct watch *w, int32_t unit)
+{
+    int32_t uses = 0;
+    for (int32_t i = 0; i < w->spec.n_order; i++)
+        uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
+    return w->unit[unit].n_bwd >= 2 * (uses ? uses : 1) * w->spec.grad_accum_steps;
+}
+
+/* All trainable units have, or of those used at least two. */
+static bool all_overrun(const struct watch *w, bool only_used)
+{
+    int32_t n_overrun = 0, n_trainable = 0;
+    for (int32_t u = 0; u < w->spec.n_units; u++) {
+        if (!w->spec.units[u].trainable)
+            continue;
+        n_trainable++;
+        n_overrun += has_overrun(w, u);
+        if ((w->unit[u].n_bwd || !only_used) && !has_overrun(w, u))
+            return false;
+    }
+    return n_overrun > 1 || n_trainable == 1;
+}
+
 static int expected_of_step(const struct watch *w)
 {
     int32_t most = 0, n_trainable = 0;
@@ -156,7 +180,7 @@ static int expected_of_step(const struct watch *w)
         most = w->unit[u].n_bwd > most ? w->unit[u].n_bwd : most;
     }
     if (most > 0)
-        return most % w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
+        return most % w->spec.grad_accum_steps || all_overrun(w, true) ? ZR_ERR_ORDER : 0;
     if (n_trainable == 0)
         return 0;
     if (!w->spec.grad_resident)
@@ -175,6 +199,8 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     switch (kind) {
     case ZR_EV_BEGIN:
         if (w->unit[unit].open[backward])
+            return ZR_ERR_ORDER;
+        if (backward && w->spec.units[unit].trainable && all_overrun(w, false))
             return ZR_ERR_ORDER;
         if (needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;

@@ -202,6 +202,7 @@ static void gradient_slots_take_turns(void **state)
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    m.spec.grad_accum_steps = 3;
     m.spec.n_grad_slots = 3;
     watch_open(&w, &m.spec);
     int32_t last[2] = {-1, -1};
@@ -278,8 +279,8 @@ static void orders_are_learned(void **state)
     (void)state;
     /* The next unit is open already. */
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
-    /* Three passes a step. */
-    follows(DEFAULT_ORDER, 4, 2, DEFAULT_ORDER DEFAULT_ORDER DEFAULT_ORDER);
+    /* Three passes a step, where two were declared. */
+    follows(DEFAULT_ORDER DEFAULT_ORDER, 4, 2, DEFAULT_ORDER DEFAULT_ORDER DEFAULT_ORDER);
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 3(3) 0) 0[ 3[3] 2[2] 1[1] 0]");                /* nested */
     follows(DEFAULT_ORDER, 4, 3, "0(0) 1(1) 2(2) 3(3) 3[ 3(3) 3] 2(2) 2[2] 1[ 1(1) 1] 0[0]"); /* recomputed */
     follows(DEFAULT_ORDER, 4, 3,
@@ -290,7 +291,7 @@ static void orders_are_learned(void **state)
     follows(DEFAULT_ORDER, 4, 2, "3(3) 2(2) 1(1) 0(0) 0[0] 1[1] 2[2] 3[3]"); /* turned round */
     follows(DEFAULT_ORDER, 4, 4, "0( 1( 2( 0) 3( 1) 2) 3) 3[ 2[ 3] 1[ 2] 0[ 1] 0]"); /* overlapping */
     follows(DEFAULT_ORDER, 4, 4, "0( 1( 2( 3( 3[ 3] 3) 2[ 2] 2) 1[ 1] 1) 0[ 0] 0)"); /* backward inside */
-    follows(DEFAULT_ORDER, 4, 2,
+    follows(DEFAULT_ORDER DEFAULT_ORDER, 4, 2,
             "0(0) 0(0) 1(1) 1(1) 2(2) 2(2) 2[2] 2[2] 1[1] 1[1] 0[0] 0[0]"); /* every layer twice */
 }
 
@@ -440,8 +441,7 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 4, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 1[");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET,
-            "no gradient slot for unit 2 (100 bytes): all 2 are held");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "no gradient slot for unit 2 (100 bytes)");
     watch_run(&w, "0] 2[ 2] 1] S");
     watch_close(&w);
 
@@ -456,6 +456,93 @@ static void errors_change_nothing(void **state)
     watch_run(&w, "M");
     refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "1 micro-batches");
     watch_run(&w, "M S M M S");
+    watch_close(&w);
+}
+
+/* More micro-batches than grad_accum_steps: twice as many passes of every unit cannot be one that is used
+ * twice. */
+static void too_many_micro_batches(void **state)
+{
+    (void)state;
+    static const char backward[] = "3[ 3] 2[ 2] 1[ 1] 0[ 0]";
+    struct model m;
+    struct watch w;
+    for (int stage = 1; stage < 4; stage++)
+        for (int accum = 1; accum < 4; accum++) {
+            make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+            if (stage == 1)
+                make_resident(&m, 1);
+            m.spec.grad_accum_steps = accum;
+            watch_open(&w, &m.spec);
+            for (int a = 0; a < 2 * accum; a++)
+                watch_run(&w, backward);
+            refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "set grad_accum_steps to the micro-batches");
+            refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_ORDER, "call zero_step oftener");
+            watch_run(&w, "3( 3)"); /* looking on is free */
+            watch_close(&w);
+        }
+
+    /* A tied unit has twice as many, or three times, alone; before and after the others. */
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "3[ 3] 3[ 3] 3[ 3] 2[ 2] 1[ 1] 0[ 0] 3[ 3] S");
+    watch_run(&w, "0[ 0] 0[ 0] 1[ 1] S"); /* and while others are left out */
+    watch_run(&w, "0[ 0] 0[ 0] S");       /* and all others */
+    watch_run(&w, "0[ 0] 0[ 0] 1[ 1] 1[ 1]");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has had 2 backward passes since the last step");
+    watch_close(&w);
+
+    /* Two uses of every unit are declared; twice that is refused again. */
+    make_model(&m, 2, 2, 1, "0( 0) 1( 1) 1[ 1] 0[ 0] 1[ 1] 0[ 0]");
+    m.spec.grad_accum_steps = 2;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] 1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
+    for (int a = 0; a < 8; a++)
+        watch_run(&w, "1[ 1] 0[ 0]");
+    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "declare that in cfg.order");
+    watch_close(&w);
+}
+
+/* Whether the model can have written a gradient, as far as calls tell. */
+static void writes_nothing(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 3, 0, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
+    make_resident(&m, 1);
+    m.units[2].trainable = false;
+    watch_open(&w, &m.spec);
+    assert_false(zr_core_wrote_nothing(w.core));
+    watch_run(&w, "2[ 2] 1[");
+    assert_false(zr_core_wrote_nothing(w.core)); /* unit 0 has no brackets yet */
+    watch_run(&w, "1] S");
+    assert_false(zr_core_wrote_nothing(w.core));
+    w.unit[0].no_brackets = false;
+    watch_run(&w, "0[ 0]");
+    assert_false(zr_core_wrote_nothing(w.core));
+    watch_run(&w, "S 2[ 2]");
+    assert_true(zr_core_wrote_nothing(w.core));
+    watch_run(&w, "1[ 1]");
+    assert_false(zr_core_wrote_nothing(w.core));
+    watch_close(&w);
+}
+
+/* A slot that is missing is one that somebody holds. */
+static void no_slot_names_holders(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0( 0[ 3(");
+    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET,
+            "Open are units: 0 (forward and backward), 3 (forward). Was a zero_end forgotten?");
+    watch_run(&w, "3) 1[");
+    refused(&w, ZR_EV_BEGIN, 0, false, ZR_ERR_ORDER, "already open");
+    watch_run(&w, "0)");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "0 (backward), 1 (backward)");
     watch_close(&w);
 }
 
@@ -852,8 +939,9 @@ static void stray(struct random_source *r, struct watch *w)
     }
 }
 
-/* Ends what is open and brings the count to one that a step takes. */
-static void finish_step(struct random_source *r, struct watch *w)
+/* Ends what is open and brings the count to one that a step takes. False: every unit has had too many passes,
+ * and no step will do. */
+static bool finish_step(struct random_source *r, struct watch *w)
 {
     for (int32_t u = 0; u < w->spec.n_units; u++)
         for (int b = 0; b < 2; b++)
@@ -869,9 +957,12 @@ static void finish_step(struct random_source *r, struct watch *w)
             }
         if (most == 0 && w->spec.grad_resident && w->n_micro + 1 < w->spec.grad_accum_steps)
             watch_call(w, ZR_EV_MICRO, 0, false);
+        else if (strstr(zr_error_text(), "more than once"))
+            return false;
         else if (unit >= 0 && !watch_call(w, ZR_EV_BEGIN, unit, true))
             watch_call(w, ZR_EV_END, unit, true);
     }
+    return true;
 }
 
 static void walk(struct random_source *r)
@@ -901,7 +992,8 @@ static void walk(struct random_source *r)
             if (unbracketed && a + 1 < m.spec.grad_accum_steps)
                 watch_call(&w, ZR_EV_MICRO, 0, false);
         }
-        finish_step(r, &w);
+        if (!finish_step(r, &w))
+            break;
         if (chance(r, 10))
             watch_call(&w, ZR_EV_REWRITE, (int32_t)random_below(r, m.spec.n_units), false);
         if (chance(r, 5))
@@ -968,6 +1060,9 @@ int main(void)
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),
+        cmocka_unit_test(too_many_micro_batches),
+        cmocka_unit_test(writes_nothing),
+        cmocka_unit_test(no_slot_names_holders),
         cmocka_unit_test(an_end_makes_room),
         cmocka_unit_test(order_is_found_again),
         cmocka_unit_test(too_long_an_order),

@@ -850,7 +850,7 @@ static void run_goes_on(void **state)
         }
 }
 
-/* After three micro-batches where two make a step; and no brackets where they are needed. */
+/* After three micro-batches where two make a step, or four; and no brackets where they are needed. */
 static void off_count(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
@@ -868,8 +868,13 @@ static void off_count(struct toy_rank *r)
         REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "unit", "3 backward", "grad_accum_steps is 2");
     if (!err)
         err = toy_backward(&m, z, true, 0, 3);
+    /* Four are two steps' worth: their sum would be taken for a mean of two. */
     if (!err)
-        err = zero_step(z, 1e-2f, NULL);
+        REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "unit 0 has had 4 backward", "the 2 of",
+                "set grad_accum_steps", "cfg.order");
+    if (!err)
+        REFUSED(toy_backward(&m, z, true, 0, 4), ZERO_ERR_ORDER, "unit 3 has had 4 backward",
+                "since the last zero_step", "call zero_step oftener");
     if (!err)
         err = toy_hash(z, 2, &r->hash);
     if (!err)
@@ -877,6 +882,45 @@ static void off_count(struct toy_rank *r)
     toy_note(r, err);
     zero_unwrap(&z);
     toy_free(&m);
+}
+
+/* zero_step twice: the second would move the moments and decay the weights once more. */
+static void step_again(struct toy_rank *r)
+{
+    int stage = *(int *)r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, stage);
+    uint64_t before = 0;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    for (int step = 0; !err && step < 2; step++) {
+        err = toy_backward(&m, z, true, step, r->rank);
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+        if (!err)
+            err = toy_hash(z, 2, &before);
+        if (!err)
+            REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "no backward bracket has ended");
+        if (!err)
+            err = toy_hash(z, 2, &r->hash);
+        if (r->hash != before)
+            toy_wrong(r, "a refused step changed something");
+    }
+    toy_note(r, err);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void twice_in_a_row(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct toy_rank r[2];
+            toy_ranks(world, step_again, &stage, r);
+            assert_ranks_well(r, "a second step", stage);
+        }
 }
 
 static void three_of_two(void **state)
@@ -1163,19 +1207,13 @@ int main(void)
 {
     clear_environment();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrap_refuses),
-        cmocka_unit_test(plan_refuses),
-        cmocka_unit_test(null_arguments),
-        cmocka_unit_test(trace_to_nowhere),
-        cmocka_unit_test(unknown_keys),
-        cmocka_unit_test(ranks_refuse_together),
-        cmocka_unit_test(more_than_memory),
-        cmocka_unit_test(run_goes_on),
-        cmocka_unit_test(three_of_two),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(overflow_in_sum),
-        cmocka_unit_test(update_fails),
-        cmocka_unit_test(environment_reaches_wrap),
+        cmocka_unit_test(wrap_refuses),     cmocka_unit_test(plan_refuses),
+        cmocka_unit_test(null_arguments),   cmocka_unit_test(trace_to_nowhere),
+        cmocka_unit_test(unknown_keys),     cmocka_unit_test(ranks_refuse_together),
+        cmocka_unit_test(more_than_memory), cmocka_unit_test(run_goes_on),
+        cmocka_unit_test(three_of_two),     cmocka_unit_test(twice_in_a_row),
+        cmocka_unit_test(not_finite),       cmocka_unit_test(overflow_in_sum),
+        cmocka_unit_test(update_fails),     cmocka_unit_test(environment_reaches_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -716,8 +716,6 @@ static int differ(struct toy_rank *r, zero_ctx **z, enum difference how, bool od
         err = odd ? zero_unwrap(z) : 0;
         break;
     case STEP_REFUSED:
-        /* Without brackets, at stages 0 and 1, a step is all there is: then it is taken, and the others
-         * notice. */
         err = odd ? zero_step(*z, 1e-2f, NULL) : 0;
         break;
     case MEAN_ALONE:
@@ -802,7 +800,7 @@ static void ranks_call_differently(void **state)
             report(difference_names[how], stage, r);
             int code = how == SILENT ? ZERO_ERR_TIMEOUT : ZERO_ERR_MISMATCH;
             for (int k = 0; k < world; k++) {
-                int want = k == odd && how == STEP_REFUSED && stage >= 2 ? ZERO_ERR_ORDER : code;
+                int want = k == odd && how == STEP_REFUSED ? ZERO_ERR_ORDER : code;
                 const char *found = strstr(r[k].text, "found by");
                 bool says = want == ZERO_ERR_ORDER || (strstr(r[k].text, how == OTHER_LR ? "lr is" : "seq") &&
                                                        names_the_calls(r[k].text, how, odd, world) &&

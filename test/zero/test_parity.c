@@ -66,6 +66,18 @@ static bool trains_without_the_last(const struct model *m)
     return false;
 }
 
+static int n_trained_units(const struct model *m)
+{
+    int n = 0;
+    for (int u = 0; u < m->n_units; u++) {
+        bool trained = false;
+        for (int k = 0; k < m->n_tensors; k++)
+            trained |= !m->t[k].frozen && u >= m->t[k].unit && u < m->t[k].unit + m->t[k].slices;
+        n += trained;
+    }
+    return n;
+}
+
 static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
 {
     static const int64_t sizes[] = {1, 2, 15, 32, 33, 64, 257, 1000, 1024, 2049, 8100};
@@ -111,6 +123,7 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
     m->nest = below(&s, 3) == 0;
     m->recompute = below(&s, 3) == 0;
     m->twice = below(&s, 3) == 0;
+    m->twice &= n_trained_units(m) > 1; /* all there is, twice: that has to be declared */
     m->skip = below(&s, 3) == 0 && trains_without_the_last(m);
     m->reorder = below(&s, 3) == 0;
     m->evaluate = below(&s, 3) == 0;
