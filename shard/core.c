@@ -1031,7 +1031,8 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
         u->n_contrib = u->n_bwd = 0;
         u->depth = 0;
     }
-    c->n_micro = c->n_used = c->n_overrun = 0;
+    c->n_micro = 0;
+    c->n_used = c->n_overrun = 0;
     c->any_backward = false;
     return 0;
 }
