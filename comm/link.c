@@ -41,8 +41,10 @@ static void closed(uv_handle_t *h)
 
 void zr_link_drop(struct zr_link *l)
 {
-    if (!uv_is_closing((uv_handle_t *)&l->tcp))
-        uv_close((uv_handle_t *)&l->tcp, closed);
+    if (uv_is_closing((uv_handle_t *)&l->tcp))
+        return;
+    zr_fork_forget(&l->kept);
+    uv_close((uv_handle_t *)&l->tcp, closed);
 }
 
 static void end(struct zr_link *l, int code, const char *why)
@@ -107,9 +109,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct zr_link *l = stream->data;
     (void)buf;
     if (n < 0) {
-        const char *why = n != UV_EOF  ? uv_strerror((int)n)
-                          : l->in.n_in ? "its connection closed in the middle of a message"
-                                       : "its connection closed without a goodbye";
+        const char *why =
+            n != UV_EOF  ? uv_strerror((int)n)
+            : l->in.n_in ? "its connection closed in the middle of a message"
+                         : "its connection closed without a goodbye, as when a process crashes or is killed";
         end(l, ZR_ERR_PEER, why);
         return;
     }
@@ -161,7 +164,10 @@ static void name_peer(struct zr_link *l)
 
 static int start(struct zr_link *l)
 {
+    uv_os_fd_t fd;
     name_peer(l);
+    if (uv_fileno((uv_handle_t *)&l->tcp, &fd) == 0)
+        zr_fork_keep(&l->kept, fd);
     uv_tcp_nodelay(&l->tcp, 1);
     uv_tcp_keepalive(&l->tcp, 1, 5); /* a host that vanishes sends no FIN */
     return uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
@@ -249,6 +255,7 @@ void zr_link_finish(struct zr_link *l)
     if (l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
         return;
     l->finishing = true;
+    zr_fork_last_word(&l->kept, NULL);
     if (l->held) /* its end is still to be seen */
         uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (uv_shutdown(&l->shutdown, (uv_stream_t *)&l->tcp, shut) < 0)

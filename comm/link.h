@@ -6,6 +6,7 @@
 #ifndef ZR_COMM_LINK_H
 #define ZR_COMM_LINK_H
 
+#include "comm/fork.h"
 #include "comm/frame.h"
 #include "comm/handshake.h"
 #include "kernels/error.h"
@@ -44,10 +45,11 @@ struct zr_link {
     bool finishing;              /* our last frame is on its way, what comes in is ignored */
     bool held;                   /* a large frame waits for zr_link_allow; its head is in.head */
     struct zr_frame_reader in;
-    struct zr_shake shake; /* of the meeting */
-    int64_t since_ms;      /* the owner's: when it began to wait for the other end's proof */
-    char peer[64];         /* its address, for messages */
-    char sink[512];        /* what comes in while finishing */
+    struct zr_shake shake;      /* of the meeting */
+    struct zr_kept_socket kept; /* closed in forked children */
+    int64_t since_ms;           /* the owner's: when it began to wait for the other end's proof */
+    char peer[64];              /* its address, for messages */
+    char sink[512];             /* what comes in while finishing */
 };
 
 /* A link without a connection yet. NULL when there is no memory. */

@@ -98,6 +98,8 @@ struct zr_shm {
     uint64_t ring_put, ring_got; /* ever; the second under the lock */
     pthread_cond_t ring_moved;
 
+    int64_t ended_ns; /* stream's thread: when it saw that a peer's process had ended */
+
     _Atomic int64_t n_done[ZR_OP_EXCHANGE + 1];
     _Atomic int64_t wire_bytes;
 };

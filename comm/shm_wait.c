@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLICE_NS = 50 * 1000 * 1000, YIELDS = 4 };
+enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4 };
 
 /* Not FUTEX_PRIVATE: the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
@@ -222,6 +222,11 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
             continue; /* its last act */
         if (zr_shm_adopt(m))
             return m->code;
+        /* Others may know why: the rendezvous, or a rank to which it said a last word. */
+        int64_t now = zr_now_ns();
+        m->ended_ns = m->ended_ns ? m->ended_ns : now;
+        if (!closed && now - m->ended_ns < EXPLAIN_NS)
+            continue;
         char what[128];
         snprintf(what, sizeof what,
                  closed ? "rank %d has closed its communicator" : "rank %d was lost: its process ended", i);

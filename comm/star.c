@@ -19,6 +19,15 @@ static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type
     return l ? zr_link_send(l, f, payload, n) : 0;
 }
 
+void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l)
+{
+    zr_fork_last_word(&l->kept, &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
+                                                   .version = ZR_FRAME_VERSION,
+                                                   .type = ZR_FRAME_EXIT,
+                                                   .rank = r->w.rank,
+                                                   .world = r->w.world});
+}
+
 int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
 {
     int err = send_frame(r, rank, type, 0, payload, n);

@@ -47,7 +47,8 @@ struct zr_rendezvous {
     int n_strangers;       /* rank 0: links that have not proved to be a rank's */
     int n_here;            /* seats taken, rank 0's own included */
 
-    uv_tcp_t listener; /* rank 0 */
+    uv_tcp_t listener;                   /* rank 0 */
+    struct zr_kept_socket kept_listener; /* closed in forked children */
     uv_timer_t deadline, retry;
     uv_timer_t patience; /* how long the other end of a link may take to prove what it is */
     uv_timer_t admit;    /* rank 0: until the next one is let in, where there are too many strangers */
@@ -122,6 +123,8 @@ extern const struct zr_link_calls zr_star_calls;
 int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
 /* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
 void zr_star_expect(struct zr_rendezvous *r, size_t n);
+/* The link leads to a rank of ours: if this process exits, that rank is told. */
+void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
 int zr_star_check(struct zr_rendezvous *r);
 /* Tells on_lost, and on rank 0 the others, of ranks lost before the detach. */

@@ -91,6 +91,7 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
     zr_shake_prove(&r->w, &l->shake, ZR_FRAME_ACCEPT, 0, "", proof);
     l->rank = rank;
     zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
+    zr_star_keep(r, l);
     r->n_strangers--;
     r->seats[rank].link = l;
     r->seats[rank].state = ZR_SEAT_HERE;
@@ -235,6 +236,9 @@ void zr_star_listen(struct zr_rendezvous *r)
         if (err == 0)
             err = uv_listen((uv_stream_t *)&r->listener, 1024, on_connection);
     }
+    uv_os_fd_t fd;
+    if (err == 0 && uv_fileno((uv_handle_t *)&r->listener, &fd) == 0)
+        zr_fork_keep(&r->kept_listener, fd);
     if (err == 0)
         return;
     int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
@@ -252,8 +256,10 @@ static void listen_again(uv_timer_t *t)
 
 void zr_star_stop_listening(struct zr_rendezvous *r)
 {
-    if (r->listening && !uv_is_closing((uv_handle_t *)&r->listener))
-        uv_close((uv_handle_t *)&r->listener, listener_closed);
+    if (!r->listening || uv_is_closing((uv_handle_t *)&r->listener))
+        return;
+    zr_fork_forget(&r->kept_listener);
+    uv_close((uv_handle_t *)&r->listener, listener_closed);
 }
 
 void zr_star_seal(struct zr_rendezvous *r)

@@ -145,6 +145,7 @@ void zr_star_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_
         r->accepted = true;
         r->seats[0].state = ZR_SEAT_HERE;
         zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
+        zr_star_keep(r, l);
         uv_timer_stop(&r->patience);
         zr_star_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
     } else if (asked && (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_ACCEPT)) {

@@ -1,10 +1,12 @@
 /* engine.c: opens and closes an engine, keeps its first failure, and knows the address of every element it
  * holds. */
 #include "shard/engine.h"
+#include "comm/fork.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- addresses ---- */
 
@@ -107,9 +109,22 @@ int zr_engine_status(struct zr_engine *e)
     return code;
 }
 
+int zr_engine_check_process(const struct zr_engine *e)
+{
+    if (e->forks == zr_fork_depth())
+        return 0;
+    return zr_fail(
+        ZR_ERR_ORDER,
+        "this process was forked from process %d, which called zero_wrap: only that one may use the "
+        "context (the threads that carry it out are there)",
+        e->pid);
+}
+
 int zr_engine_check(struct zr_engine *e)
 {
-    int err = zr_engine_status(e);
+    int err = zr_engine_check_process(e);
+    if (!err)
+        err = zr_engine_status(e);
     if (err || !e->watch)
         return err;
     int code = zr_watch_look(e);
@@ -250,6 +265,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     memset(e, 0, sizeof *e);
     e->dev = parts->dev;
+    e->pid = (int)getpid();
+    e->forks = zr_fork_depth();
     e->gather = parts->gather;
     e->reduce = parts->reduce;
     e->plan = parts->plan;

@@ -100,6 +100,8 @@ struct zr_engine {
     struct zr_snapshot_listener *listener; /* of snapshots; NULL: the plan has none */
 
     /* The first failure, whoever met it. */
+    int pid;        /* that opened it: no other may use it */
+    unsigned forks; /* zr_fork_depth there */
     _Atomic int failed;
     uv_mutex_t fail_lock;
     char fail_text[ZR_ERROR_BYTES];
@@ -149,6 +151,9 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 int zr_engine_status(struct zr_engine *e);
 /* The same, and what the model was seen to do (cfg.check). Model's thread. */
 int zr_engine_check(struct zr_engine *e);
+/* Fails in a process that was forked from the one that opened it: there it must not be touched, nor closed.
+ */
+int zr_engine_check_process(const struct zr_engine *e);
 /* Records the first failure and ends both communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */

@@ -88,6 +88,9 @@ int zero_stats(zero_ctx *z, struct zero_stats *out)
     if (!z || !out)
         return zr_fail(ZR_ERR_ARG, "zero_stats: %s is NULL", z ? "out" : "z");
     struct zr_engine *e = &z->engine;
+    int err = zr_engine_check_process(e);
+    if (err)
+        return zr_fail_more(err, "zero_stats");
     struct zr_comm_stats gather, reduce;
     e->gather->ops->stats(e->gather, &gather);
     e->reduce->ops->stats(e->reduce, &reduce);
@@ -118,6 +121,8 @@ int zero_trace_write(zero_ctx *z, const char *path)
     if (!z->config.options.trace)
         return zr_fail(ZR_ERR_ARG,
                        "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
-    int err = zr_engine_drain(&z->engine);
+    int err = zr_engine_check_process(&z->engine);
+    if (!err)
+        err = zr_engine_drain(&z->engine);
     return err ? err : zr_timeline_write(z->engine.timeline, z->engine.rank, path);
 }

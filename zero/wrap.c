@@ -273,6 +273,12 @@ int zero_unwrap(zero_ctx **z)
     if (!z || !*z)
         return 0;
     struct zero_ctx *ctx = *z;
+    if (zr_engine_check_process(&ctx->engine)) {
+        /* Its memory is the parent's in part, and who would close the rest is not here: it goes with this
+         * process. */
+        *z = NULL;
+        return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
+    }
     int save_err = zr_save_end(ctx);
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());

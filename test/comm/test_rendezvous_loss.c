@@ -299,6 +299,15 @@ static void watch(struct rank *me)
     RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
     me->code = -1;
+    if (goes && me->all[0].stage) { /* a child of its own outlives it */
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(120);
+            pause();
+            _exit(0);
+        }
+        atomic_store(&me->stage, (int)pid);
+    }
     if (goes && me->dies)
         kill(getpid(), SIGKILL);
     sleep_ms(me->w.rank * 10); /* deaths are seen before or after the detach */
@@ -325,6 +334,31 @@ static void test_death_after_detach(void **state)
     r = run_ranks(true, 3, watch, &who, rank_0_dies);
     for (int i = 1; i < 3; i++)
         expect_rank(&r[i], 0, "connection");
+}
+
+static void with_child_2(struct rank *r)
+{
+    rank_2_dies(r);
+    atomic_store(&r->stage, 1);
+}
+
+static void with_child_0(struct rank *r)
+{
+    rank_0_dies(r);
+    atomic_store(&r->stage, 1);
+}
+
+/* The rank that dies has a child, which has copies of its sockets unless it is kept from it. */
+static void test_death_of_a_parent(void **state)
+{
+    (void)state;
+    for (int who = 0; who <= 2; who += 2) {
+        struct rank *r = run_ranks(true, 3, watch, &who, who ? with_child_2 : with_child_0);
+        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* it still lived */
+        for (int i = 0; i < 3; i++)
+            if (i != who)
+                expect_rank(&r[i], who, "connection");
+    }
 }
 
 static void test_goodbye_is_no_death(void **state)
@@ -358,7 +392,7 @@ int main(void)
         cmocka_unit_test(test_leaving_early),       cmocka_unit_test(test_failing_rank),
         cmocka_unit_test(test_sizes_differ),        cmocka_unit_test(test_exchange_timeout),
         cmocka_unit_test(test_death_after_detach),  cmocka_unit_test(test_goodbye_is_no_death),
-        cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_death_of_a_parent),   cmocka_unit_test(test_close_at_once),
     };
     return cmocka_run_group_tests_name("rendezvous, ranks that are lost", tests, NULL, NULL);
 }

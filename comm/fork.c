@@ -1,0 +1,106 @@
+/* fork.c: see fork.h. */
+#include "comm/fork.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct zr_kept_socket *kept;
+static atomic_uint depth;
+static pid_t owner; /* of the descriptors in the list */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* Only what is safe in a signal handler: other threads may have held any lock. */
+static void in_child(void)
+{
+    for (const struct zr_kept_socket *s = kept; s; s = s->next)
+        close(s->fd);
+    kept = NULL;
+    owner = getpid();
+    atomic_fetch_add(&depth, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    owner = getpid();
+    pthread_atfork(before_fork, in_parent,
+                   in_child); /* where there is no memory for it, children keep sockets */
+}
+
+void zr_fork_keep(struct zr_kept_socket *s, int fd)
+{
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    s->fd = fd;
+    s->is_kept = true;
+    s->has_last_word = false;
+    s->prev = NULL;
+    s->next = kept;
+    if (kept)
+        kept->prev = s;
+    kept = s;
+    pthread_mutex_unlock(&lock);
+}
+
+void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f)
+{
+    pthread_mutex_lock(&lock);
+    s->has_last_word = f && s->is_kept;
+    if (f)
+        s->last_word = *f;
+    pthread_mutex_unlock(&lock);
+}
+
+void zr_fork_forget(struct zr_kept_socket *s)
+{
+    pthread_mutex_lock(&lock);
+    if (s->is_kept) {
+        if (s->prev)
+            s->prev->next = s->next;
+        else
+            kept = s->next;
+        if (s->next)
+            s->next->prev = s->prev;
+        s->is_kept = false;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+unsigned zr_fork_depth(void)
+{
+    pthread_once(&once, watch_forks);
+    return atomic_load_explicit(&depth, memory_order_relaxed);
+}
+
+/* At exit, when the program's own handlers have run. The library's threads may still be at work; they write
+ * nothing where all is well. Whoever holds the lock does so for a moment, unless exit was called in the
+ * middle of it, from a signal handler: then nothing is said. */
+__attribute__((destructor)) static void say_last_words(void)
+{
+    int busy = 1;
+    for (int i = 0; i < 100 && busy; i++) {
+        busy = pthread_mutex_trylock(&lock);
+        if (busy)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    if (busy)
+        return;
+    for (const struct zr_kept_socket *s = kept; s && owner == getpid(); s = s->next)
+        if (s->has_last_word)
+            (void)!send(s->fd, &s->last_word, sizeof s->last_word, MSG_DONTWAIT | MSG_NOSIGNAL);
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,36 @@
+/* fork.h: what a process that ends, and the children that it forks, do to the ranks it talks to.
+ *
+ * A forked child has copies of all descriptors: while it lives, the sockets of its parent do not close, and
+ * other ranks would not see that the parent is gone. So a child closes, as its very first act, the sockets
+ * that are kept here. It has none of the library's threads either, so it must not use a context; whoever
+ * opened one compares the depth. (exec closes the descriptors anyway; a child made by vfork or by a bare
+ * clone system call runs no such handler.)
+ *
+ * A process that ends by exit or by returning from main while sockets are kept says a last word on them, so
+ * that the other ranks know that it was no crash. */
+#ifndef ZR_COMM_FORK_H
+#define ZR_COMM_FORK_H
+
+#include "comm/frame.h"
+
+#include <stdbool.h>
+
+/* A socket that is kept; in its owner's memory. */
+struct zr_kept_socket {
+    struct zr_kept_socket *prev, *next;
+    int fd;
+    bool is_kept, has_last_word;
+    struct zr_frame last_word;
+};
+
+/* All of these from any thread. */
+void zr_fork_keep(struct zr_kept_socket *s, int fd);
+/* What is sent when the process ends; NULL: nothing. Only while it is kept. */
+void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f);
+/* Before the descriptor is closed. Not kept: nothing. */
+void zr_fork_forget(struct zr_kept_socket *s);
+
+/* How many forks lie between the first process that called this or zr_fork_keep, and this one. */
+unsigned zr_fork_depth(void);
+
+#endif

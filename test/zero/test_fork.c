@@ -1,0 +1,190 @@
+/* test_fork.c: ranks that fork, and ranks that exit with a context open. A child may call what it likes: it
+ * gets an error and never hangs, and neither its life nor its end does anything to the ranks. */
+#include "test/comm/ranks.h"
+#include "test/zero/toy_net.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { HANG_S = 60 };
+
+/* A rank of a job of toys, wrapped at the stage that arg points to. */
+struct job {
+    struct toy m;
+    zero_ctx *z;
+};
+
+static int start(struct rank *me, struct job *j)
+{
+    struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
+    snprintf(r.url, sizeof r.url, "tcp://127.0.0.1:%d", me->w.port);
+    struct zero_config cfg = toy_config(&r, *(int *)me->arg);
+    toy_make(&j->m);
+    return zero_wrap(&j->z, j->m.table, TOY_TENSORS, &cfg);
+}
+
+static int one_step(struct rank *me, struct job *j, int step)
+{
+    int err = toy_forward(&j->m, j->z, true);
+    if (!err)
+        err = toy_backward(&j->m, j->z, true, step, me->w.rank);
+    return err ? err : zero_step(j->z, 1e-2f, NULL);
+}
+
+/* In the child. Returns the number of the call that did not give the error that it should, or 0. */
+static int call_everything(struct job *j)
+{
+    float x = 0;
+    double d = 0;
+    struct zero_stats stats;
+    int n = 0;
+#define REFUSED(call)                                                                                        \
+    n++;                                                                                                     \
+    if ((call) != ZERO_ERR_ORDER || !strstr(zero_last_error(), "was forked from process"))                   \
+        return n;
+    REFUSED(zero_begin(j->z, 0, ZERO_FORWARD))
+    REFUSED(zero_end(j->z, 0, ZERO_FORWARD))
+    REFUSED(zero_micro(j->z))
+    REFUSED(zero_step(j->z, 1e-2f, NULL))
+    REFUSED(zero_read(j->z, 0, 0, 0, 1, &x))
+    REFUSED(zero_write(j->z, 0, 0, 0, 1, &x))
+    REFUSED(zero_mean(j->z, &d, 1))
+    REFUSED(zero_save(j->z, "nowhere"))
+    REFUSED(zero_save_wait(j->z))
+    REFUSED(zero_load(j->z, "nowhere"))
+    REFUSED(zero_export(j->z, "nowhere", NULL, 0, 0))
+    REFUSED(zero_import(j->z, "nowhere", NULL, 0))
+    REFUSED(zero_stats(j->z, &stats))
+    REFUSED(zero_unwrap(&j->z))
+#undef REFUSED
+    return j->z ? n + 1 : 0;
+}
+
+/* Ends by exit, as a child that knows nothing of the library does. */
+static int child_of(struct job *j)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(HANG_S);
+        int wrong = call_everything(j);
+        if (wrong)
+            _exit(wrong);
+        exit(0);
+    }
+    int status = -1;
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+static void fork_and_go_on(struct rank *me)
+{
+    struct job j = {0};
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    for (int step = 0; step < 3; step++) {
+        int status = step == 1 ? child_of(&j) : 0;
+        RANK_CHECK(me, status == 0, "the child ended with status 0x%x", (unsigned)status);
+        RANK_CHECK(me, one_step(me, &j, step) == 0, "%s", zero_last_error());
+    }
+    RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
+    toy_free(&j.m);
+}
+
+static void test_child_calls(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++)
+        for (int world = 1; world <= 3; world += 2)
+            run_ranks(true, world, fork_and_go_on, &stage, NULL);
+}
+
+/* What wrapping opens is closed by exec. */
+static void look_at_descriptors(struct rank *me)
+{
+    struct job j = {0};
+    bool before[1024] = {false};
+    for (int fd = 0; fd < 1024; fd++)
+        before[fd] = fcntl(fd, F_GETFD) >= 0;
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        int flags = before[fd] ? -1 : fcntl(fd, F_GETFD);
+        n += flags >= 0;
+        RANK_CHECK(me, flags < 0 || flags & FD_CLOEXEC, "descriptor %d stays open in other programs", fd);
+    }
+    RANK_CHECK(me, n > 0, "wrapping opened nothing");
+    RANK_CHECK(me, zero_unwrap(&j.z) == 0, "%s", zero_last_error());
+    toy_free(&j.m);
+}
+
+static void test_descriptors(void **state)
+{
+    (void)state;
+    int stage = 3;
+    run_ranks(true, 2, look_at_descriptors, &stage, NULL);
+}
+
+/* The one that goes does so after the first step, while the others train on until they fail. */
+static void train_while_one_goes(struct rank *me)
+{
+    struct job j = {0};
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    bool goes = me->note[0] == '!';
+    int err = 0;
+    for (int step = 0; !err && step < 1000000; step++) {
+        err = one_step(me, &j, step);
+        if (goes && step == 1)
+            exit(0);
+    }
+    note_error(me, err);
+    zero_unwrap(&j.z);
+    toy_free(&j.m);
+}
+
+static void rank_1_goes(struct rank *r)
+{
+    strcpy(r->note, r->w.rank == 1 ? "!" : "");
+}
+
+static void rank_0_goes(struct rank *r)
+{
+    strcpy(r->note, r->w.rank == 0 ? "!" : "");
+}
+
+static void test_exit_without_unwrap(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage += 3)
+        for (int who = 0; who <= 1; who++) {
+            char name[32];
+            snprintf(name, sizeof name, "rank %d was lost", who);
+            struct rank *r =
+                run_ranks(true, 3, train_while_one_goes, &stage, who ? rank_1_goes : rank_0_goes);
+            for (int i = 0; i < 3; i++)
+                if (i != who) {
+                    expect_rank(&r[i], ZERO_ERR_PEER, name);
+                    expect_rank(&r[i], ZERO_ERR_PEER, "exited without zero_unwrap");
+                }
+        }
+}
+
+int main(void)
+{
+    setenv("ZERO_JOB_KEY", "0f1e2d3c4b5a69788796a5b4c3d2e1f0", 1);
+    setenv("ZERO_JOB", "forks", 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_child_calls),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_exit_without_unwrap),
+    };
+    return cmocka_run_group_tests_name("ranks that fork or exit", tests, NULL, NULL);
+}
