@@ -321,6 +321,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->gather_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
+    zr_watch_give_back(e->watch);
     for (int32_t i = 0; i < e->n_events; i++)
         d->event_close(e->events[i]);
     if (e->master)

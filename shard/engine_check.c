@@ -1,6 +1,7 @@
 /* engine_check.c: see engine_check.h. */
 #include "shard/engine_check.h"
 #include "kernels/guard.h"
+#include "shard/check_places.h"
 #include "shard/engine.h"
 
 #include <pthread.h>
@@ -22,9 +23,10 @@ struct place {
 struct zr_watch {
     struct zr_check *check;
     const struct zr_layout *layout;
-    struct zr_guard *guard; /* NULL: nothing is guarded */
-    struct place *places;   /* by region: tensors, their gradients, then TURNS for each piece, twice */
-    bool *told;             /* (n_units) the model's thread knows the parameters to be there, this step */
+    struct zr_guard *guard;   /* NULL: nothing is guarded */
+    struct zr_places *copies; /* the same on a GPU: filled with NaN outside brackets */
+    struct place *places;     /* by region: tensors, their gradients, then TURNS for each piece, twice */
+    bool *told;               /* (n_units) the model's thread knows the parameters to be there, this step */
     bool said_stopped;
     _Atomic bool said_fault;
     /* What a report of the guard's thread reads too, while the model's may go on. */
@@ -113,11 +115,22 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
     int err = w->told ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
     if (!err && !e->plan->grad_resident && e->dev->ops->compute_on_caller)
         err = open_guard(w);
+    if (!err && !e->plan->grad_resident && !e->dev->ops->compute_on_caller)
+        err = zr_places_open(e, &w->copies);
+    if (w->copies)
+        zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
+                (long long)zr_places_bytes(w->copies));
     if (err)
         zr_watch_close(w);
     else
         *out = w;
     return err;
+}
+
+void zr_watch_give_back(struct zr_watch *w)
+{
+    if (w)
+        zr_places_give_back(w->copies);
 }
 
 void zr_watch_close(struct zr_watch *w)
@@ -126,6 +139,7 @@ void zr_watch_close(struct zr_watch *w)
         return;
     zr_info(w->log, "check: %lld operations were looked at", (long long)zr_check_n_ops(w->check));
     zr_guard_close(w->guard);
+    zr_places_close(w->copies);
     free(w->places);
     free(w->turn[0]);
     free(w->turn[1]);
@@ -177,11 +191,15 @@ static int32_t index_of(const struct zr_watch *w, const struct zr_piece *p)
 
 char *zr_watch_param(const struct zr_watch *w, const struct zr_piece *p)
 {
+    if (w && w->copies)
+        return zr_places_at(w->copies, p, false);
     return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), false)) : NULL;
 }
 
 char *zr_watch_grad(const struct zr_watch *w, const struct zr_piece *p)
 {
+    if (w && w->copies)
+        return zr_places_at(w->copies, p, true);
     return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), true)) : NULL;
 }
 
@@ -262,6 +280,8 @@ int zr_watch_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad
     declare(e, unit, slot, grad);
     w->told[unit] |= !grad;
     bool shown = grad ? e->grad_shown[unit] : e->param_shown[unit];
+    if (w->copies && !shown)
+        return zr_places_begin(w->copies, unit, slot, grad);
     return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
 }
 
@@ -270,19 +290,33 @@ int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool gra
     if (!e->watch)
         return 0;
     declare(e, unit, slot, grad);
+    if (e->watch->copies)
+        return zr_places_end(e->watch->copies, unit, slot, grad);
     return e->watch->guard ? for_pieces(e, unit, slot, grad, false) : 0;
 }
 
-void zr_watch_step(struct zr_engine *e)
+int zr_watch_step(struct zr_engine *e)
 {
     struct zr_watch *w = e->watch;
     if (!w)
-        return;
+        return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (w->told[u] && e->plan->grad_resident)
             declare(e, u, -1, false);
         w->told[u] = false;
     }
+    int err = w->copies ? zr_places_look(w->copies) : 0;
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+void zr_watch_skipped(struct zr_engine *e)
+{
+    if (e->watch && e->watch->copies)
+        zr_warn(
+            e->watch->log,
+            "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
+            "from an earlier bracket reads NaN",
+            e->step);
 }
 
 void zr_watch_reader(struct zr_engine *e)

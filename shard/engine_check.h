@@ -4,8 +4,9 @@
  *
  * A touch of closed memory, a write to a parameter, a pointer kept from an earlier bracket (each bracket's
  * copy lies elsewhere) are the model's fault; they end the context with ZR_ERR_ORDER and a message that names
- * unit and tensor, found by the next call. At stages 0 and 1 the model may touch its memory at any time, so
- * there is no such guard there.
+ * unit and tensor, found by the next call. On a GPU, whose memory cannot be closed, the copies are filled
+ * with NaN instead (check_places.h). At stages 0 and 1 the model may touch its memory at any time, so there
+ * is no such guard there.
  *
  * Every function may be given NULL for a watch, and does nothing then. */
 #ifndef ZR_SHARD_ENGINE_CHECK_H
@@ -19,6 +20,8 @@ struct zr_watch;
 
 /* After the engine's streams and layout are there. */
 int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch **out);
+/* Gives back what is the device's; before the device is closed, and not where its work never ends. */
+void zr_watch_give_back(struct zr_watch *w);
 void zr_watch_close(struct zr_watch *w);
 
 /* The model's thread makes a call; the loop carries a job out. name: a literal. */
@@ -38,8 +41,11 @@ char *zr_watch_closed(const struct zr_watch *w, int32_t tensor, bool grad);
  * in struct zr_action. */
 int zr_watch_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
 int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
-/* The model's thread may have read every parameter that it was told is there, brackets or not. */
-void zr_watch_step(struct zr_engine *e);
+/* The model's thread may have read every parameter that it was told is there, brackets or not. A fault of
+ * the model's that only a look at the GPU's memory shows ends the context here. */
+int zr_watch_step(struct zr_engine *e);
+/* The last step was skipped: a gradient is not finite. */
+void zr_watch_skipped(struct zr_engine *e);
 
 /* A snapshot is ordered, and a thread of the program will read it; and: it has. */
 void zr_watch_reader(struct zr_engine *e);

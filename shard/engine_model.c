@@ -499,6 +499,8 @@ int zr_engine_settle(struct zr_engine *e)
                                         .save_written = o->save_written};
     e->t += !o->skipped;
     e->n_skipped += o->skipped;
+    if (o->skipped)
+        zr_watch_skipped(e);
     e->save_seen = o->save_written;
     return 0;
 }
@@ -519,7 +521,9 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     e->step++;
     e->lr = lr;
     zr_watch_call(e->watch, "zero_step", -1, "", e->step);
-    zr_watch_step(e);
+    err = zr_watch_step(e);
+    if (err)
+        return err;
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
     err = e->dev->ops->event_record(e->step_compute, e->compute);
     if (err)

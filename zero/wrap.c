@@ -243,6 +243,17 @@ static void tell_how_gradients_add_up(struct zero_ctx *z)
                 o->grad_accum_steps);
 }
 
+/* Right only where the model's kernels run there, which cannot be seen. */
+static void tell_default_stream(struct zero_ctx *z)
+{
+    if (z->config.user.device == ZERO_DEVICE_CUDA && !z->config.user.stream)
+        zr_warn(
+            z->config.options.log,
+            "cfg.stream is NULL: the library works with CUDA's legacy default stream. Nothing orders it with "
+            "kernels on another stream, such as one made with cudaStreamNonBlocking: set cfg.stream to the "
+            "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
+}
+
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
               const struct zero_config *cfg)
 {
@@ -264,6 +275,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
     tell_how_gradients_add_up(z);
+    tell_default_stream(z);
     *out = z;
     return 0;
 }

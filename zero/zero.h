@@ -168,7 +168,9 @@ struct zero_config {
                  uses each unit in backward (see zero_step) */
     int32_t n_order;
 
-    zero_stream stream;                       /* the model's compute stream on a GPU; NULL on the host */
+    zero_stream stream; /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's
+                           legacy default stream, with a warning (cudaStreamLegacy: the same without): where
+                           the model's kernels run on another one, nothing orders them with the library */
     void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's
                                       threads. NULL: warnings go to the standard error, each once.
                                       ZERO_LOG=stderr or a file in the environment takes every line as well,
@@ -183,8 +185,9 @@ struct zero_config {
 
     int32_t check; /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages
                       2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
-                      that is closed to it then (see README). A fault ends the context with a message naming
-                      it. For debugging: slower, and a bracket's unit is held twice; default 0 */
+                      that is closed to it then, or on a GPU filled with NaN (see README). A fault ends the
+                      context with a message naming it. For debugging: slower, and a bracket's unit is held
+                      twice, or on a GPU memory for 15 times the largest is taken; default 0 */
     int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
                        of which each rank needs its own; the model's pointers may be host or device memory */
     int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,

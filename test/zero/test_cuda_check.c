@@ -1,0 +1,228 @@
+/* test_cuda_check.c: cfg.check on a GPU that is a stand-in: what a model reads and writes by a pointer that
+ * it kept from an earlier bracket. */
+#include "test/stand_in/stand_in.h"
+#include "test/zero/toy_net.h"
+
+#include <cuda_runtime_api.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static char lines[8192];
+
+static void keep(void *arg, const char *line)
+{
+    size_t n = strlen(lines);
+    (void)arg;
+    snprintf(lines + n, sizeof lines - n, "%s\n", line);
+}
+
+static void wait_for_default_stream(void)
+{
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaSuccess);
+}
+
+static zero_ctx *wrap(struct toy *m, int stage, int check)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    zero_ctx *z;
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.stage = stage;
+    cfg.check = check;
+    cfg.log = keep;
+    lines[0] = 0;
+    toy_make(m);
+    if (zero_wrap(&z, m->table, TOY_TENSORS, &cfg))
+        fail_msg("%s", zero_last_error());
+    return z;
+}
+
+static void unwrap(struct toy *m, zero_ctx *z, int code)
+{
+    const char *text;
+    assert_int_equal(zero_unwrap(&z), code);
+    toy_free(m);
+    if (stand_in_end(&text))
+        fail_msg("%s", text);
+}
+
+static void bracket(zero_ctx *z, int unit, enum zero_phase phase, bool is_end)
+{
+    int err = is_end ? zero_end(z, unit, phase) : zero_begin(z, unit, phase);
+    if (err)
+        fail_msg("%s", zero_last_error());
+    wait_for_default_stream();
+}
+
+static int step(struct toy *m, zero_ctx *z, int number, struct zero_step_info *info)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, number, 0);
+    return err ? err : zero_step(z, 1e-2f, info);
+}
+
+/* What a model that keeps to its brackets gets is not changed. */
+static void test_same_values(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        uint64_t hash[2];
+        for (int check = 0; check < 2; check++) {
+            struct toy m;
+            zero_ctx *z = wrap(&m, stage, check);
+            for (int s = 0; s < 3; s++)
+                assert_int_equal(step(&m, z, s, NULL), 0);
+            assert_int_equal(toy_hash(z, 2, &hash[check]), 0);
+            unwrap(&m, z, 0);
+        }
+        assert_true(hash[0] == hash[1]);
+    }
+}
+
+/* Read in the order of the stream, a pointer kept from an earlier bracket gives NaN, and not what another
+ * unit has there: while others are open, too. Its own unit lies elsewhere by then. */
+static void test_stale_parameter(void **state)
+{
+    (void)state;
+    for (int stage = 2; stage <= 3; stage++) {
+        struct toy m;
+        struct zero_step_info info;
+        zero_ctx *z = wrap(&m, stage, 1);
+        bracket(z, 0, ZERO_FORWARD, false);
+        const float *kept = m.param[0];
+        assert_false(isnan(kept[0]));
+        bracket(z, 0, ZERO_FORWARD, true);
+        assert_true(isnan(kept[0]));
+        for (int u = 1; u < TOY_UNITS; u++) {
+            bracket(z, u, ZERO_FORWARD, false);
+            assert_true(isnan(kept[0]));
+            bracket(z, u, ZERO_FORWARD, true);
+        }
+        for (int u = TOY_UNITS; u-- > 0;) {
+            bracket(z, u, ZERO_BACKWARD, false);
+            toy_add_gradient(&m, u, 0, 0);
+            if (u == 0) {
+                assert_ptr_not_equal(kept, m.param[0]);
+                ((float *)m.grad[0])[5] = kept[5]; /* as a backward would that reads the forward's pointer */
+            }
+            bracket(z, u, ZERO_BACKWARD, true);
+        }
+        assert_int_equal(zero_step(z, 1e-2f, &info), 0);
+        assert_int_equal(info.skipped, 1);
+        assert_non_null(strstr(lines, "check: step 1 was skipped, its gradient is not finite"));
+        assert_non_null(strstr(lines, "a pointer that the model kept from an earlier bracket reads NaN"));
+        unwrap(&m, z, 0);
+    }
+}
+
+/* What it writes is lost, and said: at the step, or when the place is used again. */
+static void test_stale_write(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 4; how++) {
+        struct toy m;
+        zero_ctx *z = wrap(&m, 2 + how % 2, 1);
+        bool grad = how < 2;
+        int err = toy_forward(&m, z, true);
+        assert_int_equal(err, 0);
+        for (int u = TOY_UNITS; u-- > 0;) {
+            bracket(z, u, ZERO_BACKWARD, false);
+            toy_add_gradient(&m, u, 0, 0);
+            float *kept = grad ? m.grad[0] : m.param[0];
+            bracket(z, u, ZERO_BACKWARD, true);
+            if (u == 0)
+                kept[7] = 1;
+        }
+        err = zero_step(z, 1e-2f, NULL);
+        assert_int_equal(err, ZERO_ERR_ORDER);
+        const char *says = grad ? "it wrote the gradient of tensor embedding (element 7) outside its bracket"
+                                : "it wrote tensor embedding (element 7) outside its bracket";
+        if (!strstr(zero_last_error(), says) || !strstr(zero_last_error(), "after zero_end of unit 0"))
+            fail_msg("%s", zero_last_error());
+        assert_non_null(strstr(lines, says));
+        unwrap(&m, z, ZERO_ERR_ORDER);
+    }
+}
+
+/* Each allocation of the GPU's memory failing in turn: the wrap fails, and nothing is left. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.stage = 3;
+    cfg.check = 1;
+    cfg.stream = cudaStreamLegacy;
+    int err = ZERO_ERR_NOMEM, k = 0;
+    while (err) {
+        struct toy m;
+        zero_ctx *z;
+        const char *text;
+        toy_make(&m);
+        stand_in_fail("cudaMalloc", ++k, cudaErrorMemoryAllocation, false);
+        err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+        assert_true(err == 0 || err == ZERO_ERR_NOMEM);
+        assert_int_equal(zero_unwrap(&z), 0);
+        toy_free(&m);
+        if (stand_in_end(&text))
+            fail_msg("allocation %d: %s", k, text);
+    }
+    assert_true(k > 15);
+}
+
+/* NULL may be the wrong stream; one that was named is not questioned. */
+static void test_default_stream_is_told(void **state)
+{
+    (void)state;
+    for (int named = 0; named < 2; named++) {
+        struct toy m;
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        zero_ctx *z;
+        cfg.device = ZERO_DEVICE_CUDA;
+        cfg.log = keep;
+        cfg.stream = named ? cudaStreamLegacy : NULL;
+        lines[0] = 0;
+        toy_make(&m);
+        assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
+        assert_int_equal(step(&m, z, 0, NULL), 0);
+        assert_int_equal(
+            strstr(lines, "cfg.stream is NULL: the library works with CUDA's legacy default stream") != NULL,
+            !named);
+        unwrap(&m, z, 0);
+    }
+}
+
+/* As many brackets open at once as there are units: each has a place of its own. */
+static void test_all_open(void **state)
+{
+    (void)state;
+    struct toy m;
+    zero_ctx *z = wrap(&m, 3, 1);
+    for (int round = 0; round < 3; round++) {
+        for (int u = 0; u < TOY_UNITS; u++)
+            bracket(z, u, ZERO_FORWARD, false);
+        for (int t = 0; t < TOY_TENSORS; t++)
+            for (int s = 0; s < t; s++)
+                assert_ptr_not_equal(m.param[t], m.param[s]);
+        for (int u = TOY_UNITS; u-- > 0;)
+            bracket(z, u, ZERO_FORWARD, true);
+    }
+    unwrap(&m, z, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_values), cmocka_unit_test(test_stale_parameter),
+        cmocka_unit_test(test_stale_write), cmocka_unit_test(test_all_open),
+        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_default_stream_is_told),
+    };
+    toy_wait = wait_for_default_stream;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
