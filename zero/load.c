@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* More are opened one at a time: a process has 1024 descriptors at the usual limit, and a file may take two.
+ */
+#define MOST_OPEN_SHARDS 32
+
 /* A range of a tensor in a file. */
 struct range {
     int32_t tensor, file;
@@ -234,8 +238,11 @@ static int open_shards(struct loading *l)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d files", m->n_files);
     for (; !err && l->n_shards < m->n_files; l->n_shards += !err) {
         err = zr_shard_open(l->z->files, l->folder, &m->files[l->n_shards], &l->shards[l->n_shards]);
-        if (!err)
-            n += l->shards[l->n_shards].st.n_entries;
+        if (err)
+            break;
+        n += l->shards[l->n_shards].st.n_entries;
+        if (l->n_shards >= MOST_OPEN_SHARDS)
+            zr_shard_rest(&l->shards[l->n_shards]);
     }
     if (err)
         return err;

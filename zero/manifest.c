@@ -79,13 +79,47 @@ static json_t *print_files(const struct zr_manifest *m)
     return list;
 }
 
-int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
+int64_t zr_manifest_bytes(const struct zr_manifest *m)
 {
-    char *text = NULL, *all = NULL;
+    static const char tensor[] = "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false},",
+                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},";
+    int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
+    for (int32_t i = 0; i < m->n_tensors; i++) {
+        const struct zr_manifest_tensor *t = &m->tensors[i];
+        n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
+        for (int32_t d = 0; d < t->n_dims; d++)
+            n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
+    }
+    for (int32_t i = 0; i < m->n_files; i++)
+        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS;
+    return n;
+}
+
+static int check_names(const struct zr_manifest *m)
+{
     for (int32_t i = 0; i < m->n_tensors; i++)
         if (!zr_is_utf8(m->tensors[i].name))
             return zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in",
                            m->tensors[i].name);
+    return 0;
+}
+
+int zr_manifest_check(const struct zr_manifest *m)
+{
+    int64_t n = zr_manifest_bytes(m);
+    if (n > ZR_MANIFEST_MAX)
+        return zr_fail(ZR_ERR_ARG,
+                       "the names and shapes of %d tensors take %lld bytes in a manifest; allowed: %d",
+                       m->n_tensors, (long long)n, ZR_MANIFEST_MAX);
+    return check_names(m);
+}
+
+int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
+{
+    char *text = NULL, *all = NULL;
+    int err = check_names(m);
+    if (err)
+        return err;
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)

@@ -11,7 +11,7 @@
 #include "zero/sums.h"
 
 #define ZR_MANIFEST_NAME "manifest.json"
-#define ZR_MANIFEST_MAX  (64 << 20) /* bytes */
+#define ZR_MANIFEST_MAX  (1 << 30)  /* bytes */
 #define ZR_USER_DATA_MAX (64 << 10) /* bytes of the program's own */
 #define ZR_BLOCK_BYTES   (1 << 20)  /* of a data file under one checksum */
 #define ZR_BLOCKS_SUFFIX ".blocks"
@@ -46,6 +46,11 @@ struct zr_manifest {
 };
 
 void zr_manifest_free(struct zr_manifest *m); /* a zeroed one is allowed */
+/* Can it be printed, and read again? The sizes and checksums of files need not be known yet. ZR_ERR_ARG for a
+ * name that is not UTF-8, or more than ZR_MANIFEST_MAX bytes. */
+int zr_manifest_check(const struct zr_manifest *m);
+/* At least the bytes that it is printed to; little more. */
+int64_t zr_manifest_bytes(const struct zr_manifest *m);
 /* *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n);
 /* Does the checksum at its end fit what comes before it? Else it is no manifest, or was cut or changed. */

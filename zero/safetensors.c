@@ -254,6 +254,32 @@ bool zr_is_utf8(const char *text)
     return true;
 }
 
+int64_t zr_json_bytes(const char *text)
+{
+    int64_t n = 2;
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++)
+        n += *p == '"' || *p == '\\' || (*p >= '\b' && *p <= '\r' && *p != '\v') ? 2 : *p < 0x20 ? 6 : 1;
+    return n;
+}
+
+static int64_t n_digits(int64_t x)
+{
+    int64_t n = 1;
+    for (; x > 9; x /= 10)
+        n++;
+    return n;
+}
+
+int64_t zr_st_entry_bytes(const struct zr_st_entry *e)
+{
+    static const char rest[] = ":{\"dtype\":\"\",\"shape\":[],\"data_offsets\":[,]},";
+    int64_t n = zr_json_bytes(e->name) + (int64_t)(strlen(e->dtype) + sizeof rest - 1) + n_digits(e->begin) +
+                n_digits(e->end) + (e->n_dims ? e->n_dims - 1 : 0);
+    for (int32_t i = 0; i < e->n_dims; i++)
+        n += n_digits(e->shape[i]);
+    return n;
+}
+
 static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
 {
     json_t *shape = json_array();
@@ -268,7 +294,7 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
 
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out)
 {
-    int64_t end = 0;
+    int64_t end = 0, size = HEAD_ALIGN; /* size: at least what it will have */
     json_t *root = json_object();
     int err = root ? 0 : ZR_ERR_NOMEM;
     if (!err && format && json_object_set_new(root, "__metadata__", json_pack("{s:s}", "format", format)))
@@ -280,12 +306,16 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *forma
             bytes *= e->shape[d];
         e->begin = end;
         e->end = end += bytes;
+        size += zr_st_entry_bytes(e);
         if (!zr_is_utf8(e->name))
             err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in",
                           e->name);
         else if (json_object_set_new(root, e->name, describe(e, 0)))
             err = ZR_ERR_NOMEM;
     }
+    if (!err && size > ZR_ST_MAX_HEADER)
+        err = zr_fail(ZR_ERR_ARG, "the header of %lld tensors would have %lld bytes; safetensors allows %d",
+                      (long long)n_entries, (long long)size, ZR_ST_MAX_HEADER);
     char *text = err ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     int64_t used = text ? (int64_t)strlen(text) : 0,

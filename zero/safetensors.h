@@ -39,10 +39,16 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
 void zr_st_free(struct zr_st *st); /* a zeroed one is allowed */
 
+/* Bytes of a text as JSON, its quotes included. */
+int64_t zr_json_bytes(const char *text);
+/* Bytes that an entry takes in the header, the comma after it included; begin and end as in the header: from
+ * where the data begins. */
+int64_t zr_st_entry_bytes(const struct zr_st_entry *e);
+
 /* Makes the head of a file, length and header, for entries in the order of their data; begin and end are
  * filled in here. format: NULL, or what
  * __metadata__ says of it. The head is a multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a
- * name that is not UTF-8, ZR_ERR_NOMEM. */
+ * name that is not UTF-8, or more than ZR_ST_MAX_HEADER bytes; ZR_ERR_NOMEM. */
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out,
                int64_t *n_out);
 

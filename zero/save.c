@@ -136,12 +136,26 @@ static int collect_files(struct zr_save *s)
     return err;
 }
 
+/* As zero_load will find it. */
+static int read_back(struct zr_save *s)
+{
+    struct zr_manifest m;
+    bool broken;
+    int err = zr_checkpoint_open(s->z->files, s->folder, &broken, &m);
+    if (err)
+        return zr_fail_more(err, "read back");
+    zr_manifest_free(&m);
+    return 0;
+}
+
 static int commit(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
     int err = collect_files(s);
     if (!err)
         err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
+    if (!err)
+        err = read_back(s);
     if (!err)
         err = zr_checkpoint_publish(fs, s->root, s->name);
     return err;
@@ -238,6 +252,7 @@ static void name_folder(struct zr_save *s)
     zr_path_join(s->folder, s->root, hidden);
 }
 
+/* All that can be found out before anything is written. */
 static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
 {
     struct zr_save *s = calloc(1, sizeof *s);
@@ -261,12 +276,12 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
         snprintf(s->root, sizeof s->root, "%s", dir);
     if (!err)
         err = zr_extents_of(z, z->engine.snapshot, &s->extents);
+    if (!err)
+        err = zr_shard_check(z->layout, &s->extents);
     if (!err && z->world.rank == 0)
         err = fill_manifest(z, &s->manifest);
     if (!err && z->world.rank == 0)
-        err = zr_checkpoint_begin(z->files, s->root, z->engine.t, s->name);
-    if (!err && z->world.rank == 0)
-        name_folder(s);
+        err = zr_manifest_check(&s->manifest);
     if (err) {
         free_save(s);
         return err;
@@ -275,17 +290,31 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
     return 0;
 }
 
-/* Rank 0's name for it, to all. */
-static int share_name(struct zero_ctx *z, struct zr_save *s)
+struct begun {
+    int32_t err;
+    char name[ZR_CHECKPOINT_NAME_BYTES];
+    char text[ZR_EXCHANGE_BYTES - 4 - ZR_CHECKPOINT_NAME_BYTES];
+};
+
+/* Rank 0 makes the folder, and tells all its name. */
+static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
-    if (z->world.world > 1) {
-        char(*all)[ZR_CHECKPOINT_NAME_BYTES] = z->from_all;
-        int err = zr_engine_exchange(&z->engine, s->name, sizeof s->name, all);
-        if (err)
-            return err;
-        memcpy(s->name, all[0], sizeof s->name);
-    }
-    s->name[sizeof s->name - 1] = 0;
+    struct begun mine = {0}, *all = z->from_all;
+    if (z->world.rank == 0)
+        mine.err = zr_checkpoint_begin(z->files, s->root, z->engine.t, mine.name);
+    if (mine.err)
+        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    int err = 0;
+    if (z->world.world == 1)
+        all[0] = mine;
+    else
+        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    if (!err && all[0].err)
+        err = zr_fail(all[0].err, "%s%.*s", z->world.rank ? "rank 0: " : "", (int)sizeof all->text - 1,
+                      all[0].text);
+    if (err)
+        return err;
+    snprintf(s->name, sizeof s->name, "%.*s", ZR_CHECKPOINT_NAME_BYTES - 1, all[0].name);
     name_folder(s);
     return 0;
 }
@@ -473,21 +502,16 @@ int zero_save(zero_ctx *z, const char *dir)
         return err;
     struct zr_save *s = NULL;
     err = zr_agree_in_run(z, open_save(z, dir, &s));
+    if (!err)
+        err = make_folder(z, s);
     if (err) {
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
-        if (s && z->world.rank == 0 && zr_folder_remove(z->files, s->folder, NULL))
-            zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
-                    zr_error_text());
         if (s)
             free_save(s);
-        return zr_fail(err, "zero_save: %s", text);
+        return zr_fail_more(err, "zero_save");
     }
-    err = share_name(z, s);
     s->number = ++z->n_saves;
     z->save = s;
-    if (!err)
-        err = start(z, s);
+    err = start(z, s);
     if (err || !z->engine.snapshot) {
         int ended = zr_save_end(z);
         err = err ? err : ended;

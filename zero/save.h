@@ -40,9 +40,12 @@ int32_t zr_tensor_dims(const struct zr_tensor *t);
 /* "shard-00001-of-00004.safetensors", counted from 1. */
 void zr_shard_name(int rank, int world, char out[64]);
 
-/* Writes the rank's file and its table of blocks into folder, and syncs both and the folder. Any thread.
- * dev: where the extents are, or NULL for the host's memory. cancelled is looked at now and then: non-zero
- * ends it with ZR_ERR_FAILED. */
+/* Can a file of these extents be read again? ZR_ERR_ARG: its header would be larger than safetensors allows.
+ */
+int zr_shard_check(const struct zr_layout *layout, const struct zr_extents *extents);
+/* Writes the rank's file and its table of blocks into folder, syncs both and the folder, and reads the head
+ * and the table back as a load does. Any thread. dev: where the extents are, or NULL for the host's memory.
+ * cancelled is looked at now and then: non-zero ends it with ZR_ERR_FAILED. */
 int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
                    const struct zr_layout *layout, const struct zr_extents *extents, struct zr_device *dev,
                    const _Atomic bool *cancelled);

@@ -3,6 +3,7 @@
 #include "zero/parallel.h"
 #include "zero/save.h"
 #include "zero/save_source.h"
+#include "zero/shard_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -140,6 +141,32 @@ static char *entry_name(const struct zr_layout *l, const struct zr_extent *x)
     return name;
 }
 
+int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
+{
+    struct zr_st_entry e = {.n_dims = 1};
+    int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: at least what it will have */
+    for (int64_t i = 0, next; i < x->n; i = next) {
+        const struct zr_extent *first = &x->list[i];
+        char rest[ZR_KIND_CHARS + 24], kind[ZR_KIND_CHARS];
+        e.name = l->tensors[first->tensor].name;
+        e.dtype = zr_kind_dtype(&l->tensors[first->tensor], first->kind);
+        e.shape[0] = first->n;
+        for (next = i + 1; next < x->n && follows(&x->list[next - 1], &x->list[next]); next++)
+            e.shape[0] += x->list[next].n;
+        e.begin = e.end;
+        e.end += e.shape[0] * first->size;
+        zr_kind_print(first->kind, kind);
+        n += zr_st_entry_bytes(&e) + snprintf(rest, sizeof rest, "/%s/%" PRId64, kind, first->first);
+        n_entries++;
+    }
+    return n <= ZR_ST_MAX_HEADER
+               ? 0
+               : zr_fail(ZR_ERR_ARG,
+                         "the header of this rank's file would have %lld bytes for %lld ranges of tensors; "
+                         "safetensors allows %d: save from more ranks, or make fewer, larger tensors",
+                         (long long)n, (long long)n_entries, ZR_ST_MAX_HEADER);
+}
+
 static int make_head(const struct zr_layout *l, const struct zr_extents *x, char **head, int64_t *n)
 {
     struct zr_st_entry *entries = calloc((size_t)x->n + 1, sizeof *entries);
@@ -205,7 +232,9 @@ static int write_file(const struct zr_files *fs, const char *path, struct writin
     return err ? err : closed;
 }
 
-static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes)
+/* blocks: the checksum of the table. */
+static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes,
+                        struct zr_sum *blocks)
 {
     char beside[ZR_PATH_BYTES];
     unsigned char *table;
@@ -216,8 +245,20 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     if (err)
         return err;
     err = zr_file_store(fs, beside, table, n);
+    *blocks = zr_sum_of(table, n);
     free(table);
     return err;
+}
+
+/* Whoever relies on it removes older checkpoints: so it must be what a load accepts, and not only written. */
+static int read_back(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file)
+{
+    struct zr_shard shard;
+    int err = zr_shard_open(fs, folder, file, &shard);
+    if (err)
+        return zr_fail_more(err, "read back");
+    zr_shard_close(&shard);
+    return 0;
 }
 
 int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *l,
@@ -226,6 +267,7 @@ int zr_shard_write(const struct zr_files *fs, const char *folder, const char *na
     char path[ZR_PATH_BYTES], *head = NULL;
     int64_t head_bytes;
     struct writing w = {.cancelled = cancelled};
+    struct zr_manifest_file file = {0};
     int err = zr_path_join(path, folder, name);
     if (!err)
         err = make_head(l, x, &head, &head_bytes);
@@ -234,9 +276,13 @@ int zr_shard_write(const struct zr_files *fs, const char *folder, const char *na
     if (!err)
         err = write_file(fs, path, &w);
     if (!err)
-        err = write_blocks(fs, path, w.sums, w.source.bytes);
+        err = write_blocks(fs, path, w.sums, w.source.bytes, &file.blocks);
     if (!err)
         err = zr_folder_sync(fs, folder);
+    file.bytes = w.source.bytes;
+    snprintf(file.name, sizeof file.name, "%s", name);
+    if (!err)
+        err = read_back(fs, folder, &file);
     zr_source_close(&w.source);
     free(head);
     free(w.sums);

@@ -74,7 +74,7 @@ static int fetch_block(void *arg, int64_t i, char *block)
     return 0;
 }
 
-int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
+static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     struct fetching f = {.s = s, .requests = requests, .n = n};
     qsort(requests, (size_t)n, sizeof *requests, by_place);
@@ -88,6 +88,19 @@ int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
     }
     int err = zr_in_parallel(f.n_blocks, N_THREADS, ZR_BLOCK_BYTES, fetch_block, &f);
     free(f.blocks);
+    return err;
+}
+
+int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
+{
+    bool rests = s->file.fd < 0;
+    if (!n)
+        return 0;
+    int err = rests ? zr_block_file_open(s->fs, s->path, s->bytes, &s->file) : 0;
+    if (!err)
+        err = fetch(s, requests, n);
+    if (rests)
+        zr_shard_rest(s);
     return err;
 }
 
@@ -171,10 +184,15 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
     return err;
 }
 
+void zr_shard_rest(struct zr_shard *s)
+{
+    zr_block_file_close(&s->file); /* only read */
+}
+
 void zr_shard_close(struct zr_shard *s)
 {
     if (s->fs)
-        zr_block_file_close(&s->file); /* only read */
+        zr_shard_rest(s);
     free(s->sums);
     zr_st_free(&s->st);
     *s = (struct zr_shard){0};

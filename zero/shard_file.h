@@ -22,10 +22,14 @@ struct zr_request {
     char *dst;
 };
 
-/* Opens what the manifest of folder names and reads its head. On failure nothing is held. */
+/* Opens what the manifest of folder names and reads its head. On failure no descriptor and no memory is held.
+ */
 int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
                   struct zr_shard *out);
 void zr_shard_close(struct zr_shard *s);
+/* Gives back its descriptors; each fetch from then on opens the file, and closes it. What was read of the
+ * head stays. */
+void zr_shard_rest(struct zr_shard *s);
 /* Reads each block that a request touches once, checks it, and copies, several blocks at a time. Sorts the
  * requests, of which no two may meet. ZR_ERR_IO names the file, the block and, where the head is known, the
  * tensor. */

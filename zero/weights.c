@@ -192,6 +192,9 @@ static int write_index(const struct weights *ws)
     if (!text)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the index of %d weights", ws->n);
     int err = zr_path_join(path, ws->dir, INDEX_NAME);
+    if (!err && strlen(text) > MAX_INDEX)
+        err = zr_fail(ZR_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n, strlen(text),
+                      MAX_INDEX);
     if (!err)
         err = zr_file_store(ws->z->files, path, text, (int64_t)strlen(text));
     free(text);

@@ -113,8 +113,10 @@ static void fail_calls(struct model_rank *m, void *arg)
         if (!err)
             err = zero_save_wait(m->z);
         done = end_failing() < k;
+        /* jansson misreads when memory is out: then what was read back is wrong somehow, and it is told how.
+         */
         if (err)
-            CHECK_THAT(err == ZERO_ERR_NOMEM);
+            CHECK_THAT(err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO);
         if (done)
             CHECK_THAT(err == 0);
         CHECK_THAT(model_hash(m) == hashes[2]);
@@ -212,7 +214,7 @@ static void fail_among(struct model_rank *m, void *arg)
             err = zero_save_wait(m->z);
         done = end_among(m, a, k);
         CHECK_THAT(all_or_none(m, a, err));
-        CHECK_THAT(err == 0 || (err == ZERO_ERR_NOMEM && !done));
+        CHECK_THAT(err == 0 || ((err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO) && !done));
         if (++n % 16 && !done)
             continue;
         CHECK_THAT(model_hash(m) == hash[2]);
