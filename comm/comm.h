@@ -130,12 +130,26 @@ struct zr_nccl_options {
     int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
                             a host and NCCL has them (2.28) */
     void *lent;          /* NULL, or the program's own ncclComm_t over the same ranks, which stays the
-                            program's: it is split, or used as it is by an NCCL that cannot split. From then on
-                            the program may use it only between calls of ours, never from another thread
-                            meanwhile */
-    const char *library; /* NULL: libnccl.so.2; else a path */
+                            program's: it is split, or used as it is by an NCCL that cannot split. NCCL wants
+                            the operations of all communicators of a GPU in one order on all ranks, so while
+                            ours are at work other NCCL traffic of the program, from another thread or on any
+                            communicator, may deadlock with them */
+    const char *library; /* NULL: what the program has loaded, else libnccl.so.2; else a path */
     struct zr_log *log;  /* may be NULL; written by a thread of the communicators, too */
 };
+
+/* What a communicator that the program lends says of its ranks. Local; blocks up to timeout_ms while it is
+ * not ready (a non-blocking one). */
+int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
+
+struct zr_world;
+
+/* Collective over lent, blocking up to timeout_ms; w is from zr_world_lent, of more than one rank. Where w
+ * has no address yet, rank 0 takes a free port; its address and a new key go to all ranks by one all-gather
+ * on a stream of dev, into w. *held: -1, or a socket that keeps the port for rank 0 until the rendezvous
+ * listens there: close it then. *left: NCCL has not ended, so dev can only be left behind. */
+int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
+                      bool *left);
 
 /* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256.
  * largest_slice_bytes: of the largest shard_bytes that will be reduced; less scratch makes reducing take more

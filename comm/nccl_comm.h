@@ -30,19 +30,21 @@
  *
  * One issuing thread. NCCL wants the calls of a process in the same order on all ranks over all
  * communicators, so one thread at a time issues: while a context opens and closes the caller's, in between
- * the loop's. A communicator lent to us is split, and after that its owner may use it between our calls only:
- * never from another thread at the same time. Two NCCL calls are excepted, which NCCL allows from anywhere:
- * ncclCommGetAsyncError and ncclCommAbort.
+ * the loop's. A communicator lent to us is split; other traffic of its owner, on any communicator, may
+ * deadlock with ours unless ours is drained first (zero.h, nccl_comm). Two NCCL calls are excepted, which
+ * NCCL allows from anywhere: ncclCommGetAsyncError and ncclCommAbort.
  *
  * Nothing hangs. A thread of the pair (nccl_watch.c) looks after what was issued: completions, NCCL's
  * asynchronous errors, ledgers, and the deadline of whatever the stream has begun. Calls that have no
  * deadline of their own (opening, registering, aborting, destroying) are made by a helper thread that is left
  * behind when it does not come back (zr_nccl_within). Communicators are blocking ones in NCCL's sense:
- * non-blocking ones would need a thread and a poll for every group.
+ * non-blocking ones would need a thread and a poll for every group. One that is lent may be non-blocking
+ * (zr_nccl_await).
  *
  *   nccl.c          the vtable: checks, the ledger, what is put on the stream
  *   nccl_reduce.c   both ways to reduce
  *   nccl_open.c     opening, closing
+ *   nccl_lent.c     what a communicator that is lent is asked for
  *   nccl_agree.c    what ranks tell each other while that goes on
  *   nccl_arena.c    arenas, windows
  *   nccl_watch.c    the watching thread, failing, calls under a deadline
@@ -101,12 +103,14 @@ struct zr_nccl_api {
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
 #undef X
-    int version; /* of the library, as NCCL_VERSION counts */
+    int version;    /* of the library, as NCCL_VERSION counts */
+    char path[256]; /* its file */
 };
 
-/* Fills the table from the library of that name (NULL: libnccl.so.2, which is the one that is loaded already
- * where another part of the program uses NCCL). It stays loaded. ZR_ERR_NOTSUP says what is missing. */
-int zr_nccl_load(const char *library, struct zr_nccl_api *api);
+/* Fills the table from the library of that name; NULL: from the one that the program has loaded already, else
+ * from libnccl.so.2. It stays loaded. lent: it is for a communicator that the program lends, so it must be
+ * that one's own, as far as can be seen. ZR_ERR_NOTSUP says what is missing, or names the libraries. */
+int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api);
 
 enum {
     ZR_NCCL_PENDING = 256, /* operations watched at a time; more are watched as one */
@@ -227,6 +231,13 @@ bool zr_nccl_settle(struct zr_nccl *m);
  * device is made current on it. what: "ncclCommAbort". */
 int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
                    void *arg, size_t bytes, ncclResult_t *res);
+
+/* ---- nccl_lent.c ---- */
+/* After a call with a communicator that may be non-blocking returned res: waits until it is done or until_ns
+ * is over (ncclInProgress). *out: what the call makes, or NULL where it makes nothing; NCCL may write it
+ * later, from a thread of its own. */
+ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclResult_t res, ncclComm_t *out,
+                           int64_t until_ns);
 
 /* ---- nccl_open.c ---- */
 void zr_nccl_close(struct zr_comm *c);

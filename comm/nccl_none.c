@@ -9,6 +9,21 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL");
 }
 
+int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
+{
+    (void)lent, (void)timeout_ms, (void)rank, (void)world;
+    return zr_fail(ZR_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL");
+}
+
+int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
+                      bool *left)
+{
+    (void)dev, (void)w;
+    *held = -1;
+    *left = false;
+    return zr_nccl_lent_world(lent, timeout_ms, NULL, NULL);
+}
+
 const char *zr_nccl_path(const struct zr_comm *c)
 {
     return c->ops->name;

@@ -15,18 +15,21 @@ void zr_nccl_version_text(int v, char *text, size_t n_text)
 
 struct opening {
     struct zr_nccl_api api;
-    ncclComm_t out, lent;
+    ncclComm_t lent, *out;
+    int64_t until_ns;
     int world, rank;
     ncclUniqueId id;
     ncclConfig_t config;
 };
 
+/* A communicator that does not block splits later, by a thread of NCCL's. */
 static ncclResult_t open_one(void *arg)
 {
     struct opening *o = arg;
-    if (o->lent)
-        return o->api.CommSplit(o->lent, 0, o->rank, &o->out, &o->config);
-    return o->api.CommInitRankConfig(&o->out, o->world, o->id, o->rank, &o->config);
+    if (!o->lent)
+        return o->api.CommInitRankConfig(o->out, o->world, o->id, o->rank, &o->config);
+    ncclResult_t res = o->api.CommSplit(o->lent, 0, o->rank, o->out, &o->config);
+    return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
 }
 
 static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine)
@@ -41,6 +44,9 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
+    /* Not on the stack, and left behind when the call does not come back: NCCL may write it then. */
+    ncclComm_t *out = o.out = calloc(1, sizeof *out);
+    o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000; /* the deadline around it speaks first */
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     o.config.commName = m->name;
@@ -54,15 +60,26 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
     m->lent = p->opt.lent && !p->api.CommSplit;
     if (m->lent) {
         m->comm = p->opt.lent;
+    } else if (!out) {
+        err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
         snprintf(what, sizeof what, "%s of the %s communicator",
                  o.lent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
         err = zr_nccl_within(p, what, p->opt.timeout_ms, open_one, &o, sizeof o, &res);
+        bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
+        if (!err && res == ncclInProgress)
+            err = zr_fail(ZR_ERR_NOTSUP,
+                          "%s is in progress when it returns: is NCCL_COMM_BLOCKING=0 set? libzero's "
+                          "communicators must block",
+                          what);
         if (!err && res)
             err = zr_nccl_say(p, NULL, res, what);
         if (!err)
-            m->comm = o.out;
+            m->comm = *out;
+        if (late)
+            out = NULL;
     }
+    free(out);
     return zr_nccl_agree(p, err, 0, NULL);
 }
 
@@ -114,13 +131,14 @@ static int prepare(struct zr_nccl_pair *p)
     if (o->reserve_bytes < least || o->reserve_bytes % ZR_NCCL_ALIGN)
         return zr_fail(ZR_ERR_ARG, "nccl: reserve_bytes is %lld: a multiple of %d from %lld is allowed",
                        (long long)o->reserve_bytes, ZR_NCCL_ALIGN, (long long)least);
-    int err = zr_nccl_load(o->library, &p->api);
+    int err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
     if (err)
         return err;
     char version[32];
     zr_nccl_version_text(p->api.version, version, sizeof version);
     if (p->api.version < ZR_NCCL_OLDEST)
         return zr_fail(ZR_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
+    zr_info(o->log, "nccl: NCCL %s from %s", version, p->api.path);
     bool has_copy_engine = p->api.version >= ZR_NCCL_HAS_COPY_ENGINE;
 #ifndef NCCL_CTA_POLICY_ZERO
     has_copy_engine = false;

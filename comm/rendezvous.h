@@ -22,7 +22,7 @@ struct zr_world {
     char host[256]; /* of rank 0; "" when world == 1 */
     int port;
     char source[64]; /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI",
-                        "MPICH", "Slurm", "alone" */
+                        "MPICH", "Slurm", "alone", "nccl_comm" */
     char job[128];   /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     int attempt;     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
     struct zr_job_key key; /* whoever has it is a rank; none: ranks meet on loopback only */
@@ -35,6 +35,13 @@ struct zr_world {
  * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is
  * allowed. */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
+
+/* The same where the program lends a communicator, which is rank comm_rank of comm_world: these count. What
+ * the caller wants (want_world > 0), or a launcher's variables say, must be the same, else the error names
+ * both. The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell each other over
+ * the communicator, and host what MASTER_ADDR says, or "". */
+int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
+                  struct zr_world *w);
 
 struct zr_rendezvous;
 

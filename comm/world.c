@@ -178,7 +178,8 @@ static int find_meeting_point(const struct launcher *l, const char *want_url, st
     return 0;
 }
 
-static int read_launcher(const struct launcher *l, const char *want_url, struct zr_world *w)
+/* Rank, world and source. */
+static int read_ranks(const struct launcher *l, struct zr_world *w)
 {
     const char *rank = getenv(l->rank), *world = getenv(l->world), *local = getenv(l->local_rank);
     if (!rank || !world)
@@ -193,7 +194,13 @@ static int read_launcher(const struct launcher *l, const char *want_url, struct 
     if (err)
         return err;
     snprintf(w->source, sizeof w->source, "%s", l->source);
-    return find_meeting_point(l, want_url, w);
+    return 0;
+}
+
+static int read_launcher(const struct launcher *l, const char *want_url, struct zr_world *w)
+{
+    int err = read_ranks(l, w);
+    return err ? err : find_meeting_point(l, want_url, w);
 }
 
 /* Is this the launcher that started us? */
@@ -205,6 +212,45 @@ static bool is_set(const struct launcher *l)
         return rank && world && strcmp(world, "1") != 0;
     }
     return rank || world;
+}
+
+static const struct launcher *find_launcher(void)
+{
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        if (is_set(&launchers[i]))
+            return &launchers[i];
+    return NULL;
+}
+
+int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
+                  struct zr_world *w)
+{
+    struct zr_world found = {.rank = comm_rank, .local_rank = comm_rank, .world = comm_world}, said = found;
+    const struct launcher *l = want_world > 0 ? NULL : find_launcher();
+    const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS"), *master = getenv("MASTER_ADDR");
+    int err = 0;
+    strcpy(said.source, "rank and world of the configuration");
+    if (want_world > 0)
+        said.rank = want_rank, said.world = want_world;
+    else if (l)
+        err = read_ranks(l, &said);
+    if (err)
+        return err;
+    if (said.rank != comm_rank || said.world != comm_world)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "nccl_comm is rank %d of %d, but %s%s: rank %d of %d; they must be the same (if the "
+            "communicator is of some of the ranks only, set rank and world of the configuration to its)",
+            comm_rank, comm_world, said.source, l ? "'s variables say" : " say", said.rank, said.world);
+    found.local_rank = l ? said.local_rank : comm_rank;
+    strcpy(found.source, "nccl_comm");
+    if (comm_world > 1 && url)
+        err = parse_url(want_url ? "rendezvous" : "ZERO_RENDEZVOUS", url, &found);
+    else if (comm_world > 1 && master && strlen(master) < sizeof found.host)
+        snprintf(found.host, sizeof found.host, "%s", master);
+    if (!err)
+        *w = found;
+    return err;
 }
 
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w)
@@ -223,9 +269,7 @@ int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr
         strcpy(found.source, "config");
         err = find_meeting_point(NULL, want_url, &found);
     } else {
-        const struct launcher *l = NULL;
-        for (size_t i = 0; !l && i < sizeof launchers / sizeof *launchers; i++)
-            l = is_set(&launchers[i]) ? &launchers[i] : NULL;
+        const struct launcher *l = find_launcher();
         if (l) {
             err = read_launcher(l, want_url, &found);
         } else {

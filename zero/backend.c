@@ -25,7 +25,10 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
         return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s%s",
                        want == ZERO_BACKEND_NCCL ? "nccl" : "shm", device, allowed,
                        world == 1 ? ", self" : "");
-    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 ? ZERO_BACKEND_SELF : many;
+    bool lent = config->user.nccl_comm != NULL;
+    if (lent && want == ZERO_BACKEND_SELF)
+        return zr_fail(ZR_ERR_ARG, "backend is self, but nccl_comm is set; allowed: auto, nccl");
+    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 && !lent ? ZERO_BACKEND_SELF : many;
     /* The fixed tree is how self and shm reduce anyway. NCCL has to send every rank's share to its owner for
      * it. */
     if (*out == ZERO_BACKEND_NCCL && config->user.deterministic == 0)
@@ -46,8 +49,8 @@ void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, con
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
-    return on_gpu(&z->config) ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
-                              : zr_host_device_open(&z->device);
+    return on_gpu(&z->config) || z->lent ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
+                                         : zr_host_device_open(&z->device);
 }
 
 static int open_nccl(struct zero_ctx *z)

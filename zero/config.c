@@ -29,6 +29,9 @@ static int check_together(const struct zero_config *c)
             "the model adds up itself are not added in the fixed order that deterministic promises; set one "
             "of the two",
             c->grad_accum_steps, c->stage);
+    if (c->nccl_comm && c->device != ZERO_DEVICE_CUDA)
+        return zr_fail(ZR_ERR_ARG,
+                       "nccl_comm is set but device is host; allowed: device cuda, or nccl_comm NULL");
     if (c->n_order < 0)
         return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->n_order);
     if (!c->order != (c->n_order == 0))

@@ -10,6 +10,7 @@
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
+    void *lent; /* cfg.nccl_comm */
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_loop *loop;

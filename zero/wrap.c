@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define QUEUE_JOBS 4096
 
@@ -30,9 +31,15 @@ static int user_update(void *arg, const struct zr_user_update *u)
     return z->config.user.update(z->config.user.update_arg, &out);
 }
 
-static int find_world(const struct zero_config *cfg, struct zr_world *w)
+/* z->config.options.timeout_ms is known. */
+static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, w);
+    int rank, world;
+    z->lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
+    if (!z->lent)
+        return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, &z->world);
+    int err = zr_nccl_lent_world(z->lent, z->config.options.timeout_ms, &rank, &world);
+    return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, &z->world);
 }
 
 /* Everything that needs no other rank. */
@@ -70,9 +77,30 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     return err;
 }
 
+/* The ranks of a communicator that is lent tell each other where. */
+static int meet_over_lent(struct zero_ctx *z, int *held)
+{
+    bool left;
+    int err = z->device ? 0 : zr_backend_open_device(z);
+    if (err)
+        return err;
+    err = zr_nccl_lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held, &left);
+    if (left) { /* with whatever works on it */
+        z->device = NULL;
+        z->check = NULL;
+    }
+    return err;
+}
+
 static int connect_ranks(struct zero_ctx *z)
 {
-    return zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
+    int held = -1, err = z->lent && z->world.world > 1 ? meet_over_lent(z, &held) : 0;
+    if (!err)
+        err =
+            zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
+    if (held >= 0)
+        close(held);
+    return err;
 }
 
 /* "during all_gather seq 12 unit 3", or after it; "" where no communicator can tell. */
@@ -189,11 +217,11 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         snprintf(text, sizeof text, "%s", zr_error_text());
         const struct zero_config *legible = cfg && !zr_config_check_size(cfg->size) ? cfg : &plain;
         z->config.options.timeout_ms = legible->timeout_ms > 0 ? legible->timeout_ms : 30000;
-        if (find_world(legible, &z->world))
+        if (find_world(z, legible))
             z->world.world = 1;
         zr_fail(err, "%s", text);
     } else {
-        err = find_world(&z->config.user, &z->world);
+        err = find_world(z, &z->config.user);
         if (err)
             return err;
         zr_log_set_rank(z->config.log, z->world.rank);

@@ -195,9 +195,19 @@ struct zero_config {
                             that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
                             release is used, with a warning */
     int32_t reserved1;   /* 0 */
-    void
-        *nccl_comm; /* nccl: the program's own ncclComm_t, of the same ranks, to make ours from; default NULL:
-                       found through the rendezvous. It is not used after zero_wrap returns, nor destroyed */
+    /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
+     * rendezvous. It says who the ranks are: rank, world and rendezvous need not be given, and where they
+     * are, or a launcher's variables are, rank and world must be its own. Every rank of it calls zero_wrap
+     * with it. It may be non-blocking, is not used after zero_wrap returns, nor destroyed, and must be of the
+     * libnccl.so.2 that the process has loaded: with two of them, or one that is linked statically, it is
+     * refused.
+     *
+     * NCCL wants the operations of all communicators of a GPU in one order on all ranks, and a thread of the
+     * library issues ours at times of its own. So the program's own NCCL traffic, on any communicator, may
+     * deadlock with it, silently, until cfg.timeout_ms. Safe is traffic that begins after zero_mean or
+     * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
+     * next zero_ call. */
+    void *nccl_comm;
 
     int32_t grad_in_place; /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its
                               gradients once per step at most and adds every micro-batch to them, so that they

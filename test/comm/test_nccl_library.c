@@ -1,8 +1,10 @@
 /* test_nccl_library.c: what of NCCL can be tested where there is no GPU: libraries that are missing or are
- * not it, and the real one without a driver. ZERO_TEST_NCCL in the environment names the real one. */
+ * not it, and the real one without a driver. ZERO_TEST_NCCL in the environment names the real one,
+ * ZERO_TEST_FAKE_NCCL one that only passes for it. */
 #include "comm/comm.h"
 #include "test/comm/ranks.h"
 
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +56,57 @@ static void refused(const char *library, bool host, int code, const char *text)
         fail_msg("code %d \"%s\", expected %d with \"%s\"", err, zr_error_text(), code, text);
 }
 
+/* --- what the program has loaded --- */
+
 #ifdef ZR_TEST_HAVE_NCCL
+/* A copy of the library that passes for NCCL, as name in a new folder. */
+static void *load_copy(const char *name, char *path, size_t n_path)
+{
+    char dir[] = "/tmp/zero-nccl-XXXXXX", command[1024];
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, n_path, "%s/%s", dir, name);
+    snprintf(command, sizeof command, "cp '%s' '%s'", getenv("ZERO_TEST_FAKE_NCCL"), path);
+    assert_int_equal(system(command), 0);
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(lib);
+    return lib;
+}
+
+static void remove_copy(char *path)
+{
+    unlink(path);
+    *strrchr(path, '/') = 0;
+    rmdir(path);
+}
+
+static void no_lent(const char *part, const char *more)
+{
+    int rank, world, err = zr_nccl_lent_world(&rank, 1000, &rank, &world);
+    if (err != ZR_ERR_NOTSUP || !strstr(zr_error_text(), part) || !strstr(zr_error_text(), more))
+        fail_msg("code %d \"%s\" lacks \"%s\" or \"%s\"", err, zr_error_text(), part, more);
+}
+
+/* A communicator is of the NCCL that the program has loaded: of that one it is asked, wherever it lies; not
+ * where there are two, nor where there is none to be seen. */
+static void test_lent_of_which(void **state)
+{
+    (void)state;
+    int rank, world;
+    char first[64], second[64];
+    no_lent("cannot be seen in this process", "linked statically?");
+    void *a = load_copy("libother.so", first, sizeof first);
+    if (zr_nccl_lent_world(&rank, 1000, &rank, &world) || rank != 3 || world != 5)
+        fail_msg("rank %d of %d: %s", rank, world, zr_error_text());
+    void *b = load_copy("libnccl.so.2", second, sizeof second);
+    no_lent(first, second);
+    no_lent("has loaded NCCL twice", "");
+    dlclose(b);
+    assert_int_equal(zr_nccl_lent_world(&rank, 1000, &rank, &world), 0);
+    dlclose(a);
+    remove_copy(first);
+    remove_copy(second);
+}
+
 static void test_wrong_library(void **state)
 {
     (void)state;
@@ -84,6 +136,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #ifdef ZR_TEST_HAVE_NCCL
+        cmocka_unit_test(test_lent_of_which),
         cmocka_unit_test(test_wrong_library),
         cmocka_unit_test(test_no_driver),
 #else

@@ -251,6 +251,47 @@ static void test_mpi_and_slurm(void **state)
 }
 
 /* A job's name longer than there is room for is cut, on all ranks alike. */
+static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
+{
+    struct zr_world w;
+    if (zr_world_lent(rank, world, url, 1, 3, &w))
+        fail_msg("%s", zr_error_text());
+    if (w.rank != 1 || w.world != 3 || w.local_rank != local_rank || strcmp(w.host, host) || w.port != port ||
+        strcmp(w.source, "nccl_comm"))
+        fail_msg("rank %d of %d, local %d, at \"%s\" port %d, from %s", w.rank, w.world, w.local_rank, w.host,
+                 w.port, w.source);
+}
+
+static void refuse_lent(int rank, int world, const char *text)
+{
+    struct zr_world w;
+    assert_int_equal(zr_world_lent(rank, world, NULL, 1, 3, &w), ZR_ERR_ARG);
+    if (!strstr(zr_error_text(), text))
+        fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
+}
+
+/* A communicator that is rank 1 of 3. */
+static void test_lent(void **state)
+{
+    (void)state;
+    environment(NULL);
+    expect_lent(0, 0, NULL, 1, "", 0);
+    expect_lent(1, 3, NULL, 1, "", 0);
+    expect_lent(0, 0, "tcp://node1:5000", 1, "node1", 5000);
+    refuse_lent(0, 3, "nccl_comm is rank 1 of 3, but rank and world of the configuration say: rank 0 of 3");
+    environment("ZERO_RENDEZVOUS", "tcp://node2:6000", NULL);
+    expect_lent(0, 0, NULL, 1, "node2", 6000);
+    environment("RANK", "1", "WORLD_SIZE", "3", "LOCAL_RANK", "0", "MASTER_ADDR", "node1", "MASTER_PORT",
+                "1000", NULL);
+    expect_lent(0, 0, NULL, 0, "node1", 0);
+    setenv("WORLD_SIZE", "6", 1);
+    refuse_lent(0, 0, "but torchrun's variables say: rank 1 of 6");
+    expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration's count for more */
+    unsetenv("RANK");
+    refuse_lent(0, 0, "RANK is not set though WORLD_SIZE is");
+    environment(NULL);
+}
+
 static void test_long_job(void **state)
 {
     (void)state;
@@ -345,8 +386,8 @@ int main(void)
         cmocka_unit_test(test_alone),    cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_zero),     cmocka_unit_test(test_torchrun),
         cmocka_unit_test(test_bad_text), cmocka_unit_test(test_mpi_and_slurm),
-        cmocka_unit_test(test_long_job), cmocka_unit_test(test_key),
-        cmocka_unit_test(test_attempt),
+        cmocka_unit_test(test_lent),     cmocka_unit_test(test_long_job),
+        cmocka_unit_test(test_key),      cmocka_unit_test(test_attempt),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

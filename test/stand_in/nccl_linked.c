@@ -3,8 +3,11 @@
 #include "comm/nccl_comm.h"
 #include "test/stand_in/nccl_stand_in.h"
 
-int zr_nccl_load(const char *library, struct zr_nccl_api *api)
+#include <string.h>
+
+int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
 {
+    (void)lent;
     *api = (struct zr_nccl_api){0};
     if (library)
         return zr_fail(ZR_ERR_NOTSUP, "there is no NCCL: %s", library);
@@ -22,5 +25,6 @@ int zr_nccl_load(const char *library, struct zr_nccl_api *api)
         api->CommWindowRegister = NULL, api->CommWindowDeregister = NULL;
 #endif
     api->GetVersion(&api->version);
+    strcpy(api->path, "the stand-in");
     return 0;
 }

@@ -159,6 +159,11 @@ ncclResult_t nsi_enter(const char *call, struct ncclComm *comm)
             stand_in_misuse("%s: the communicator of rank %d is gone", call, comm->rank);
         res = ncclInvalidArgument;
     }
+    if (!res && comm && comm->n_polls > 0) {
+        stand_in_misuse("%s: the communicator of rank %d is in progress: ask ncclCommGetAsyncError first",
+                        call, comm->rank);
+        res = ncclInvalidArgument;
+    }
     return res ? nsi_leave(res) : res;
 }
 
@@ -221,16 +226,20 @@ static struct nsi_club *club_of(const char *id, int n_ranks)
     return k;
 }
 
+ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res)
+{
+    if (res || comm->waits)
+        return res;
+    comm->n_polls = NSI_POLLS;
+    return ncclInProgress;
+}
+
 static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
                               ncclComm_t *out)
 {
     if (!config || config->size != sizeof *config || config->magic != 0xcafebeef || n_ranks > NSI_RANKS ||
         rank < 0 || rank >= n_ranks)
         return ncclInvalidArgument;
-    if (config->blocking == 0) {
-        stand_in_misuse("ncclCommInitRankConfig: communicators that do not block are not modelled");
-        return ncclInvalidUsage;
-    }
     struct nsi_club *k = club_of(id, n_ranks);
     int device = device_now();
     bool is_first = true;
@@ -259,13 +268,14 @@ static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclC
     c->rank = rank;
     c->device = device;
     c->alive = true;
+    c->waits = config->blocking != 0;
 #ifdef NCCL_CTA_POLICY_ZERO
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
     c->next = nsi.comms;
     nsi.comms = c;
     *out = c;
-    return ncclSuccess;
+    return nsi_later(c, ncclSuccess);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
@@ -283,7 +293,15 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     snprintf(id, sizeof id, "split %llu of %.80s", (unsigned long long)++comm->n_splits, comm->club->id);
     if (color != 0 || key != comm->rank)
         return nsi_leave(ncclInvalidArgument);
-    return nsi_leave(join_club(id, comm->club->n_ranks, comm->rank, config, newcomm));
+    ncclResult_t res = join_club(id, comm->club->n_ranks, comm->rank, config, newcomm);
+    if (res || comm->waits)
+        return nsi_leave(res);
+    /* What is made comes later, and so the call says success although there is nothing yet. */
+    comm->of = *newcomm;
+    comm->to = newcomm;
+    *newcomm = NULL;
+    nsi_later(comm, ncclSuccess);
+    return nsi_leave(ncclSuccess);
 }
 
 static void leave_windows(struct ncclComm *comm, const char *call)
@@ -341,21 +359,28 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
                         comm->rank);
     if (!comm->alive)
         stand_in_misuse("ncclCommGetAsyncError: the communicator of rank %d is gone", comm->rank);
-    *asyncError = comm->async;
+    bool ends = comm->n_polls > 0 && --comm->n_polls == 0;
+    if (ends && comm->to)
+        __atomic_store_n(comm->to, comm->of, __ATOMIC_RELEASE);
+    if (ends)
+        comm->to = NULL;
+    *asyncError = comm->n_polls > 0 ? ncclInProgress : comm->async;
     pthread_mutex_unlock(&nsi.lock);
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
 {
+    NSI_BEGIN("ncclCommCount", comm);
     *count = comm->club->n_ranks;
-    return ncclSuccess;
+    return nsi_leave(ncclSuccess);
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 {
+    NSI_BEGIN("ncclCommUserRank", comm);
     *rank = comm->rank;
-    return ncclSuccess;
+    return nsi_leave(ncclSuccess);
 }
 
 /* --- memory and windows --- */
@@ -498,14 +523,15 @@ ncclResult_t ncclGroupEnd(void)
         group.error = ncclSuccess;
         return res;
     }
-    res = nsi_enter("ncclGroupEnd", group.first->comm);
+    struct ncclComm *comm = group.first->comm;
+    res = nsi_enter("ncclGroupEnd", comm);
     if (res) {
         free_calls(group.first);
         group.first = group.last = NULL;
         group.error = ncclSuccess;
         return res;
     }
-    return nsi_leave(put_group());
+    return nsi_leave(nsi_later(comm, put_group()));
 }
 
 static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
@@ -591,7 +617,7 @@ static ncclResult_t take(struct nsi_call c)
     else
         group.first = kept;
     group.last = kept;
-    return nsi_leave(group.depth ? ncclSuccess : put_group());
+    return nsi_leave(group.depth ? ncclSuccess : nsi_later(m, put_group()));
 }
 
 /* The parameters that NCCL's functions all have, and what is the one's own. */

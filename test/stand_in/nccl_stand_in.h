@@ -5,10 +5,14 @@
  * may let it, and a caller that takes it for a barrier is found out. Sums go around a ring and are rounded to
  * the type at every hop, so they differ from a tree's.
  *
+ * A communicator that is asked for as non-blocking is in progress after each call until it has been polled a
+ * few times; ncclCommSplit of one returns success with no communicator yet.
+ *
  * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place, a
  * window of memory that NCCL did not allocate or of other sizes or offsets on other ranks, memory freed while
  * registered, a group not ended, two threads of a rank inside at once, an order of communicators that differs
- * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed, what releases
+ * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed
+ * or while it is in progress, what releases
  * of that version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a
  * look for errors by a thread that blocks SIGSEGV. What differs between ranks (kind, count, type, root) is
  * misuse and waits for ever, as the real thing may. */

@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-enum { NSI_RANKS = 16 };
+enum { NSI_RANKS = 16, NSI_POLLS = 3 };
 
 enum nsi_kind { NSI_ALL_GATHER = 1, NSI_REDUCE_SCATTER, NSI_REDUCE, NSI_BROADCAST, NSI_SEND, NSI_RECV };
 
@@ -49,6 +49,9 @@ struct ncclComm {
     struct nsi_club *club;
     int rank, device;
     bool alive, aborted, no_ctas;
+    bool waits;         /* blocking; else what is called returns before it is done: */
+    int n_polls;        /* of ncclCommGetAsyncError until it is */
+    ncclComm_t *to, of; /* and then this is made: *to = of */
     ncclResult_t async;
     int n_queued, n_running; /* batches on streams: not run yet, running */
     uint64_t n_collectives, n_splits, n_windows, n_sent[NSI_RANKS], n_received[NSI_RANKS];
@@ -105,6 +108,9 @@ ncclResult_t nsi_leave(ncclResult_t res);
         if (begun)                                                                                           \
             return begun;                                                                                    \
     } while (0)
+/* After a call that has been put in hand, with its result: what it returns where the communicator does not
+ * block. Lock held. */
+ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res);
 size_t nsi_size(ncclDataType_t type);
 /* The symmetric window of comm that holds [at, at + bytes); NULL: none. Lock held. */
 struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);

@@ -357,6 +357,164 @@ static void test_abort_that_sticks(void **state)
         fail_msg("code %d \"%s\"", r[0].err, r[0].text);
 }
 
+/* --- a communicator that is lent --- */
+
+struct lending {
+    ncclUniqueId id;
+    bool blocks; /* the communicator */
+    bool knows;  /* the configuration: rank, world and rendezvous too */
+    int timeout_ms, absent,
+        bad; /* absent: the rank that lends nothing and does not come; bad: with a bad table */
+};
+
+static void trains_over_lent(struct toy_rank *r)
+{
+    const struct lending *l = r->arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm;
+    struct toy m;
+    zero_ctx *z;
+    struct zero_stats stats;
+    if (__lsan_disable)
+        __lsan_disable(); /* what is left behind where a rank does not come */
+    cudaSetDevice(r->rank);
+    config.blocking = l->blocks;
+    ncclResult_t res = ncclCommInitRankConfig(&comm, r->world, l->id, r->rank, &config), state = res;
+    while (state == ncclInProgress)
+        ncclCommGetAsyncError(comm, &state);
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    if (l->knows)
+        cfg = toy_config(r, 2);
+    cfg.stage = 2;
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.weight_decay = 0.1f;
+    cfg.deterministic = 1;
+    cfg.nccl_comm = comm;
+    cfg.timeout_ms = l->timeout_ms;
+    toy_make(&m);
+    if (r->rank == l->bad)
+        m.table[1].name = NULL;
+    if (r->rank != l->absent) {
+        int64_t began = toy_now_ms();
+        toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+        r->ms = toy_now_ms() - began;
+    }
+    if (!r->err && r->rank != l->absent) {
+        toy_note(r, zero_stats(z, &stats));
+        if (stats.rank != r->rank || stats.world != r->world || strcmp(stats.backend, "nccl"))
+            toy_wrong(r, "rank %d of %d, backend %s", stats.rank, stats.world, stats.backend);
+        toy_note(r, train(&m, z, 0));
+        toy_note(r, r->err ? r->err : toy_hash(z, 2, &r->hash));
+        zero_unwrap(&z);
+    }
+    toy_free(&m);
+    if (l->absent < 0)
+        ncclCommDestroy(comm);
+    if (__lsan_enable)
+        __lsan_enable();
+}
+
+static void over_lent(int world, struct lending l, struct toy_rank *r)
+{
+    assert_int_equal(ncclGetUniqueId(&l.id), 0);
+    toy_ranks(world, trains_over_lent, &l, r);
+    for (int i = 0; i < world; i++)
+        if (r[i].wrong[0])
+            fail_msg("rank %d: %s", i, r[i].wrong);
+}
+
+/* Nothing but the communicator says who the ranks are. */
+static void test_lent(void **state)
+{
+    (void)state;
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    struct toy_rank r[4];
+    m->n_devices = 4;
+    for (int world = 1; world <= 4; world++) {
+        uint64_t hash = 0;
+        for (int k = 0; k < 3; k++) {
+            over_lent(world,
+                      (struct lending){
+                          .blocks = k != 1, .knows = k == 2, .timeout_ms = 60000, .absent = -1, .bad = -1},
+                      r);
+            for (int i = 0; i < world; i++) {
+                if (r[i].err)
+                    fail_msg("world %d, rank %d: %d \"%s\"", world, i, r[i].err, r[i].text);
+                hash = k || i ? hash : r[i].hash;
+                assert_true(r[i].hash == hash);
+            }
+            nccl_stand_in_end();
+            nothing_wrong();
+        }
+    }
+    /* What one rank alone finds wrong is an error on all, in its words. */
+    over_lent(3, (struct lending){.blocks = true, .timeout_ms = 60000, .absent = -1, .bad = 1}, r);
+    for (int i = 0; i < 3; i++)
+        if (r[i].err != ZERO_ERR_ARG || !strstr(r[i].text, "tensors[1]"))
+            fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
+    nccl_stand_in_end();
+    nothing_wrong();
+    /* A rank that does not come: named, after the time that was given. */
+    over_lent(3, (struct lending){.blocks = true, .timeout_ms = 1500, .absent = 2, .bad = -1}, r);
+    for (int i = 0; i < 2; i++)
+        if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "came to zero_wrap"))
+            fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
+    nccl_stand_in_end();
+    stand_in_end(NULL); /* what was left behind is what this is about */
+    *m = was;
+}
+
+static void test_lent_wrongly(void **state)
+{
+    (void)state;
+    ncclConfig_t one = NCCL_CONFIG_INITIALIZER;
+    struct zero_config cfg = config(1);
+    ncclUniqueId id;
+    ncclComm_t comm;
+    assert_int_equal(ncclGetUniqueId(&id) || ncclCommInitRankConfig(&comm, 1, id, 0, &one), 0);
+    struct {
+        int device, backend, rank, world;
+        const char *env, *part[2];
+    } cases[] = {
+        {ZERO_DEVICE_HOST, 0, 0, 0, NULL, {"nccl_comm is set but device is host", ""}},
+        {ZERO_DEVICE_CUDA, ZERO_BACKEND_SELF, 0, 0, NULL, {"backend is self, but nccl_comm is set", ""}},
+        {ZERO_DEVICE_CUDA,
+         0,
+         1,
+         4,
+         NULL,
+         {"nccl_comm is rank 0 of 1, but", "the configuration say: rank 1 of 4"}},
+        {ZERO_DEVICE_CUDA,
+         0,
+         0,
+         0,
+         "2",
+         {"nccl_comm is rank 0 of 1, but", "torchrun's variables say: rank 0 of 2"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct toy m;
+        zero_ctx *z;
+        cfg.nccl_comm = comm;
+        cfg.device = cases[i].device;
+        cfg.backend = cases[i].backend;
+        cfg.rank = cases[i].rank;
+        cfg.world = cases[i].world;
+        if (cases[i].env)
+            setenv("RANK", "0", 1), setenv("WORLD_SIZE", cases[i].env, 1);
+        toy_make(&m);
+        assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), ZERO_ERR_ARG);
+        assert_true(!z && toy_untouched(&m));
+        for (int k = 0; k < 2; k++)
+            if (!strstr(zero_last_error(), cases[i].part[k]))
+                fail_msg("\"%s\" lacks \"%s\"", zero_last_error(), cases[i].part[k]);
+        toy_free(&m);
+        unsetenv("RANK"), unsetenv("WORLD_SIZE");
+    }
+    ncclCommDestroy(comm);
+    nccl_stand_in_end();
+    nothing_wrong();
+}
+
 /* --- checkpoints --- */
 
 /* Trains from the start (from NULL) or from a checkpoint for two steps, saves to `to` unless NULL. */
@@ -403,9 +561,14 @@ static void test_checkpoints_move(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused),  cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_lost_gpu),         cmocka_unit_test(test_host_does_not_wait),
-        cmocka_unit_test(test_own_optimizer),    cmocka_unit_test(test_abort_that_sticks),
+        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_lost_gpu),
+        cmocka_unit_test(test_host_does_not_wait),
+        cmocka_unit_test(test_own_optimizer),
+        cmocka_unit_test(test_abort_that_sticks),
+        cmocka_unit_test(test_lent),
+        cmocka_unit_test(test_lent_wrongly),
         cmocka_unit_test(test_checkpoints_move),
     };
     toy_wait = wait_for_default_stream;
