@@ -19,6 +19,8 @@
 #include "comm/called.h"
 #include "kernels/device.h"
 
+#include <stdatomic.h>
+
 struct zr_comm;
 
 /* One flat region cut into world slices: rank r owns bytes [r*shard_bytes, min((r+1)*shard_bytes,
@@ -104,6 +106,9 @@ struct zr_comm_ops {
 struct zr_comm {
     const struct zr_comm_ops *ops;
     int rank, world;
+    /* Not 0 once status() may have a failure to tell, and from then on. Whoever finds one raises it on every
+     * rank that it can tell, so that nobody has to ask all the others. May be another word after arena(). */
+    const _Atomic uint32_t *alarm;
 };
 
 struct zr_rendezvous;

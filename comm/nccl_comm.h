@@ -190,6 +190,7 @@ struct zr_nccl_pair {
     pthread_cond_t wake;
     pthread_t watcher;
     bool stop, idle;
+    _Atomic uint32_t alarm; /* of both */
     /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for
      * the device. */
     bool stuck;

@@ -180,7 +180,7 @@ static int open_host(struct zr_nccl_pair *p)
 
 static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, const char *name)
 {
-    m->base = (struct zr_comm){.ops = &p->ops, .rank = p->rank, .world = p->world};
+    m->base = (struct zr_comm){.ops = &p->ops, .rank = p->rank, .world = p->world, .alarm = &p->alarm};
     m->pair = p;
     m->name = name;
 }

@@ -191,6 +191,7 @@ static int keep_failure(struct zr_nccl *m, int code, const char *text)
         return atomic_load(&m->code);
     snprintf(m->text, sizeof m->text, "%s", text);
     atomic_store(&m->code, code);
+    atomic_store(&m->pair->alarm, 1);
     m->abort_wanted = true;
     pthread_cond_broadcast(&m->pair->wake);
     return code;

@@ -15,6 +15,7 @@ struct self {
     _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange;
     atomic_bool claimed; /* the first abort writes why, later ones change nothing */
     atomic_int code;     /* published after why is written */
+    _Atomic uint32_t alarm;
     char why[ZR_ERROR_BYTES];
 };
 
@@ -128,6 +129,7 @@ static void self_abort(struct zr_comm *c, int code, const char *why)
         return;
     snprintf(m->why, sizeof m->why, "%s", why ? why : zr_err_name(code));
     atomic_store(&m->code, code ? code : ZR_ERR_FAILED);
+    atomic_store(&m->alarm, 1);
 }
 
 static int self_status(struct zr_comm *c, char *why, size_t why_bytes)
@@ -178,7 +180,7 @@ int zr_self_open(struct zr_device *dev, struct zr_comm **out)
     struct self *m = calloc(1, sizeof *m);
     if (!m)
         return zr_fail(ZR_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
-    m->base = (struct zr_comm){.ops = &self_ops, .rank = 0, .world = 1};
+    m->base = (struct zr_comm){.ops = &self_ops, .rank = 0, .world = 1, .alarm = &m->alarm};
     m->dev = dev;
     *out = &m->base;
     return 0;

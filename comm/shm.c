@@ -29,6 +29,7 @@ static int shm_arena(struct zr_comm *c, int64_t bytes, void **base)
     pthread_mutex_lock(&m->lock);
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
+    m->base.alarm = &m->peer[m->base.rank].head->alarm;
     if (atomic_load(&m->code)) /* an abort came when no peer could be told yet */
         zr_shm_fail(m, m->code, m->base.rank, m->text);
     *base = m->peer[m->base.rank].arena;
@@ -284,7 +285,8 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *na
         free(ring);
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
-    m->base = (struct zr_comm){.ops = &shm_ops, .rank = zr_rendezvous_rank(rdv), .world = world};
+    m->base = (struct zr_comm){
+        .ops = &shm_ops, .rank = zr_rendezvous_rank(rdv), .world = world, .alarm = &m->alarm};
     snprintf(m->name, sizeof m->name, "%s", name);
     m->rdv = rdv;
     m->dev = dev;

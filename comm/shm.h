@@ -50,6 +50,7 @@ struct zr_shm_head {
     _Alignas(64) _Atomic int32_t abort_code; /* published after what follows */
     int32_t abort_rank;                      /* who found it */
     char abort_text[ZR_SHM_TEXT];
+    _Alignas(64) _Atomic uint32_t alarm; /* raised by a peer, or by me: some header has an abort_code */
     _Atomic uint32_t closed;
     struct zr_shm_post post[ZR_SHM_POSTS];
     struct zr_called_ring called; /* of the communicator of a pair that is told */
@@ -89,8 +90,9 @@ struct zr_shm {
     pthread_mutex_t lock; /* of the failure and of the ring */
     atomic_int code;      /* the first failure; text is written before */
     char text[ZR_SHM_TEXT];
-    int found_by;       /* the rank that found it */
-    atomic_bool mapped; /* peers can be told */
+    int found_by;           /* the rank that found it */
+    _Atomic uint32_t alarm; /* while there are no headers */
+    atomic_bool mapped;     /* peers can be told */
 
     uint64_t next_seq;           /* issuing thread */
     _Atomic uint64_t run_seq;    /* stream's thread: the last that has begun */

@@ -60,6 +60,8 @@ static void write_abort(struct zr_shm *m, int found_by)
     h->abort_rank = found_by;
     memcpy(h->abort_text, m->text, sizeof m->text);
     atomic_store(&h->abort_code, m->code);
+    for (int i = 0; i < m->base.world; i++)
+        atomic_store(&m->peer[i].head->alarm, 1);
 }
 
 int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
@@ -70,6 +72,7 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
         snprintf(m->text, sizeof m->text, "%s", text);
         m->found_by = found_by;
         atomic_store(&m->code, code);
+        atomic_store(&m->alarm, 1);
     }
     if (m->mapped && m->peer[m->base.rank].head->abort_code == 0)
         write_abort(m, m->found_by);

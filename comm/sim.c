@@ -163,7 +163,7 @@ int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *or
         ok = m != NULL;
         if (!ok)
             break;
-        m->base = (struct zr_comm){.ops = &sim_comm_ops, .rank = r, .world = n};
+        m->base = (struct zr_comm){.ops = &sim_comm_ops, .rank = r, .world = n, .alarm = &d->alarm};
         m->world = d;
         ranks[r] = out[r] = &m->base;
     }

@@ -46,6 +46,7 @@ struct zr_sim_comm_world {
     struct zr_sim_meeting **ring; /* open meetings by number */
     uint64_t first, n_ring, cap;
     int code;
+    _Atomic uint32_t alarm;
     char why[ZR_ERROR_BYTES];
 };
 

@@ -40,6 +40,7 @@ void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why)
     if (d->code)
         return;
     d->code = code ? code : ZR_ERR_FAILED;
+    atomic_store(&d->alarm, 1);
     snprintf(d->why, sizeof d->why, "%s", why ? why : zr_err_name(code));
     d->rec->forgiving = true;
     release_all(d);

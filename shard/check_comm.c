@@ -27,6 +27,7 @@ static int arena(struct zr_comm *c, int64_t bytes, void **base)
     if (err)
         return err;
     m->arena = *base;
+    m->base.alarm = m->inner->alarm;
     /* The other ranks have their arenas and go on: so does this one, unwatched. */
     if (zr_check_add(m->check, m->name, *base, bytes))
         zr_check_stop(m->check);
@@ -228,7 +229,8 @@ int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, const char
     m->ops = checked_ops;
     m->ops.name = inner->ops->name;
     m->ops.deterministic = inner->ops->deterministic;
-    m->base = (struct zr_comm){.ops = &m->ops, .rank = inner->rank, .world = inner->world};
+    m->base =
+        (struct zr_comm){.ops = &m->ops, .rank = inner->rank, .world = inner->world, .alarm = inner->alarm};
     m->inner = inner;
     m->check = check;
     m->name = name;

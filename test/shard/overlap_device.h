@@ -19,5 +19,9 @@ void overlap_spend(struct zr_stream *s, int64_t ns);
 /* A communicator of `world` ranks, of which this is rank 0, on which every gather and every reduce takes
  * cost_ns. */
 struct zr_comm *overlap_comm_open(struct zr_device *dev, int world, int64_t cost_ns);
+/* How often its status was asked for. */
+int64_t overlap_comm_n_asked(const struct zr_comm *c);
+/* As if a failure had been found somewhere. */
+void overlap_comm_alarm(struct zr_comm *c);
 
 #endif

@@ -195,13 +195,32 @@ static void full_budget_gathers_once(void **state)
     close_world(&w);
 }
 
+/* A bracket asks no communicator how it is, and so none asks its peers, unless one has raised its alarm. */
+static void brackets_ask_nobody(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        for (int alarmed = 0; alarmed < 2; alarmed++) {
+            struct world w;
+            open_world(&w, stage, 10, 100, 60, 2, 0);
+            struct zr_comm *of[] = {w.e.gather, w.e.reduce};
+            forward(&w);
+            backward(&w);
+            assert_int_equal(overlap_comm_n_asked(of[0]) + overlap_comm_n_asked(of[1]), 0);
+            overlap_comm_alarm(of[alarmed]);
+            call(&w, ZR_EV_BEGIN, 0, 0);
+            assert_true(overlap_comm_n_asked(of[0]) > 0 && overlap_comm_n_asked(of[1]) > 0);
+            close_world(&w);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_the_ends_are_exposed),
-        cmocka_unit_test(backward_from_nothing),
-        cmocka_unit_test(no_prefetch_exposes_all),
-        cmocka_unit_test(full_budget_gathers_once),
+        cmocka_unit_test(only_the_ends_are_exposed), cmocka_unit_test(backward_from_nothing),
+        cmocka_unit_test(no_prefetch_exposes_all),   cmocka_unit_test(full_budget_gathers_once),
+        cmocka_unit_test(brackets_ask_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
