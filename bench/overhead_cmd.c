@@ -2,6 +2,7 @@
  * move. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/overhead_world.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 
@@ -11,7 +12,7 @@
 
 struct overhead_options {
     int device;
-    int64_t units, passes;
+    int64_t units, passes, world;
     bool json;
 };
 
@@ -21,13 +22,21 @@ static const struct option_row rows[] = {
     {"units", "N", "Units of 4 KiB (200)", 1, OPTION_INT(struct overhead_options, units, 1, 100000)},
     {"passes", "N", "Times that all units are used; the median counts (400)", 1,
      OPTION_INT(struct overhead_options, passes, 1, 1000000)},
+    {"world", "N",
+     "Times forward brackets of resident units among N ranks and among 2 instead, by turns: rank 0 calls, "
+     "nothing has "
+     "to be issued, the others sleep. What is left is what every bracket asks before it does anything, so "
+     "the two "
+     "should not differ. Shared memory of this host, up to 64 ranks (1: no others)",
+     1, OPTION_INT(struct overhead_options, world, 1, 64)},
     {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct overhead_options, json)},
     {0},
 };
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Times one zero_begin and zero_end on the model's thread, on one rank, at every stage.",
+    .doc =
+        "Times one zero_begin and zero_end on the model's thread, on one rank or among many, at every stage.",
     .read_word = option_refuse_word,
 };
 
@@ -137,9 +146,60 @@ static int measure(int device, int stage, struct units *u, int64_t n_passes, str
     return err;
 }
 
+/* One pass of forward brackets: nothing is issued by them where units are resident, and no step follows. */
+static int forward_pass(void *arg, zero_ctx *z, double *ns)
+{
+    const struct units *u = arg;
+    int err = 0;
+    int64_t start = zr_now_ns();
+    for (int32_t i = 0; !err && i < u->n; i++) {
+        err = zero_begin(z, i, ZERO_FORWARD);
+        err = err ? err : zero_end(z, i, ZERO_FORWARD);
+    }
+    *ns = (double)(zr_now_ns() - start) / u->n;
+    return err;
+}
+
+static int world_command(const char *name, const struct overhead_options *o, struct units *units)
+{
+    for (int stage = 0; stage < N_STAGES; stage++) {
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        double ns[2];
+        cfg.device = o->device;
+        cfg.stage = stage;
+        cfg.backend = ZERO_BACKEND_SHM;
+        for (int32_t i = 0; i < units->n; i++) {
+            units->tensors[i].flags = ZERO_RESIDENT;
+            units->params[i] = units->values + (int64_t)i * UNIT_ELEMENTS;
+        }
+        int err =
+            overhead_world(units->tensors, units->n, &cfg, (int)o->world, o->passes, forward_pass, units, ns);
+        if (err) {
+            fprintf(stderr, "%s: stage %d: %s\n", name, stage, zr_error_text());
+            return err == ZR_ERR_ARG ? EXIT_USAGE : EXIT_FAILURE;
+        }
+        if (o->json) {
+            report_line(json_pack("{s:i, s:I, s:I, s:o, s:o, s:o}", "stage", stage, "units",
+                                  (json_int_t)o->units, "world", (json_int_t)o->world, "forward_ns",
+                                  report_number(ns[1]), "forward_of_2_ns", report_number(ns[0]), "ratio",
+                                  report_number(ns[1] / ns[0])));
+            continue;
+        }
+        if (stage == 0) {
+            printf(
+                "one forward begin and end, %lld resident units of 4 KiB, medians of %lld passes by turns\n\n"
+                "%-8s %10s 2 %9s %2lld %9s\n",
+                (long long)o->units, (long long)o->passes, "stage", "ranks:", "ranks:", (long long)o->world,
+                "ratio");
+        }
+        printf("%-8d %9.0f ns %9.0f ns %9.3f\n", stage, ns[0], ns[1], ns[1] / ns[0]);
+    }
+    return 0;
+}
+
 int overhead_command(const char *name, int argc, char **argv)
 {
-    struct overhead_options o = {.device = ZERO_DEVICE_HOST, .units = 200, .passes = 400};
+    struct overhead_options o = {.device = ZERO_DEVICE_HOST, .units = 200, .passes = 400, .world = 1};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;
@@ -148,6 +208,11 @@ int overhead_command(const char *name, int argc, char **argv)
     if (units_open(&units, (int32_t)o.units)) {
         fprintf(stderr, "%s: no memory for %lld units\n", name, (long long)o.units);
         return EXIT_FAILURE;
+    }
+    if (o.world > 1) {
+        status = world_command(name, &o, &units);
+        units_close(&units);
+        return status;
     }
     for (int stage = 0; !status && stage < N_STAGES; stage++) {
         struct timing t = {0};

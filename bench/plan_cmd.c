@@ -5,6 +5,8 @@
 #include "bench/stage_table.h"
 #include "bench/train.h"
 
+#include "kernels/device.h"
+
 #include <math.h>
 
 struct plan_options {
@@ -39,7 +41,8 @@ static const struct option_table table = {
     .rows = rows,
     .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
            "formula of the "
-           "ZeRO paper (arXiv:1910.02054), without allocating or sending anything.",
+           "ZeRO paper (arXiv:1910.02054), without allocating or sending anything; and the time that "
+           "planning took.",
     .read_word = option_refuse_word,
     OPTIONS_WITH_MODEL(struct plan_options),
 };
@@ -90,7 +93,7 @@ static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRA
 }
 
 static int plan_stage(const struct plan_options *o, int stage, const struct zero_tensor *tensors, int32_t n,
-                      int32_t layers, struct zero_plan_info *info)
+                      int32_t layers, struct zero_plan_info *info, int64_t *ns)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage;
@@ -109,7 +112,9 @@ static int plan_stage(const struct plan_options *o, int stage, const struct zero
     train_call_order(order, layers);
     cfg.order = order;
     cfg.n_order = TRAIN_N_CALLS(layers);
+    int64_t start = zr_now_ns();
     int err = zero_plan(tensors, n, &cfg, info);
+    *ns = zr_now_ns() - start;
     free(order);
     if (err) {
         fprintf(stderr, "zero-bench plan: stage %d: %s\n", stage, zero_last_error());
@@ -119,7 +124,7 @@ static int plan_stage(const struct plan_options *o, int stage, const struct zero
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info info[N_STAGES],
-                        int32_t layers)
+                        const int64_t ns[N_STAGES], int32_t layers)
 {
     struct zero_bytes bytes[N_STAGES];
     int64_t paper[N_STAGES], wire[N_STAGES];
@@ -135,6 +140,7 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     stage_table_memory(bytes, "total");
     stage_table_bytes("the ZeRO paper says", paper);
     stage_table_bytes("received per step", wire);
+    stage_table_ms("time to plan", ns);
 }
 
 int plan_command(const char *name, int argc, char **argv)
@@ -147,20 +153,22 @@ int plan_command(const char *name, int argc, char **argv)
     struct zero_tensor tensors[TRAIN_N_TENSORS + 1];
     int32_t layers, n = describe(&o, tensors, &layers);
     struct zero_plan_info info[N_STAGES];
+    int64_t ns[N_STAGES];
     for (int s = 0; s < N_STAGES; s++) {
-        status = plan_stage(&o, s, tensors, n, layers, &info[s]);
+        status = plan_stage(&o, s, tensors, n, layers, &info[s], &ns[s]);
         if (status) {
             return status;
         }
     }
     if (!o.json) {
-        print_table(&o, info, layers);
+        print_table(&o, info, ns, layers);
         return 0;
     }
     for (int s = 0; s < N_STAGES; s++) {
-        report_line(json_pack("{s:i, s:o, s:I, s:I}", "stage", s, "bytes", report_bytes_json(&info[s].bytes),
-                              "paper_bytes", (json_int_t)info[s].paper_bytes, "wire_bytes",
-                              (json_int_t)info[s].traffic.wire_bytes));
+        report_line(json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", s, "bytes",
+                              report_bytes_json(&info[s].bytes), "paper_bytes",
+                              (json_int_t)info[s].paper_bytes, "wire_bytes",
+                              (json_int_t)info[s].traffic.wire_bytes, "plan_ns", (json_int_t)ns[s]));
     }
     return 0;
 }

@@ -22,6 +22,15 @@ void stage_table_bytes(const char *name, const int64_t bytes[N_STAGES])
     putchar('\n');
 }
 
+void stage_table_ms(const char *name, const int64_t ns[N_STAGES])
+{
+    printf("%-22s", name);
+    for (int s = 0; s < N_STAGES; s++) {
+        printf(" %7.2f ms", (double)ns[s] / 1e6);
+    }
+    putchar('\n');
+}
+
 void stage_table_memory(const struct zero_bytes bytes[N_STAGES], const char *total_name)
 {
     int64_t row[N_STAGES], any;

@@ -149,7 +149,8 @@ class Plan(unittest.TestCase):
         stages = lines(done.stdout)
         self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
         for s in stages:
-            self.assertEqual(list(s), ['stage', 'bytes', 'paper_bytes', 'wire_bytes'])
+            self.assertEqual(list(s), ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns'])
+            self.assertGreater(s.pop('plan_ns'), 0)
             self.assertEqual(list(s['bytes']), CATEGORIES)
             self.assertEqual(sum(v for k, v in s['bytes'].items() if k != 'total'), s['bytes']['total'])
         return stages
@@ -162,6 +163,7 @@ class Plan(unittest.TestCase):
         row = next(line for line in text.splitlines() if 'paper' in line)
         for figure in ['120 GB', '31.4 GB', '16.6 GB', '1.88 GB']:
             self.assertIn(figure, row)
+        self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){4}$')
 
     def test_the_number_asked_for_is_met(self):
         for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:

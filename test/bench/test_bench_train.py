@@ -177,6 +177,15 @@ class Others(unittest.TestCase):
             self.assertGreater(s['backward_ns'], 0)
         self.assertIn('backward', bench('overhead', '--units=20', '--passes=5').stdout)
 
+    def test_overhead_among_ranks(self):
+        done = bench('overhead', '--world=3', '--units=20', '--passes=5', '--json')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        stages = lines(done.stdout)
+        self.assertEqual([(s['stage'], s['world']) for s in stages], [(stage, 3) for stage in range(4)])
+        for s in stages:
+            self.assertAlmostEqual(s['ratio'], s['forward_ns'] / s['forward_of_2_ns'])
+        self.assertIn('ratio', bench('overhead', '--world=2', '--units=20', '--passes=5').stdout)
+
 
 if __name__ == '__main__':
     unittest.main()
