@@ -2,6 +2,7 @@
  * before the first page could be touched. */
 #include "kernels/guard.h"
 #include "kernels/error.h"
+#include "kernels/guard_calls.h"
 #include "kernels/guard_report.h"
 
 #include <errno.h>
@@ -89,19 +90,27 @@ static void fill_with_nan(char *page, int64_t bytes)
         __atomic_store_n((uint64_t *)(void *)(page + i), UINT64_MAX, __ATOMIC_RELAXED);
 }
 
-static void touched(struct zr_guard *g, char *at, int write)
+/* Keeps the first, and waits until it is told. */
+static void note(struct zr_guard *g, const char *at, int write, const char *call)
 {
     int32_t i = region_of(g, at);
-    struct region *r = &g->region[i];
-    int mode = atomic_load(&r->mode);
+    const struct region *r = &g->region[i];
     if (!atomic_exchange(&g->claimed, true)) {
-        g->first = (struct zr_guard_touch){i, at - r->at, (enum zr_guard_mode)mode, write, callback};
+        g->first = (struct zr_guard_touch){i,     at - r->at, (enum zr_guard_mode)atomic_load(&r->mode),
+                                           write, callback,   call};
         atomic_store(&g->noted, true);
         if (g->reporter)
             zr_report_ask(g->reporter);
     }
     if (g->reporter)
         zr_report_wait(g->reporter);
+}
+
+static void touched(struct zr_guard *g, char *at, int write)
+{
+    const struct region *r = &g->region[region_of(g, at)];
+    int mode = atomic_load(&r->mode);
+    note(g, at, write, NULL);
     char *page = g->base + (at - g->base) / g->page * g->page;
     bool inside = page + g->page > r->at && page < r->at + r->bytes;
     mprotect(page, (size_t)g->page, PROT_READ | PROT_WRITE);
@@ -138,6 +147,37 @@ static void on_fault(int number, siginfo_t *info, void *context)
     }
 }
 
+/* The first byte of the range that may not be read (written: write); NULL: all may. */
+static const char *forbidden(const struct zr_guard *g, const char *at, size_t n, bool write)
+{
+    const char *end = g->base + g->bytes;
+    if (at >= end || (at < g->base && (size_t)(g->base - at) >= n))
+        return NULL;
+    if (n < (size_t)(end - at))
+        end = at + n;
+    if (at < g->base)
+        return g->base;
+    const struct region *r = &g->region[region_of(g, at)];
+    int64_t size = up(r->bytes, g->page);
+    const char *open = r->from + size + g->page, *open_end = open + size;
+    int mode = atomic_load(&r->mode);
+    if (at < open || at >= open_end || mode == ZR_GUARD_CLOSED || (mode == ZR_GUARD_READ && write))
+        return at;
+    return end > open_end ? open_end : NULL;
+}
+
+static void on_call(const char *call, const void *at, size_t n, bool write)
+{
+    atomic_fetch_add(&guards.n_inside, 1);
+    for (int i = 0; i < MOST_GUARDS; i++) {
+        struct zr_guard *g = atomic_load(&guards.open[i]);
+        const char *first = g && !atomic_load(&g->noted) ? forbidden(g, at, n, write) : NULL;
+        if (first)
+            note(g, first, write, call);
+    }
+    atomic_fetch_sub(&guards.n_inside, 1);
+}
+
 static void wait_for_handlers(void)
 {
     while (atomic_load(&guards.n_inside) > 0)
@@ -164,7 +204,8 @@ static int enlist(struct zr_guard *g)
     }
     if (!err) {
         atomic_store(&guards.open[i], g);
-        guards.n_open++;
+        if (guards.n_open++ == 0)
+            zr_guard_calls_watch(on_call);
     }
     pthread_mutex_unlock(&guards.lock);
     return err;
@@ -177,10 +218,12 @@ static void delist(struct zr_guard *g)
         if (atomic_load(&guards.open[i]) != g)
             continue;
         atomic_store(&guards.open[i], NULL);
+        if (--guards.n_open > 0)
+            continue;
+        zr_guard_calls_forget();
         struct sigaction now;
         /* Somebody else's that came later stays. */
-        if (--guards.n_open == 0 && !sigaction(SIGSEGV, NULL, &now) && now.sa_flags & SA_SIGINFO &&
-            now.sa_sigaction == on_fault)
+        if (!sigaction(SIGSEGV, NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault)
             sigaction(SIGSEGV, &guards.before, NULL);
     }
     wait_for_handlers();

@@ -8,8 +8,8 @@
  *
  * While any guard is open the process has a handler for SIGSEGV that passes on what is not a guard's; the one
  * before it is put back with the last. A program that installs a handler of its own meanwhile is not stopped
- * by a forbidden touch's being noted: it gets the signal. System calls that are handed a closed address fail
- * with EFAULT instead.
+ * by a forbidden touch's being noted: it gets the signal. System calls that are handed a closed address raise
+ * no signal but fail with EFAULT; those that go through the C library are noted too (guard_calls.h).
  *
  * Thread-safety: a guard is opened, closed and changed by one thread; touches come from any. */
 #ifndef ZR_KERNELS_GUARD_H
@@ -28,6 +28,7 @@ struct zr_guard_touch {
     enum zr_guard_mode mode;
     int write;            /* 1: it was a write, 0: a read, -1: this machine does not tell */
     const char *callback; /* as the thread that touched said by zr_guard_callback */
+    const char *call;     /* that was handed the address: "fwrite"; NULL: the program touched it itself */
 };
 
 struct zr_guard_region {

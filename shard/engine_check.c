@@ -394,8 +394,10 @@ static void describe(const struct zr_watch *w, const struct zr_guard_touch *t, c
     else
         snprintf(after, sizeof after, "after %s of unit %d in %s, step %u", w->call, w->unit, w->phase,
                  w->step);
-    snprintf(text, n, "the model's fault: %s, it %s %stensor %s (%s) %s", after, does,
-             at->grad ? "the gradient of " : "", x->name, where, why);
+    const char *by = t->call ? " by " : "";
+    const char *cut_short = t->call ? "; the call fails or does less than it was asked" : "";
+    snprintf(text, n, "the model's fault: %s, it %s %stensor %s (%s)%s%s %s%s", after, does,
+             at->grad ? "the gradient of " : "", x->name, where, by, t->call ? t->call : "", why, cut_short);
 }
 
 static bool found_touch(struct zr_watch *w, char *text, size_t n)

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,6 +211,87 @@ static void test_default(void **state)
     assert_int_equal(WTERMSIG(status), SIGSEGV);
 }
 
+/* What the kernel is handed is seen, though no signal comes; and only that. */
+static void test_calls(void **state)
+{
+    (void)state;
+    enum { BYTES = 100000 };
+    static char plain[BYTES];
+    FILE *f = tmpfile();
+    int fd = fileno(f), pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), 0);
+    for (int way = 0; way < 9; way++)
+        for (int mode = ZR_GUARD_CLOSED; mode <= ZR_GUARD_OPEN + 1; mode++) {
+            struct zr_guard *g = open_guard();
+            struct zr_guard_touch t;
+            char *p = zr_guard_at(g, 4);
+            bool over = mode > ZR_GUARD_OPEN; /* open, and the call runs over its end */
+            int64_t n = over ? BYTES + 8192 : BYTES;
+            struct iovec v[2] = {{plain, 100}, {p, (size_t)n}};
+            zr_guard_set(g, 4, over ? ZR_GUARD_OPEN : (enum zr_guard_mode)mode);
+            rewind(f);
+            ssize_t done = 0;
+            bool into = false; /* the kernel writes what it is handed */
+            switch (way) {
+            case 0:
+                done = write(fd, p, (size_t)n);
+                break;
+            case 1:
+                done = pwrite(fd, p, (size_t)n, 0);
+                break;
+            case 2:
+                done = writev(fd, v, 2);
+                break;
+            case 3:
+                done = (ssize_t)fwrite(p, 4, (size_t)n / 4, f);
+                break;
+            case 4:
+                done = send(pair[0], p, (size_t)n, 0);
+                recv(pair[1], plain, 1, MSG_DONTWAIT);
+                break;
+            case 5:
+                into = true;
+                done = pread(fd, p, (size_t)n, 0);
+                break;
+            case 6:
+                into = true;
+                done = read(fd, p, (size_t)n);
+                break;
+            case 7:
+                into = true;
+                done = (ssize_t)fread(p, 1, (size_t)n, f);
+                break;
+            case 8:
+                into = true;
+                done = readv(fd, v, 2);
+                break;
+            }
+            (void)done;
+            bool wrong = over || mode == ZR_GUARD_CLOSED || (mode == ZR_GUARD_READ && into);
+            assert_int_equal(zr_guard_touched(g, &t), wrong);
+            if (wrong) {
+                static const char *const names[] = {"write", "pwrite", "writev", "fwrite", "send",
+                                                    "pread", "read",   "fread",  "readv"};
+                assert_non_null(t.call);
+                assert_string_equal(t.call, names[way]);
+                assert_int_equal(t.region, 4);
+                assert_int_equal(t.write, into);
+                assert_true(over ? t.offset >= BYTES && t.offset < BYTES + 64 : t.offset == 0);
+            }
+            /* Memory of others, before and after. */
+            zr_guard_close(g);
+            g = open_guard();
+            assert_int_equal(pwrite(fd, plain, BYTES, 0), BYTES);
+            assert_int_equal(pread(fd, plain, BYTES, 0), BYTES);
+            assert_false(zr_guard_touched(g, &t));
+            zr_guard_close(g);
+        }
+    fclose(f);
+    close(pair[0]);
+    close(pair[1]);
+    assert_int_equal(write(-1, plain, 1), -1); /* what was exchanged is back */
+}
+
 static void count(int number)
 {
     (void)number;
@@ -277,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_others),
         cmocka_unit_test(test_others_close),
         cmocka_unit_test(test_default),
+        cmocka_unit_test(test_calls),
         cmocka_unit_test(test_sent),
         cmocka_unit_test(test_most),
     };
