@@ -24,8 +24,9 @@
  * ranks at stages 0 to 2.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
- * the functions without a context, are independent. The library has no global state (but for the handler of a
- * signal while cfg.check is on), never exits, and prints only warnings that no cfg.log receives (see there).
+ * the functions without a context, are independent. The library has no global state (but while cfg.check is
+ * on for the handler of a signal and what the process calls write(), fread() and their like), never exits,
+ * and prints only warnings that no cfg.log receives (see there).
  */
 #ifndef ZERO_ZERO_H
 #define ZERO_ZERO_H
@@ -185,9 +186,10 @@ struct zero_config {
 
     int32_t check; /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages
                       2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
-                      that is closed to it then, or on a GPU filled with NaN (see README). A fault ends the
-                      context with a message naming it. For debugging: slower, and a bracket's unit is held
-                      twice, or on a GPU memory for 15 times the largest is taken; default 0 */
+                      that is closed to it then, or on a GPU filled with NaN (see README). A fault on the host
+                      is told to the log at once, by a thread of the library while the one at fault waits; it
+                      ends the context with a message naming it. For debugging: slower, and a bracket's unit
+                      is held twice, or on a GPU memory for 15 times the largest is taken; default 0 */
     int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
                        of which each rank needs its own; the model's pointers may be host or device memory */
     int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
