@@ -59,9 +59,9 @@ struct unit {
     int32_t first_use; /* position in the period of its first begin, -1: none */
     int64_t next_use;  /* position in the order of its next begin, NEVER: none; sharded units only */
     int32_t fits;      /* slots by size: the first that can hold it */
-    int32_t n_order_bwd,
-        n_passed;  /* its backward passes in a micro-batch of the order; for mark_micro_batches */
-    uint8_t depth; /* sums in use */
+    int32_t n_each;    /* backward passes in each micro-batch of the order */
+    int32_t n_passed;  /* in the order so far; of mark_micro_batches */
+    uint8_t depth;     /* sums in use */
     bool resident, trainable;
     bool open_fwd, open_bwd;
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
@@ -195,22 +195,22 @@ int32_t zr_core_max_actions(const struct zr_core_spec *s)
  * has had the same part of its backward passes of the step. */
 static void mark_micro_batches(struct zr_core *c)
 {
-    int32_t n_behind = 0, n_open = 0; /* units that lack passes of the micro-batch at hand; open brackets */
-    bool begun = false;
+    int32_t n_all = 0, n_done = 0,
+            n_open = 0; /* units with gradients; micro-batches; open backward brackets */
     int64_t repeats = c->period ? c->n_order / c->period : 0;
-    c->uneven = repeats * c->period != c->n_order;
     for (int32_t u = 0; u < c->n_units; u++)
-        units(c)[u].n_order_bwd = units(c)[u].n_passed = 0;
+        units(c)[u].n_each = units(c)[u].n_passed = 0;
     for (int32_t i = 0; i < c->period; i++)
-        units(c)[order(c)[i].unit].n_order_bwd += order(c)[i].backward && order(c)[i].is_end;
+        units(c)[order(c)[i].unit].n_each += order(c)[i].backward && order(c)[i].is_end;
+    c->uneven = repeats * c->period != c->n_order;
     for (int32_t u = 0; u < c->n_units; u++) {
         struct unit *x = &units(c)[u];
-        int64_t n_step = x->trainable ? x->n_order_bwd * repeats : 0;
+        int64_t n_step = x->trainable ? x->n_each * repeats : 0;
         c->uneven |= n_step % c->accum != 0;
-        x->n_order_bwd = (int32_t)(n_step / c->accum);
-        n_behind += x->n_order_bwd > 0;
+        x->n_each = (int32_t)(n_step / c->accum);
+        n_all += x->n_each > 0;
     }
-    const int32_t n_all = n_behind;
+    int32_t n_behind = n_all; /* units that lack passes of the micro-batch at hand */
     for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *x = &units(c)[call->unit];
@@ -218,20 +218,19 @@ static void mark_micro_batches(struct zr_core *c)
             n_open += call->is_end ? -1 : 1;
         if (!call->is_end)
             continue;
-        if (call->backward && x->n_order_bwd > 0) {
-            begun = true;
-            n_behind -= ++x->n_passed == x->n_order_bwd;
-            c->uneven |= x->n_passed > x->n_order_bwd;
+        if (call->backward && x->n_each > 0) {
+            int64_t due = (int64_t)x->n_each * (n_done + 1);
+            n_behind -= ++x->n_passed == due;
+            c->uneven |= x->n_passed > due;
         }
-        next_begin(c)[i] = begun && n_behind == 0 && n_open == 0;
-        if (!next_begin(c)[i])
-            continue;
-        begun = false;
-        n_behind = n_all;
-        for (int32_t u = 0; u < c->n_units; u++)
-            units(c)[u].n_passed = 0;
+        next_begin(c)[i] = n_behind == 0 && n_open == 0;
+        if (next_begin(c)[i]) {
+            n_behind = n_all;
+            n_done++;
+        }
     }
-    c->uneven |= begun; /* calls repeat within a micro-batch */
+    c->uneven |=
+        n_all > 0 && n_done * repeats != c->accum; /* the period is no whole number of micro-batches */
 }
 
 /* A slot's key has changed: an open bracket holds it (0), a unit that is used then is in it, or none is. */

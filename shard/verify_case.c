@@ -54,6 +54,12 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.fail_alloc = 1 + (int)zr_verify_below(&s, (12 + 6 * c.n_units) * c.world);
     if (zr_verify_chance(&s, 25))
         c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
+    if (zr_verify_chance(&s, 40))
+        c.zeroes = (int)zr_verify_below(&s, 8);
+    if (c.stage <= 1 && c.accum > 1 && zr_verify_chance(&s, 40)) {
+        c.grad_in_place = true;
+        c.deterministic = false; /* refused together */
+    }
     *out = c;
 }
 
@@ -64,7 +70,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(changes, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)       \
     X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool) X(resident, bool) X(declared, bool)    \
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
-    X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)
+    X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
+    X(zeroes, int) X(grad_in_place, bool)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)

@@ -72,7 +72,7 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
 static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
     static const char *const during[] = {"zero_begin", "zero_end",   "compute",   "zero_micro", "zero_step",
-                                         "zero_read",  "zero_write", "zero_mean", "zero_save"};
+                                         "zero_read",  "zero_write", "zero_mean", "zero_save",  "compute"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : d->kind == ZR_DO_END ? ZR_EV_END
@@ -99,6 +99,8 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
         return do_step(r, d);
     case ZR_DO_SNAPSHOT:
         return zr_snapshot_take(r);
+    case ZR_DO_ZERO:
+        return zr_script_zero(r);
     default:
         return do_values(r, d);
     }

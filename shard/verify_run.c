@@ -54,6 +54,7 @@ static void set_options(struct zr_verify_world *v)
                                  .n_states = c->sgd ? 0 : 2,
                                  .prefetch = c->prefetch,
                                  .deterministic = c->deterministic,
+                                 .grad_in_place = c->grad_in_place,
                                  .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
                                  .order = v->script.order,
                                  .n_order = v->script.n_order,

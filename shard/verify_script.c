@@ -189,6 +189,14 @@ static void snapshot(struct writing *w, uint64_t *s, int32_t step)
         add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
 }
 
+/* where: as in zr_verify_case.zeroes. Where the sum of the micro-batches is kept, the first alone may be
+ * preceded by it. */
+static void zero(struct writing *w, int where, int micro)
+{
+    if ((w->c->zeroes & where) && !(w->c->grad_in_place && micro > 0))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_ZERO, .unit = -1, .step = w->step});
+}
+
 static void values(struct writing *w, uint64_t *s, int32_t step)
 {
     static const uint8_t kinds[] = {ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN};
@@ -238,10 +246,12 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             for (int32_t i = 0; i < c->n_units; i++)
                 if (i == 0 || !zr_verify_chance(&s, c->skipped))
                     list[n++] = all[i];
+            zero(&w, 1, a);
             int32_t at = script.n;
             forward(&w, list, n);
             if (a == 0)
                 snapshot(&w, &s, w.step);
+            zero(&w, 2, a);
             backward(&w, list, n);
             if (w.step == 0 && a == 0 && c->declared) {
                 script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
@@ -260,6 +270,7 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
         if (c->late_evals)
             forward(&w, all, c->n_units);
         add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
+        zero(&w, 4, 0);
         values(&w, &s, w.step + 1);
         snapshot(&w, &s, w.step + 1);
     }
@@ -340,4 +351,23 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
     if (r->id == 0)
         v->compute_ns += ns;
     return zr_sim_compute(r->engine.compute, d->backward ? "backward" : "forward", touch, n, ns);
+}
+
+int zr_script_zero(struct zr_verify_rank *r)
+{
+    const struct zr_layout *l = &r->layout;
+    struct zr_sim_touch *touch = malloc(((size_t)l->n_pieces + 1) * sizeof *touch);
+    int n = 0;
+    if (!touch)
+        abort();
+    for (int32_t i = 0; i < l->n_pieces; i++) {
+        const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
+        int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
+        if (t->grad && *t->grad)
+            touch[n++] = (struct zr_sim_touch){
+                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_TAG_ZERO}};
+    }
+    int err = zr_sim_compute(r->engine.compute, "the model's zeroing", touch, n, 0);
+    free(touch);
+    return err;
 }

@@ -40,7 +40,8 @@ enum zr_deed_kind {
     ZR_DO_READ,
     ZR_DO_WRITE,
     ZR_DO_MEAN,
-    ZR_DO_SNAPSHOT
+    ZR_DO_SNAPSHOT,
+    ZR_DO_ZERO /* the model zeroes all gradients that it has a pointer to */
 };
 struct zr_deed {
     uint8_t kind, backward;
@@ -181,6 +182,7 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
+int zr_script_zero(struct zr_verify_rank *r);
 /* What a piece's parameters are after so many updates. */
 struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
 

@@ -842,6 +842,7 @@ static void gradients_are_returned(void **state)
         {"0(0) 1(1) 0[0] 1[1] 0[0]", NULL, "0(0) 1(1) 0[0] 1[1] 0[0]! 0(0) 1(1) 0[0] 1[1] 0[0]! S", 2, false,
          false},
         {"0(0) 1(1) 1[1] 0[0]", NULL, "0(0) 1(1) 1[1]! 0[0] 0(0) 1(1) 1[1]! 0[0] S", 2, false, true},
+        {"0(0) 1(1) 0[ 1[1] 0]", NULL, "0(0) 1(1) 0[ 1[1] 0]! 0(0) 1(1) 0[ 1[1] 0]! S", 2, false, true},
         /* Another than what was said: until it is learned every end may be the last of a micro-batch. */
         {"0(0) 1(1) 1[1] 0[0]", "1(1) 0(0) 0[0]! 1[1]! 1(1) 0(0) 0[0]! 1[1]! S",
          "1(1) 0(0) 0[0] 1[1]! 1(1) 0(0) 0[0] 1[1]! S", 2, false, false},
@@ -852,6 +853,9 @@ static void gradients_are_returned(void **state)
          2, false, false},
         {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] S!", "0(0) 1(1) 1[1]! S", 1, false, false},
         /* Not as many for every micro-batch: the calls do not tell where one ends. */
+        {"0(0) 1(1) 1[1] 0[0]",
+         "0(0) 1(1) 1[1] 0[0]! 0(0) 0[0]! S 0(0) 1(1) 1[1]! 0[0]! 0(0) 1(1) 1[1]! 0[0]! S",
+         "0(0) 1(1) 1[1] 0[0]! 0(0) 1(1) 1[1] 0[0]! S", 2, false, false},
         {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 1[1] 0[0]! 0(0) 0[0]! S", "0(0) 1(1) 1[1]! 0[0]! 0(0) 0[0]! S", 2,
          false, false},
         {"0(0) 1(1) 1[1] 0[0]", "0(0) 1(1) 0[0]! 0[0]! 0[0]! 1[1]! 0(0) 1(1) 0[0]! 1[1]! S",
@@ -872,6 +876,25 @@ static void gradients_are_returned(void **state)
             watch_run(&w, cases[i].then);
         watch_close(&w);
     }
+}
+
+/* A step too long to record, whose calls repeat within a micro-batch: where one ends they do not tell. */
+static void gradients_of_a_long_step(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0]");
+    make_resident(&m, 1);
+    m.spec.grad_accum_steps = 2;
+    watch_open(&w, &m.spec);
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < 800; i++)
+            watch_run(&w, "0[0]!");
+        watch_run(&w, "S");
+    }
+    assert_int_equal(zr_core_counts(w.core).n_replans, 1);
+    watch_close(&w);
 }
 
 /* ---- random walks ---- */
@@ -1072,6 +1095,7 @@ int main(void)
         cmocka_unit_test(sums_are_one_tree),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
+        cmocka_unit_test(gradients_of_a_long_step),
         cmocka_unit_test(any_calls),
         cmocka_unit_test(a_copy_goes_on),
     };
