@@ -97,8 +97,8 @@ static int make_root(const struct zr_files *fs, const char *root)
     return err && !exists ? err : 0;
 }
 
-int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t,
-                        char name[ZR_CHECKPOINT_NAME_BYTES])
+int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks, struct zr_log *log,
+                        const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES])
 {
     struct list l;
     bool missing;
@@ -107,6 +107,8 @@ int zr_checkpoint_begin(const struct zr_files *fs, const char *root, int64_t t,
         return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
                        ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
     int err = make_root(fs, root);
+    if (!err)
+        err = zr_folder_lock(locks, fs, root, log);
     if (err)
         return err;
     err = list_saves(fs, root, &missing, &l);

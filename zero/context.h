@@ -6,6 +6,7 @@
 #include "shard/engine.h"
 #include "zero/config.h"
 #include "zero/files.h"
+#include "zero/folder_lock.h"
 
 struct zero_ctx {
     struct zr_config config;
@@ -24,6 +25,7 @@ struct zero_ctx {
 
     /* Checkpoints. */
     const struct zr_files *files; /* the operating system's, unless a test put others here */
+    struct zr_folder_locks locks; /* rank 0's, of the folders that it saves into */
     struct zr_save *save;         /* begun and not ended; NULL: none */
     int64_t n_saves;              /* begun */
     int64_t n_micro;              /* micro-batches of all ranks, in all steps */

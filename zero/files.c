@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,6 +156,63 @@ static int posix_closedir(void *arg, void *dir)
     return or_errno(closedir(dir));
 }
 
+static int posix_lock(void *arg, int fd)
+{
+    (void)arg;
+#ifdef F_OFD_SETLK
+    /* Not a lock of the process, which its other contexts would share and any close of the file would end. */
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (!fcntl(fd, F_OFD_SETLK, &whole))
+        return 0;
+    if (errno == EAGAIN || errno == EACCES)
+        return -EAGAIN;
+    return errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL ? -ENOLCK : -errno;
+#else
+    (void)fd;
+    return -ENOLCK;
+#endif
+}
+
+static int posix_is_at(void *arg, int fd, const char *path)
+{
+    struct stat open_file, named;
+    (void)arg;
+    if (fstat(fd, &open_file))
+        return -errno;
+    if (stat(path, &named))
+        return errno == ENOENT ? 0 : -errno;
+    return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
+}
+
+/* A folder that is not there yet goes by its parent; what is not there either, by the text. */
+static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
+{
+    char real[PATH_MAX], parent[PATH_MAX];
+    size_t n = strlen(path);
+    int printed;
+    (void)arg;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    size_t name = n;
+    while (name > 0 && path[name - 1] != '/')
+        name--;
+    if (n >= sizeof parent)
+        return -ENAMETOOLONG;
+    snprintf(parent, sizeof parent, "%.*s", name ? (int)name : 1, name ? path : ".");
+    if (realpath(path, real))
+        printed = snprintf(out, out_bytes, "%s", real);
+    else if (realpath(parent, real))
+        printed =
+            snprintf(out, out_bytes, "%s/%.*s", strcmp(real, "/") ? real : "", (int)(n - name), path + name);
+    else if (*path == '/')
+        printed = snprintf(out, out_bytes, "%.*s", (int)n, path);
+    else if (getcwd(real, sizeof real))
+        printed = snprintf(out, out_bytes, "%s/%.*s", real, (int)n, path);
+    else
+        return -errno;
+    return printed < 0 || (size_t)printed >= out_bytes ? -ENAMETOOLONG : 0;
+}
+
 const struct zr_files zr_files_posix = {.open = posix_open,
                                         .pread = posix_pread,
                                         .pwrite = posix_pwrite,
@@ -170,7 +228,10 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .rmdir = posix_rmdir,
                                         .opendir = posix_opendir,
                                         .readdir = posix_readdir,
-                                        .closedir = posix_closedir};
+                                        .closedir = posix_closedir,
+                                        .lock = posix_lock,
+                                        .is_at = posix_is_at,
+                                        .absolute = posix_absolute};
 
 /* ---- above the table ---- */
 
@@ -296,6 +357,32 @@ int zr_file_rename(const struct zr_files *fs, const char *from, const char *to)
     return err < 0 ? fail_io(from, "rename", err) : 0;
 }
 
+int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lock_outcome *outcome)
+{
+    int err;
+    RETRY(err, fs->lock(fs->arg, fd));
+    *outcome = err == -EAGAIN ? ZR_LOCK_HELD : err == -ENOLCK ? ZR_NO_LOCKS : ZR_LOCKED;
+    return err < 0 && *outcome == ZR_LOCKED ? fail_io(path, "lock", err) : 0;
+}
+
+int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is)
+{
+    int err;
+    RETRY(err, fs->is_at(fs->arg, fd, path));
+    *is = err == 1;
+    return err < 0 ? fail_io(path, "status", err) : 0;
+}
+
+int zr_path_absolute(const struct zr_files *fs, const char *path, char out[ZR_PATH_BYTES])
+{
+    int err;
+    RETRY(err, fs->absolute(fs->arg, path, out, ZR_PATH_BYTES));
+    if (err == -ENAMETOOLONG)
+        return zr_fail(ZR_ERR_ARG, "%.200s...: the path is too long; allowed: %d characters from the root",
+                       path, ZR_PATH_BYTES - 1);
+    return err < 0 ? fail_io(path, "absolute path", err) : 0;
+}
+
 int zr_folder_make(const struct zr_files *fs, const char *path, bool *exists)
 {
     int err;
@@ -350,14 +437,18 @@ static int add_name(void *arg, const char *name)
     return 0;
 }
 
+int zr_file_remove(const struct zr_files *fs, const char *path)
+{
+    int err;
+    RETRY(err, fs->unlink(fs->arg, path));
+    return err < 0 && err != -ENOENT ? fail_io(path, "remove", err) : 0;
+}
+
 static int remove_file(const struct zr_files *fs, const char *folder, const char *name)
 {
     char path[ZR_PATH_BYTES];
     int err = zr_path_join(path, folder, name);
-    if (err)
-        return err;
-    RETRY(err, fs->unlink(fs->arg, path));
-    return err < 0 && err != -ENOENT ? fail_io(path, "remove", err) : 0;
+    return err ? err : zr_file_remove(fs, path);
 }
 
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first)

@@ -38,6 +38,13 @@ struct zr_files {
     int (*readdir)(void *arg, void *dir, char *name,
                    size_t name_bytes); /* 1: a name, 0: no more; "." and ".." included */
     int (*closedir)(void *arg, void *dir);
+    int (*lock)(void *arg, int fd); /* of the whole file, until the descriptor is closed, against every other
+                                       descriptor, of this process too. -EAGAIN: another has it; -ENOLCK: not
+                                       to be had there */
+    int (*is_at)(void *arg, int fd, const char *path); /* 1: path is a name of the open file; 0: it is not */
+    int (*absolute)(void *arg, const char *path, char *out,
+                    size_t out_bytes); /* the path from the root, whatever the working directory will be; of
+                                          an existing file or folder always the same one */
     void *arg;
 };
 
@@ -76,6 +83,14 @@ int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool 
                  int64_t *n);
 /* Makes the file, writes it, syncs it and closes it. A file of that name is replaced. */
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n);
+
+enum zr_lock_outcome { ZR_LOCKED, ZR_LOCK_HELD /* by another */, ZR_NO_LOCKS /* on this file system */ };
+/* Does not wait. */
+int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lock_outcome *outcome);
+int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is);
+/* A missing one is no error. */
+int zr_file_remove(const struct zr_files *fs, const char *path);
+int zr_path_absolute(const struct zr_files *fs, const char *path, char out[ZR_PATH_BYTES]);
 
 /* path = folder/name. ZR_ERR_ARG when it does not fit. */
 int zr_path_join(char path[ZR_PATH_BYTES], const char *folder, const char *name);

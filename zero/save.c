@@ -269,11 +269,12 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
     }
     s->z = z;
     s->commit_told = z->world.world == 1;
-    int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES, err = 0;
-    if (strlen(dir) > (size_t)longest)
-        err = zr_fail(ZR_ERR_ARG, "dir has %zu characters; allowed: %d", strlen(dir), longest);
-    if (!err)
-        snprintf(s->root, sizeof s->root, "%s", dir);
+    int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES;
+    /* The program may change its working directory while the file is written. */
+    int err = zr_path_absolute(z->files, dir, s->root);
+    if (!err && strlen(s->root) > (size_t)longest)
+        err = zr_fail(ZR_ERR_ARG, "dir has %zu characters from the root on; allowed: %d", strlen(s->root),
+                      longest);
     if (!err)
         err = zr_extents_of(z, z->engine.snapshot, &s->extents);
     if (!err)
@@ -301,7 +302,8 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
-        mine.err = zr_checkpoint_begin(z->files, s->root, z->engine.t, mine.name);
+        mine.err =
+            zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, z->engine.t, mine.name);
     if (mine.err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = 0;

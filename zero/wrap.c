@@ -150,6 +150,7 @@ static void tear_down(struct zero_ctx *z)
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
     zr_loop_close(z->loop, on_stop, z);
+    zr_folder_unlock_all(&z->locks);
     bool device_rests = !z->engine_open || zr_engine_close(&z->engine);
     if (z->gather)
         z->gather->ops->close(z->gather);

@@ -367,13 +367,21 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
  * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,
  * the program's user data. Each rank writes what it owns, as one safetensors file; rank 0 then writes the
- * manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were synced.
- * Only then are those beyond the cfg.save_keep latest removed, and what unfinished saves left; all ranks see
- * the same file system, and one run at a time saves into dir. Outside brackets, between steps.
+ * manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were synced,
+ * and heads and checksums read back. Only then are those beyond the cfg.save_keep latest removed, and what
+ * unfinished saves left. All ranks see the same file system. dir may be relative, to the working directory at
+ * the call. Outside brackets, between steps.
  *
- * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_NOMEM) the context is as before, and so
- * are the checkpoints in dir. With cfg.save_async the call waits for the save before it, returns its failure,
- * if any, without beginning another, and leaves writing to a thread; zero_save_wait tells the outcome. */
+ * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
+ * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
+ * that it forked after the save, and that go on without exec, keep it. Beyond 8 folders the one not saved
+ * into for longest is unlocked.
+ *
+ * On failure (ZERO_ERR_IO naming the call, file and reason; ZERO_ERR_ARG for names of tensors that are not
+ * UTF-8, or too many and too long for a file's header or the manifest; ZERO_ERR_NOMEM) the context is as
+ * before, and so are the checkpoints in dir. With cfg.save_async the call waits for the save before it,
+ * returns its failure, if any, without beginning another, and leaves writing to a thread; zero_save_wait
+ * tells the outcome. */
 ZERO_API int zero_save(zero_ctx *z, const char *dir);
 
 /* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is

@@ -58,7 +58,7 @@ struct memory_files {
     struct node *nodes; /* 0: the root */
     int n_nodes;
     int fds[MAX_OPEN]; /* nodes, -1: free */
-    bool direct_fds[MAX_OPEN];
+    bool direct_fds[MAX_OPEN], locked[MAX_OPEN];
     enum memory_direct direct;
     int64_t n_direct;
     int n_walks;
@@ -253,6 +253,7 @@ static int do_open(void *arg, const char *path, int flags, unsigned mode)
         if (m->fds[fd] < 0) {
             m->fds[fd] = node;
             m->direct_fds[fd] = flags & O_DIRECT;
+            m->locked[fd] = false;
             return leave(m, fd);
         }
     return leave(m, -EMFILE);
@@ -471,6 +472,36 @@ static int do_closedir(void *arg, void *dir)
     return err < 0 ? err : leave(m, 0);
 }
 
+static int do_lock(void *arg, int fd)
+{
+    struct memory_files *m = arg;
+    int err = enter(m, false);
+    if (err < 0)
+        return err;
+    for (int other = 0; other < MAX_OPEN; other++)
+        if (other != fd && m->fds[other] == m->fds[fd] && m->locked[other])
+            return leave(m, -EAGAIN);
+    m->locked[fd] = true;
+    return leave(m, 0);
+}
+
+static int do_is_at(void *arg, int fd, const char *path)
+{
+    struct memory_files *m = arg;
+    int err = enter(m, false);
+    return err < 0 ? err : leave(m, find_node(m, path) == m->fds[fd]);
+}
+
+static int do_absolute(void *arg, const char *path, char *out, size_t out_bytes)
+{
+    struct memory_files *m = arg;
+    int err = enter(m, false);
+    if (err < 0)
+        return err;
+    int n = snprintf(out, out_bytes, "%s", path); /* all begin at the root */
+    return leave(m, (size_t)n < out_bytes ? 0 : -ENAMETOOLONG);
+}
+
 /* ---- for tests ---- */
 
 struct memory_files *memory_files_open(void)
@@ -490,6 +521,9 @@ struct memory_files *memory_files_open(void)
                                  .opendir = do_opendir,
                                  .readdir = do_readdir,
                                  .closedir = do_closedir,
+                                 .lock = do_lock,
+                                 .is_at = do_is_at,
+                                 .absolute = do_absolute,
                                  .arg = m};
     pthread_mutex_init(&m->lock, NULL);
     memset(m->fds, 0xff, sizeof m->fds);
@@ -571,7 +605,7 @@ int memory_files_n_open(const struct memory_files *m)
 {
     int n = m->n_walks;
     for (int i = 0; i < MAX_OPEN; i++)
-        n += m->fds[i] >= 0;
+        n += m->fds[i] >= 0 && !m->locked[i];
     return n;
 }
 

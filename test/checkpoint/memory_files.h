@@ -35,7 +35,7 @@ int64_t memory_files_n_direct(const struct memory_files *m);
 void memory_files_fault(struct memory_files *m, enum memory_fault fault, int64_t at, bool always);
 /* Calls since the last memory_files_fault. */
 int64_t memory_files_calls(const struct memory_files *m);
-/* Descriptors and folder walks that are open. */
+/* Descriptors and folder walks that are open, but for those that hold a lock. */
 int memory_files_n_open(const struct memory_files *m);
 /* The content of a file, to be changed in place or cut: NULL when there is none. */
 unsigned char *memory_files_content(struct memory_files *m, const char *path, int64_t **size);

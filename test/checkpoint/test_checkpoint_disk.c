@@ -239,6 +239,7 @@ static void on_read_only(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, run));
     CHECK_OK(model_steps(m, 1));
+    zr_folder_unlock_all(&m->z->locks); /* a file that is open for writing: none can be there */
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT | MS_RDONLY, NULL));
     refuse_writing(m, "read-only file system");
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT, NULL));

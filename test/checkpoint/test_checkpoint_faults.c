@@ -81,8 +81,10 @@ static void begin_fault(struct model_rank *m, struct history *h, enum memory_fau
                         bool always)
 {
     pthread_barrier_wait(&h->barrier);
-    if (m->rank == 0)
+    if (m->rank == 0) {
+        zr_folder_unlock_all(&m->z->locks); /* to take it anew is a part of the save */
         memory_files_fault(h->files, fault, at, always);
+    }
     pthread_barrier_wait(&h->barrier);
 }
 
@@ -235,8 +237,10 @@ static void lose_power(struct model_rank *m, void *arg)
         m->step = 0;
         begin_history(m, h);
         pthread_barrier_wait(&h->barrier);
-        if (m->rank == 0)
+        if (m->rank == 0) {
+            zr_folder_unlock_all(&m->z->locks);
             memory_files_fault(disk, FAULT_DEAD, k, true);
+        }
         pthread_barrier_wait(&h->barrier);
         int err = save_and_wait(m);
         pthread_barrier_wait(&h->barrier); /* nobody writes any more: all ranks count the same calls */
@@ -270,6 +274,7 @@ static void find_after_outage(struct model_rank *m, void *arg)
                 CHECK_OK(save_and_wait(m));
                 CHECK_THAT(loaded_step(m, &o->h) == t);
             }
+            zr_folder_unlock_all(&m->z->locks);
             memory_files_close(found);
         }
     m->z->files = own;

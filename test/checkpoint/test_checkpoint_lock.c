@@ -1,0 +1,299 @@
+/* test_checkpoint_lock.c: one run at a time saves into a folder, whatever it calls the folder and wherever it
+ * works by then. */
+#include "test/checkpoint/saved_model.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], same[sizeof base + 8],
+            lock_file[sizeof run + 8];
+
+static const struct model_options alone = {.stage = 1, .world = 1, .keep = 1};
+
+static int remove_one(void *arg, const char *name)
+{
+    char path[ZR_PATH_BYTES];
+    return zr_path_join(path, arg, name) || zr_folder_remove(&zr_files_posix, path, NULL);
+}
+
+/* What is left in it but checkpoints is an error. */
+static void clear(char *path)
+{
+    assert_int_equal(zr_folder_walk(&zr_files_posix, path, NULL, remove_one, path), 0);
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void save(struct model_rank *m, void *arg)
+{
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, arg));
+    CHECK_OK(zero_save_wait(m->z));
+}
+
+static void refuse(struct model_rank *m, void *arg)
+{
+    CHECK_OK(model_steps(m, 1));
+    for (int i = 0; i < 2; i++) {
+        CHECK_THAT(zero_save(m->z, i ? same : run) == ZERO_ERR_IO);
+        CHECK_THAT(strstr(zero_last_error(), run) &&
+                   strstr(zero_last_error(), "another run saves into this"));
+        model_check(strstr(zero_last_error(), arg) != NULL, __FILE__, __LINE__, arg);
+    }
+    CHECK_OK(model_steps(m, 1));    /* it goes on */
+    CHECK_OK(zero_load(m->z, run)); /* which wants no lock */
+}
+
+/* ---- two contexts ---- */
+
+static void save_beside(struct model_rank *m, void *arg)
+{
+    char other[sizeof base + 8];
+    save(m, run);
+    uint64_t hash = model_hash(m);
+    model_run(&alone, refuse, arg);
+    snprintf(other, sizeof other, "%s/other", base);
+    model_run(&alone, save, other);
+    clear(other);
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_load(m->z, same));
+    CHECK_THAT(model_hash(m) == hash);
+    save(m, same); /* its own lock does not hinder it, whatever name it gives the folder */
+    CHECK_THAT(!access(lock_file, F_OK));
+}
+
+static void test_two_contexts(void **state)
+{
+    (void)state;
+    for (int world = 1; world < 3; world++) {
+        struct model_options o = {.stage = 3, .world = world, .keep = 2};
+        if (world == 1)
+            model_run(&o, save_beside, "another context of it");
+        else
+            model_run(&o, save, run);
+        assert_int_equal(access(lock_file, F_OK), -1); /* gone with its holder */
+    }
+    model_run(&alone, save, run);
+    clear(run);
+}
+
+/* More folders than it keeps locked. */
+static void save_into_many(struct model_rank *m, void *arg)
+{
+    char folder[sizeof base + 16];
+    (void)arg;
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
+            snprintf(folder, sizeof folder, "%s/many%d", base, i);
+            CHECK_OK(zero_save(m->z, folder));
+            CHECK_THAT(m->z->locks.n <= ZR_MOST_FOLDER_LOCKS);
+        }
+}
+
+static void test_many_folders(void **state)
+{
+    (void)state;
+    char folder[sizeof base + 16];
+    model_run(&alone, save_into_many, NULL);
+    for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
+        snprintf(folder, sizeof folder, "%s/many%d", base, i);
+        clear(folder);
+    }
+}
+
+/* ---- two processes ---- */
+
+struct child {
+    bool leaves_one; /* a child of its own, which lives as long as `life` is open for writing elsewhere */
+    int told[2], life[2], left[2];
+};
+
+static void hold(struct model_rank *m, void *arg)
+{
+    struct child *c = arg;
+    char byte = 0;
+    save(m, run);
+    if (c->leaves_one && !fork()) {
+        close(c->told[1]);
+        while (read(c->life[0], &byte, 1) > 0) {
+        }
+        _exit(0);
+    }
+    close(c->left[1]);
+    CHECK_THAT(write(c->told[1], &byte, 1) == 1);
+    for (;;)
+        pause();
+}
+
+static void hold_in_child(bool leaves_one)
+{
+    struct child c = {.leaves_one = leaves_one};
+    char byte, holder[64];
+    assert_int_equal(pipe(c.told) | pipe(c.life) | pipe(c.left), 0);
+    fflush(stdout);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        close(c.life[1]);
+        model_run(&alone, hold, &c);
+        _exit(1);
+    }
+    close(c.told[1]);
+    close(c.left[1]);
+    assert_int_equal(read(c.told[0], &byte, 1), 1); /* none if it failed */
+    snprintf(holder, sizeof holder, "process %d on host ", (int)pid);
+    model_run(&alone, refuse, holder);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    if (leaves_one) {
+        model_run(&alone, refuse, "a child that it left behind");
+        close(c.life[1]);
+        assert_int_equal(read(c.left[0], &byte, 1), 0); /* it ends */
+    } else {
+        close(c.life[1]);
+    }
+    model_run(&alone, save, run); /* what a kill leaves is no lock */
+    assert_int_equal(access(lock_file, F_OK), -1);
+    clear(run);
+    close(c.told[0]);
+    close(c.life[0]);
+    close(c.left[0]);
+}
+
+static void test_two_processes(void **state)
+{
+    (void)state;
+    hold_in_child(false);
+    hold_in_child(true);
+}
+
+/* ---- where there are no locks ---- */
+
+static int no_lock(void *arg, int fd)
+{
+    (void)arg;
+    (void)fd;
+    return -ENOLCK;
+}
+
+static void count_warnings(void *arg, const char *line)
+{
+    *(int *)arg += strstr(line, "the file system has no locks") != NULL;
+}
+
+static void test_no_locks(void **state)
+{
+    (void)state;
+    struct zr_files files = zr_files_posix;
+    int n = 0;
+    files.lock = no_lock;
+    struct model_options o = {
+        .stage = 1, .world = 1, .keep = 1, .files = &files, .log = count_warnings, .log_arg = &n};
+    model_run(&o, save, run);
+    assert_int_equal(n, 1);
+    remove(lock_file); /* nobody can tell whether it is used */
+    clear(run);
+}
+
+/* ---- a working directory that changes ---- */
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+/* Files are made once the test is elsewhere. */
+static int open_later(void *arg, const char *path, int flags, unsigned mode)
+{
+    bool waits = flags & O_CREAT && strstr(path, "shard-");
+    if (waits)
+        pthread_mutex_lock(&gate);
+    int fd = zr_files_posix.open(arg, path, flags, mode);
+    if (waits)
+        pthread_mutex_unlock(&gate);
+    return fd;
+}
+
+static void save_and_move(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    uint64_t hash = model_hash(m);
+    CHECK_THAT(!chdir(base));
+    pthread_mutex_lock(&gate);
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_THAT(!chdir("/"));
+    pthread_mutex_unlock(&gate);
+    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_load(m->z, run));
+    CHECK_THAT(model_hash(m) == hash);
+}
+
+static void test_change_of_directory(void **state)
+{
+    (void)state;
+    struct zr_files files = zr_files_posix;
+    files.open = open_later;
+    struct model_options o = {.stage = 2, .world = 1, .async = true, .files = &files};
+    model_run(&o, save_and_move, NULL);
+    clear(run);
+}
+
+static void check_path(const char *path, const char *expected)
+{
+    char out[ZR_PATH_BYTES];
+    assert_int_equal(zr_path_absolute(&zr_files_posix, path, out), 0);
+    assert_string_equal(out, expected);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    char here[ZR_PATH_BYTES], expected[2 * ZR_PATH_BYTES], longest[ZR_PATH_BYTES + 1];
+    assert_int_equal(chdir(base), 0);
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(mkdir(run, 0777), 0);
+    snprintf(expected, sizeof expected, "%s/run", here);
+    check_path("run", expected);
+    check_path("./run//", expected);
+    check_path(run, expected);
+    check_path("same", expected); /* a link to it */
+    check_path(".", here);
+    assert_int_equal(rmdir(run), 0);
+    check_path("run/", expected);
+    snprintf(expected, sizeof expected, "%s/none/such", here);
+    check_path("none/such", expected); /* its parent is not there: made nowhere */
+    check_path("/", "/");
+    check_path("/none/such/", "/none/such");
+    memset(longest, 'x', ZR_PATH_BYTES);
+    longest[ZR_PATH_BYTES] = 0;
+    assert_int_equal(zr_path_absolute(&zr_files_posix, longest, expected), ZR_ERR_ARG);
+    assert_int_equal(chdir("/"), 0);
+}
+
+int main(void)
+{
+    if (!mkdtemp(base))
+        return 1;
+    snprintf(run, sizeof run, "%s/run", base);
+    snprintf(same, sizeof same, "%s/same", base);
+    snprintf(lock_file, sizeof lock_file, "%s/.lock", run);
+    if (symlink(run, same))
+        return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_contexts),  cmocka_unit_test(test_many_folders),
+        cmocka_unit_test(test_two_processes), cmocka_unit_test(test_no_locks),
+        cmocka_unit_test(test_paths),         cmocka_unit_test(test_change_of_directory),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return unlink(same) | rmdir(base) | failed;
+}
