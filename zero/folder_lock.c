@@ -112,14 +112,15 @@ static void give_back(const struct zr_folder_lock *l)
     char path[ZR_PATH_BYTES];
     if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
         return;
-    zr_file_remove(l->fs, path);
+    if (l->pid == (int64_t)getpid())
+        zr_file_remove(l->fs, path);
     zr_file_close(l->fs, l->fd, path);
 }
 
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log)
 {
-    struct zr_folder_lock *list = locks->list, found = {.fs = fs};
+    struct zr_folder_lock *list = locks->list, found = {.fs = fs, .pid = (int64_t)getpid()};
     int at = 0;
     while (at < locks->n && (list[at].fs != fs || strcmp(list[at].folder, folder) != 0))
         at++;

@@ -17,7 +17,8 @@ struct zr_folder_locks {
     struct zr_folder_lock {
         const struct zr_files *fs;
         char folder[ZR_PATH_BYTES];
-        int fd;                   /* -1: the file system has no locks */
+        int fd;      /* -1: the file system has no locks */
+        int64_t pid; /* who took it: a forked child has this too, and not the lock to give back */
     } list[ZR_MOST_FOLDER_LOCKS]; /* the one used last is first */
     int n;
 };

@@ -125,6 +125,9 @@ static void hold(struct model_rank *m, void *arg)
     char byte = 0;
     save(m, run);
     if (c->leaves_one && !fork()) {
+        struct zr_folder_locks inherited = m->z->locks;
+        inherited.list[0].fd = dup(inherited.list[0].fd);
+        zr_folder_unlock_all(&inherited); /* as by zero_unwrap in a child: the lock is its parent's */
         close(c->told[1]);
         while (read(c->life[0], &byte, 1) > 0) {
         }
