@@ -88,6 +88,8 @@ struct zr_engine {
     int64_t n_waits, wait_ns;
     int64_t save_seen; /* save_written of the last step looked at */
 
+    uint64_t *kept_grad; /* (n_pieces) of check_in_place.c: hashes, 0: none; NULL: not watched */
+
     /* The loop's thread. */
     struct zr_gather_seg *gather_segs;
     struct zr_reduce_seg *reduce_segs;
@@ -163,6 +165,12 @@ int zr_engine_settle(struct zr_engine *e);
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 /* Waits until everything issued so far is done. Model's thread. */
 int zr_engine_drain(struct zr_engine *e);
+
+/* check_in_place.c: a backward bracket of a resident unit ends, whose gradient is reduced then or not; the
+ * next begins, whose gradient is zeroed then or not: ZR_ERR_ORDER if the model changed what it had said to
+ * keep. */
+void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
+int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
 
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
 void zr_engine_point(struct zr_engine *e);

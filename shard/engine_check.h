@@ -5,8 +5,8 @@
  * A touch of closed memory, a write to a parameter, a pointer kept from an earlier bracket (each bracket's
  * copy lies elsewhere) are the model's fault; they end the context with ZR_ERR_ORDER and a message that names
  * unit and tensor, found by the next call. On a GPU, whose memory cannot be closed, the copies are filled
- * with NaN instead (check_places.h). At stages 0 and 1 the model may touch its memory at any time, so there
- * is no such guard there.
+ * with NaN instead (check_places.h). At stages 0 and 1 the model has its memory without brackets, too, so
+ * there is no such guard there.
  *
  * Every function may be given NULL for a watch, and does nothing then. */
 #ifndef ZR_SHARD_ENGINE_CHECK_H

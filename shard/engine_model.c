@@ -347,6 +347,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
             e->grad_shown[a->unit] = true;
             e->grad_slot[a->unit] = a->slot;
         } else if (a->bracket) {
+            if (!err)
+                err = zr_in_place_begin(e, a->unit, a->fill);
             lend_unit(e, a->unit);
         }
         return err;
@@ -359,6 +361,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
             for_pieces(e, a->unit, a->slot, hide_grad);
         } else if (a->bracket) {
             take_unit(e, a->unit, a->in_flight);
+            zr_in_place_end(e, a->unit, a->in_flight);
         }
         return d->event_record(e->grad_done[zr_grad_place(a->unit, a->slot)], e->compute);
     case ZR_ACT_RETURN_GRADS:

@@ -158,6 +158,30 @@ static void the_same_each_time(void **state)
     }
 }
 
+/* A program that says grad_in_place and zeroes each micro-batch all the same. Where it brackets, check mode
+ * finds it. */
+static void a_false_declaration(void **state)
+{
+    (void)state;
+    const char *was = getenv("ZERO_CHECK");
+    bool checked = was && !strcmp(was, "1");
+    setenv("ZERO_CHECK", "1", 1);
+    for (int i = 0; i < SHAPES; i++)
+        for (int world = 1; world <= 2; world++)
+            for (int stage = 0; stage <= 1; stage++)
+                for (int zeroing = RUN_ZEROES_MICRO; zeroing <= RUN_ZEROES_BACKWARD; zeroing++) {
+                    struct run_setup setup = {.stage = stage,
+                                              .world = world,
+                                              .accum = 4,
+                                              .brackets = true,
+                                              .zeroing = (enum run_zeroing)zeroing,
+                                              .in_place = true};
+                    refused(&shapes[i], &setup, "grad_in_place is 1, which says that their sum stays there");
+                }
+    if (!checked)
+        unsetenv("ZERO_CHECK");
+}
+
 static void both_were_seen(void **state)
 {
     (void)state;
@@ -168,8 +192,9 @@ static void both_were_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stacked_buffers),    cmocka_unit_test(layer_structs),  cmocka_unit_test(graph_nodes),
-        cmocka_unit_test(the_same_each_time), cmocka_unit_test(both_were_seen),
+        cmocka_unit_test(stacked_buffers),     cmocka_unit_test(layer_structs),
+        cmocka_unit_test(graph_nodes),         cmocka_unit_test(the_same_each_time),
+        cmocka_unit_test(a_false_declaration), cmocka_unit_test(both_were_seen),
     };
     return cmocka_run_group_tests_name("own_zeroing", tests, NULL, NULL);
 }
