@@ -93,6 +93,7 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     zr_star_note(r, trouble, "%s", text);
     leave_place(r, l);
     if (trouble != ZR_TROUBLE_REFUSED) {
+        r->refused_ms = 0;
         zr_star_retry(r);
         return;
     }

@@ -14,9 +14,12 @@ int meet(struct meeting *m, const struct zr_world *w, int64_t timeout_ms)
 
 bool part(struct meeting *m)
 {
+    struct zr_sigpipe_hold hold; /* as the thread of a context's loop has it */
+    zr_sigpipe_hold(&hold);
     if (m->r)
         zr_rendezvous_close(m->r);
     uv_run(&m->loop, UV_RUN_DEFAULT); /* returns once nothing is open */
+    zr_sigpipe_release(&hold);
     zr_rendezvous_free(m->r);
     return uv_loop_close(&m->loop) == 0;
 }

@@ -24,7 +24,7 @@ fuzz() {
     shift
     mkdir -p "build-fuzz/found-$name"
     # shellcheck disable=SC2086 # lists of words
-    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" -ljansson -lisal -lxxhash -luv -lm -lpthread &&
+    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" -ljansson -lisal -lnettle -lxxhash -luv -lm -lpthread &&
         "build-fuzz/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 -verbosity=0 \
             -artifact_prefix="build-fuzz/$name-" "build-fuzz/found-$name" "test/fuzz/seeds/$name"; then
         passed=$((passed + 1))
@@ -39,5 +39,6 @@ fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
 fuzz config zero/config.c zero/config_keys.c zero/errors.c kernels/error.c
+fuzz frames comm/frame.c comm/handshake.c kernels/error.c
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

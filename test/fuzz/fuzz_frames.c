@@ -1,0 +1,90 @@
+/* fuzz_frames.c: any bytes as what another process sends to a rendezvous. The first byte says in which pieces
+ * they come; however that is, they are the same frames. Handshakes are also tried with the proof that they
+ * should have, to get past it; without it nothing is believed. */
+#include "comm/handshake.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static void demand(int ok)
+{
+    if (!ok)
+        abort();
+}
+
+static const struct zr_world world = {
+    .rank = 1, .world = 3, .job = "fuzz", .key = {.n_bytes = 16, .bytes = "a key of 16 byte"}};
+
+static void try_hello(const struct zr_frame *f, char *payload)
+{
+    struct zr_shake s = {.nonce_0 = "rank 0's"};
+    demand(!zr_shake_hello(&world, &s, f, payload));
+    if (f->type != ZR_FRAME_HELLO || f->version != ZR_FRAME_VERSION || f->n_bytes != sizeof(struct zr_hello))
+        return;
+    demand(s.rank == f->rank && s.world == f->world && s.attempt == f->about);
+    zr_shake_prove(&world, &s, ZR_FRAME_HELLO, 0, "", (uint8_t *)payload + ZR_NONCE_BYTES);
+    demand(zr_shake_hello(&world, &s, f, payload));
+}
+
+static void try_answer(const struct zr_frame *f, char *payload)
+{
+    struct zr_shake s = {.nonce_0 = "rank 0's", .nonce = "mine", .rank = 1, .world = 3};
+    const char *text;
+    demand(!zr_shake_answer(&world, &s, f, payload, &text));
+    bool refuses = f->type == ZR_FRAME_REFUSE && f->n_bytes >= ZR_PROOF_BYTES;
+    bool accepts = f->type == ZR_FRAME_ACCEPT && f->n_bytes == ZR_PROOF_BYTES;
+    if (f->version != ZR_FRAME_VERSION || !(refuses || accepts))
+        return;
+    demand(strlen(text) <= f->n_bytes - ZR_PROOF_BYTES);
+    zr_shake_prove(&world, &s, (enum zr_frame_type)f->type, refuses ? f->about : 0, text, (uint8_t *)payload);
+    demand(zr_shake_answer(&world, &s, f, payload, &text));
+}
+
+/* Reads all of it, at most piece bytes at a time. Returns a sum over the frames and how it ended. */
+static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
+{
+    struct zr_frame_reader r = {.most_bytes = ZR_FRAME_SHAKE_BYTES};
+    enum zr_frame_state state = ZR_FRAME_UNFINISHED;
+    uint64_t sum = 14695981039346656037u;
+    while (n && state == ZR_FRAME_UNFINISHED) {
+        size_t room;
+        char *at = zr_frame_room(&r, &room);
+        size_t take = room < piece ? room : piece;
+        take = take < n ? take : n;
+        demand(room > 0);
+        memcpy(at, data, take);
+        data += take;
+        n -= take;
+        state = zr_frame_took(&r, take);
+        if (state != ZR_FRAME_WHOLE)
+            continue;
+        demand(r.head.n_bytes <= ZR_FRAME_SHAKE_BYTES && (!r.payload || !r.payload[r.head.n_bytes]));
+        sum = (sum ^ r.head.type ^ (uint64_t)r.head.n_bytes << 16) * 1099511628211u;
+        for (uint32_t i = 0; i < r.head.n_bytes; i++)
+            sum = (sum ^ (uint8_t)r.payload[i]) * 1099511628211u;
+        if (try) {
+            try_hello(&r.head, r.payload);
+            try_answer(&r.head, r.payload);
+        }
+        zr_frame_next(&r);
+        state = ZR_FRAME_UNFINISHED;
+    }
+    if (state == ZR_FRAME_LARGE) { /* the owner allows it after all */
+        r.most_bytes = r.head.n_bytes < 1 << 16 ? r.head.n_bytes : r.most_bytes;
+        demand(zr_frame_took(&r, 0) ==
+               (r.most_bytes == r.head.n_bytes ? ZR_FRAME_UNFINISHED : ZR_FRAME_LARGE));
+    }
+    zr_frame_next(&r);
+    return sum * 31 + (uint64_t)state;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    if (n < 1)
+        return 0;
+    uint64_t whole = read_all(data + 1, n - 1, SIZE_MAX, true);
+    demand(read_all(data + 1, n - 1, 1 + data[0], false) == whole);
+    return 0;
+}
