@@ -83,6 +83,7 @@ struct zr_engine {
     int64_t t;                   /* steps that were not skipped */
     int64_t n_skipped;
     bool result_due;              /* a step's outcome was not looked at yet */
+    bool result_wanted;           /* the program asked for it */
     struct zr_step_result result; /* of the last step looked at */
     float lr;
     int64_t n_waits, wait_ns;

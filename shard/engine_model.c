@@ -500,6 +500,12 @@ int zr_engine_settle(struct zr_engine *e)
                                         .clipped = o->clipped,
                                         .skipped = o->skipped,
                                         .save_written = o->save_written};
+    if (o->skipped && !e->result_wanted && e->n_skipped == 0)
+        zr_warn(
+            e->opt.log,
+            "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
+            "zero_step's info tells, and zero_stats counts",
+            e->step);
     e->t += !o->skipped;
     e->n_skipped += o->skipped;
     if (o->skipped)
@@ -533,6 +539,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         return zr_engine_fail(e, err, zr_error_text());
     err = run_actions(e, n);
     e->result_due = true;
+    e->result_wanted = result != NULL;
     if (!err && result) {
         err = zr_engine_settle(e);
         *result = e->result;

@@ -283,6 +283,32 @@ static void tell_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
+/* Stage 3 with nothing sharded costs brackets and saves no memory: likely a launcher that was forgotten, or a
+ * budget that is larger than the model. */
+static void tell_residents(const struct zero_ctx *z)
+{
+    int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
+    struct zr_log *log = z->config.options.log;
+    for (int32_t u = 0; u < n; u++) {
+        n_resident += z->plan->resident[u];
+        n_declared += z->layout->units[u].resident;
+    }
+    if (z->plan->stage != 3)
+        return;
+    if (z->plan->world == 1)
+        zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
+    else if (n_resident == n)
+        zr_warn(log,
+                "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT, the others "
+                "because %s",
+                n, n_declared,
+                z->config.options.param_budget_bytes
+                    ? "param_budget_bytes holds them all"
+                    : "the places for gathering prefetch units ahead would hold them all");
+    else if (n_resident)
+        zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
+}
+
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
               const struct zero_config *cfg)
 {
@@ -303,10 +329,24 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
+    tell_residents(z);
     tell_how_gradients_add_up(z);
     tell_default_stream(z);
     *out = z;
     return 0;
+}
+
+/* Gradients that no zero_step has used. */
+static void tell_unused_gradients(const struct zero_ctx *z)
+{
+    if (zr_core_between_steps(z->engine.core))
+        return;
+    if (z->engine.step == 0)
+        zr_warn(z->config.options.log,
+                "zero_unwrap: zero_step was never called: no gradient was used, and nothing trained");
+    else
+        zr_warn(z->config.options.log,
+                "zero_unwrap: a step has begun: the gradients since the last zero_step were not used");
 }
 
 int zero_unwrap(zero_ctx **z)
@@ -325,6 +365,7 @@ int zero_unwrap(zero_ctx **z)
     snprintf(text, sizeof text, "%s", zr_error_text());
     int err = zr_engine_check(&ctx->engine);
     if (!err) {
+        tell_unused_gradients(ctx);
         zr_engine_called(&ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
         err = zr_engine_barrier(&ctx->engine);
     }

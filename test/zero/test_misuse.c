@@ -352,6 +352,56 @@ static void other_shape(struct program *p)
         p->model.table[TOY_FROZEN].shape[0] = 10;
 }
 
+/* ---- what only the library can say ---- */
+
+static void lends_on_the_host(struct program *p)
+{
+    p->cfg.nccl_comm = &p->cfg;
+}
+
+static int poisoned(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(p->z, u, ZERO_BACKWARD);
+        if (!err)
+            toy_add_gradient(&p->model, u, 0, p->rank->rank);
+        if (!err && u == 0)
+            toy_poison_gradient(&p->model, 0, NAN);
+        if (!err)
+            err = zero_end(p->z, u, ZERO_BACKWARD);
+    }
+    if (!err)
+        err = zero_step(p->z, 1e-2f, NULL);
+    return err ? err : train(p);
+}
+
+static int four_of_one(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 4; k++)
+        err = micro_batch(p, 0, k);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int steps_twice(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_step(p->z, 1e-2f, NULL);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static void budget_for_all(struct program *p)
+{
+    p->cfg.param_budget_bytes = 1 << 20;
+}
+
+static int never_steps(struct program *p)
+{
+    return micro_batch(p, 0, 0);
+}
+
 /* ---- touches that check mode finds ---- */
 
 static int writes_after_end(struct program *p)
@@ -753,6 +803,43 @@ static const struct misuse rows[] = {
      {"the model's fault", "writes tensor embedding", "which may only be read"},
      "ZERO_CHECK",
      "1"},
+    {"steps on a gradient that is no number", ALL, BOTH, NULL, poisoned, LINE, 0, {"step 1", "skipped"}},
+    {"has four micro-batches and says one",
+     ALL,
+     BOTH,
+     NULL,
+     four_of_one,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"grad_accum_steps"}},
+    {"lends a communicator on the host",
+     ALL,
+     BOTH,
+     lends_on_the_host,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"nccl_comm"}},
+
+    {"steps twice", ALL, BOTH, NULL, steps_twice, ERROR, ZERO_ERR_ORDER, {"zero_step: "}},
+    {"never steps", ALL, BOTH, NULL, never_steps, LINE, 0, {"zero_step"}},
+    {"leaves a step unfinished",
+     ALL,
+     BOTH,
+     accumulate_four,
+     never_steps,
+     LINE,
+     0,
+     {"zero_unwrap: zero_step was never called"}},
+    {"shards alone", S3, W1, NULL, NULL, LINE, 0, {"stage 3 shards nothing", "world 1, found in: config"}},
+    {"shards nothing",
+     S3,
+     W2,
+     budget_for_all,
+     NULL,
+     LINE,
+     0,
+     {"stage 3 shards nothing: all 4 units are resident", "param_budget_bytes holds them all"}},
 };
 
 /* ---- running them ---- */
