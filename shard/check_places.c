@@ -70,6 +70,20 @@ static int open_nan(struct zr_places *p)
     return err ? err : d->stream_sync(p->e->compute);
 }
 
+static int64_t place_bytes(const struct zr_layout *l, bool grad)
+{
+    int64_t bytes = 0;
+    for (int32_t u = 0; u < l->n_units; u++)
+        bytes = zr_max(bytes, grad ? l->units[u].grad_bytes : l->units[u].param_bytes);
+    return bytes;
+}
+
+int64_t zr_places_need(const struct zr_layout *l)
+{
+    int64_t param = place_bytes(l, false), grad = place_bytes(l, true);
+    return PLACES * (param + grad) + zr_max(param, grad);
+}
+
 int zr_places_open(struct zr_engine *e, struct zr_places **out)
 {
     const struct zr_layout *l = e->layout;
@@ -81,8 +95,7 @@ int zr_places_open(struct zr_engine *e, struct zr_places **out)
     int err = 0;
     for (int grad = 0; grad < 2; grad++) {
         struct role *r = &p->role[grad];
-        for (int32_t u = 0; u < l->n_units; u++)
-            r->bytes = zr_max(r->bytes, grad ? l->units[u].grad_bytes : l->units[u].param_bytes);
+        r->bytes = place_bytes(l, grad);
         p->bytes = zr_max(p->bytes, r->bytes);
         r->of_unit = malloc((size_t)l->n_units * sizeof *r->of_unit);
         r->before_last = malloc((size_t)l->n_units * sizeof *r->before_last);
@@ -132,11 +145,6 @@ void zr_places_close(struct zr_places *p)
         free(p->role[grad].before_last);
     }
     free(p);
-}
-
-int64_t zr_places_bytes(const struct zr_places *p)
-{
-    return p ? p->bytes + p->role[0].n * p->role[0].bytes + p->role[1].n * p->role[1].bytes : 0;
 }
 
 /* ---- what the model sees ---- */

@@ -25,8 +25,8 @@ void zr_places_give_back(struct zr_places *p);
 /* Frees the rest. NULL is allowed. */
 void zr_places_close(struct zr_places *p);
 
-/* Bytes of the device's that are taken. */
-int64_t zr_places_bytes(const struct zr_places *p);
+/* Bytes of the device's that opening takes. */
+int64_t zr_places_need(const struct zr_layout *l);
 
 /* Where a piece of an open unit lies. */
 char *zr_places_at(const struct zr_places *p, const struct zr_piece *piece, bool grad);

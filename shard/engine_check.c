@@ -119,7 +119,7 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
         err = zr_places_open(e, &w->copies);
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
-                (long long)zr_places_bytes(w->copies));
+                (long long)zr_places_need(w->layout));
     if (err)
         zr_watch_close(w);
     else

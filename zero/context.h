@@ -17,6 +17,7 @@ struct zero_ctx {
     struct zr_loop *loop;
     struct zr_rendezvous *rendezvous; /* NULL for world 1 */
     struct zr_device *device;
+    int64_t gpu_free_bytes; /* when it was last asked */
     struct zr_check *check; /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_comm *gather, *reduce;
     struct zr_comm *nccl; /* what gather is, under a check, when it is NCCL's; else NULL */
@@ -66,7 +67,9 @@ void zr_save_notice(struct zero_ctx *z);
 
 /* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of
  * n_local ranks. */
-int zr_memory_check(struct zr_device *dev, const struct zr_plan *plan, int n_local);
+int zr_memory_check(struct zero_ctx *z, int n_local);
+/* The GPU's part of it; communicators: once more when they are open, and NCCL has taken its own. */
+int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 
 /* stats.c */
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);

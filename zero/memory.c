@@ -1,5 +1,6 @@
 /* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error
  * with a table and not the kernel's killer in the middle of the first step. */
+#include "shard/check_places.h"
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -54,30 +55,81 @@ static int64_t group_available(void)
     return max - used + cache;
 }
 
-static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes)
+static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes,
+                  const char *more)
 {
     char table[1024];
     zr_plan_table(plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM, "the plan needs %lld bytes for each %s, which has %lld free:\n%s",
-                   (long long)wanted, where, (long long)free_bytes, table);
+    return zr_fail(ZR_ERR_NOMEM, "the plan needs %lld bytes for each %s, which has %lld free%s:\n%s",
+                   (long long)wanted, where, (long long)free_bytes, more, table);
 }
 
-int zr_memory_check(struct zr_device *dev, const struct zr_plan *plan, int n_local)
+/* cudaMalloc and ncclMemAlloc map memory in pieces of 2 MiB (cuMemGetAllocationGranularity). What is smaller
+ * may share one with others; that is not counted on. */
+enum { GPU_PIECE_BYTES = 2 << 20, GPU_ALIGN_BYTES = 4096 };
+
+static int64_t on_gpu(int64_t bytes)
 {
-    int64_t on_host = plan->total_bytes, free_bytes, total_bytes;
-    if (dev->ops->memory) {
-        int err = dev->ops->memory(dev, &free_bytes, &total_bytes);
-        if (err)
-            return err;
-        on_host = plan->host_bytes;
-        if (plan->total_bytes - on_host > free_bytes)
-            return refuse(plan, plan->total_bytes - on_host, "rank on its GPU", free_bytes);
-    }
+    return bytes ? zr_round_up(bytes + GPU_ALIGN_BYTES, GPU_PIECE_BYTES) : 0;
+}
+
+/* Allocation by allocation, as the engine makes them. */
+static int64_t gpu_bytes(const struct zero_ctx *z)
+{
+    const struct zr_plan *p = z->plan;
+    const int64_t size = sizeof(float);
+    int64_t bytes = on_gpu(p->gather_bytes) + on_gpu(p->reduce_bytes) + on_gpu(p->master_elems * size) +
+                    p->n_states * on_gpu(p->state_elems * size);
+    return bytes + (z->config.options.check && !p->grad_resident ? zr_places_need(z->layout) : 0);
+}
+
+/* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each
+ * channel and direction, buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and by the constants of its
+ * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch; there are two
+ * communicators. A guess, and so not refused. */
+enum { NCCL_CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, NCCL_CHANNELS = 32, NCCL_COMMS = 2 };
+
+int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
+{
+    int64_t free_bytes, total_bytes, wanted = gpu_bytes(z),
+                                     exact = z->plan->total_bytes - z->plan->host_bytes;
+    if (!z->device->ops->memory || (communicators && !z->nccl))
+        return 0;
+    int err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
+    if (err)
+        return err;
+    char more[256] = "";
+    int64_t taken = z->gpu_free_bytes - free_bytes;
+    if (wanted > free_bytes && exact <= free_bytes)
+        snprintf(more, sizeof more, " (%lld as it is allocated, in pieces of %d)", (long long)wanted,
+                 GPU_PIECE_BYTES);
+    if (communicators && taken > 0)
+        snprintf(more + strlen(more), sizeof more - strlen(more), " after NCCL's communicators took %lld",
+                 (long long)taken);
+    if (wanted > free_bytes)
+        return refuse(z->plan, exact, "rank on its GPU", free_bytes, more);
+    z->gpu_free_bytes = free_bytes;
+    int64_t later = (int64_t)NCCL_CHANNEL_BYTES * NCCL_CHANNELS * NCCL_COMMS;
+    if (communicators && wanted + later > free_bytes)
+        zr_warn(
+            z->config.options.log,
+            "the plan leaves %lld bytes of the GPU's memory free; NCCL takes up to about %lld more with its "
+            "first collectives",
+            (long long)(free_bytes - wanted), (long long)later);
+    return 0;
+}
+
+int zr_memory_check(struct zero_ctx *z, int n_local)
+{
+    int64_t on_host = z->device->ops->memory ? z->plan->host_bytes : z->plan->total_bytes;
+    int err = zr_memory_check_gpu(z, false);
+    if (err)
+        return err;
     int64_t host = host_available(), group = group_available();
-    free_bytes = host < 0 ? group : group < 0 ? host : zr_min(host, group);
+    int64_t free_bytes = host < 0 ? group : group < 0 ? host : zr_min(host, group);
     if (free_bytes < 0 || on_host <= free_bytes / n_local)
         return 0;
     char where[64];
     snprintf(where, sizeof where, "of %d ranks on this host", n_local);
-    return refuse(plan, on_host, where, free_bytes);
+    return refuse(z->plan, on_host, where, free_bytes, "");
 }

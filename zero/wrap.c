@@ -71,7 +71,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     if (err)
         return err;
     /* Ranks of one host share its memory; more than one host is not there yet, so that is all of them. */
-    err = zr_memory_check(z->device, z->plan, z->world.world);
+    err = zr_memory_check(z, z->world.world);
     if (!err && z->config.options.check)
         err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
     return err;
@@ -252,6 +252,8 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     err = zr_agree_on_plan(z, err);
     if (!err)
         err = zr_agree_on_success(z, zr_backend_open_comms(z, backend));
+    if (!err)
+        err = zr_agree_on_success(z, zr_memory_check_gpu(z, true));
     if (!err)
         err = open_engine(z);
     return err ? err : start(z);

@@ -268,6 +268,8 @@ static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclC
     c->rank = rank;
     c->device = device;
     c->alive = true;
+    c->bytes = nsi.machine.comm_bytes;
+    stand_in_use(device, c->bytes);
     c->waits = config->blocking != 0;
 #ifdef NCCL_CTA_POLICY_ZERO
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
@@ -321,6 +323,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
         stand_in_misuse("ncclCommDestroy: rank %d has work under way", comm->rank);
     leave_windows(comm, "ncclCommDestroy");
     comm->alive = false;
+    stand_in_use(comm->device, -comm->bytes);
+    comm->bytes = 0;
     return nsi_leave(ncclSuccess);
 }
 
@@ -342,6 +346,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         pthread_cond_wait(&nsi.moved, &nsi.lock);
     leave_windows(comm, NULL);
     comm->alive = false;
+    stand_in_use(comm->device, -comm->bytes);
+    comm->bytes = 0;
     nsi.n_inside--;
     pthread_cond_broadcast(&nsi.moved);
     pthread_mutex_unlock(&nsi.lock);

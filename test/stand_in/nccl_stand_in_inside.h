@@ -49,6 +49,7 @@ struct ncclComm {
     struct nsi_club *club;
     int rank, device;
     bool alive, aborted, no_ctas;
+    int64_t bytes;      /* of the device */
     bool waits;         /* blocking; else what is called returns before it is done: */
     int n_polls;        /* of ncclCommGetAsyncError until it is */
     ncclComm_t *to, of; /* and then this is made: *to = of */

@@ -90,6 +90,9 @@ cudaError_t stand_in_put(cudaStream_t stream, const char *what, void (*fn)(void 
  * stand_in_find. Freed by cudaFree. */
 cudaError_t stand_in_alloc(void **out, size_t bytes, size_t align, const char *kind);
 
+/* Counts memory of the device as used without there being any; negative: no longer. */
+void stand_in_use(int device, int64_t bytes);
+
 struct stand_in_range {
     char *at;
     size_t bytes;

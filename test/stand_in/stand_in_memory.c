@@ -20,6 +20,7 @@ enum { ALIGN = 256, FREED_MOST_BYTES = 64 << 20, FREED_MOST = 256 };
 
 struct block {
     struct stand_in_range range;
+    int64_t charged; /* bytes of the device */
     void *base;
     struct block *next;
 };
@@ -54,6 +55,21 @@ bool stand_in_find(const void *p, struct stand_in_range *out)
 
 /* --- allocation --- */
 
+/* As CUDA maps memory: in pieces of 2 MiB, of which small allocations share some. */
+static int64_t charge(size_t bytes, const char *kind)
+{
+    const size_t piece = 2 << 20;
+    bool alone = bytes >= piece / 2 || strcmp(kind, "ncclMemAlloc") == 0;
+    return (int64_t)(alone ? (bytes + piece - 1) / piece * piece : bytes);
+}
+
+void stand_in_use(int device, int64_t bytes)
+{
+    si_lock();
+    si.device[device].used_bytes += bytes;
+    si_unlock();
+}
+
 static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryType type, const char *kind)
 {
     struct block *b = calloc(1, sizeof *b);
@@ -62,8 +78,9 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     if (!b)
         return cudaErrorMemoryAllocation;
     si_lock();
-    bool fits = type != cudaMemoryTypeDevice || (bytes <= (size_t)si.machine.device_bytes &&
-                                                 dev->used_bytes + (int64_t)bytes <= si.machine.device_bytes);
+    bool fits =
+        type != cudaMemoryTypeDevice || (bytes <= (size_t)si.machine.device_bytes &&
+                                         dev->used_bytes + charge(bytes, kind) <= si.machine.device_bytes);
     if (fits && bytes < (size_t)1 << 46)
         b->base = malloc(bytes + 2 * align);
     if (!b->base) {
@@ -76,10 +93,11 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     if (at / align % 2 == 0)
         at += align;
     b->range = (struct stand_in_range){(char *)at, bytes, si_device(), type, kind};
+    b->charged = charge(bytes, kind);
     b->next = blocks;
     blocks = b;
     if (type == cudaMemoryTypeDevice)
-        dev->used_bytes += (int64_t)bytes;
+        dev->used_bytes += b->charged;
     si_unlock();
     memset((void *)at, 0xff, bytes);
     *out = (void *)at;
@@ -124,7 +142,7 @@ static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type
         ;
     *at = b->next;
     if (type == cudaMemoryTypeDevice)
-        si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
+        si.device[b->range.device].used_bytes -= b->charged;
     memset(b->range.at, 0xff, b->range.bytes);
     ASAN_POISON_MEMORY_REGION(b->range.at, b->range.bytes);
     b->next = freed;
@@ -324,8 +342,10 @@ void si_memory_end(void)
             si_misuse_locked("%zu bytes of device %d (%s) were never freed", b->range.bytes, b->range.device,
                              b->range.kind);
         if (b->range.type == cudaMemoryTypeDevice)
-            si.device[b->range.device].used_bytes -= (int64_t)b->range.bytes;
+            si.device[b->range.device].used_bytes -= b->charged;
         free(b->base);
         free(b);
     }
+    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
+        si.device[i].used_bytes = 0; /* of what a call left behind */
 }

@@ -232,11 +232,57 @@ static void test_a_query_that_fails_is_no_completion(void **state)
     }
 }
 
+/* --- memory --- */
+
+static void finds_no_room(struct toy_rank *r)
+{
+    struct toy m;
+    struct zero_config cfg;
+    zero_ctx *z = NULL;
+    toy_note(r, wrap(r, 3, &m, &cfg, &z));
+    unwrap(r, &m, &cfg, &z);
+}
+
+/* Room for the plan's bytes alone is not enough: memory comes in pieces of 2 MiB, and NCCL's communicators
+ * take some before the plan does. Told before anything is allocated, with the plan's table. */
+static void test_what_a_gpu_takes_is_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t device, comm;
+        const char *says[3];
+    } machine[] = {
+        {64 << 20, 0, {NULL}},
+        {64 << 20, 8 << 20, {NULL}},
+        {3 << 20, 0, {"which has 3145728 free (", "as it is allocated, in pieces of 2097152)", "moments"}},
+        {64 << 20,
+         31 << 20,
+         {"which has 2097152 free (", "after NCCL's communicators took 65011712", "moments"}},
+    };
+    struct stand_in_machine was = *stand_in_the_machine();
+    for (size_t k = 0; k < sizeof machine / sizeof *machine; k++) {
+        struct toy_rank r[RANKS];
+        stand_in_the_machine()->device_bytes = machine[k].device;
+        nccl_stand_in_the_machine()->comm_bytes = machine[k].comm;
+        run_ranks(RANKS, finds_no_room, NULL, r);
+        for (int i = 0; i < RANKS; i++) {
+            if (r[i].err != (machine[k].says[0] ? ZERO_ERR_NOMEM : 0))
+                fail_msg("machine %zu: code %d \"%s\"", k, r[i].err, r[i].text);
+            for (int j = 0; j < 3 && machine[k].says[j]; j++)
+                if (!strstr(r[i].text, machine[k].says[j]))
+                    fail_msg("machine %zu: \"%s\" lacks \"%s\"", k, r[i].text, machine[k].says[j]);
+        }
+        nothing_wrong();
+        *stand_in_the_machine() = was;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_choose_their_gpu),
         cmocka_unit_test(test_captures_are_not_disturbed),
+        cmocka_unit_test(test_what_a_gpu_takes_is_counted),
         cmocka_unit_test(test_a_query_that_fails_is_no_completion),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
