@@ -134,6 +134,20 @@ class Gpu:
             raise Failed(f'states differ: {hashes}')
         return {'state_sha256': hashes.pop()[:16]}
 
+    def several_gpus(self, gpus, ranks, more, env):
+        """Each rank on a GPU of its own."""
+        if gpus < ranks:
+            raise Skipped(f'{ranks} GPUs are needed, here {"is" if gpus == 1 else "are"} {gpus}')
+        hashes = set()
+        for stage in range(4):
+            command = [self.zero_run, '-n', str(ranks), '--raw', self.bench, 'train', '--json', '--device', 'cuda',
+                       '--model=gpt2-nano', '--steps=4', f'--stage={stage}', '--deterministic=on', *more]
+            *_, summary = events(run(command, 120, env))
+            hashes.add(summary['state_sha256'])
+        if len(hashes) != 1:
+            raise Failed(f'states differ: {hashes}')
+        return {'state_sha256': hashes.pop()[:16]}
+
     def speed(self, model, batch, steps, stage3_ratio):
         """Wrapped at stage 3 against --plain, in turns; medians."""
         ms = {'--plain': [], '--stage=3': []}
@@ -185,6 +199,10 @@ def main():
         gpu.row(f'stages 0 to 3, {dtype}: one state', gpu.parity, dtype)
     for ranks in (2, 3):
         gpu.row(f'{ranks} ranks on one GPU', gpu.several_ranks, ranks, [], {})
+    for ranks in sorted({2, about['gpus']} - {1}):
+        gpu.row(f'{ranks} ranks, a GPU for each', gpu.several_gpus, about['gpus'], ranks, [], {})
+        gpu.row(f'{ranks} ranks, a GPU for each, bf16, checked', gpu.several_gpus, about['gpus'], ranks,
+                ['--dtype=bf16'], {'ZERO_CHECK': '1'})
     gpu.row('2 ranks on one GPU, bf16, without PAT', gpu.several_ranks, 2, ['--dtype=bf16'], {'NCCL_PAT_ENABLE': '0'})
     gpu.row('AdamW against a copy; GEMM 8192^3 and attention, bf16', gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
     gpu.row('GEMM 8192^3 and attention, bf16, PyTorch', gpu.json_of, [sys.executable, 'bench/peers/kernels_peer.py'], 120, True)
