@@ -132,6 +132,7 @@ struct zr_nccl_options {
     int64_t timeout_ms; /* how long a collective waits for peers, and a call into NCCL may take */
     bool deterministic; /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks */
     int64_t reserve_bytes; /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
+    int64_t ragged_bytes;  /* as given to zr_nccl_reserve_bytes() */
     int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
                             a host and NCCL has them (2.28) */
     void *lent;          /* NULL, or the program's own ncclComm_t over the same ranks, which stays the
@@ -156,19 +157,31 @@ struct zr_world;
 int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                       bool *left);
 
+/* Bytes for segments whose last slices are short, which a gather or a reduce of NCCL's cannot take as they
+ * lie: ragged_bytes is the most that one call has of them, one rank's slices each a multiple of 256. Less
+ * room makes them take more rounds. */
+static inline int64_t zr_nccl_ragged_bytes(int world, int64_t ragged_bytes)
+{
+    const int64_t most = 64 << 20, least = 256 * (int64_t)world;
+    int64_t all = ragged_bytes > most / world ? most : ragged_bytes * world;
+    return world == 1 ? 0 : all > least ? all / 256 * 256 : least;
+}
+
 /* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256.
  * largest_slice_bytes: of the largest shard_bytes that will be reduced; less scratch makes reducing take more
- * rounds. */
-static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64_t largest_slice_bytes)
+ * rounds. ragged_bytes: as above. */
+static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64_t largest_slice_bytes,
+                                            int64_t ragged_bytes)
 {
     const int64_t per_peer = 4 << 20, in_all = 64 << 20, align = 256;
     int64_t ledgers = (world * INT64_C(32) + align - 1) / align * align, slice = largest_slice_bytes;
+    int64_t ragged = 2 * zr_nccl_ragged_bytes(world, ragged_bytes); /* of each communicator */
     if (!deterministic || world == 1)
-        return ledgers;
+        return ledgers + ragged;
     slice = slice < per_peer ? slice : per_peer;
     slice = slice < in_all / (world - 1) ? slice : in_all / (world - 1);
     slice = (slice + align - 1) / align * align;
-    return ledgers + (slice > align ? slice : align) * (world - 1);
+    return ledgers + ragged + (slice > align ? slice : align) * (world - 1);
 }
 
 /* Collective and blocking over rdv, which must outlive the communicators. Opens both: close each. The arenas

@@ -123,29 +123,10 @@ static ncclResult_t end_group(const struct zr_nccl_pair *p, ncclResult_t res)
 
 /* ---- all_gather ---- */
 
-static ncclResult_t gather_seg(const struct issue *i, const struct zr_gather_seg *g)
-{
-    const struct zr_nccl *m = i->m;
-    const struct zr_nccl_api *api = &m->pair->api;
-    int world = m->base.world, me = m->base.rank;
-    char *own = m->arena + g->src + me * g->src_stride, *dst = m->arena + g->dst;
-    ncclResult_t res = ncclSuccess;
-    if (g->total_bytes == world * g->shard_bytes)
-        return api->AllGather(own, dst, (size_t)g->shard_bytes, ncclInt8, m->comm, i->native);
-    for (int r = 0; r < world && !res; r++) {
-        char *slice = dst + r * g->shard_bytes;
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, r);
-        if (n > 0)
-            res = api->Broadcast(r == me ? own : slice, slice, (size_t)n, ncclInt8, r, m->comm, i->native);
-    }
-    return res;
-}
-
 static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                            const struct zr_tag *tag)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
     struct issue i = {.m = m, .s = s, .op = ZR_OP_ALL_GATHER, .tag = tag, .count = {.n_all_gather = 1}};
     int err = check_ready(m, i.op);
     if (!err)
@@ -156,6 +137,11 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     int64_t total = 0;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_gather_seg *g = &seg[k];
+        if (!m->pair->reduce.arena && !zr_nccl_fits(c->world, g->shard_bytes, g->total_bytes))
+            return zr_fail(ZR_ERR_ORDER,
+                           "nccl %s: the reduce communicator, whose arena has the room for ragged segments, "
+                           "has none yet",
+                           m->name);
         const int64_t v[] = {g->src, g->src_stride, g->dst, g->shard_bytes, g->total_bytes};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
         total += g->total_bytes;
@@ -166,16 +152,9 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     if (err)
         return err < 0 ? end(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
-    if (total > 0) {
-        res = p->api.GroupStart();
-        if (!res) {
-            for (int k = 0; k < n_seg && !res; k++)
-                if (seg[k].total_bytes > 0)
-                    res = gather_seg(&i, &seg[k]);
-            res = end_group(p, res);
-        }
-    }
-    return end(&i, 0, res);
+    if (total > 0)
+        err = zr_nccl_gather(m, s, seg, n_seg, &res);
+    return end(&i, err, res);
 }
 
 /* ---- reduce_scatter ---- */

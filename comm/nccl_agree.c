@@ -65,6 +65,7 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
         SAME(deterministic, "deterministic");
         SAME(copy_engine, "copy_engine");
         SAME(reserve_bytes, "reserve_bytes");
+        SAME(ragged_bytes, "ragged_bytes");
         SAME(lent, "the use of a communicator that was lent");
 #undef SAME
     }
@@ -78,7 +79,8 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
                                 .deterministic = p->opt.deterministic,
                                 .copy_engine = p->opt.copy_engine,
                                 .lent = p->opt.lent != NULL,
-                                .reserve_bytes = p->opt.reserve_bytes};
+                                .reserve_bytes = p->opt.reserve_bytes,
+                                .ragged_bytes = p->opt.ragged_bytes};
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     mine.host = XXH3_64bits(host, strlen(host));

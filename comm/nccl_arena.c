@@ -189,6 +189,19 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     return 0;
 }
 
+/* Of the reduce arena: ledgers, each communicator's room for ragged segments, the fixed tree's scratch. */
+static void share_reserve(struct zr_nccl_pair *p, int64_t at, int64_t end)
+{
+    int64_t room = zr_nccl_ragged_bytes(p->world, p->opt.ragged_bytes);
+    int64_t ledgers = (p->world * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) /
+                      ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
+    p->gather.room_at = at + ledgers;
+    p->reduce.room_at = p->gather.room_at + room;
+    p->reduce.scratch_at = p->reduce.room_at + room;
+    p->gather.room_bytes = p->reduce.room_bytes = room;
+    p->reduce.scratch_bytes = end - p->reduce.scratch_at;
+}
+
 int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -225,8 +238,8 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
     }
     m->usable_bytes = bytes - reserve;
     m->ledgers_at = m->usable_bytes;
-    m->scratch_at = m->usable_bytes + zr_nccl_reserve_bytes(p->world, false, 0);
-    m->scratch_bytes = bytes - m->scratch_at;
+    if (reserve)
+        share_reserve(p, m->usable_bytes, bytes);
     *base = at;
     return 0;
 }

@@ -4,18 +4,16 @@
  * window where NCCL and the machine have them; nothing is staged, packed or registered later.
  *
  *   all_gather      a flat whose shards fill it: ncclAllGather, in place where the shard is a slice of the
- *                   flat. A ragged one (the last ranks own less, or nothing): one ncclBroadcast per rank that
- *                   owns something, for an all-gather would write past its end. All segments of a unit are
- *                   one group, so NCCL may fuse them.
- *   reduce_scatter  fast: ncclReduceScatter with ncclSum in the gradient's dtype, straight to the fp32 shard
- *                   when the gradient is fp32 and nothing is to be added, else in place, into this rank's
- *                   slice of the gradient, and from there cast or added to the shard. Ragged: one ncclReduce
- *                   per owner. Always ncclSum: ncclAvg would rule out the best kernels.
- *                   deterministic: every rank sends each owner its slice (grouped ncclSend and ncclRecv, into
- *                   scratch, piece by piece), and the owner adds them in the fixed binary tree in fp32: the
- *                   bits of shm and self, whatever NCCL would have chosen.
- *   broadcast       ncclBroadcast in place.
- *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
+ *                   flat. A ragged one (the last ranks own less, or nothing), past whose end an all-gather
+ * would write: ncclAllGather into a room of ours, and one copy from there. All segments of a unit are one
+ * group, which NCCL fuses, whatever the world. reduce_scatter  fast: ncclReduceScatter with ncclSum in the
+ * gradient's dtype, straight to the fp32 shard when the gradient is fp32 and nothing is to be added, else in
+ * place, into this rank's slice of the gradient, and from there cast or added to the shard. Ragged: from a
+ * copy in the room. Always ncclSum: ncclAvg would rule out the best kernels. deterministic: every rank sends
+ * each owner its slice (grouped ncclSend and ncclRecv, into scratch, piece by piece), and the owner adds them
+ * in the fixed binary tree in fp32: the bits of shm and self, whatever NCCL would have chosen. broadcast
+ * ncclBroadcast in place. exchange        ncclAllGather in place, and in the same group the ranks' ledgers
+ * (below).
  *
  * When it completes, nobody reads mine. comm.h promises this for reduce_scatter, broadcast and exchange. NCCL
  * promises more for every call: once it is complete in the order of a rank's stream, that rank may reuse both
@@ -43,6 +41,7 @@
  *
  *   nccl.c          the vtable: checks, the ledger, what is put on the stream
  *   nccl_reduce.c   both ways to reduce
+ *   nccl_ragged.c   the room for segments whose last slices are short
  *   nccl_open.c     opening, closing
  *   nccl_lent.c     what a communicator that is lent is asked for
  *   nccl_agree.c    what ranks tell each other while that goes on
@@ -158,6 +157,7 @@ struct zr_nccl {
     /* The issuing thread. */
     uint64_t next_seq;
     int64_t ledgers_at, scratch_at, scratch_bytes; /* in the arena */
+    int64_t room_at, room_bytes; /* in the reduce communicator's arena, for ragged segments of this one */
 
     /* Under pair->lock. */
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
@@ -256,7 +256,7 @@ int zr_nccl_close_window(struct zr_nccl *m);
 /* What a rank tells the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t err, version, deterministic, copy_engine, lent, unused;
-    int64_t reserve_bytes;
+    int64_t reserve_bytes, ragged_bytes;
     uint64_t host;
     ncclUniqueId id[2]; /* rank 0's */
     char text[400];
@@ -274,6 +274,39 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
 /* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
  * numbers (t may be NULL). */
 int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t);
+
+/* ---- nccl_ragged.c ---- */
+
+/* Bytes [at, at + n) of every rank's slice of one segment; shorter, or empty, of the last ranks. */
+struct zr_nccl_part {
+    int seg;
+    int64_t at, n;
+    char *room; /* (world, n) */
+};
+struct zr_nccl_cut {
+    int seg; /* the first that is not cut to its end, and how far it is */
+    int64_t at;
+    int n;
+    struct zr_nccl_part part[ZR_NCCL_PIECES];
+};
+
+/* A collective takes it as it lies. */
+static inline bool zr_nccl_fits(int world, int64_t shard_bytes, int64_t total_bytes)
+{
+    return world == 1 || total_bytes == world * shard_bytes;
+}
+/* The next parts of the ragged segments, as many as there is room for, alike on all ranks. slices: of segment
+ * i, shard_bytes and total_bytes. false: there are none left. */
+bool zr_nccl_cut(const struct zr_nccl *m, struct zr_nccl_cut *c, int n_seg,
+                 void (*slices)(const void *seg, int i, int64_t *shard_bytes, int64_t *total_bytes),
+                 const void *seg);
+/* Between a segment of that shape at flat and the room: copies all ranks' slices, or only one's (only >= 0),
+ * into the room or out of it. */
+int zr_nccl_move_part(const struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_part *part,
+                      char *flat, int64_t shard_bytes, int64_t total_bytes, int only, bool into_room);
+/* Puts all segments of a gather on the stream, the ragged ones by way of the room. */
+int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                   ncclResult_t *res);
 
 /* ---- nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the device's, or, with
  * *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */

@@ -12,56 +12,118 @@ static ncclDataType_t type_of(enum zr_dtype t)
 
 /* ---- by NCCL ---- */
 
-/* The sum can land in dst at once; else it lands in this rank's slice of src. */
-static bool goes_straight(const struct zr_reduce_seg *g)
+static void reduce_slices(const void *seg, int i, int64_t *shard_bytes, int64_t *total_bytes)
 {
-    return g->dtype == ZR_F32 && !g->accumulate;
+    const struct zr_reduce_seg *g = (const struct zr_reduce_seg *)seg + i;
+    *shard_bytes = g->shard_bytes;
+    *total_bytes = g->total_bytes;
 }
 
-static ncclResult_t fast_seg(struct zr_nccl *m, cudaStream_t native, const struct zr_reduce_seg *g)
+/* The sum can land in dst at once; else it lands in this rank's slice of src, or of the room. */
+static bool goes_straight(const struct zr_nccl *m, const struct zr_reduce_seg *g)
 {
-    const struct zr_nccl_api *api = &m->pair->api;
-    int world = m->base.world, me = m->base.rank;
-    int64_t size = zr_dtype_bytes(g->dtype);
-    char *src = m->arena + g->src, *own = goes_straight(g) ? m->arena + g->dst : src + me * g->shard_bytes;
+    return g->dtype == ZR_F32 && !g->accumulate &&
+           zr_nccl_fits(m->base.world, g->shard_bytes, g->total_bytes);
+}
+
+static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native,
+                                 const struct zr_reduce_seg *seg, int n_seg)
+{
     ncclResult_t res = ncclSuccess;
-    if (g->total_bytes == world * g->shard_bytes)
-        return api->ReduceScatter(src, own, (size_t)(g->shard_bytes / size), type_of(g->dtype), ncclSum,
-                                  m->comm, native);
-    for (int r = 0; r < world && !res; r++) {
-        char *slice = src + r * g->shard_bytes;
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, r) / size;
-        if (n > 0)
-            res = api->Reduce(slice, r == me ? own : slice, (size_t)n, type_of(g->dtype), ncclSum, r, m->comm,
-                              native);
+    int world = m->base.world, me = m->base.rank;
+    for (int i = 0; i < n_seg && !res; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        char *src = m->arena + g->src,
+             *own = goes_straight(m, g) ? m->arena + g->dst : src + me * g->shard_bytes;
+        if (g->total_bytes > 0 && zr_nccl_fits(world, g->shard_bytes, g->total_bytes))
+            res = m->pair->api.ReduceScatter(src, own,
+                                             (size_t)(g->total_bytes / world / zr_dtype_bytes(g->dtype)),
+                                             type_of(g->dtype), ncclSum, m->comm, native);
     }
     return res;
+}
+
+static ncclResult_t reduce_parts(const struct zr_nccl *m, cudaStream_t native,
+                                 const struct zr_reduce_seg *seg, const struct zr_nccl_cut *c)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int k = 0; k < c->n && !res; k++) {
+        const struct zr_nccl_part *p = &c->part[k];
+        enum zr_dtype t = seg[p->seg].dtype;
+        res = m->pair->api.ReduceScatter(p->room, p->room + m->base.rank * p->n,
+                                         (size_t)(p->n / zr_dtype_bytes(t)), type_of(t), ncclSum, m->comm,
+                                         native);
+    }
+    return res;
+}
+
+/* n bytes of the sum at own, the first of them byte at of this rank's slice, to where they belong. */
+static int keep_sum(const struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *g, int64_t at,
+                    const char *own, int64_t n)
+{
+    const struct zr_device_ops *d = m->pair->dev->ops;
+    int64_t size = zr_dtype_bytes(g->dtype);
+    float *dst = (float *)(m->arena + g->dst) + at / size;
+    if (n <= 0)
+        return 0;
+    return g->accumulate ? d->add(s, dst, own, g->dtype, n / size)
+                         : d->cast(s, dst, ZR_F32, own, g->dtype, n / size);
+}
+
+static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                      int n_seg)
+{
+    int err = 0;
+    for (int i = 0; i < n_seg && !err; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        if (zr_nccl_fits(m->base.world, g->shard_bytes, g->total_bytes) && !goes_straight(m, g))
+            err = keep_sum(m, s, g, 0, m->arena + g->src + m->base.rank * g->shard_bytes,
+                           g->total_bytes / m->base.world);
+    }
+    return err;
+}
+
+static int keep_parts(const struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                      const struct zr_nccl_cut *c)
+{
+    int err = 0, me = m->base.rank;
+    for (int k = 0; k < c->n && !err; k++) {
+        const struct zr_nccl_part *p = &c->part[k];
+        const struct zr_reduce_seg *g = &seg[p->seg];
+        int64_t left = zr_slice_bytes(g->shard_bytes, g->total_bytes, me) - p->at;
+        err = keep_sum(m, s, g, p->at, p->room + me * p->n, left < p->n ? left : p->n);
+    }
+    return err;
 }
 
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                         ncclResult_t *res)
 {
-    const struct zr_nccl_pair *p = m->pair;
-    const struct zr_device_ops *d = p->dev->ops;
-    cudaStream_t native = d->stream_native(s);
-    *res = p->api.GroupStart();
-    if (*res)
-        return 0;
-    for (int i = 0; i < n_seg && !*res; i++)
-        if (seg[i].total_bytes > 0)
-            *res = fast_seg(m, native, &seg[i]);
-    ncclResult_t ended = p->api.GroupEnd();
-    if (!*res)
-        *res = ended;
+    const struct zr_nccl_api *api = &m->pair->api;
+    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    struct zr_nccl_cut c = {0};
+    bool more = zr_nccl_cut(m, &c, n_seg, reduce_slices, seg);
     int err = 0;
-    for (int i = 0; i < n_seg && !err && !*res; i++) {
-        const struct zr_reduce_seg *g = &seg[i];
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, m->base.rank) / zr_dtype_bytes(g->dtype);
-        const char *own = m->arena + g->src + m->base.rank * g->shard_bytes;
-        float *dst = (float *)(m->arena + g->dst);
-        if (n == 0 || goes_straight(g))
-            continue;
-        err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
+    for (bool first = true; (first || more) && !err && !*res; first = false) {
+        for (int k = 0; k < c.n && !err; k++) {
+            const struct zr_reduce_seg *g = &seg[c.part[k].seg];
+            err = zr_nccl_move_part(m, s, &c.part[k], m->arena + g->src, g->shard_bytes, g->total_bytes, -1,
+                                    true);
+        }
+        *res = err ? ncclSuccess : api->GroupStart();
+        if (err || *res)
+            break;
+        if (first)
+            *res = reduce_whole(m, native, seg, n_seg);
+        if (!*res)
+            *res = reduce_parts(m, native, seg, &c);
+        ncclResult_t ended = api->GroupEnd();
+        *res = *res ? *res : ended;
+        if (!*res && first)
+            err = keep_whole(m, s, seg, n_seg);
+        if (!*res && !err)
+            err = keep_parts(m, s, seg, &c);
+        more = zr_nccl_cut(m, &c, n_seg, reduce_slices, seg);
     }
     return err;
 }

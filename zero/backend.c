@@ -36,6 +36,23 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     return 0;
 }
 
+/* Of one rank, in one unit: slices that have to be brought to one length. At stage 0 reduced gradients are
+ * gathered too, in fp32. */
+static int64_t ragged_bytes(const struct zr_layout *l, int stage)
+{
+    int64_t most = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        int64_t n = 0;
+        for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+            const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+            if (f->trainable && f->total_bytes < f->shard_bytes * l->world)
+                n += stage == 0 ? f->shard_elems * (int64_t)sizeof(float) : f->shard_bytes;
+        }
+        most = zr_max(most, n);
+    }
+    return most;
+}
+
 void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
 {
     int64_t largest = 0;
@@ -44,7 +61,8 @@ void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, con
             largest = zr_max(largest, layout->flats[i].shard_bytes);
     if (backend == ZERO_BACKEND_NCCL)
         config->options.scratch_bytes =
-            zr_nccl_reserve_bytes(layout->world, config->options.deterministic, largest);
+            zr_nccl_reserve_bytes(layout->world, config->options.deterministic, largest,
+                                  ragged_bytes(layout, config->options.stage));
 }
 
 int zr_backend_open_device(struct zero_ctx *z)
@@ -60,6 +78,7 @@ static int open_nccl(struct zero_ctx *z)
     const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
                                          .deterministic = o->deterministic,
                                          .reserve_bytes = o->scratch_bytes,
+                                         .ragged_bytes = ragged_bytes(z->layout, o->stage),
                                          .copy_engine = copy_engine < 0 ? -1 : copy_engine,
                                          .lent = z->config.user.nccl_comm,
                                          .log = o->log};

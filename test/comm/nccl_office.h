@@ -4,8 +4,8 @@
 
 #include "test/comm/office.h"
 
-/* Scratch for slices of this size: little enough that most take several rounds. */
-enum { NCCL_SLICE_BYTES = 4096 };
+/* Room for slices of these sizes: little enough that most take several rounds. */
+enum { NCCL_SLICE_BYTES = 4096, NCCL_RAGGED_BYTES = 2048 };
 
 extern const struct office_kind office_nccl, office_nccl_fixed;
 

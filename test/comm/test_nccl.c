@@ -187,6 +187,76 @@ static void test_one_without_memory(void **state)
              0);
 }
 
+/* --- slices that are short --- */
+
+enum { N_RAGGED = 6 };
+
+/* Six tensors of a layer, in place, each longer than a shard of 256 bytes and none a multiple of the world's.
+ */
+static void ragged_layer(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    int world = me->w.world, rank = me->w.rank, err = 0;
+    struct zr_gather_seg g[N_RAGGED + 1];
+    struct zr_reduce_seg r[N_RAGGED + 1];
+    for (int i = 0; i <= N_RAGGED; i++) {
+        int64_t at = 8192 * i, total = i == N_RAGGED ? 256 * world : 256 * world - 128 - 4 * i;
+        g[i] = (struct zr_gather_seg){at, 256, at, 256, total};
+        r[i] = (struct zr_reduce_seg){at, 60000 + 256 * i, 256, total, ZR_F32, false};
+    }
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    float *x = malloc(ARENA_BYTES);
+    for (int i = 0; i < ARENA_BYTES / 4; i++)
+        x[i] = (float)(i % 1000 + rank);
+    err = office_store(&o, 0, (char *)x, ARENA_BYTES);
+    if (!err)
+        err = office_store(&o, 1, (char *)x, ARENA_BYTES);
+    if (!err)
+        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], g, N_RAGGED + 1, &tag);
+    if (!err)
+        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], r, N_RAGGED + 1, &tag);
+    if (!err)
+        err = office_fetch(&o, 0, (char *)x, ARENA_BYTES);
+    for (int i = 0; i < ARENA_BYTES / 4; i++) {
+        int64_t in = i * 4 % 8192, seg = i * 4 / 8192;
+        bool moved = seg <= N_RAGGED && in < g[seg].total_bytes;
+        float want = (float)(i % 1000 + (moved ? in / 256 : rank));
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", i, (double)x[i], (double)want);
+    }
+    if (!err)
+        err = office_fetch(&o, 1, (char *)x, ARENA_BYTES);
+    for (int k = 0; k <= N_RAGGED; k++)
+        for (int i = 0; i < 64 && rank * 256 + 4 * i < r[k].total_bytes; i++) {
+            int at = (int)(r[k].src / 4 + rank * 64 + i);
+            float want = (float)(world * (at % 1000) + world * (world - 1) / 2);
+            RANK_CHECK(me, x[r[k].dst / 4 + i] == want, "sum of element %d is %g, not %g", at,
+                       (double)x[r[k].dst / 4 + i], (double)want);
+        }
+    free(x);
+    note_error(me, err);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+/* The number of NCCL's calls and groups of a layer does not grow with the world, and no tensor is a tensor's
+ * neighbour: what is behind a short slice stays as it is. */
+static void test_ragged(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 8; world++) {
+        struct nccl_stand_in_counts before, after;
+        customize(false, LONG_MS);
+        nccl_stand_in_counts(&before);
+        struct rank *r = run_ranks(false, world, ragged_layer, NULL, NULL);
+        nccl_stand_in_counts(&after);
+        for (int i = 0; i < world; i++)
+            expect_rank(&r[i], 0, "");
+        assert_int_equal(after.n_calls - before.n_calls, world * 2 * (N_RAGGED + 1));
+        assert_int_equal(after.n_groups - before.n_groups, world * 2);
+    }
+}
+
 /* --- opening that fails --- */
 
 static void note_open(struct rank *me)
@@ -323,13 +393,14 @@ static void test_arena(void **state)
 static void test_reserve_bytes(void **state)
 {
     (void)state;
-    assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30), 256);
-    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30), 256);
-    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0), 512);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0), 256 + 3 * 256);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000), 256 + 3 * 1024);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30), 256 + 3 * (4 << 20));
-    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30) <= 2048 + (64 << 20) + 63 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30, 1 << 20), 256);
+    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30, 0), 256 + 2 * 8 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0, 1024), 512 + 2 * 9 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0, 0), 256 + 2 * 4 * 256 + 3 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 0), 256 + 2 * 4 * 256 + 3 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30, 0), 256 + 2 * 4 * 256 + 3 * (4 << 20));
+    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30, 0) <= 2048 + 2 * 64 * 256 + (64 << 20) + 63 * 256);
+    assert_int_equal(zr_nccl_ragged_bytes(3, INT64_MAX), 64 << 20);
 }
 
 /* --- a communicator that is lent --- */
@@ -443,9 +514,19 @@ static void test_lent_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_conform),      TEST(test_mixed),       TEST(test_buffers_overlap),    TEST(test_paths),
-        TEST(test_known_faults), TEST(test_conform_old), TEST(test_one_without_memory), TEST(test_refused),
-        TEST(test_open_fails),   TEST(test_arena),       TEST(test_reserve_bytes),      TEST(test_lent),
+        TEST(test_conform),
+        TEST(test_mixed),
+        TEST(test_buffers_overlap),
+        TEST(test_paths),
+        TEST(test_known_faults),
+        TEST(test_conform_old),
+        TEST(test_one_without_memory),
+        TEST(test_refused),
+        TEST(test_open_fails),
+        TEST(test_arena),
+        TEST(test_ragged),
+        TEST(test_reserve_bytes),
+        TEST(test_lent),
         TEST(test_lent_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);

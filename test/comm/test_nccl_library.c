@@ -30,7 +30,7 @@ static int open_pair(const char *library, bool host, struct zr_comm **gather, st
 {
     struct zr_world w = {.rank = 0, .world = 1};
     struct zr_nccl_options opt = {
-        .timeout_ms = 60000, .library = library, .reserve_bytes = zr_nccl_reserve_bytes(1, false, 0)};
+        .timeout_ms = 60000, .library = library, .reserve_bytes = zr_nccl_reserve_bytes(1, false, 0, 0)};
     struct zr_rendezvous *rdv;
     struct zr_device *dev;
     uv_loop_t loop;
