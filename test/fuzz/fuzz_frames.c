@@ -80,11 +80,32 @@ static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
     return sum * 31 + (uint64_t)state;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+static void try_input(const uint8_t *data, size_t n)
 {
     if (n < 1)
-        return 0;
+        return;
     uint64_t whole = read_all(data + 1, n - 1, SIZE_MAX, true);
     demand(read_all(data + 1, n - 1, 1 + data[0], false) == whole);
+}
+
+/* Seeds are text: after a # come hex digits. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    static const char digits[] = "0123456789abcdef";
+    try_input(data, n);
+    if (n < 1 || data[0] != '#')
+        return 0;
+    uint8_t *bytes = calloc(n, 1);
+    size_t n_digits = 0;
+    for (size_t i = 1; bytes && i < n; i++) {
+        const char *d = data[i] ? strchr(digits, data[i]) : NULL;
+        if (!d)
+            continue;
+        bytes[n_digits / 2] |= (uint8_t)((d - digits) << (n_digits % 2 ? 0 : 4));
+        n_digits++;
+    }
+    if (bytes)
+        try_input(bytes, n_digits / 2);
+    free(bytes);
     return 0;
 }
