@@ -464,8 +464,8 @@ static void drop_repeat(struct zr_core *c)
     c->n_rec = c->n_kept = half;
 }
 
-/* What is kept of the recording repeats its first calls: the fewest that it does, or -1. border[i]: the
- * longest beginning of the first i + 1 calls that they end with too (Knuth, Morris and Pratt). */
+/* The fewest of the kept calls that all of them repeat; at most all. border[i]: the longest beginning of the
+ * first i + 1 calls that they end with too (Knuth, Morris and Pratt). */
 static int32_t find_period(const struct zr_core *c)
 {
     const struct zr_call *rec = recorded(c);
@@ -477,22 +477,19 @@ static int32_t find_period(const struct zr_core *c)
         same += same_call(&rec[same], &rec[i]);
         border[i] = same;
     }
-    return 2 * same >= n ? n - same : -1;
+    return n - same;
 }
 
 static void record(struct zr_core *c, const struct zr_call *call)
 {
-    if (c->n_kept == c->cap && c->n_rec == c->cap && !c->rec_full) {
-        int32_t period = find_period(c);
-        c->rec_full = period < 0;
-        if (period > 0) {
-            c->n_kept = period;
-            c->rec_at_call = c->cap % period;
-        }
-    }
     if (c->rec_full)
         return;
-    if (c->n_kept == c->n_rec)
+    bool room = c->n_rec < c->cap;
+    if (c->n_kept == c->n_rec && !room) {
+        c->n_kept = find_period(c);
+        c->rec_at_call = c->cap % c->n_kept;
+    }
+    if (c->n_kept == c->n_rec && room)
         recorded(c)[c->n_kept++] = *call;
     else if (same_call(call, &recorded(c)[c->rec_at_call]))
         c->rec_at_call = c->rec_at_call + 1 == c->n_kept ? 0 : c->rec_at_call + 1;

@@ -170,6 +170,37 @@ static void slots_that_fit_best(void **state)
     watch_close(&w);
 }
 
+/* Of slots whose units are not used again the smallest goes, however far away their units would be used in a
+ * next step, and an empty one before. */
+static void small_and_empty_slots_first(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 5, 4, 0, "");
+    for (int i = 0; i < 4; i++)
+        m.pslot[i] = m.units[i].param_bytes = 100 * (i + 1);
+    m.units[4].param_bytes = 200;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 2(2) 3(3) 4(4)");
+    assert_int_equal(slot_of(&w, 4), 1);
+    watch_close(&w);
+
+    make_model(&m, 3, 2, 0, "0(0) 1(1) 1[1] 0[0]");
+    m.pslot[0] = m.units[1].param_bytes = 300;
+    m.pslot[1] = 200;
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] 2(2)");
+    assert_int_equal(slot_of(&w, 2), 1);
+    watch_close(&w);
+
+    make_model(&m, 3, 2, 0, "0(0) 1(1) 2(2) 0(0) 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) W0 2(2)");
+    assert_true(slot_of(&w, 1) >= 0 && slot_of(&w, 2) >= 0);
+    watch_close(&w);
+}
+
 /* The one largest slot is left to units that fit no other: small ones get it only when a bracket needs it,
  * and give it back first. */
 static void largest_slot_is_reserved(void **state)
@@ -627,6 +658,7 @@ static void a_long_step_that_repeats(void **state)
         bool learned;
     } of[] = {{"1(1) 0(0) 0[0] 1[1]", "", true},
               {"0(0) 1(1) 1(1) 1[1] 0[0] 0(0)", "", true}, /* ends as it begins */
+              {"1[1] 1[1] 0(0) 1[1]", "", true},           /* and begins within */
               {"1(1) 0(0) 0[0] 1[1]", "1(1)", false},
               {"1(1) 0(0) 0[0] 1[1]", "0(0)", false}};
     for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
@@ -1082,6 +1114,7 @@ int main(void)
         cmocka_unit_test(fewest_gathers),
         cmocka_unit_test(prefetch_counts_units),
         cmocka_unit_test(slots_that_fit_best),
+        cmocka_unit_test(small_and_empty_slots_first),
         cmocka_unit_test(largest_slot_is_reserved),
         cmocka_unit_test(gradient_slots_take_turns),
         cmocka_unit_test(room_for_all),
