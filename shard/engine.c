@@ -182,6 +182,8 @@ static int open_tables(struct zr_engine *e)
     e->core = malloc(zr_core_bytes(&e->plan->spec));
     e->actions = malloc((size_t)zr_core_max_actions(&e->plan->spec) * sizeof *e->actions);
     e->unit_job = calloc(units, sizeof *e->unit_job);
+    e->told_param = calloc(tensors, sizeof *e->told_param);
+    e->told_grad = calloc(tensors, sizeof *e->told_grad);
     e->n_shown_param = calloc(tensors, sizeof *e->n_shown_param);
     e->n_shown_grad = calloc(tensors, sizeof *e->n_shown_grad);
     e->param_shown = calloc(units, sizeof *e->param_shown);
@@ -194,9 +196,9 @@ static int open_tables(struct zr_engine *e)
     e->flying = calloc(units, sizeof *e->flying);
     e->gather_segs = calloc(flats, sizeof *e->gather_segs);
     e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
-    if (!e->core || !e->actions || !e->unit_job || !e->n_shown_param || !e->n_shown_grad || !e->param_shown ||
-        !e->grad_shown || !e->param_slot || !e->grad_slot || !e->lending || !e->in_flight || !e->bracketed ||
-        !e->flying || !e->gather_segs || !e->reduce_segs)
+    if (!e->core || !e->actions || !e->unit_job || !e->told_param || !e->told_grad || !e->n_shown_param ||
+        !e->n_shown_grad || !e->param_shown || !e->grad_shown || !e->param_slot || !e->grad_slot ||
+        !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
     if (e->opt.check && e->opt.grad_in_place && e->plan->grad_resident && e->dev->ops->compute_on_caller) {
@@ -363,6 +365,8 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->core);
     free(e->actions);
     free(e->unit_job);
+    free(e->told_param);
+    free(e->told_grad);
     free(e->n_shown_param);
     free(e->n_shown_grad);
     free(e->param_shown);

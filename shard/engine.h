@@ -73,6 +73,7 @@ struct zr_engine {
     uint64_t norm_job;                     /* the last step's */
     uint64_t *unit_job;                    /* (n_units) the last job that writes the unit's parameters */
     uint64_t *grad_job;                    /* (places) the last job that reads the gradient place */
+    void **told_param, **told_grad;        /* (n_tensors) what was last stored in the model's pointers */
     int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
     bool *param_shown, *grad_shown;        /* (n_units) */
     int32_t *param_slot, *grad_slot;       /* (n_units) where it is shown */
@@ -175,7 +176,14 @@ int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
 
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
 void zr_engine_point(struct zr_engine *e);
-void zr_engine_unpoint(struct zr_engine *e); /* all at NULL */
+void zr_engine_unpoint(struct zr_engine *e); /* all at NULL, but those that the model assigned since */
+/* Stores in the model's pointer, and remembers it (engine_pointers.c). */
+void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
+void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
+/* Before a call is made: the pointers of its unit, or at a step of all tensors, are as they were stored; and
+ * no other layer of a stacked tensor is open, whose base would move. ZR_ERR_ORDER naming the tensor, and
+ * nothing changed. */
+int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
 
 /* Values. kind: -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see
  * zero_read and zero_write. write: rank 0's data counts. */

@@ -56,7 +56,7 @@ static void for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn
 static void show_param(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
 {
     e->n_shown_param[p->tensor] += !e->param_shown[f->unit];
-    *e->layout->tensors[p->tensor].param = param_pointer(e, f, p, slot);
+    zr_point_param(e, p->tensor, param_pointer(e, f, p, slot));
 }
 
 static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
@@ -64,7 +64,7 @@ static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     if (!f->trainable)
         return;
     e->n_shown_grad[p->tensor] += !e->grad_shown[f->unit];
-    *e->layout->tensors[p->tensor].grad = grad_pointer(e, f, p, slot);
+    zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
 /* A stacked tensor's pointer goes back to a slice of it that is still open (brackets nest), else to NULL. */
@@ -88,7 +88,7 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
         pointer = param_pointer(e, g, &e->layout->pieces[id], e->param_slot[g->unit]);
     }
-    *e->layout->tensors[p->tensor].param = pointer;
+    zr_point_param(e, p->tensor, pointer);
 }
 
 static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
@@ -103,16 +103,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
         pointer = grad_pointer(e, g, &e->layout->pieces[id], e->grad_slot[g->unit]);
     }
-    *e->layout->tensors[p->tensor].grad = pointer;
-}
-
-void zr_engine_unpoint(struct zr_engine *e)
-{
-    for (int32_t t = 0; t < e->layout->n_tensors; t++) {
-        *e->layout->tensors[t].param = NULL;
-        if (e->layout->tensors[t].grad)
-            *e->layout->tensors[t].grad = NULL;
-    }
+    zr_point_grad(e, p->tensor, pointer);
 }
 
 static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
@@ -120,17 +111,17 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
 {
     if (p->slice)
         return; /* slice 0 gives the base of all */
-    *e->layout->tensors[p->tensor].param = param_pointer(e, f, p, slot);
+    zr_point_param(e, p->tensor, param_pointer(e, f, p, slot));
     if (f->trainable)
-        *e->layout->tensors[p->tensor].grad = grad_pointer(e, f, p, slot);
+        zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
 void zr_engine_point(struct zr_engine *e)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
-        *e->layout->tensors[t].param = zr_watch_closed(e->watch, t, false);
+        zr_point_param(e, t, zr_watch_closed(e->watch, t, false));
         if (e->layout->tensors[t].grad)
-            *e->layout->tensors[t].grad = zr_watch_closed(e->watch, t, true);
+            zr_point_grad(e, t, zr_watch_closed(e->watch, t, true));
     }
     for (int32_t u = 0; e->plan->grad_resident && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
@@ -182,10 +173,10 @@ static void await_issue(struct zr_engine *e, uint64_t job)
 /* The pointer follows what was counted. */
 static void lend(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
-    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     const struct zr_lending *l = &e->lending[p->tensor];
     bool away = l->n_in_flight && !l->n_open && !l->n_unbracketed;
-    *t->grad = away ? zr_watch_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1);
+    zr_point_grad(e, p->tensor,
+                  away ? zr_watch_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
 static void lend_open(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
@@ -423,7 +414,9 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     int32_t n, err = zr_engine_check(e);
     if (err)
         return err;
-    err = zr_core_step(e->core, ev, e->actions, &n);
+    err = zr_pointers_check(e, ev);
+    if (!err)
+        err = zr_core_step(e->core, ev, e->actions, &n);
     if (err)
         return err;
     called(e, ev);
@@ -523,7 +516,9 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     if (err)
         return err;
     struct zr_core_event ev = {.kind = ZR_EV_STEP};
-    err = zr_core_step(e->core, &ev, e->actions, &n);
+    err = zr_pointers_check(e, &ev);
+    if (!err)
+        err = zr_core_step(e->core, &ev, e->actions, &n);
     if (err)
         return err;
     called(e, &ev);

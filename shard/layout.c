@@ -185,8 +185,8 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
-    int64_t v[] = {t->dtype,   t->n_elems,  t->n_slices,  t->unit,    t->grad != NULL,
-                   t->stacked, t->no_decay, t->overwrite, t->resident};
+    int64_t v[] = {t->dtype,   t->n_elems,  t->n_slices,  t->unit,     t->grad != NULL,
+                   t->stacked, t->no_decay, t->overwrite, t->resident, t->pointer_per_begin};
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 

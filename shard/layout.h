@@ -33,6 +33,7 @@ struct zr_tensor {
     int64_t n_slices; /* layers of a stacked tensor, else 1 */
     int32_t unit;     /* of slice 0 */
     bool stacked, no_decay, overwrite, resident;
+    bool pointer_per_begin; /* the model takes its pointers after each begin: several slices may be open */
 };
 
 struct zr_piece {

@@ -48,7 +48,7 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
                 return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
             }
             if (u < 0) {
-                x->stacked = true;
+                x->stacked = x->pointer_per_begin = true;
                 x->n_slices = c->n_units - first;
                 x->n_elems *= x->n_slices;
             }

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KNOWN_FLAGS (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT)
+#define KNOWN_FLAGS                                                                                          \
+    (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -81,7 +82,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
                               .stacked = stacked,
                               .no_decay = t->flags & ZERO_NO_DECAY,
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
-                              .resident = t->flags & ZERO_RESIDENT};
+                              .resident = t->flags & ZERO_RESIDENT,
+                              .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN};
     for (int d = 0; d < 8 && t->shape[d]; d++)
         out->shape[d] = t->shape[d];
     out->name = strdup(t->name);

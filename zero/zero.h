@@ -91,12 +91,17 @@ enum {
                                l  belongs to unit + l */
     ZERO_NO_DECAY = 1 << 1, /* no weight decay (biases, norms) */
     ZERO_GRAD_OVERWRITE =
-        1 << 2,            /* backward stores this gradient instead of adding to it: it need not be zeroed */
-    ZERO_RESIDENT = 1 << 3 /* keep its unit gathered for the whole step at stage 3 */
+        1 << 2,             /* backward stores this gradient instead of adding to it: it need not be zeroed */
+    ZERO_RESIDENT = 1 << 3, /* keep its unit gathered for the whole step at stage 3 */
+    ZERO_POINTER_PER_BEGIN = 1 << 4 /* stacked: the model reads *param and *grad anew after each zero_begin
+                                       and keeps them for that layer, so several layers may be open at once */
 };
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
- * *param and *grad whenever the tensor's place changes. */
+ * *param and *grad whenever the tensor's place changes. The
+ * model does not assign them between zero_wrap and zero_unwrap: zero_begin and zero_end (of its unit),
+ * zero_micro and zero_step return ZERO_ERR_ORDER when they find another value, NULL included, and change
+ * nothing; the message has the value to put back. */
 struct zero_tensor {
     const char *name;      /* unique; used in errors, traces and checkpoints */
     void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
@@ -325,12 +330,14 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
 /* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless
  * ZERO_GRAD_OVERWRITE) and points the model at them until the matching zero_end. Brackets of different units
  * may nest and overlap, and a unit may be open in forward and in backward at once (recompute), but not twice
- * in one phase. Each outermost backward bracket gives one gradient contribution, reduced when it ends. On the
- * host it returns when the parameters are readable; on a GPU it only enqueues. Optional at stages 0 and 1,
- * where it buys overlap: use it around every use of a unit or around none. There the model may zero its
- * gradients where it likes between the end of a micro-batch's backward brackets and its next backward:
- * nothing reads them then. From a unit's backward zero_end to that end they are being reduced, and *grad is
- * NULL. */
+ * in one phase. At stages 2 and 3 the base of a stacked tensor fits the layer begun last, so two layers of
+ * one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second begin is refused. Once one of
+ * them ends, the base fits one that is still open. Each outermost backward bracket gives one gradient
+ * contribution, reduced when it ends. On the host it returns when the parameters are readable; on a GPU it
+ * only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around every use of a unit or
+ * around none. There the model may zero its gradients where it likes between the end of a micro-batch's
+ * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
+ * end they are being reduced, and *grad is NULL. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 

@@ -113,7 +113,8 @@ int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_ten
     struct mlp_tensors *p = &m->params, *g = &m->grads;
     int64_t V = m->config.vocab, T = m->config.context, C = m->config.channels, L = m->config.layers;
     int32_t head = (int32_t)L + 1;
-    uint32_t keep = o->resident ? ZERO_RESIDENT : 0, norm = ZERO_STACKED | ZERO_NO_DECAY;
+    uint32_t stacked = ZERO_STACKED | (o->early ? ZERO_POINTER_PER_BEGIN : 0);
+    uint32_t keep = o->resident ? ZERO_RESIDENT : 0, norm = stacked | ZERO_NO_DECAY;
     uint32_t headb = ZERO_NO_DECAY | (o->overwrite ? ZERO_GRAD_OVERWRITE : 0);
 #define TENSOR(field, unit, flags, ...)                                                                      \
     {                                                                                                        \
@@ -124,9 +125,9 @@ int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_ten
         TENSOR(wpe, 0, keep, T, C),
         TENSOR(ln1w, 1, norm, L, C),
         TENSOR(ln1b, 1, norm, L, C),
-        TENSOR(fcw, 1, ZERO_STACKED, L, 4 * C, C),
+        TENSOR(fcw, 1, stacked, L, 4 * C, C),
         TENSOR(fcb, 1, norm, L, 4 * C),
-        TENSOR(projw, 1, ZERO_STACKED, L, C, 4 * C),
+        TENSOR(projw, 1, stacked, L, C, 4 * C),
         TENSOR(projb, 1, norm, L, C),
         TENSOR(lnfw, head, ZERO_NO_DECAY, C),
         TENSOR(lnfb, head, ZERO_NO_DECAY, C),

@@ -341,6 +341,7 @@ static void *run_rank(void *arg)
                                     .dtype = m->t[k].bf16 ? ZERO_BF16 : ZERO_F32,
                                     .unit = m->t[k].unit,
                                     .flags = (m->t[k].stacked ? ZERO_STACKED : 0) |
+                                             (m->nest && m->reorder ? ZERO_POINTER_PER_BEGIN : 0) |
                                              (m->t[k].no_decay ? ZERO_NO_DECAY : 0) |
                                              (m->t[k].overwrite ? ZERO_GRAD_OVERWRITE : 0)};
     }
