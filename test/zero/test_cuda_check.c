@@ -37,6 +37,7 @@ static zero_ctx *wrap(struct toy *m, int stage, int check)
     cfg.log = keep;
     lines[0] = 0;
     toy_make(m);
+    m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN; /* both of its layers are open at once below */
     if (zero_wrap(&z, m->table, TOY_TENSORS, &cfg))
         fail_msg("%s", zero_last_error());
     return z;
