@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 struct worlds {
-    struct zero_tensor *tensors;
-    void **params; /* (n) as they were: an unwrap leaves NULL */
+    struct zero_tensor *own[2]; /* (n) of each world, with pointers of its own: (n) params, (n) grads */
+    void **pointers[2];
     int32_t n;
     struct zero_config cfg;
     int world[2];
@@ -60,12 +60,10 @@ static int join(struct worlds *w, int rank)
     for (int k = 0; !err && k < 2; k++) {
         if (rank >= w->world[k])
             continue;
-        for (int32_t i = 0; i < w->n; i++)
-            *w->tensors[i].param = w->params[i];
         w->cfg.rank = rank;
         w->cfg.world = w->world[k];
         w->cfg.rendezvous = w->meeting[k];
-        err = zero_wrap(&w->z[k], w->tensors, w->n, &w->cfg);
+        err = zero_wrap(&w->z[k], w->own[k], w->n, &w->cfg);
     }
     return err ? zr_fail(err, "%s", zero_last_error()) : 0;
 }
@@ -111,18 +109,27 @@ static int by_turns(struct worlds *w, int64_t passes, int (*measure)(void *arg, 
     return err;
 }
 
-int overhead_world(struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg, int world,
+int overhead_world(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg, int world,
                    int64_t passes, int (*measure)(void *arg, zero_ctx *z, double *ns), void *arg,
                    double ns[2])
 {
-    struct worlds w = {.tensors = tensors, .n = n, .cfg = *cfg, .world = {2, world}};
+    size_t count = (size_t)n;
+    struct worlds w = {.n = n, .cfg = *cfg, .world = {2, world}};
     pid_t *child = calloc((size_t)world, sizeof *child);
     int ends[2] = {-1, -1}, err = 0, n_children = 0;
-    w.params = calloc((size_t)n, sizeof *w.params);
-    if (!child || !w.params)
+    for (int k = 0; k < 2; k++) {
+        w.own[k] = calloc(count, sizeof *w.own[k]);
+        w.pointers[k] = calloc(2 * count, sizeof *w.pointers[k]);
+    }
+    if (!child || !w.own[0] || !w.own[1] || !w.pointers[0] || !w.pointers[1])
         err = zr_fail(ZR_ERR_NOMEM, "no memory for %d ranks", world);
-    for (int32_t i = 0; !err && i < n; i++)
-        w.params[i] = *tensors[i].param;
+    for (int k = 0; !err && k < 2; k++)
+        for (int32_t i = 0; i < n; i++) {
+            w.pointers[k][i] = *tensors[i].param;
+            w.own[k][i] = tensors[i];
+            w.own[k][i].param = &w.pointers[k][i];
+            w.own[k][i].grad = &w.pointers[k][n + i];
+        }
     for (int k = 0; !err && k < 2; k++)
         err = find_port(w.meeting[k]);
     if (!err)
@@ -152,6 +159,9 @@ int overhead_world(struct zero_tensor *tensors, int32_t n, const struct zero_con
         while (waitpid(child[i], NULL, 0) < 0 && errno == EINTR)
             ;
     free(child);
-    free(w.params);
+    for (int k = 0; k < 2; k++) {
+        free(w.own[k]);
+        free(w.pointers[k]);
+    }
     return err;
 }

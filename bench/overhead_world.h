@@ -8,7 +8,7 @@
  * only wrap the tensors and sleep. This process, rank 0 of both, calls measure(arg, z, &ns) `passes` times in
  * each, by turns; ns[0] and ns[1] get the medians. No thread may run yet. Returns 0, or a code whose message
  * is set by zr_fail. */
-int overhead_world(struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg, int world,
+int overhead_world(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg, int world,
                    int64_t passes, int (*measure)(void *arg, zero_ctx *z, double *ns), void *arg,
                    double ns[2]);
 

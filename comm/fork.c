@@ -11,6 +11,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct zr_kept_socket *kept;
 static atomic_uint depth;
+static atomic_bool ending;
 static pid_t owner; /* of the descriptors in the list */
 
 static void before_fork(void)
@@ -86,6 +87,11 @@ unsigned zr_fork_depth(void)
     return atomic_load_explicit(&depth, memory_order_relaxed);
 }
 
+bool zr_fork_ending(void)
+{
+    return atomic_load(&ending);
+}
+
 /* At exit, when the program's own handlers have run. The library's threads may still be at work; they write
  * nothing where all is well. Whoever holds the lock does so for a moment, unless exit was called in the
  * middle of it, from a signal handler: then nothing is said. */
@@ -97,6 +103,7 @@ __attribute__((destructor)) static void say_last_words(void)
         if (busy)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
+    atomic_store(&ending, true);
     if (busy)
         return;
     for (const struct zr_kept_socket *s = kept; s && owner == getpid(); s = s->next)

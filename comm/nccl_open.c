@@ -32,6 +32,21 @@ static ncclResult_t open_one(void *arg)
     return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
 }
 
+/* Where NCCL puts a communicator. One that a call may still write, as it has not come back, is kept for good,
+ * and where a leak checker finds it. */
+struct place {
+    ncclComm_t comm;
+    struct place *next;
+};
+static struct place *_Atomic left_behind;
+
+static void leave_behind(struct place *c)
+{
+    c->next = atomic_load(&left_behind);
+    while (!atomic_compare_exchange_weak(&left_behind, &c->next, c))
+        ;
+}
+
 static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine)
 {
     struct zr_nccl_pair *p = m->pair;
@@ -44,8 +59,9 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
-    /* Not on the stack, and left behind when the call does not come back: NCCL may write it then. */
-    ncclComm_t *out = o.out = calloc(1, sizeof *out);
+    /* Not on the stack: NCCL may write it when this function has returned. */
+    struct place *out = calloc(1, sizeof *out);
+    o.out = &out->comm;
     o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000; /* the deadline around it speaks first */
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -75,9 +91,11 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
         if (!err && res)
             err = zr_nccl_say(p, NULL, res, what);
         if (!err)
-            m->comm = *out;
-        if (late)
+            m->comm = out->comm;
+        if (late) {
+            leave_behind(out);
             out = NULL;
+        }
     }
     free(out);
     return zr_nccl_agree(p, err, 0, NULL);

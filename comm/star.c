@@ -1,6 +1,7 @@
 /* star.c: a rendezvous' life on its loop: frames, failures, losses and the end (see star.h; ranks meet in
  * star_meet.c). Runs on the thread that runs the loop. */
 #include "comm/star.h"
+#include "comm/fork.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -97,7 +98,7 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->seats[i].state == ZR_SEAT_HERE)
             (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
-    if (r->on_lost && !r->closing)
+    if (r->on_lost && !r->closing && !zr_fork_ending())
         r->on_lost(r->on_lost_arg, rank, why);
 }
 
@@ -123,7 +124,7 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
         tell(r, rank, why);
         return;
     }
-    snprintf(seat->untold, sizeof seat->untold, "%s", why);
+    snprintf(seat->untold, sizeof seat->untold, "%.*s", (int)sizeof seat->untold - 1, why);
     if (r->phase != ZR_PHASE_IDLE)
         zr_star_check(r);
 }

@@ -306,6 +306,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = open_tables(e);
     if (!err)
+        err = zr_written_open(e);
+    if (!err)
         err = open_events(e);
     if (!err && e->plan->snapshot_bytes)
         err = zr_snapshot_listener_open(&e->listener);
@@ -365,6 +367,7 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->core);
     free(e->actions);
     free(e->unit_job);
+    free(e->written);
     free(e->told_param);
     free(e->told_grad);
     free(e->n_shown_param);

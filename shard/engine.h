@@ -68,11 +68,12 @@ struct zr_engine {
     /* The model's thread. */
     struct zr_core *core;
     struct zr_action *actions;
-    bool unkicked;                         /* pushed, but the loop was not told */
-    uint64_t n_jobs;                       /* pushed */
-    uint64_t norm_job;                     /* the last step's */
-    uint64_t *unit_job;                    /* (n_units) the last job that writes the unit's parameters */
-    uint64_t *grad_job;                    /* (places) the last job that reads the gradient place */
+    bool unkicked;      /* pushed, but the loop was not told */
+    uint64_t n_jobs;    /* pushed */
+    uint64_t norm_job;  /* the last step's */
+    uint64_t *unit_job; /* (n_units) the last job that writes the unit's parameters */
+    uint64_t *grad_job; /* (places) the last job that reads the gradient place */
+    bool *written;      /* (n_pieces) in the first step, a gradient that is not zero; NULL: not looked at */
     void **told_param, **told_grad;        /* (n_tensors) what was last stored in the model's pointers */
     int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
     bool *param_shown, *grad_shown;        /* (n_units) */
@@ -173,6 +174,15 @@ int zr_engine_drain(struct zr_engine *e);
  * keep. */
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
+
+/* Whether backward writes gradients, in the first step (engine_written.c). Model's thread. open: nothing
+ * where the CPU cannot see them, or nobody would be told. look: a backward bracket ended. tell: the step has
+ * begun; nothing is looked at afterwards. norm: of a step that is known; ZR_ERR_ORDER if the first is zero.
+ */
+int zr_written_open(struct zr_engine *e);
+void zr_written_look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot);
+void zr_written_tell(struct zr_engine *e);
+int zr_written_norm(struct zr_engine *e, double grad_norm);
 
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
 void zr_engine_point(struct zr_engine *e);

@@ -268,11 +268,13 @@ static int wait_param(struct zr_engine *e, int32_t unit)
     return err;
 }
 
-static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot)
+/* bracket: backward is about to store what is overwritten. Without one nobody knows whether it will, and what
+ * it does not store would be used a second time. */
+static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool bracket)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
     int64_t size = zr_dtype_bytes(f->dtype), n_overwrite = 0;
-    for (int32_t k = 0; k < f->n_pieces; k++)
+    for (int32_t k = 0; bracket && k < f->n_pieces; k++)
         n_overwrite += e->layout->tensors[e->layout->pieces[f->first_piece + k].tensor].overwrite;
     if (n_overwrite == 0)
         return e->dev->ops->zero(e->compute, at, f->total_bytes);
@@ -296,7 +298,7 @@ static int use_grad(struct zr_engine *e, const struct zr_action *a)
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         if (f->trainable)
-            err = fill_flat(e, f, a->slot);
+            err = fill_flat(e, f, a->slot, a->bracket);
     }
     return err;
 }
@@ -347,6 +349,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, true) : 0;
         if (err)
             return err;
+        if (e->written)
+            for_pieces(e, a->unit, a->slot, zr_written_look);
         if (repoint) {
             e->grad_shown[a->unit] = false;
             for_pieces(e, a->unit, a->slot, hide_grad);
@@ -504,7 +508,11 @@ int zr_engine_settle(struct zr_engine *e)
     if (o->skipped)
         zr_watch_skipped(e);
     e->save_seen = o->save_written;
-    return 0;
+    err = zr_written_norm(e, o->grad_norm);
+    if (!err)
+        return 0;
+    zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_check(e);
 }
 
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
@@ -533,6 +541,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     err = run_actions(e, n);
+    if (e->written)
+        zr_written_tell(e);
     e->result_due = true;
     e->result_wanted = result != NULL;
     if (!err && result) {

@@ -295,18 +295,18 @@ static void tell_residents(const struct zero_ctx *z)
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].resident;
     }
-    if (z->plan->stage != 3)
+    if (z->plan->stage != 3 || z->world.rank != 0) /* all ranks have the same plan */
         return;
     if (z->plan->world == 1)
         zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
     else if (n_resident == n)
-        zr_warn(log,
-                "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT, the others "
-                "because %s",
-                n, n_declared,
-                z->config.options.param_budget_bytes
-                    ? "param_budget_bytes holds them all"
-                    : "the places for gathering prefetch units ahead would hold them all");
+        zr_warn(
+            log, "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT%s", n,
+            n_declared,
+            n_declared == n ? ""
+            : z->config.options.param_budget_bytes
+                ? ", the others because param_budget_bytes holds them all"
+                : ", the others because the places for gathering prefetch units ahead would hold them all");
     else if (n_resident)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
 }

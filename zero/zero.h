@@ -353,7 +353,10 @@ ZERO_API int zero_micro(zero_ctx *z);
  * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
  * The unit with the most backward brackets counts. One or some of several may have more, as tied weights
  * have, but when all units have had twice their number or more, the step is refused, and so is the next
- * zero_begin in backward: a model that uses every unit several times in a pass says so in cfg.order. */
+ * zero_begin in backward: a model that uses every unit several times in a pass says so in cfg.order.
+ * What backward left zero in the first step is told to cfg.log, by tensor (on the host); when every gradient
+ * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
+ * where info is given, else by a later one. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element

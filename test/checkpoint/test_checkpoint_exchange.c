@@ -202,6 +202,7 @@ static void refuse(struct model_rank *m, void *arg)
                zero_load(m->z, "") == ZERO_ERR_ARG);
     CHECK_THAT(zero_save(m->z, longest) == ZERO_ERR_ARG && zero_load(m->z, longest) == ZERO_ERR_ARG);
     CHECK_THAT(zero_set_user_data(m->z, longest, (64 << 10) + 1) == ZERO_ERR_ARG);
+    CHECK_OK(model_steps(m, 1)); /* a first step without gradients is refused for itself */
     CHECK_OK(zero_begin(m->z, 1, ZERO_FORWARD));
     CHECK_THAT(zero_save(m->z, "run") == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
     CHECK_OK(zero_end(m->z, 1, ZERO_FORWARD));

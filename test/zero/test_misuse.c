@@ -45,7 +45,7 @@ struct misuse {
     int code;                     /* ERROR */
     const char *says[3];          /* parts of the error or the line */
     const char *variable, *value; /* of the environment; NULL: none */
-    bool only_odd;                /* only the odd rank must see the error */
+    bool only_rank_0;             /* the line is of what all ranks have alike, and told once */
 };
 
 static void keep_line(void *arg, const char *line)
@@ -395,6 +395,90 @@ static int steps_twice(struct program *p)
 static void budget_for_all(struct program *p)
 {
     p->cfg.param_budget_bytes = 1 << 20;
+}
+
+/* Backward computes in memory that the library does not know. */
+static int writes_elsewhere(struct program *p)
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        err = toy_forward(&p->model, p->z, true);
+        for (int u = TOY_UNITS; !err && u-- > 0;) {
+            err = zero_begin(p->z, u, ZERO_BACKWARD);
+            if (!err)
+                err = zero_end(p->z, u, ZERO_BACKWARD);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+static int writes_elsewhere_unbracketed(struct program *p)
+{
+    struct zero_step_info info;
+    return zero_step(p->z, 1e-2f, &info);
+}
+
+static int forgets_a_unit(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(p->z, u, ZERO_BACKWARD);
+        if (!err && u != 2)
+            toy_add_gradient(&p->model, u, 0, p->rank->rank);
+        if (!err)
+            err = zero_end(p->z, u, ZERO_BACKWARD);
+    }
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int steps_twice_unbracketed(struct program *p)
+{
+    struct zero_step_info info;
+    int err = toy_backward(&p->model, p->z, false, 0, p->rank->rank);
+    if (!err)
+        err = zero_step(p->z, 1e-2f, NULL);
+    return err ? err : zero_step(p->z, 1e-2f, &info);
+}
+
+static void assigns_gradient(struct program *p)
+{
+    p->model.grad[0] = p->spare[0];
+}
+
+static int allocates_gradients_late(struct program *p)
+{
+    assigns_gradient(p);
+    return train(p);
+}
+
+static int allocates_late_unbracketed(struct program *p)
+{
+    assigns_gradient(p);
+    return train_unbracketed(p, NULL);
+}
+
+static int assigns_a_parameter(struct program *p)
+{
+    p->model.param[2] = p->spare[2];
+    return train(p);
+}
+
+static int opens_two_layers(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_FORWARD);
+    return err ? err : zero_begin(p->z, 2, ZERO_FORWARD);
+}
+
+static int opens_and_closes_two_layers(struct program *p)
+{
+    int err = opens_two_layers(p);
+    if (!err)
+        err = zero_end(p->z, 2, ZERO_FORWARD);
+    if (!err)
+        err = zero_end(p->z, 1, ZERO_FORWARD);
+    return err ? err : train(p);
 }
 
 static int never_steps(struct program *p)
@@ -839,7 +923,73 @@ static const struct misuse rows[] = {
      NULL,
      LINE,
      0,
-     {"stage 3 shards nothing: all 4 units are resident", "param_budget_bytes holds them all"}},
+     {"stage 3 shards nothing: all 4 units are resident", "param_budget_bytes holds them all"},
+     .only_rank_0 = true},
+    {"writes its gradients elsewhere",
+     ALL,
+     BOTH,
+     NULL,
+     writes_elsewhere,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"step 1: every gradient is zero, on every rank"}},
+    {"the same, without brackets",
+     IN_PLACE,
+     BOTH,
+     NULL,
+     writes_elsewhere_unbracketed,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"step 1: every gradient is zero, on every rank"}},
+    {"forgets a layer's gradient",
+     ALL,
+     BOTH,
+     NULL,
+     forgets_a_unit,
+     LINE,
+     0,
+     {"in the first step no gradient was written to layers[1]: all its elements are zero"}},
+    {"steps twice, without brackets",
+     IN_PLACE,
+     BOTH,
+     NULL,
+     steps_twice_unbracketed,
+     LINE,
+     0,
+     {"every gradient of a step was zero, on every rank: zero_step was called twice"}},
+    {"allocates gradients after the wrap",
+     ALL,
+     BOTH,
+     NULL,
+     allocates_gradients_late,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"*grad of tensor embedding (unit 0)", "after zero_wrap"}},
+    {"the same, without brackets",
+     IN_PLACE,
+     BOTH,
+     NULL,
+     allocates_late_unbracketed,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"*grad of tensor embedding (unit 0)", "after zero_wrap"}},
+    {"assigns a parameter",
+     ALL,
+     BOTH,
+     NULL,
+     assigns_a_parameter,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"*param of tensor bias (unit 1)", "after zero_wrap"}},
+    {"opens two layers of one buffer",
+     SHARDED,
+     BOTH,
+     NULL,
+     opens_two_layers,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_begin: unit 2 of stacked tensor layers", "while unit 1 is"}},
+    {"the same, where they lie side by side", IN_PLACE, BOTH, NULL, opens_and_closes_two_layers, RIGHT},
 };
 
 /* ---- running them ---- */
@@ -919,8 +1069,8 @@ static bool try_row(const struct misuse *row, int stage, int world)
                                                    : NULL;
         bool fits = row->outcome == ERROR ? r[k].err == row->code && !lacks
                                           : r[k].err == 0 && !lacks && (!want || r[k].hash == want);
-        if (row->only_odd && k < world - 1)
-            fits = true;
+        if (row->only_rank_0 && k > 0)
+            fits = r[k].err == 0;
         if (fits && !r[k].wrong[0])
             continue;
         good = false;
