@@ -537,6 +537,8 @@ int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)
 {
     if (!z || (!data && bytes))
         return zr_fail(ZR_ERR_ARG, "zero_set_user_data: %s is NULL", z ? "data" : "z");
+    if (zr_engine_check_process(&z->engine))
+        return zr_fail_more(ZR_ERR_ORDER, "zero_set_user_data");
     if (bytes < 0 || bytes > ZR_USER_DATA_MAX)
         return zr_fail(ZR_ERR_ARG, "zero_set_user_data: bytes is %lld; allowed: 0..%d", (long long)bytes,
                        ZR_USER_DATA_MAX);
@@ -555,6 +557,8 @@ int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes)
 {
     if (!z || !data || !bytes)
         return zr_fail(ZR_ERR_ARG, "zero_get_user_data: an argument is NULL");
+    if (zr_engine_check_process(&z->engine))
+        return zr_fail_more(ZR_ERR_ORDER, "zero_get_user_data");
     *data = z->n_user_data ? z->user_data : NULL;
     *bytes = z->n_user_data;
     return 0;

@@ -46,6 +46,8 @@ static int call_everything(struct job *j)
     float x = 0;
     double d = 0;
     struct zero_stats stats;
+    const void *data;
+    int64_t bytes;
     int n = 0;
 #define REFUSED(call)                                                                                        \
     n++;                                                                                                     \
@@ -63,6 +65,8 @@ static int call_everything(struct job *j)
     REFUSED(zero_load(j->z, "nowhere"))
     REFUSED(zero_export(j->z, "nowhere", NULL, 0, 0))
     REFUSED(zero_import(j->z, "nowhere", NULL, 0))
+    REFUSED(zero_set_user_data(j->z, "mine", 4))
+    REFUSED(zero_get_user_data(j->z, &data, &bytes))
     REFUSED(zero_stats(j->z, &stats))
     REFUSED(zero_unwrap(&j->z))
 #undef REFUSED
