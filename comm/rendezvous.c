@@ -141,14 +141,35 @@ static int meet(struct zr_rendezvous *r)
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
-static void open_timers(struct zr_rendezvous *r)
+static void on_report(uv_async_t *a)
 {
+    zr_star_send_report(a->data, false);
+}
+
+static int open_handles(struct zr_rendezvous *r)
+{
+    int err = uv_async_init(r->loop, &r->report, on_report);
+    if (err)
+        return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
+    uv_unref((uv_handle_t *)&r->report);
+    r->report.data = r;
     r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r;
     uv_timer_init(r->loop, &r->deadline); /* cannot fail */
     uv_timer_init(r->loop, &r->retry);
     uv_timer_init(r->loop, &r->patience);
     uv_timer_init(r->loop, &r->admit);
-    r->n_handles = 4;
+    r->n_handles = 5;
+    return 0;
+}
+
+static void free_memory(struct zr_rendezvous *r)
+{
+    for (int i = 0; i < r->w.world; i++)
+        free(r->seats[i].given);
+    free(r->all);
+    free(r->seats);
+    uv_mutex_destroy(&r->report_lock);
+    free(r);
 }
 
 int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
@@ -167,7 +188,9 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     struct zr_rendezvous *r = calloc(1, sizeof *r);
     if (r)
         r->seats = calloc((size_t)w->world, sizeof *r->seats);
-    if (!r || !r->seats) {
+    if (!r || !r->seats || uv_mutex_init(&r->report_lock)) {
+        if (r)
+            free(r->seats);
         free(r);
         return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for %d ranks", w->world);
     }
@@ -179,8 +202,12 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
         *out = r;
         return 0;
     }
-    open_timers(r);
-    int err = meet(r);
+    int err = open_handles(r);
+    if (err) {
+        free_memory(r);
+        return err;
+    }
+    err = meet(r);
     if (err) {
         zr_rendezvous_free(r);
         return err;
@@ -326,17 +353,33 @@ int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
 
 static void on_detached(uv_timer_t *t)
 {
-    zr_star_tell_lost(t->data);
+    zr_star_tell_untold(t->data);
 }
 
 void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
-                          void *arg)
+                          void (*on_failed)(void *arg, int code, const char *text), void *arg)
 {
     r->on_lost = on_lost;
-    r->on_lost_arg = arg;
+    r->on_failed = on_failed;
+    r->arg = arg;
     r->detached = true;
-    if (r->w.world > 1 && !r->closing)
-        uv_timer_start(&r->deadline, on_detached, 0, 0); /* tells on the loop's thread what happened before */
+    if (r->w.world == 1 || r->closing)
+        return;
+    uv_timer_start(&r->deadline, on_detached, 0, 0); /* tells on the loop's thread what happened before */
+    uv_mutex_lock(&r->report_lock);
+    r->may_report = true;
+    uv_mutex_unlock(&r->report_lock);
+}
+
+void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
+{
+    uv_mutex_lock(&r->report_lock);
+    if (r->may_report && !r->report_code) {
+        snprintf(r->report_text, sizeof r->report_text, "%s", text);
+        r->report_code = code;
+        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
+    }
+    uv_mutex_unlock(&r->report_lock);
 }
 
 void zr_rendezvous_close(struct zr_rendezvous *r)
@@ -354,9 +397,5 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     while (!zr_star_closed(r))
         uv_run(r->loop, UV_RUN_ONCE);
     zr_sigpipe_release(&hold);
-    for (int i = 0; i < r->w.world; i++)
-        free(r->seats[i].given);
-    free(r->all);
-    free(r->seats);
-    free(r);
+    free_memory(r);
 }

@@ -1,11 +1,11 @@
 /* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
- * learn of a rank's death.
+ * learn of a rank's death or failure.
  *
  * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a star). The sockets stay
  * open while the context lives and are its failure channel: a socket that closes without a goodbye is a lost
- * rank, and rank 0 tells the others. All on one libuv loop given by the caller. Before zr_rendezvous_detach
- * the blocking calls run that loop on the calling thread; afterwards whoever runs the loop (the context's own
- * thread) gets on_lost callbacks there. */
+ * rank, and rank 0 tells the others; a rank that cannot go on says so before it leaves. All on one libuv loop
+ * given by the caller. Before zr_rendezvous_detach the blocking calls run that loop on the calling thread;
+ * afterwards whoever runs the loop (the context's own thread) gets on_lost and on_failed callbacks there. */
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
@@ -60,13 +60,21 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
 int zr_rendezvous_fail(struct zr_rendezvous *r, int code);
 
 /* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread,
- * once per lost rank; it may call zr_rendezvous_close. That thread should have SIGPIPE blocked, as libuv may
- * finish a write at a time of its own; the blocking calls see to that themselves. */
+ * once per lost rank; on_failed(arg, code, text) once, with the first failure that a rank reports before this
+ * one does. Both may call zr_rendezvous_close, and may be NULL. That thread should have SIGPIPE blocked, as
+ * libuv may finish a write at a time of its own; the blocking calls see to that themselves. */
 void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
-                          void *arg);
+                          void (*on_failed)(void *arg, int code, const char *text), void *arg);
 
-/* On the loop's thread: says goodbye and starts closing the handles; the loop must run until they are closed,
- * then zr_rendezvous_free. A failed or single rank may do this at any time. */
+/* This rank has failed: the others' on_failed gets code (negative) and text, which is cut where it is longer
+ * than a frame may carry. Only the first failure of a job travels: after another rank's was heard, or a
+ * second time, this does nothing. A ZR_ERR_PEER, which is most often what another rank's failure looks like
+ * from here, is kept until zr_rendezvous_close. Any thread, does not block; before the detach and after
+ * zr_rendezvous_close it does nothing. */
+void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text);
+
+/* On the loop's thread: sends what was reported, says goodbye and starts closing the handles; the loop must
+ * run until they are closed, then zr_rendezvous_free. A failed or single rank may do this at any time. */
 void zr_rendezvous_close(struct zr_rendezvous *r);
 /* Where closing is not finished, or not even begun, it runs the loop for it (at most some 300 ms): then only
  * on the thread that may run the loop. NULL is allowed. */

@@ -44,7 +44,7 @@ int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     vsnprintf(r->text, sizeof r->text, fmt, ap);
     va_end(ap);
     r->code = code;
-    for (int i = 1; r->w.rank == 0 && !r->detached && i < r->w.world; i++)
+    for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->seats[i].state == ZR_SEAT_HERE)
             (void)send_frame(r, i, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
@@ -70,6 +70,21 @@ void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *
     va_start(ap, fmt);
     vsnprintf(r->trouble, sizeof r->trouble, fmt, ap);
     va_end(ap);
+}
+
+void zr_star_send_report(struct zr_rendezvous *r, bool leaving)
+{
+    char text[sizeof r->report_text];
+    uv_mutex_lock(&r->report_lock);
+    int code = r->report_code;
+    memcpy(text, r->report_text, sizeof text);
+    uv_mutex_unlock(&r->report_lock);
+    if (!code || r->code || r->closing || (code == ZR_ERR_PEER && !leaving))
+        return;
+    r->reported = true;
+    zr_star_fail(r, code, "%s", text);
+    if (r->w.rank != 0 && r->seats[0].state == ZR_SEAT_HERE)
+        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
 }
 
 /* --- ranks that go --- */
@@ -99,11 +114,19 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
         if (r->seats[i].state == ZR_SEAT_HERE)
             (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
     if (r->on_lost && !r->closing && !zr_fork_ending())
-        r->on_lost(r->on_lost_arg, rank, why);
+        r->on_lost(r->arg, rank, why);
 }
 
-void zr_star_tell_lost(struct zr_rendezvous *r)
+static void tell_failure(struct zr_rendezvous *r)
 {
+    if (r->on_failed && !r->closing && !zr_fork_ending())
+        r->on_failed(r->arg, r->code, r->text);
+}
+
+void zr_star_tell_untold(struct zr_rendezvous *r)
+{
+    if (r->code && !r->reported) /* of a rank that was through with the last exchange before this one */
+        tell_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
         char why[sizeof r->seats[i].untold];
         memcpy(why, r->seats[i].untold, sizeof why);
@@ -142,15 +165,13 @@ static void leave(struct zr_rendezvous *r, int rank)
 
 /* --- frames and ends of links --- */
 
-/* A rank tells that it cannot go on. */
-static void on_fail(struct zr_rendezvous *r, int rank, const struct zr_frame *f, const char *text)
+/* A rank tells that it cannot go on; it is still here, and its goodbye will follow. */
+static void on_fail(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
 {
-    char why[sizeof r->text];
-    snprintf(why, sizeof why, "%s", text);
-    if (r->detached)
-        lose(r, rank, why);
-    else
-        zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", why);
+    bool first = !r->code;
+    zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
+    if (first && r->detached)
+        tell_failure(r);
 }
 
 /* From a rank that is here. */
@@ -166,7 +187,7 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         seat->given = zr_link_take_payload(l);
         seat->n_given = f->n_bytes;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, l->rank, f, payload ? payload : "");
+        on_fail(r, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
@@ -193,7 +214,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         r->n_all = f->n_bytes;
         r->phase = ZR_PHASE_IDLE;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, 0, f, text);
+        on_fail(r, f, text);
     } else if (ours && f->type == ZR_FRAME_LOST && f->about > 0 && f->about < r->w.world &&
                f->about != r->w.rank) {
         char why[256];
@@ -329,6 +350,10 @@ void zr_star_close(struct zr_rendezvous *r)
 {
     if (r->closing || r->w.world == 1)
         return;
+    uv_mutex_lock(&r->report_lock);
+    r->may_report = false;
+    uv_mutex_unlock(&r->report_lock);
+    zr_star_send_report(r, true);
     for (struct zr_link *l = r->links; l; l = l->next) {
         if (l->finishing)
             continue;
@@ -346,6 +371,7 @@ void zr_star_close(struct zr_rendezvous *r)
     uv_close((uv_handle_t *)&r->retry, handle_closed);
     uv_close((uv_handle_t *)&r->patience, handle_closed);
     uv_close((uv_handle_t *)&r->admit, handle_closed);
+    uv_close((uv_handle_t *)&r->report, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);
 }

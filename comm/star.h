@@ -1,9 +1,9 @@
 /* star.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
  * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds how rank 0
- * lets ranks in and keeps strangers out, star_reach.c how the others reach it, star.c who is lost and how it
- * ends. The first failure is kept; before the detach
- * it is what the blocking calls return. */
+ * lets ranks in and keeps strangers out, star_reach.c how the others reach it, star.c who is lost or fails
+ * and how it ends. The first failure is kept; before the detach it is what the blocking calls return, after
+ * it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_STAR_H
 #define ZR_COMM_STAR_H
 
@@ -74,7 +74,16 @@ struct zr_rendezvous {
     char text[1024];
     bool detached, closing;
     void (*on_lost)(void *arg, int rank, const char *why);
-    void *on_lost_arg;
+    void (*on_failed)(void *arg, int code, const char *text);
+    void *arg; /* of both */
+
+    /* What this rank reports, from any thread to the loop's. */
+    uv_async_t report;
+    uv_mutex_t report_lock;
+    bool may_report; /* detached and not closing: report is open; with the lock */
+    int report_code; /* 0: nothing; the first stays; with the lock */
+    bool reported;   /* and it became the first failure; the loop's thread */
+    char report_text[ZR_FRAME_TEXT_BYTES];
 };
 
 /* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
@@ -127,8 +136,10 @@ void zr_star_expect(struct zr_rendezvous *r, size_t n);
 void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
 int zr_star_check(struct zr_rendezvous *r);
-/* Tells on_lost, and on rank 0 the others, of ranks lost before the detach. */
-void zr_star_tell_lost(struct zr_rendezvous *r);
+/* Tells on_lost, and on rank 0 the others, of ranks lost before the detach, and on_failed of a failure. */
+void zr_star_tell_untold(struct zr_rendezvous *r);
+/* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
+void zr_star_send_report(struct zr_rendezvous *r, bool leaving);
 /* Says goodbye and closes every handle. */
 void zr_star_close(struct zr_rendezvous *r);
 /* Nothing of it is left on the loop. */

@@ -61,6 +61,22 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 
 /* ---- failure ---- */
 
+static const char found_by[] = " (found by rank ";
+
+/* The other ranks are told as a communicator that has a place for it tells them: with the one that found it.
+ */
+static void tell_others(struct zr_engine *e, int code, const char *text)
+{
+    char told[ZR_ERROR_BYTES / 2];
+    if (!e->on_fail)
+        return;
+    if (strstr(text, found_by))
+        snprintf(told, sizeof told, "%s", text);
+    else
+        snprintf(told, sizeof told, "%.*s%s%d)", (int)sizeof told - 40, text, found_by, e->rank);
+    e->on_fail(e->on_fail_arg, code, told);
+}
+
 int zr_engine_fail(struct zr_engine *e, int code, const char *text)
 {
     uv_mutex_lock(&e->fail_lock);
@@ -73,6 +89,7 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     if (first) {
         e->gather->ops->abort(e->gather, code, text);
         e->reduce->ops->abort(e->reduce, code, text);
+        tell_others(e, code, text);
     }
     return code;
 }
@@ -81,11 +98,10 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
  * time. The first found it, and need not be told so. */
 static void keep_first_finder(char *why, int rank)
 {
-    static const char before[] = " (found by rank ";
-    char *finder = strstr(why, before), *end = finder ? strchr(finder, ')') : NULL;
+    char *finder = strstr(why, found_by), *end = finder ? strchr(finder, ')') : NULL;
     if (end)
         end[1] = 0;
-    if (end && atoi(finder + strlen(before)) == rank)
+    if (end && atoi(finder + strlen(found_by)) == rank)
         *finder = 0;
 }
 
@@ -97,6 +113,24 @@ static bool is_well(const struct zr_engine *e)
            !atomic_load_explicit(e->reduce->alarm, memory_order_acquire);
 }
 
+static int ask_comms(struct zr_engine *e, char *why, size_t n_why)
+{
+    int code = e->gather->ops->status(e->gather, why, n_why);
+    return code ? code : e->reduce->ops->status(e->reduce, why, n_why);
+}
+
+void zr_engine_hear(struct zr_engine *e, int code, const char *text)
+{
+    char why[ZR_ERROR_BYTES];
+    int known = ask_comms(e, why, sizeof why);
+    if (known && known != ZR_ERR_PEER)
+        code = known;
+    else
+        snprintf(why, sizeof why, "%s", text);
+    keep_first_finder(why, e->rank);
+    zr_engine_fail(e, code, why);
+}
+
 int zr_engine_status(struct zr_engine *e)
 {
     if (is_well(e))
@@ -104,9 +138,7 @@ int zr_engine_status(struct zr_engine *e)
     int code = atomic_load_explicit(&e->failed, memory_order_acquire);
     char why[ZR_ERROR_BYTES];
     if (!code) {
-        code = e->gather->ops->status(e->gather, why, sizeof why);
-        if (!code)
-            code = e->reduce->ops->status(e->reduce, why, sizeof why);
+        code = ask_comms(e, why, sizeof why);
         if (!code)
             return 0;
         keep_first_finder(why, e->rank);
@@ -290,6 +322,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->layout = parts->plan->layout;
     e->opt = *parts->opt;
     e->loop = parts->loop;
+    e->on_fail = parts->on_fail;
+    e->on_fail_arg = parts->on_fail_arg;
     e->rank = parts->gather->rank;
     e->world = parts->gather->world;
     if (uv_mutex_init(&e->fail_lock))

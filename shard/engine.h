@@ -110,6 +110,8 @@ struct zr_engine {
     _Atomic int failed;
     uv_mutex_t fail_lock;
     char fail_text[ZR_ERROR_BYTES];
+    void (*on_fail)(void *arg, int code, const char *text);
+    void *on_fail_arg;
 
     struct zr_timeline *timeline; /* NULL: not kept */
     struct zr_watch *watch;       /* NULL: not checked */
@@ -125,6 +127,10 @@ struct zr_engine_parts {
                                then does all the work itself */
     void *native_stream;    /* the model's compute stream on a GPU */
     struct zr_check *check; /* dev and the communicators are its; NULL: not checked */
+    /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
+     * rank gives to its zr_engine_hear. Must not block. NULL: nobody is told. */
+    void (*on_fail)(void *arg, int code, const char *text);
+    void *on_fail_arg;
 };
 
 /* Everything in parts is borrowed and outlives the engine. Local: streams, events, tables. e is the caller's
@@ -161,6 +167,10 @@ int zr_engine_check(struct zr_engine *e);
 int zr_engine_check_process(const struct zr_engine *e);
 /* Records the first failure and ends both communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
+/* Another rank's on_fail was called with this. Where a communicator knows of a failure already, that one
+ * stays the first, unless it is ZR_ERR_PEER: that is what another rank's failure looks like from here. Any
+ * thread. */
+void zr_engine_hear(struct zr_engine *e, int code, const char *text);
 /* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */
 int zr_engine_settle(struct zr_engine *e);
 /* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.

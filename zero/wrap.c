@@ -127,6 +127,20 @@ static void on_lost(void *arg, int rank, const char *why)
     zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
 }
 
+static void on_failed(void *arg, int code, const char *text)
+{
+    struct zero_ctx *z = arg;
+    zr_engine_hear(&z->engine, code, text);
+}
+
+/* A rank of NCCL sees of another's failure that a collective does not end: it hears of it here. */
+static void tell_ranks(void *arg, int code, const char *text)
+{
+    struct zero_ctx *z = arg;
+    if (z->rendezvous)
+        zr_rendezvous_report(z->rendezvous, code, text);
+}
+
 /* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
  * compute. */
 static int64_t loop_spin_ns(int n_local)
@@ -178,6 +192,8 @@ static int open_engine(struct zero_ctx *z)
                                     .plan = z->plan,
                                     .opt = &z->config.options,
                                     .loop = z->loop,
+                                    .on_fail = tell_ranks,
+                                    .on_fail_arg = z,
                                     .native_stream = z->config.user.stream};
     int err = zr_engine_open(&z->engine, &parts);
     z->engine_open = !err;
@@ -198,9 +214,9 @@ static void on_start(void *arg)
 static int start(struct zero_ctx *z)
 {
     if (z->rendezvous)
-        zr_rendezvous_detach(z->rendezvous, on_lost, z);
+        zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world), on_start, z) : 0;
-    if (err) /* too late to tell the others in words: their next collective fails with this text */
+    if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(&z->engine, err, zr_error_text());
     return zr_engine_adopt(&z->engine);
 }

@@ -16,8 +16,9 @@
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
  * what, where, and which rank, unit or tensor. A failed call leaves nothing to clean up and changes nothing,
- * except that a failure among ranks (a lost peer, a timeout, ranks that differ) ends the context: every later
- * call returns the same cause, and only zero_unwrap is left.
+ * except that a failure among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work
+ * (CUDA, cfg.update, a fault that cfg.check finds) ends the context, on every rank: each is told, with the
+ * rank that found it, every later call returns the same cause, and only zero_unwrap is left.
  *
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
  * calls. zero_begin, zero_end and zero_micro are collective in this sense, though they do not wait for other

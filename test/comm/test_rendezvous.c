@@ -85,7 +85,7 @@ static void test_world_one_needs_no_socket(void **state)
     assert_int_equal(uv_loop_alive(&m.loop), 0);
     assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), 0);
     assert_int_equal(all, 5);
-    zr_rendezvous_detach(m.r, NULL, NULL);
+    zr_rendezvous_detach(m.r, NULL, NULL, NULL);
     assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
     assert_true(part(&m));
     zr_rendezvous_free(NULL);

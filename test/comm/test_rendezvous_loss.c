@@ -314,7 +314,7 @@ static void watch(struct rank *me)
     uv_timer_init(&w.m.loop, &w.stop);
     w.stop.data = &w;
     uv_timer_start(&w.stop, time_over, someone_dies ? LONG_MS : goes ? 0 : 200, 0);
-    zr_rendezvous_detach(w.m.r, note_lost, &w);
+    zr_rendezvous_detach(w.m.r, note_lost, NULL, &w);
     uv_run(&w.m.loop, UV_RUN_DEFAULT);
     zr_rendezvous_free(w.m.r);
     RANK_CHECK(me, uv_loop_close(&w.m.loop) == 0, "handles are left");
@@ -368,6 +368,85 @@ static void test_goodbye_is_no_death(void **state)
         run_ranks(false, 3, watch, &who, NULL);
 }
 
+/* Rank who fails: another thread of it says so, twice, and it closes a moment later. */
+struct failure {
+    int who, code, close_ms;
+    size_t n_text;
+};
+
+struct hearing {
+    struct watch w;
+    const struct failure *f;
+    int n_heard, code;
+    char text[2048];
+};
+
+static void report(void *arg)
+{
+    struct hearing *h = arg;
+    char text[2048];
+    memset(text, 'x', sizeof text);
+    text[h->f->n_text] = 0;
+    zr_rendezvous_report(h->w.m.r, h->f->code, text);
+    zr_rendezvous_report(h->w.m.r, ZR_ERR_IO, "what came after it");
+}
+
+static void note_failure(void *arg, int code, const char *text)
+{
+    struct hearing *h = arg;
+    h->n_heard++;
+    h->code = code;
+    snprintf(h->text, sizeof h->text, "%s", text);
+    stop(&h->w);
+}
+
+static void no_loss(void *arg, int rank, const char *why)
+{
+    struct hearing *h = arg;
+    rank_says(h->w.me, __FILE__, __LINE__, "no loss", "rank %d was lost: %s", rank, why);
+}
+
+static void report_or_hear(struct rank *me)
+{
+    struct hearing h = {.w.me = me, .f = me->arg};
+    bool fails = me->w.rank == h.f->who;
+    uv_thread_t reporter;
+    RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&h.w.m) == 0, "%s", zr_error_text());
+    if (!fails)
+        sleep_ms(me->w.rank * 10); /* it comes before or after the detach */
+    uv_timer_init(&h.w.m.loop, &h.w.stop);
+    h.w.stop.data = &h.w;
+    uv_timer_start(&h.w.stop, time_over, fails ? (uint64_t)h.f->close_ms : LONG_MS, 0);
+    zr_rendezvous_detach(h.w.m.r, no_loss, note_failure, &h);
+    if (fails)
+        uv_thread_create(&reporter, report, &h);
+    if (fails && h.f->close_ms == 0)
+        uv_thread_join(&reporter);
+    uv_run(&h.w.m.loop, UV_RUN_DEFAULT);
+    if (fails && h.f->close_ms)
+        uv_thread_join(&reporter);
+    zr_rendezvous_report(h.w.m.r, ZR_ERR_IO, "too late");
+    zr_rendezvous_free(h.w.m.r);
+    RANK_CHECK(me, uv_loop_close(&h.w.m.loop) == 0, "handles are left");
+    RANK_CHECK(me, h.n_heard == !fails, "%d failures were heard", h.n_heard);
+    size_t most = ZR_FRAME_TEXT_BYTES - 1, n = h.f->n_text < most ? h.f->n_text : most;
+    RANK_CHECK(me, fails || (h.code == h.f->code && strspn(h.text, "x") == n && !h.text[n]),
+               "code %d, %zu bytes: \"%s\"", h.code, strlen(h.text), h.text);
+}
+
+static void test_failure_after_detach(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 24; k++) {
+        struct failure f = {.who = k % 3,
+                            .code = k & 4 ? ZR_ERR_PEER : ZR_ERR_NOMEM,
+                            .close_ms = k & 8 ? 100 : 0,
+                            .n_text = k & 1 ? 2000 : 20};
+        run_ranks(k & 2, 4, report_or_hear, &f, NULL);
+    }
+}
+
 /* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
 static void close_at_once(struct rank *me)
 {
@@ -387,12 +466,13 @@ static void test_close_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_death_while_meeting), cmocka_unit_test(test_death_in_exchange),
-        cmocka_unit_test(test_death_after_hello),   cmocka_unit_test(test_write_to_the_dead),
-        cmocka_unit_test(test_leaving_early),       cmocka_unit_test(test_failing_rank),
-        cmocka_unit_test(test_sizes_differ),        cmocka_unit_test(test_exchange_timeout),
-        cmocka_unit_test(test_death_after_detach),  cmocka_unit_test(test_goodbye_is_no_death),
-        cmocka_unit_test(test_death_of_a_parent),   cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_death_while_meeting),  cmocka_unit_test(test_death_in_exchange),
+        cmocka_unit_test(test_death_after_hello),    cmocka_unit_test(test_write_to_the_dead),
+        cmocka_unit_test(test_leaving_early),        cmocka_unit_test(test_failing_rank),
+        cmocka_unit_test(test_sizes_differ),         cmocka_unit_test(test_exchange_timeout),
+        cmocka_unit_test(test_death_after_detach),   cmocka_unit_test(test_goodbye_is_no_death),
+        cmocka_unit_test(test_death_of_a_parent),    cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_failure_after_detach),
     };
     return cmocka_run_group_tests_name("rendezvous, ranks that are lost", tests, NULL, NULL);
 }

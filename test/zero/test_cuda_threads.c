@@ -14,10 +14,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
-enum { RANKS = 2 };
+enum { RANKS = 2, MOST = 3 };
 
 static void nothing_wrong(void)
 {
@@ -27,10 +28,10 @@ static void nothing_wrong(void)
         fail_msg("%s", text);
 }
 
-static void run_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank r[RANKS])
+static void run_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r)
 {
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
-    m->n_devices = RANKS + 1;
+    m->n_devices = world + 1;
     toy_ranks(world, fn, arg, r);
     for (int i = 0; i < world; i++)
         if (r[i].wrong[0])
@@ -44,7 +45,6 @@ static int wrap(struct toy_rank *r, int stage, struct toy *m, struct zero_config
     cudaSetDevice(r->rank + 1);
     *cfg = toy_config(r, stage);
     cfg->device = ZERO_DEVICE_CUDA;
-    cfg->timeout_ms = 5000;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg->stream, cudaStreamNonBlocking);
     toy_make(m);
     return zero_wrap(z, m->table, TOY_TENSORS, cfg);
@@ -232,6 +232,121 @@ static void test_a_query_that_fails_is_no_completion(void **state)
     }
 }
 
+/* --- ranks that fail alone --- */
+
+enum { TOO_LONG_MS = 20000 };
+
+enum cause { BY_UPDATE, BY_QUERY, BY_CHECK, N_CAUSES };
+
+static const struct {
+    const char *says;
+    int code;
+} causes[N_CAUSES] = {
+    [BY_UPDATE] = {"the update callback returned 7 for tensor", ZERO_ERR_FAILED},
+    [BY_QUERY] = {"cudaEventQuery: cudaErrorLaunchFailure", ZERO_ERR_SYSTEM},
+    [BY_CHECK] = {"it wrote tensor embedding (element 7) outside its bracket", ZERO_ERR_ORDER},
+};
+
+struct failing {
+    enum cause cause;
+    int who;     /* by a query: whichever rank is the first to ask */
+    bool leaves; /* it closes its context at once, else when all have been told */
+    atomic_int n_told;
+};
+
+struct optimizer {
+    bool fails;
+    int n;
+};
+
+static int updates(void *arg, const struct zero_update *u)
+{
+    struct optimizer *o = arg;
+    (void)u;
+    return o->fails && ++o->n == TOY_TENSORS ? 7 : 0;
+}
+
+/* Trains until it fails, which is to be long before its time is over. */
+static void trains_with_one_that_fails(struct toy_rank *r)
+{
+    struct failing *f = r->arg;
+    struct toy m;
+    struct zero_config cfg;
+    struct zero_step_info info;
+    struct optimizer o = {.fails = f->cause == BY_UPDATE && r->rank == f->who};
+    zero_ctx *z = NULL;
+    cudaSetDevice(r->rank + 1);
+    cfg = toy_config(r, 3);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.timeout_ms = TOO_LONG_MS;
+    cfg.prefetch = 1;
+    cfg.check = f->cause == BY_CHECK;
+    cfg.update = f->cause == BY_UPDATE ? updates : NULL;
+    cfg.update_arg = &o;
+    cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    pthread_barrier_wait(&all_wrapped);
+    if (f->cause == BY_QUERY && r->rank == f->who)
+        stand_in_fail("cudaEventQuery", 5, cudaErrorLaunchFailure, false);
+    int64_t from = toy_now_ms();
+    for (int s = 0; !err && toy_now_ms() - from < TOO_LONG_MS; s++) {
+        err = zero_begin(z, 0, ZERO_FORWARD);
+        float *kept = m.param[0];
+        if (!err)
+            err = zero_end(z, 0, ZERO_FORWARD);
+        cudaStreamSynchronize((cudaStream_t)cfg.stream);
+        if (!err && f->cause == BY_CHECK && r->rank == f->who && s == 2)
+            kept[7] = 1;
+        if (!err)
+            err = bare_step(z, s % 2 ? &info : NULL);
+    }
+    r->ms = toy_now_ms() - from;
+    toy_note(r, err);
+    f->n_told++;
+    while (!f->leaves && f->n_told < r->world && toy_now_ms() - from < TOO_LONG_MS)
+        usleep(1000);
+    unwrap(r, &m, &cfg, &z);
+}
+
+/* The others get its code and its words, whether it stays or leaves, long before they would have waited for
+ * it in vain. */
+static void test_a_failure_is_told_to_all(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
+        struct failing f = {.cause = k % N_CAUSES, .who = k / N_CAUSES % MOST, .leaves = k < N_CAUSES * MOST};
+        int world = f.who < 2 && k % 2 ? 2 : MOST, n_found = 0;
+        struct toy_rank r[MOST] = {0};
+        pthread_barrier_init(&all_wrapped, NULL, (unsigned)world);
+        run_ranks(world, trains_with_one_that_fails, &f, r);
+        pthread_barrier_destroy(&all_wrapped);
+        int finder = f.who;
+        for (int i = 0; i < world; i++) {
+            const char *found_by = strstr(r[i].text, " (found by rank ");
+            if (r[i].err != causes[f.cause].code || !strstr(r[i].text, causes[f.cause].says))
+                fail_msg("world %d, cause %d of rank %d: rank %d has %d \"%s\"", world, f.cause, f.who, i,
+                         r[i].err, r[i].text);
+            n_found += !found_by;
+            if (!found_by && f.cause == BY_QUERY)
+                finder = i;
+        }
+        assert_int_equal(n_found, 1);
+        for (int i = 0; i < world; i++) {
+            char text[32];
+            snprintf(text, sizeof text, "(found by rank %d)", finder);
+            if (strstr(r[i].text, text) ? i == finder : i != finder)
+                fail_msg("world %d, rank %d failed, rank %d says \"%s\"", world, finder, i, r[i].text);
+            printf("cause %d of rank %d, world %d: rank %d knew it after %lld ms\n", f.cause, finder, world,
+                   i, (long long)r[i].ms);
+        }
+        nccl_stand_in_end();
+        stand_in_end(NULL); /* a rank that failed may leave things behind */
+    }
+}
+
 /* --- memory --- */
 
 static void finds_no_room(struct toy_rank *r)
@@ -284,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_captures_are_not_disturbed),
         cmocka_unit_test(test_what_a_gpu_takes_is_counted),
         cmocka_unit_test(test_a_query_that_fails_is_no_completion),
+        cmocka_unit_test(test_a_failure_is_told_to_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
