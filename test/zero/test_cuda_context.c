@@ -32,8 +32,8 @@ static void wait_for_default_stream(void)
         cudaStreamSynchronize(NULL);
 }
 
-/* A model whose kernels touch nothing: forward and backward. */
-static int bare_pass(zero_ctx *z)
+/* A model whose kernels do nothing but set some elements of one gradient: forward and backward. */
+static int bare_pass(struct toy *m, zero_ctx *z)
 {
     int err = 0;
     for (int u = 0; !err && u < TOY_UNITS; u++) {
@@ -43,6 +43,8 @@ static int bare_pass(zero_ctx *z)
     }
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
+        if (!err && u == 0 && cudaMemsetAsync(m->grad[0], 0x3c, 32, NULL))
+            return ZERO_ERR_SYSTEM;
         if (!err)
             err = zero_end(z, u, ZERO_BACKWARD);
     }
@@ -225,7 +227,7 @@ static void test_host_does_not_wait(void **state)
         assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
         for (int step = 0; step < 4; step++) {
             int64_t before = stand_in_host_waits();
-            assert_int_equal(bare_pass(z), 0);
+            assert_int_equal(bare_pass(&m, z), 0);
             assert_int_equal(stand_in_host_waits(), before);
             assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
             if (stand_in_host_waits() - before > (step > 0))
@@ -323,7 +325,7 @@ static void waits_in_vain(struct toy_rank *r)
         n_late++;
     } else if (r->rank == 0) {
         struct zero_step_info info;
-        int err = bare_pass(z);
+        int err = bare_pass(&m, z);
         toy_note(r, err ? err : zero_step(z, 1e-2f, &info));
         n_late++;
         /* Closing does not wait for a GPU that does not end. */

@@ -59,8 +59,8 @@ static void unwrap(struct toy_rank *r, struct toy *m, struct zero_config *cfg, z
     toy_free(m);
 }
 
-/* A model whose kernels touch nothing: one step. */
-static int bare_step(zero_ctx *z, struct zero_step_info *info)
+/* A model whose kernels do nothing but set some elements of one gradient: one step. */
+static int bare_step(struct toy *m, cudaStream_t stream, zero_ctx *z, struct zero_step_info *info)
 {
     int err = 0;
     for (int u = 0; !err && u < TOY_UNITS; u++) {
@@ -70,6 +70,8 @@ static int bare_step(zero_ctx *z, struct zero_step_info *info)
     }
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
+        if (!err && u == 0 && cudaMemsetAsync(m->grad[0], 0x3c, 32, stream))
+            return ZERO_ERR_SYSTEM;
         if (!err)
             err = zero_end(z, u, ZERO_BACKWARD);
     }
@@ -111,7 +113,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (!err)
-        err = bare_step(z, NULL);
+        err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     if (!err)
         err = zero_save(z, w->dir);
     if (!err)
@@ -164,7 +166,7 @@ static void captures(struct toy_rank *r)
     int64_t from = toy_now_ms();
     for (int s = 0;
          !err && (s < 3 || (stand_in_calls("cudaEventQuery") < 20 && toy_now_ms() - from < MOST_MS)); s++)
-        err = bare_step(z, s % 2 ? &info : NULL);
+        err = bare_step(&m, (cudaStream_t)cfg.stream, z, s % 2 ? &info : NULL);
     float values[8];
     if (!err)
         err = zero_read(z, 0, ZERO_VALUE_PARAM, 0, 8, values);
@@ -207,7 +209,7 @@ static void asks_in_vain(struct toy_rank *r)
     if (r->rank == 0)
         stand_in_fail("cudaEventQuery", *(const int *)r->arg, cudaErrorLaunchFailure, false);
     for (int s = 0; !err && s < 4; s++)
-        err = bare_step(z, s % 2 ? &info : NULL);
+        err = bare_step(&m, (cudaStream_t)cfg.stream, z, s % 2 ? &info : NULL);
     toy_note(r, err);
     unwrap(r, &m, &cfg, &z);
 }
@@ -301,7 +303,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
         if (!err && f->cause == BY_CHECK && r->rank == f->who && s == 2)
             kept[7] = 1;
         if (!err)
-            err = bare_step(z, s % 2 ? &info : NULL);
+            err = bare_step(&m, (cudaStream_t)cfg.stream, z, s % 2 ? &info : NULL);
     }
     r->ms = toy_now_ms() - from;
     toy_note(r, err);
