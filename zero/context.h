@@ -71,6 +71,9 @@ int zr_memory_check(struct zero_ctx *z, int n_local);
 /* The GPU's part of it; communicators: once more when they are open, and NCCL has taken its own. */
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 
+/* given_up.c: with cfg.check, what the model's pointers still point at is filled with NaN. */
+void zr_given_up_fill(const struct zero_ctx *z);
+
 /* stats.c */
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out);
 

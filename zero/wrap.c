@@ -343,6 +343,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         tear_down(z);
         return err;
     }
+    zr_given_up_fill(z);
     zr_engine_point(&z->engine);
     zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,

@@ -1,0 +1,118 @@
+/* given_up.c: in check mode, what the model gave up at zero_wrap is filled with NaN: a copy of its structs
+ * made before, or a graph node that was not re-pointed, reads the buffers that are no longer the parameters,
+ * and the first loss computed from them is NaN.
+ *
+ * Only memory that belongs to this process alone is written: never a weights file that is mapped shared, nor
+ * what is mapped read-only. Gradients are left alone: *grad need not point anywhere at zero_wrap, so what it
+ * points at may be anybody's. */
+#include "zero/context.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Addresses [first, end) that are private and writable. */
+struct range {
+    uintptr_t first, end;
+};
+
+struct ranges {
+    struct range *at; /* ascending, apart */
+    size_t n;
+};
+
+static bool add(struct ranges *r, uintptr_t first, uintptr_t end)
+{
+    if (r->n && r->at[r->n - 1].end == first) {
+        r->at[r->n - 1].end = end;
+        return true;
+    }
+    struct range *more = realloc(r->at, (r->n + 1) * sizeof *more);
+    if (!more)
+        return false;
+    r->at = more;
+    r->at[r->n++] = (struct range){first, end};
+    return true;
+}
+
+/* The kernel lists mappings by address. */
+static bool read_ranges(struct ranges *r)
+{
+    FILE *f = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool ok = f != NULL;
+    while (ok && getline(&line, &room, f) > 0) {
+        uintptr_t first, end;
+        char may[5];
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &first, &end, may) == 3 && may[1] == 'w' &&
+            may[3] == 'p')
+            ok = add(r, first, end);
+    }
+    free(line);
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+/* The first range that ends behind the address. */
+static size_t range_behind(const struct ranges *r, uintptr_t at)
+{
+    size_t lo = 0, hi = r->n;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (r->at[mid].end > at)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
+
+/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/check_written.c): it
+ * may get into a gradient, and must not be taken for that. at: of a multiple of 2. */
+static void fill(char *at, size_t n_bytes)
+{
+    const uint16_t nan = 0x7fc0;
+    for (size_t i = 0; i + sizeof nan <= n_bytes; i += sizeof nan)
+        memcpy(at + i, &nan, sizeof nan);
+}
+
+/* Returns the bytes filled. */
+static size_t fill_within(const struct ranges *r, char *buffer, size_t n_bytes)
+{
+    uintptr_t at = (uintptr_t)buffer, end = at + n_bytes;
+    size_t n = 0;
+    for (size_t i = range_behind(r, at); i < r->n && r->at[i].first < end; i++) {
+        uintptr_t lo = r->at[i].first > at ? r->at[i].first : at,
+                  hi = r->at[i].end < end ? r->at[i].end : end;
+        fill(buffer + (lo - at), hi - lo);
+        n += hi - lo;
+    }
+    return n;
+}
+
+void zr_given_up_fill(const struct zero_ctx *z)
+{
+    const struct zr_layout *l = z->layout;
+    struct zr_log *log = z->config.options.log;
+    if (!z->config.options.check || !z->device->ops->compute_on_caller)
+        return;
+    struct ranges r = {0};
+    if (read_ranges(&r)) {
+        int32_t n_filled = 0;
+        for (int32_t i = 0; i < l->n_tensors; i++) {
+            size_t n_bytes = (size_t)(l->tensors[i].n_elems * zr_dtype_bytes(l->tensors[i].dtype));
+            n_filled += fill_within(&r, *l->tensors[i].param, n_bytes) == n_bytes;
+        }
+        zr_info(log,
+                "check: the model's own buffers of %d of %d tensors were filled with NaN; the others are in "
+                "memory that is shared or read-only",
+                n_filled, l->n_tensors);
+    } else {
+        zr_warn(log,
+                "check: the model's own buffers were not filled with NaN: /proc/self/maps cannot be read");
+    }
+    free(r.at);
+}
