@@ -194,6 +194,12 @@ void zr_written_look(struct zr_engine *e, const struct zr_flat *f, const struct 
 void zr_written_tell(struct zr_engine *e);
 int zr_written_norm(struct zr_engine *e, double grad_norm);
 
+/* check_stored.c: a backward bracket begins, before the model gets the gradient, zeroed or not; and, as the
+ * model has given it back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or
+ * wrote beyond the end of one. bracket: as in struct zr_action. */
+void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed);
+int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
+
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
 void zr_engine_point(struct zr_engine *e);
 void zr_engine_unpoint(struct zr_engine *e); /* all at NULL, but those that the model assigned since */

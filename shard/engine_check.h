@@ -6,7 +6,7 @@
  * copy lies elsewhere) are the model's fault; they end the context with ZR_ERR_ORDER and a message that names
  * unit and tensor, found by the next call. On a GPU, whose memory cannot be closed, the copies are filled
  * with NaN instead (check_places.h). At stages 0 and 1 the model has its memory without brackets, too, so
- * there is no such guard there.
+ * there is no such guard there; what it writes beyond the end of a gradient is found by check_stored.c.
  *
  * Every function may be given NULL for a watch, and does nothing then. */
 #ifndef ZR_SHARD_ENGINE_CHECK_H

@@ -333,6 +333,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return a->slot >= 0 ? d->event_record(e->param_free[a->slot], e->compute) : 0;
     case ZR_ACT_USE_GRAD:
         err = use_grad(e, a);
+        if (!err && a->bracket)
+            zr_stored_begin(e, a->unit, a->slot, a->fill);
         if (!err && e->watch)
             err = zr_watch_hand_out(e, a->unit, a->slot, true);
         if (repoint) {
@@ -347,6 +349,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return err;
     case ZR_ACT_HIDE_GRAD:
         err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, true) : 0;
+        if (!err)
+            err = zr_stored_end(e, a->unit, a->slot, a->bracket);
         if (err)
             return err;
         if (e->written)

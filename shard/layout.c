@@ -78,6 +78,11 @@ static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
     return l->in_place && t->stacked;
 }
 
+static int64_t gap_behind(const struct zr_layout *l, bool trainable)
+{
+    return l->gaps && trainable ? ZR_GAP_BYTES : 0;
+}
+
 /* Appends the piece of tensor t, slice s to the flat being built. */
 static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t s)
 {
@@ -87,7 +92,7 @@ static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t
     l->piece_of[l->slice_base[t] + s] = l->n_pieces;
     l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .slice = s, .first = at / size, .n = n};
     f->n_pieces++;
-    f->total_bytes = at + n * size;
+    f->total_bytes = at + n * size + (f->in_place ? 0 : gap_behind(l, f->trainable));
 }
 
 static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct zr_tensor *t)
@@ -165,7 +170,7 @@ static void place_in_place(struct zr_layout *l)
         }
         l->in_place_param_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN);
         if (x->grad)
-            l->in_place_grad_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN);
+            l->in_place_grad_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN) + gap_behind(l, true);
     }
 }
 
@@ -192,14 +197,14 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 
 static uint64_t hash_layout(const struct zr_layout *l)
 {
-    int64_t head[] = {l->world, l->in_place, l->n_tensors, l->n_units};
+    int64_t head[] = {l->world, l->in_place, l->gaps, l->n_tensors, l->n_units};
     uint64_t h = XXH64(head, sizeof head, 0);
     for (int32_t i = 0; i < l->n_tensors; i++)
         h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     return h;
 }
 
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place,
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, bool gaps,
                    struct zr_layout **out)
 {
     struct member *members = NULL;
@@ -213,6 +218,7 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool
     }
     l->world = world;
     l->in_place = in_place;
+    l->gaps = gaps;
     l->tensors = tensors;
     l->n_tensors = n_tensors;
     l->slice_base = calloc((size_t)n_tensors + 1, sizeof *l->slice_base);

@@ -20,6 +20,7 @@
 #include "kernels/device.h"
 
 #define ZR_PIECE_ALIGN 256 /* bytes, start of a piece in a packed flat */
+#define ZR_GAP_BYTES   256 /* at least, behind a gradient; a multiple of ZR_PIECE_ALIGN */
 #define ZR_SHARD_ALIGN                                                                                       \
     256 /* bytes; shard_bytes is a multiple: of 128 still when f32 goes over the wire as bf16 */
 
@@ -68,6 +69,8 @@ struct zr_unit {
 struct zr_layout {
     int32_t world;
     bool in_place; /* stacked tensors lie in one buffer */
+    bool gaps;     /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay
+                      zero: where they are not, the model wrote there (check_stored.c) */
     int32_t n_tensors, n_units, n_flats, n_pieces;
     struct zr_tensor *tensors;
     struct zr_unit *units;
@@ -81,9 +84,10 @@ struct zr_layout {
     uint64_t hash;       /* of everything that must agree between ranks */
 };
 
-/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place: see above. Errors:
+/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and
+ * gaps: see above. Errors:
  * ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place,
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, bool gaps,
                    struct zr_layout **out);
 void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
 /* Of all that must agree between ranks; not of the pointers. */

@@ -14,7 +14,7 @@ struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
-    double save_async, device, copy_engine;
+    double save_async, device, copy_engine, check;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
@@ -43,7 +43,8 @@ struct card {
     X(wire_dtype)                                                                                            \
     X(n_order)                                                                                               \
     X(save_async)                                                                                            \
-    X(copy_engine)
+    X(copy_engine)                                                                                           \
+    X(check)
 
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
@@ -75,6 +76,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
+    c->check = z->layout->gaps; /* elsewhere one rank alone may check */
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;

@@ -1,5 +1,6 @@
 /* config.c: resolves a configuration: defaults, and what can only be checked with several fields in hand. */
 #include "zero/config.h"
+#include "shard/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -224,4 +225,14 @@ void zr_config_release(struct zr_config *config)
     config->order = NULL;
     config->options.order = NULL;
     config->options.n_order = 0;
+}
+
+int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
+                     struct zr_layout **out)
+{
+    const struct zr_options *o = &config->options;
+    bool in_place = zr_plan_in_place(o->stage);
+    /* Where the memory behind a gradient cannot be closed to the model. */
+    bool gaps = o->check && in_place && config->user.device != ZERO_DEVICE_CUDA;
+    return zr_layout_make(tensors, n_tensors, world, in_place, gaps, out);
 }

@@ -10,6 +10,7 @@
 #ifndef ZR_ZERO_CONFIG_H
 #define ZR_ZERO_CONFIG_H
 
+#include "shard/layout.h"
 #include "shard/options.h"
 #include "zero/zero.h"
 
@@ -31,6 +32,10 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
+
+/* The layout of the model in a world; tensors and errors: as of zr_layout_make. */
+int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
+                     struct zr_layout **out);
 
 /* The parts, in config_keys.c. */
 

@@ -70,7 +70,7 @@ static size_t range_behind(const struct ranges *r, uintptr_t at)
     return lo;
 }
 
-/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/check_written.c): it
+/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/check_stored.c): it
  * may get into a gradient, and must not be taken for that. at: of a multiple of 2. */
 static void fill(char *at, size_t n_bytes)
 {

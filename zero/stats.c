@@ -61,7 +61,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (!err)
         err = zr_tensors_check(tensors, n_tensors, true, &t);
     if (!err)
-        err = zr_layout_make(t, n_tensors, world, zr_plan_in_place(config.options.stage), &layout);
+        err = zr_config_layout(&config, t, n_tensors, world, &layout);
     if (!err) {
         zr_backend_reserve(&config, backend, layout);
         err = zr_plan_make(layout, &config.options, &plan);

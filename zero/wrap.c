@@ -60,7 +60,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     err = zr_tensors_check(tensors, n_tensors, false, &t);
     if (err)
         return err;
-    err = zr_layout_make(t, n_tensors, z->world.world, zr_plan_in_place(z->config.options.stage), &z->layout);
+    err = zr_config_layout(&z->config, t, n_tensors, z->world.world, &z->layout);
     if (err)
         return err;
     zr_backend_reserve(&z->config, *backend, z->layout);

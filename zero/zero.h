@@ -92,7 +92,7 @@ enum {
                                l  belongs to unit + l */
     ZERO_NO_DECAY = 1 << 1, /* no weight decay (biases, norms) */
     ZERO_GRAD_OVERWRITE =
-        1 << 2,             /* backward stores this gradient instead of adding to it: it need not be zeroed */
+        1 << 2,             /* backward stores all of this gradient, adding nothing: it need not be zeroed */
     ZERO_RESIDENT = 1 << 3, /* keep its unit gathered for the whole step at stage 3 */
     ZERO_POINTER_PER_BEGIN = 1 << 4 /* stacked: the model reads *param and *grad anew after each zero_begin
                                        and keeps them for that layer, so several layers may be open at once */
@@ -194,8 +194,11 @@ struct zero_config {
                       2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
                       that is closed to it then, or on a GPU filled with NaN (see README). A fault on the host
                       is told to the log at once, by a thread of the library while the one at fault waits; it
-                      ends the context with a message naming it. For debugging: slower, and a bracket's unit
-                      is held twice, or on a GPU memory for 15 times the largest is taken; default 0 */
+                      ends the context with a message naming it. On the host the model's own parameter
+                      buffers are overwritten with NaN when zero_wrap succeeds, where they are private and
+                      writable memory, and at stages 0 and 1 all ranks must have the same. For debugging:
+                      slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest
+                      is taken; default 0 */
     int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
                        of which each rank needs its own; the model's pointers may be host or device memory */
     int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
@@ -322,9 +325,9 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
 
 /* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad
  * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed
- * memory), and the model's own buffers may be freed afterwards. On failure *out is NULL, no pointer was
- * changed and nothing is left behind. Memory is checked against the plan first: ZERO_ERR_NOMEM comes with the
- * plan's table, before anything was allocated. */
+ * memory), and the model's own buffers may be freed afterwards (with cfg.check they were overwritten). On
+ * failure *out is NULL, no pointer was changed and nothing is left behind. Memory is checked against the plan
+ * first: ZERO_ERR_NOMEM comes with the plan's table, before anything was allocated. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 

@@ -25,17 +25,19 @@ static void check_pieces(const struct zr_layout *l)
     CHECK(l->n_pieces == l->slice_base[l->n_tensors], "every slice is one piece");
 }
 
-/* Pieces do not overlap; owners cover every element once, and cut pieces at multiples of 32 elements only. */
+/* Pieces do not overlap, and have their gaps behind them; owners cover every element once, and cut pieces at
+ * multiples of 32 elements only. */
 static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->total_bytes / size;
+    int64_t gap = l->gaps && f->trainable && !f->in_place ? ZR_GAP_BYTES / size : 0;
     CHECK(f->n_pieces > 0 && n * size == f->total_bytes, "%lld bytes", (long long)f->total_bytes);
     CHECK(f->shard_bytes % ZR_SHARD_ALIGN == 0 && f->shard_bytes > 0, "%lld", (long long)f->shard_bytes);
     CHECK(f->shard_elems * size == f->shard_bytes, "%lld", (long long)f->shard_elems);
     for (int32_t k = 0; k < f->n_pieces; k++) {
         const struct zr_piece *p = &l->pieces[f->first_piece + k];
         CHECK(p->first >= end && p->n > 0, "piece %d", k);
-        end = p->first + p->n;
+        end = p->first + p->n + gap;
     }
     CHECK(end <= n, "pieces end at %lld of %lld", (long long)end, (long long)n);
     if (f->in_place)
@@ -117,7 +119,7 @@ static void check_in_place(const struct zr_layout *l)
         if (!x->grad)
             continue;
         CHECK(first->grad_at >= grad && first->grad_at % ZR_PIECE_ALIGN == 0, "tensor %d", t);
-        grad = first->grad_at + bytes;
+        grad = first->grad_at + bytes + (l->gaps ? ZR_GAP_BYTES : 0);
     }
     CHECK(param <= l->in_place_param_bytes && l->in_place_param_bytes - param < ZR_PIECE_ALIGN, "parameters");
     CHECK(grad <= l->in_place_grad_bytes && l->in_place_grad_bytes - grad < ZR_PIECE_ALIGN, "gradients");
@@ -151,10 +153,11 @@ static void check_layout(const struct zr_layout *l)
     CHECK(n_params == l->n_params, "%lld parameters", (long long)l->n_params);
 }
 
-static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place)
+static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bool gaps)
 {
     struct zr_layout *l;
-    assert_int_equal(zr_layout_make(t, n, world, in_place, &l), 0);
+    assert_int_equal(zr_layout_make(t, n, world, in_place, gaps, &l), 0);
+    CHECK(l->gaps == gaps, "world %d", world);
     CHECK(l->world == world && l->in_place == in_place && l->n_tensors == n, "world %d", world);
     check_layout(l);
     zr_layout_free(l);
@@ -169,7 +172,7 @@ static void any_model_in_any_world(void **state)
     {
         int32_t n;
         struct zr_tensor *t = random_tensors(&r, 12, &n);
-        lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50));
+        lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50), chance(&r, 50));
     }
 }
 
@@ -180,30 +183,30 @@ static void known_shapes(void **state)
     static const int64_t sizes[] = {1, 15, 8100, 17 * 257, 17, 64 * 297};
     enum { N = sizeof sizes / sizeof *sizes };
     for (int world = 1; world <= 16; world++) {
-        for (int in_place = 0; in_place < 2; in_place++) {
+        for (int kind = 0; kind < 4; kind++) {
             for (int i = 0; i < N; i++) {
                 struct zr_tensor *t = calloc(1, sizeof *t);
                 *t = make_tensor("alone", sizes[i], 0);
-                lay_out(t, 1, world, in_place);
+                lay_out(t, 1, world, kind & 1, kind & 2);
             }
             struct zr_tensor *t = calloc(100, sizeof *t);
             for (int i = 0; i < 100; i++)
                 t[i] = make_tensor("layer", 100, i);
-            lay_out(t, 100, world, in_place);
+            lay_out(t, 100, world, kind & 1, kind & 2);
             t = calloc(N, sizeof *t);
             for (int i = 0; i < N; i++) {
                 t[i] = make_tensor("mixed", sizes[i], 0);
                 t[i].dtype = i % 2 ? ZR_BF16 : ZR_F32;
                 t[i].grad = i % 3 ? &model_pointer : NULL;
             }
-            lay_out(t, N, world, in_place);
+            lay_out(t, N, world, kind & 1, kind & 2);
             t = calloc(3, sizeof *t);
             t[0] = make_tensor("weights", 17 * 257, 1);
             stack_tensor(&t[0], 100);
             t[1] = make_tensor("biases", 17, 1);
             stack_tensor(&t[1], 100);
             t[2] = make_tensor("embedding", 64 * 297, 0);
-            lay_out(t, 3, world, in_place);
+            lay_out(t, 3, world, kind & 1, kind & 2);
         }
     }
 }
@@ -216,7 +219,7 @@ static uint64_t hash_of(struct zr_tensor t, int world, bool in_place, int32_t n)
     table[0].name = strdup(t.name);
     for (int32_t i = 1; i < n; i++)
         table[i] = make_tensor("other", 50, 0);
-    assert_int_equal(zr_layout_make(table, n, world, in_place, &l), 0);
+    assert_int_equal(zr_layout_make(table, n, world, in_place, false, &l), 0);
     uint64_t h = l->hash;
     zr_layout_free(l);
     return h;
@@ -263,7 +266,7 @@ static void hash_covers_the_order(void **state)
         struct zr_layout *l;
         t[i] = make_tensor("a", 100, 0);
         t[1 - i] = make_tensor("b", 100, 0);
-        assert_int_equal(zr_layout_make(t, 2, 2, false, &l), 0);
+        assert_int_equal(zr_layout_make(t, 2, 2, false, false, &l), 0);
         h[i] = l->hash;
         zr_layout_free(l);
     }
@@ -279,7 +282,7 @@ static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, 
         if (n_slices[i] > 1)
             stack_tensor(&t[i], n_slices[i]);
     }
-    assert_int_equal(zr_layout_make(t, n, 2, false, &l), ZR_ERR_ARG);
+    assert_int_equal(zr_layout_make(t, n, 2, false, false, &l), ZR_ERR_ARG);
     assert_null(l);
     if (!strstr(zr_error_text(), message))
         fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
@@ -314,7 +317,7 @@ static void out_of_memory_leaves_nothing(void **state)
         int64_t live = n_live;
         n_allocs = 0;
         fail_at = k;
-        int err = zr_layout_make(t, 3, 2, true, &l);
+        int err = zr_layout_make(t, 3, 2, true, false, &l);
         fail_at = -1;
         passed = err == 0;
         if (passed) {

@@ -24,7 +24,7 @@ static struct zr_options default_options(int stage)
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
     p->plan = NULL;
-    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), &p->layout), 0);
+    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), false, &p->layout), 0);
 }
 
 /* Plans again with other options; the layout stays. */

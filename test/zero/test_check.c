@@ -71,6 +71,11 @@ static void sound_rank(struct toy_rank *r)
     if (!err)
         err = toy_hash(z, 2, &r->hash);
     toy_note(r, err);
+    struct zero_stats stats;
+    if (!err && zero_stats(z, &stats))
+        toy_wrong(r, "zero_stats: %s", zero_last_error());
+    else if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned) != 0)
+        toy_wrong(r, "not as planned");
     if (!err && z && (z->check != NULL) != s->check)
         toy_wrong(r, "check is %d", z->check != NULL);
     if (!err && z && s->stage > 1 && (m.param[0] != NULL) != s->check)
@@ -271,6 +276,71 @@ static void test_faults_of_the_model(void **state)
             }
 }
 
+/* ---- gradients that are NaN for another reason than a wrong flag ---- */
+
+/* Whether the bits of a sum with NaN are those of the NaN, is up to what converts it to 16 bits. */
+enum nans { OVERFLOW, USUAL_NAN, NANS };
+
+struct overwritten {
+    int stage;
+    enum nans nans;
+    struct lines lines;
+};
+
+static void overwriting_rank(struct toy_rank *r)
+{
+    struct overwritten *o = r->arg;
+    struct toy m;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, o->stage);
+    cfg.check = 1;
+    if (r->rank == 0) {
+        cfg.log = keep_line;
+        cfg.log_arg = &o->lines;
+    }
+    m.table[0].flags |= ZERO_GRAD_OVERWRITE;
+    volatile float most = 3e38f;
+    struct zero_ctx *z = NULL;
+    struct zero_step_info info = {0};
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (!err)
+        err = toy_forward(&m, z, true);
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = zero_begin(z, u, ZERO_BACKWARD);
+        if (!err && u > 0 && u < 3)
+            toy_add_gradient(&m, u, 0, r->rank);
+        for (int64_t i = 0; !err && u == 0 && i < toy_elems(0); i++) /* infinity - infinity */
+            ((float *)m.grad[0])[i] = i % 2 || o->nans != OVERFLOW ? 1 : most * most - most * most;
+        for (int64_t i = 0; !err && u == 3 && i < toy_elems(4); i++)
+            ((uint16_t *)m.grad[4])[i] = o->nans == USUAL_NAN ? 0x7fc0 : i % 2 ? 0x7f80 : 0xffc0;
+        if (!err)
+            err = zero_end(z, u, ZERO_BACKWARD);
+    }
+    if (!err)
+        err = zero_step(z, 0.01f, &info);
+    if (!err && !info.skipped)
+        toy_wrong(r, "the step was not skipped");
+    toy_note(r, err);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void test_other_nans(void **state)
+{
+    (void)state;
+    for (int nans = 0; nans < NANS; nans++)
+        for (int stage = 0; stage < 4; stage++) {
+            struct overwritten o = {.stage = stage, .nans = (enum nans)nans};
+            struct toy_rank ranks[2];
+            toy_ranks(2, overwriting_rank, &o, ranks);
+            for (int i = 0; i < 2; i++)
+                if (ranks[i].err || ranks[i].wrong[0])
+                    fail_msg("stage %d, %d, rank %d: %s %s", stage, nans, i, ranks[i].text, ranks[i].wrong);
+            bool said = strstr(o.lines.text, "every element of the gradient of tensor head (unit 3) is NaN");
+            assert_int_equal(said, nans == USUAL_NAN);
+        }
+}
+
 /* ---- an update that does not ---- */
 
 /* It runs on a thread of the library's. */
@@ -411,9 +481,8 @@ static void test_missing_waits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sound_models),
-        cmocka_unit_test(test_faults_of_the_model),
-        cmocka_unit_test(test_update_that_reads),
+        cmocka_unit_test(test_sound_models),  cmocka_unit_test(test_faults_of_the_model),
+        cmocka_unit_test(test_other_nans),    cmocka_unit_test(test_update_that_reads),
         cmocka_unit_test(test_missing_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
