@@ -147,6 +147,10 @@ bool zr_engine_close(struct zr_engine *e);
 /* The loop's hand: carries out one job. arg is the engine. */
 void zr_engine_carry(void *arg, const struct zr_job *job);
 
+/* Whether a job can be carried out without waiting on the loop's thread, for zr_loop_ask. arg is the engine.
+ */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job);
+
 /* The model's hand: one call, through the core. Blocks only as zero_begin and zero_step say. */
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 

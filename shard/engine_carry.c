@@ -351,6 +351,16 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
+/* cfg.update on a GPU is called once it is known whether the step is skipped. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job)
+{
+    struct zr_engine *e = arg;
+    bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
+    if (!waits || atomic_load_explicit(&e->failed, memory_order_relaxed))
+        return true;
+    return e->dev->ops->event_query(e->step_norm) != 0 || zr_engine_status(e) != 0;
+}
+
 void zr_engine_carry(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;

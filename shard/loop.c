@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct zr_loop {
     uv_loop_t uv;
@@ -14,6 +15,7 @@ struct zr_loop {
     int64_t spin_ns;
 
     void (*carry)(void *arg, const struct zr_job *job);
+    bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is */
     void *arg;
 
     uint64_t mask;
@@ -34,18 +36,28 @@ struct zr_loop {
     struct zr_loop_by_hand hand;
 };
 
+void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job))
+{
+    l->ready = ready;
+}
+
 uv_loop_t *zr_loop_uv(struct zr_loop *l)
 {
     return &l->uv;
 }
 
-static bool carry_all(struct zr_loop *l)
+/* Carries out jobs up to the first that is not ready. *held: there is one. */
+static bool carry_all(struct zr_loop *l, bool *held)
 {
     uint64_t done = atomic_load_explicit(&l->n_carried, memory_order_relaxed);
     uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
+    *held = false;
     if (done == pushed)
         return false;
     for (; done < pushed; done++) {
+        *held = l->ready && !l->ready(l->arg, &l->ring[done & l->mask]);
+        if (*held)
+            break;
         l->carry(l->arg, &l->ring[done & l->mask]);
         /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
          */
@@ -65,7 +77,14 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->asleep, false);
     int64_t until = 0;
     for (;;) {
-        if (carry_all(l)) {
+        bool held, carried = carry_all(l, &held);
+        if (held) { /* sockets first, then again */
+            const struct timespec nap = {.tv_nsec = 20000};
+            nanosleep(&nap, NULL);
+            uv_async_send(a);
+            return;
+        }
+        if (carried) {
             until = l->spin_ns ? zr_now_ns() + l->spin_ns : 0;
             continue;
         }

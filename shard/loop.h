@@ -30,6 +30,10 @@ struct zr_loop;
 /* carry is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
 int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
                  struct zr_loop **out);
+/* Before zr_loop_start. ready is asked on the loop's thread before each job; while it says no, the job and
+ * those behind it stay queued, and the loop serves the handles of others: a job must not wait for what they
+ * bring. */
+void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job));
 /* A loop without a thread, for simulations. Jobs are carried out by zr_loop_carry_next alone; pushed is
  * called after each push, and awaited where the model's thread has to wait for a job: when it returns, the
  * job must have been carried out. Start and kick do nothing, and close drops what is queued. */

@@ -259,8 +259,10 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     int loop_err = 0;
     if (z->world.world > 1 || backend == ZERO_BACKEND_SHM || backend == ZERO_BACKEND_NCCL)
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
-    if (z->loop)
+    if (z->loop) {
+        zr_loop_ask(z->loop, zr_engine_is_ready);
         loop_err = connect_ranks(z);
+    }
     if (loop_err)
         return err ? zr_fail(err, "%s", text) : loop_err;
     if (err)

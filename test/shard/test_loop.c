@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,6 +67,21 @@ static void on_stop(void *arg)
     s->n_stops++;
     s->n_at_stop = s->n;
     s->stop_thread = pthread_self();
+}
+
+/* What job 2 has to wait for comes by a handle of the loop. */
+static atomic_bool came;
+
+static void on_timer(uv_timer_t *t)
+{
+    atomic_store(&came, true);
+    uv_close((uv_handle_t *)t, NULL);
+}
+
+static bool is_ready(void *arg, const struct zr_job *job)
+{
+    (void)arg;
+    return job->t != 2 || atomic_load(&came);
 }
 
 static int deadline(void **state)
@@ -264,6 +280,35 @@ static void handles_of_others(void **state)
 }
 
 /* The program's signals go to its own threads; a fault of this thread is still the program's to see. */
+/* A loop that waited inside the job would never hear the timer. */
+static void a_job_that_is_not_ready(void **state)
+{
+    (void)state;
+    for (int spin = 0; spin < 2; spin++) {
+        struct sink s = {0};
+        struct zr_loop *l;
+        uv_timer_t timer;
+        atomic_store(&came, false);
+        assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+        zr_loop_ask(l, is_ready);
+        uv_timer_init(zr_loop_uv(l), &timer);
+        uv_timer_start(&timer, on_timer, 30, 0);
+        for (int64_t i = 1; i <= 3; i++) {
+            struct zr_job job = job_of(i);
+            zr_loop_push(l, &job);
+        }
+        assert_int_equal(zr_loop_start(l, spin * 50000, NULL, NULL), 0);
+        zr_loop_kick(l);
+        zr_loop_await(l, 1);
+        zr_loop_await(l, 2);
+        assert_true(atomic_load(&came));
+        zr_loop_await(l, 3);
+        zr_loop_close(l, on_stop, &s);
+        assert_int_equal(s.n, 3);
+        assert_int_equal(s.n_wrong, 0);
+    }
+}
+
 static void signals_are_not_the_loops(void **state)
 {
     (void)state;
@@ -304,10 +349,11 @@ static void out_of_memory_leaves_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(everything_in_order),       cmocka_unit_test(no_kick_is_lost),
-        cmocka_unit_test(a_full_queue_waits),        cmocka_unit_test(close_carries_out_what_is_queued),
-        cmocka_unit_test(close_without_start),       cmocka_unit_test(handles_of_others),
-        cmocka_unit_test(signals_are_not_the_loops), cmocka_unit_test(out_of_memory_leaves_nothing),
+        cmocka_unit_test(everything_in_order),          cmocka_unit_test(no_kick_is_lost),
+        cmocka_unit_test(a_full_queue_waits),           cmocka_unit_test(close_carries_out_what_is_queued),
+        cmocka_unit_test(close_without_start),          cmocka_unit_test(handles_of_others),
+        cmocka_unit_test(a_job_that_is_not_ready),      cmocka_unit_test(signals_are_not_the_loops),
+        cmocka_unit_test(out_of_memory_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, deadline, NULL);
 }
