@@ -32,6 +32,7 @@ struct zero_ctx {
     int64_t n_micro;              /* micro-batches of all ranks, in all steps */
     unsigned char *user_data;     /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
+    struct zero_ctx *next_left; /* of those that a forked child has let go */
     void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
                        fail for want of memory */
 };

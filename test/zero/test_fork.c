@@ -83,6 +83,7 @@ static int child_of(struct job *j)
         int wrong = call_everything(j);
         if (wrong)
             _exit(wrong);
+        toy_free(&j->m);
         exit(0);
     }
     int status = -1;
