@@ -214,12 +214,12 @@ static void test_long_header(void **state)
 /* ---- a disk that changes what is written ---- */
 
 static struct zr_files changing;
-static const char *changes; /* in writes that hold this; NULL: none */
+static const char *_Atomic changes; /* in writes that hold this; NULL: none. Ranks are threads */
 static int64_t (*write_really)(void *arg, int fd, const void *buf, size_t n, int64_t at);
 
 static int64_t write_changed(void *arg, int fd, const void *buf, size_t n, int64_t at)
 {
-    const char *found = changes ? memmem(buf, n, changes, strlen(changes)) : NULL;
+    const char *mark = changes, *found = mark ? memmem(buf, n, mark, strlen(mark)) : NULL;
     if (!found)
         return write_really(arg, fd, buf, n, at);
     char *copy = malloc(n);
