@@ -92,18 +92,12 @@ static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRA
     return n;
 }
 
-static void drop_line(void *arg, const char *line)
-{
-    (void)arg;
-    (void)line;
-}
-
 static int plan_stage(const struct plan_options *o, int stage, const struct zero_tensor *tensors, int32_t n,
                       int32_t layers, struct zero_plan_info *info, int64_t *ns)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage;
-    cfg.log = stage > 0 ? drop_line : NULL; /* what stage 0 has been warned of */
+    cfg.log = stage > 0 ? report_warning : NULL; /* what stage 0 has been warned of */
     cfg.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;

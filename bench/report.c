@@ -191,3 +191,15 @@ void report_close(struct report *r)
     free(r->ms);
     *r = (struct report){0};
 }
+
+void report_warning(void *arg, const char *line)
+{
+    const char *const *but = arg;
+    bool goes = but && strncmp(line, "warning: ", 9) == 0;
+    for (int i = 0; goes && but[i]; i++) {
+        goes = !strstr(line, but[i]);
+    }
+    if (goes) {
+        fprintf(stderr, "libzero: %s\n", line);
+    }
+}

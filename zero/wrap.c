@@ -309,12 +309,12 @@ static void tell_residents(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
     struct zr_log *log = z->config.options.log;
+    if (z->plan->stage != 3 || z->world.rank != 0) /* all ranks have the same plan */
+        return;
     for (int32_t u = 0; u < n; u++) {
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].resident;
     }
-    if (z->plan->stage != 3 || z->world.rank != 0) /* all ranks have the same plan */
-        return;
     if (z->plan->world == 1)
         zr_warn(log, "stage 3 shards nothing: this is rank 0 of world 1, found in: %s", z->world.source);
     else if (n_resident == n)

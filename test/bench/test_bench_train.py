@@ -179,6 +179,8 @@ class Others(unittest.TestCase):
             self.assertGreater(s['forward_ns'], 0)
             self.assertGreater(s['backward_ns'], 0)
         self.assertIn('backward', bench('overhead', '--units=20', '--passes=5').stdout)
+        wrong = bench('overhead', '--units=20', '--passes=5', env={'ZERO_STGE': '3'})  # only its own choices are not told
+        self.assertIn('ZERO_STGE is not known', wrong.stderr)
 
     def test_overhead_among_ranks(self):
         done = bench('overhead', '--world=3', '--units=20', '--passes=5', '--json')
