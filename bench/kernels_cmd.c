@@ -80,7 +80,8 @@ static error_t finish(struct argp_state *state, void *options)
 static const struct option_row rows[] = {
     {"device", "host|cuda", "What to measure (host)", 1,
      OPTION_WORD(struct kernels_options, device, option_devices)},
-    {"gpu", "N", "Which GPU (LOCAL_RANK's, else 0)", 1, OPTION_INT(struct kernels_options, gpu, 0, 1000)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", 1,
+     OPTION_INT(struct kernels_options, gpu, 0, 1000)},
     {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)", 1,
      OPTION_WORD(struct kernels_options, dtype, option_dtypes)},
     {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)", 1,

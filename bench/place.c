@@ -1,7 +1,6 @@
 /* place.c: see place.h. */
 #include "bench/place.h"
-
-#include <stdlib.h>
+#include "zero/zero.h"
 
 static int open_host(struct place *p, int n_threads)
 {
@@ -15,8 +14,14 @@ static int open_host(struct place *p, int n_threads)
 
 static int open_cuda(struct place *p, int gpu)
 {
-    const char *rank = getenv("LOCAL_RANK");
-    int err = zr_cuda_device_open(gpu != PLACE_GPU_OF_RANK ? gpu : rank ? atoi(rank) : 0, &p->dev);
+    int32_t local_rank = gpu;
+    if (gpu == PLACE_GPU_OF_RANK) {
+        int rank_err = zero_find_rank(NULL, NULL, NULL, &local_rank);
+        if (rank_err) {
+            return zr_fail(rank_err, "%s", zero_last_error());
+        }
+    }
+    int err = zr_cuda_device_open(local_rank, &p->dev);
     if (err) {
         return err;
     }

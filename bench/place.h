@@ -14,8 +14,8 @@ struct place {
 #define PLACE_GPU_OF_RANK (-1)
 
 /* On the host with n_threads for matrix products; or with cuda on GPU number gpu, which becomes this thread's
- * current device (PLACE_GPU_OF_RANK: LOCAL_RANK's, else 0). Returns 0 or a zr_err (ZR_ERR_NOTSUP: no usable
- * GPU, the message says why), holding nothing. */
+ * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_rank). Returns 0 or a zr_err
+ * (ZR_ERR_NOTSUP: no usable GPU, the message says why), holding nothing. */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
 /* Finishes what is on the stream. A place that was not opened is allowed. */
 void place_close(struct place *p);

@@ -187,7 +187,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
     return o;
 }
 
-int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
+static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
 {
     const struct zero_config plain = ZERO_CONFIG_INIT;
     struct zr_config c = {0};
@@ -200,7 +200,7 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
     memcpy(&c.user, user, user->size);
     c.user.size = sizeof c.user;
 
-    if ((err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
+    if (has_log && (err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
         (err = check_together(&c.user)) || (err = resolve_order(c.user.order, c.user.n_order, &c.order))) {
@@ -213,6 +213,16 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
     c.options.n_order = c.user.n_order;
     *out = c;
     return 0;
+}
+
+int zr_config_resolve(const struct zero_config *user, struct zr_config *out)
+{
+    return resolve(user, true, out);
+}
+
+int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out)
+{
+    return resolve(user, false, out);
 }
 
 void zr_config_release(struct zr_config *config)

@@ -30,6 +30,9 @@ struct zr_config {
  * and what is allowed; ZR_ERR_NOMEM) nothing is held. user NULL is ZERO_CONFIG_INIT. */
 int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 
+/* The same without a log, for who asks before zero_wrap, which will tell what there is to tell. */
+int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
+
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
 

@@ -34,12 +34,8 @@ static int user_update(void *arg, const struct zr_user_update *u)
 /* z->config.options.timeout_ms is known. */
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    int rank, world;
     z->lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
-    if (!z->lent)
-        return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, &z->world);
-    int err = zr_nccl_lent_world(z->lent, z->config.options.timeout_ms, &rank, &world);
-    return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, &z->world);
+    return zr_find_rank(cfg, z->config.options.timeout_ms, &z->world);
 }
 
 /* Everything that needs no other rank. */

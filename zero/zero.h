@@ -317,6 +317,15 @@ enum zero_value {
  * names the nearest key when there is none of that name. Any thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
+/* Who this process is, by what zero_wrap goes by: cfg's rank and world, cfg's nccl_comm, or the variables of
+ * zero-run, torchrun, Open MPI, MPICH or Slurm; rank 0 of world 1 where there is nothing. For what is done
+ * before zero_wrap: reading this rank's part of the data, cudaSetDevice(*local_rank). cfg may be NULL:
+ * ZERO_CONFIG_INIT; any of rank, world and local_rank (the rank among those of this host) may be NULL.
+ * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
+ * Talks to no other rank; any thread. */
+ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
+                            int32_t *local_rank);
+
 /* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
  * means trainable. */

@@ -51,6 +51,15 @@ class Training(unittest.TestCase):
             steps, _ = train(1, *GPU, '--steps=14', '--lr=1e6', '--clip=0', '--weight-decay=1e6', how)
             self.assertIsNone(steps[-1]['loss'])
 
+    def test_gpu_of_the_rank(self):
+        """Without --gpu it is the one of the rank on this host, whichever launcher says so."""
+        launcher = {'OMPI_COMM_WORLD_RANK': '998', 'OMPI_COMM_WORLD_SIZE': '999', 'OMPI_COMM_WORLD_LOCAL_RANK': '997'}
+        done = bench('train', *GPU, '--plain', env=launcher)
+        self.assertIn('GPU number is 997', done.stderr)
+        done = bench('train', *GPU, '--plain', env={'OMPI_COMM_WORLD_RANK': '1'})
+        self.assertIn('OMPI_COMM_WORLD_SIZE is not set though OMPI_COMM_WORLD_RANK is "1"', done.stderr)
+        self.assertEqual(bench('train', *GPU, '--plain', '--gpu=0', env=launcher).returncode, 0)
+
     def test_text(self):
         done = bench('train', *GPU, '--stage=3')
         self.assertEqual(done.returncode, 0)

@@ -1,0 +1,38 @@
+/* find_rank.c: which rank this process is, for zero_wrap, and for programs that must know before it. */
+#include "zero/context.h"
+
+int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out)
+{
+    int rank, world;
+    void *lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
+    if (!lent)
+        return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, out);
+    int err = zr_nccl_lent_world(lent, timeout_ms, &rank, &world);
+    return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
+}
+
+static int resolve_and_find(const struct zero_config *cfg, struct zr_world *out)
+{
+    struct zr_config config;
+    int err = zr_config_resolve_silently(cfg, &config);
+    if (err)
+        return err;
+    err = zr_find_rank(&config.user, config.options.timeout_ms, out);
+    zr_config_release(&config);
+    return err;
+}
+
+int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world, int32_t *local_rank)
+{
+    struct zr_world found;
+    int err = resolve_and_find(cfg, &found);
+    if (err)
+        return zr_fail_more(err, "zero_find_rank");
+    if (rank)
+        *rank = found.rank;
+    if (world)
+        *world = found.world;
+    if (local_rank)
+        *local_rank = found.local_rank;
+    return 0;
+}
