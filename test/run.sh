@@ -39,13 +39,13 @@ done
 case $sanitize in
 none)
     build=build-test
-    set -- -Dbuildtype=release -Dwerror=true
+    set -- -Dtests=enabled -Dbuildtype=release -Dwerror=true
     tests=
     slower=3
     ;;
 address)
     build=build-asan
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
+    set -- -Dtests=enabled -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     tests='--no-suite house'
@@ -55,7 +55,7 @@ address)
     ;;
 thread)
     build=build-tsan
-    set -- -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
+    set -- -Dtests=enabled -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args=-fno-omit-frame-pointer
     export CXXFLAGS=-fno-omit-frame-pointer
     tests='--suite threads'

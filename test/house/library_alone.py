@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""The library alone, as somebody takes it who wants nothing else: a copy of the tree is configured without benches and tests, built
+and installed; a program is compiled by pkg-config against the shared and the static library and runs; and the same tree as a
+Meson subproject of another project serves its program, statically linked, which runs on two ranks.
+
+    library_alone.py ROOT MESON...
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from installed import HEADERS, PROGRAM
+from symbols import NVCC, NVTX, declared, defined
+from tree_clean import tracked
+
+ANSWER = "0 1 2 3"
+# How the library is built here is of no matter, so it is built fast.
+FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
+ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
+TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
+           "cuda_kernels"}
+SUPERPROJECT = """
+project('something larger', 'c', default_options: ['c_std=c11', 'warning_level=3', 'werror=true'])
+libzero = dependency('libzero', version: '>= 0.1')
+program = executable('program', 'program.c', dependencies: libzero)
+test('alone', program)
+test('two ranks', find_program('zero-run'), args: ['-n', '2', program])
+"""
+
+
+def environment():
+    """Nothing of an outer job, nor of how this project is tested, reaches what runs here."""
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "DESTDIR", "MESON_TESTTHREADS", "MESON_BUILD_ROOT", "MESON_SOURCE_ROOT"}
+    return {name: value for name, value in os.environ.items() if name not in names and not name.startswith("ZERO_")}
+
+
+def run(*command, env=None, cwd=None):
+    done = subprocess.run(command, capture_output=True, text=True, env=env or environment(), cwd=cwd, check=False)
+    if done.returncode != 0:
+        print(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(1)
+    return done.stdout
+
+
+def copy_tree(root, to):
+    for path in tracked(root):
+        os.makedirs(os.path.dirname(os.path.join(to, path)), exist_ok=True)
+        shutil.copy(os.path.join(root, path), os.path.join(to, path))
+
+
+def targets_of(meson, build):
+    return {target["name"]: target for target in json.loads(run(*meson, "introspect", "--targets", build))}
+
+
+def check_archive(root, path):
+    """The static library has every call, and no name that another library could have."""
+    names = defined(path)
+    yield from (f"{path}: {name} of zero/zero.h is missing" for name in sorted(declared(root) - names))
+    yield from (f"{path}: {name} is neither zr_ nor zero_" for name in sorted(names)
+                if not name.startswith(("zr_", "zero_")) and not NVTX.fullmatch(name) and not NVCC.match(name))
+    members = run("ar", "t", path).split()
+    yield from (f"{path}: {member} is there twice" for member in {m for m in members if members.count(m) > 1})
+
+
+def compile_and_run(folder, name, libdir, flags):
+    program = os.path.join(folder, name)
+    with open(program + ".c", "w", encoding="utf-8") as f:
+        f.write(PROGRAM)
+    run(os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-Werror", "-o", program, program + ".c", *flags)
+    told = run(program, env={**environment(), "LD_LIBRARY_PATH": libdir}).strip()
+    if told != ANSWER:
+        yield f"the {name} program printed {told!r}, expected {ANSWER!r}"
+    needs = "libzero" in run("readelf", "-d", program)
+    if needs != (name == "shared"):
+        yield f"the {name} program {'needs' if needs else 'does not need'} libzero.so"
+
+
+def check_install(root, folder, meson):
+    source, build, prefix = (os.path.join(folder, name) for name in ("libzero", "build", "prefix"))
+    run(*meson, "setup", build, source, "--prefix", prefix, "--libdir", "lib", "-Ddefault_library=both", *ALONE, *FAST)
+    extra = set(targets_of(meson, build)) - TARGETS
+    if extra:
+        yield f"built besides the library: {sorted(extra)}"
+    run(*meson, "compile", "-C", build)
+    run(*meson, "install", "--no-rebuild", "-C", build)
+
+    found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
+    expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
+                *("include/" + header for header in HEADERS)}
+    yield from (f"{path} is not installed" for path in sorted(expected - found))
+    yield from (f"installed besides: {path}" for path in sorted(found - expected)
+                if not re.fullmatch(r"lib/libzero\.so\.[\d.]+|share/doc/libzero/.*", path))
+
+    libdir = os.path.join(prefix, "lib")
+    yield from check_archive(root, os.path.join(libdir, "libzero.a"))
+    env = {**environment(), "PKG_CONFIG_PATH": os.path.join(libdir, "pkgconfig")}
+    flags = run("pkg-config", "--cflags", "--libs", "libzero", env=env).split()
+    if any(flag.startswith("-luv") for flag in flags):
+        yield f"a program that links the shared library is told to link what that uses: {flags}"
+    yield from compile_and_run(folder, "shared", libdir, flags)
+    flags = run("pkg-config", "--static", "--cflags", "--libs", "libzero", env=env).split()
+    yield from compile_and_run(folder, "static", libdir, ["-l:libzero.a" if flag == "-lzero" else flag for flag in flags])
+
+
+def check_subproject(folder, meson):
+    above = os.path.join(folder, "above")
+    os.makedirs(os.path.join(above, "subprojects"))
+    os.symlink(os.path.join(folder, "libzero"), os.path.join(above, "subprojects", "libzero"))
+    with open(os.path.join(above, "meson.build"), "w", encoding="utf-8") as f:
+        f.write(SUPERPROJECT)
+    with open(os.path.join(above, "program.c"), "w", encoding="utf-8") as f:
+        f.write(PROGRAM.replace("cfg.world = 1;", ""))  # who the ranks are is zero-run's matter
+    build = os.path.join(folder, "above-build")
+    run(*meson, "setup", build, above, "--wrap-mode=forcefallback", "-Dlibzero:default_library=static", "-Dlibzero:cuda=disabled",
+        *FAST[:2])
+    targets = targets_of(meson, build)
+    extra = set(targets) - TARGETS - {"program"}
+    if extra:
+        yield f"built in a subproject besides the library: {sorted(extra)}"
+    run(*meson, "compile", "-C", build)
+    run(*meson, "test", "--no-rebuild", "-C", build)
+
+
+def main(root, meson):
+    with tempfile.TemporaryDirectory() as folder:
+        copy_tree(root, os.path.join(folder, "libzero"))
+        failures = [*check_install(root, folder, meson), *check_subproject(folder, meson)]
+    print("\n".join(failures) or "configured, built, installed, linked both ways, and as a subproject")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
