@@ -209,9 +209,9 @@ const struct option_word option_dtypes[] = {{"f32", ZERO_F32}, {"bf16", ZERO_BF1
 
 const struct option_word option_devices[] = {{"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {0}};
 
-const struct option_word option_optimizers[] = {
-    {"adamw", ZERO_ADAMW}, {"adam", ZERO_ADAM}, {"sgd", ZERO_SGD}, {"rmsprop", ZERO_RMSPROP}, {0},
-};
+#define WORD(name, value, key, text) {#key, value},
+const struct option_word option_optimizers[] = {ZERO_OPTIMIZER_MAP(WORD){0}};
+#undef WORD
 
 const char *option_word_of(const struct option_word *words, int value)
 {

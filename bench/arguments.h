@@ -86,6 +86,9 @@ option_reader option_refuse_word;
  * with 0. */
 int options_parse(const struct option_table *table, const char *name, int argc, char **argv, void *options);
 
+/* Their names for --help: " adamw adam ...". */
+#define OPTION_OPTIMIZER(name, value, key, text) " " #key
+#define OPTION_OPTIMIZERS                        ZERO_OPTIMIZER_MAP(OPTION_OPTIMIZER)
 extern const struct option_word option_dtypes[];                        /* f32, bf16: enum zero_dtype */
 extern const struct option_word option_devices[];                       /* host, cuda: enum zero_device */
 extern const struct option_word option_optimizers[];                    /* adamw, ...: enum zero_optimizer */

@@ -24,7 +24,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct plan_options, dtype, option_dtypes)},
     {.help = "Sharding:", .group = 2},
     {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
-    {"optimizer", "NAME", "adamw (default), adam, sgd or rmsprop", 2,
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
     {"prefetch", "N", "Units gathered ahead (2)", 2,

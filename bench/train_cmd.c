@@ -3,6 +3,7 @@
 #include "bench/commands.h"
 #include "bench/place.h"
 #include "bench/train.h"
+#include "kernels/device.h"
 
 #include <string.h>
 
@@ -27,10 +28,12 @@ static error_t add_path(struct argp_state *state, const struct option_row *row, 
 static error_t finish(struct argp_state *state, void *options)
 {
     struct train_options *o = options;
-    bool rmsprop = o->optimizer == ZERO_RMSPROP;
     o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
     o->beta1 = o->beta1 == UNSET ? 0.9 : o->beta1;
-    o->beta2 = o->beta2 == UNSET ? (rmsprop ? 0.99 : 0.95) : o->beta2;
+    if (o->beta2 == UNSET) {
+        const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zr_optimizer)o->optimizer);
+        o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
+    }
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     if (o->model.config.vocab < 256) {
         argp_error(state, "--vocab: %lld ids are too few for bytes, which need 256",
@@ -67,13 +70,13 @@ static const struct option_row rows[] = {
      OPTION_INT(struct train_options, steps, 1, INT64_MAX / 2)},
     {"seconds", "N", "Stop at the step during which this long has passed", 2,
      OPTION_DOUBLE(struct train_options, seconds, 0.001, 1e9)},
-    {"optimizer", "NAME", "adamw (default), adam, sgd or rmsprop", 2,
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct train_options, optimizer, option_optimizers)},
     {"lr", "X", "Learning rate, reached over the first 10 steps (one that suits the model)", 2,
      OPTION_DOUBLE(struct train_options, lr, 0, 1e6)},
-    {"beta1", "X", "Of adam; the momentum of sgd (0.9)", 2,
+    {"beta1", "X", "The first beta, or the momentum (0.9)", 2,
      OPTION_DOUBLE(struct train_options, beta1, 0, 0.999999)},
-    {"beta2", "X", "Of adam and rmsprop (0.95; rmsprop 0.99)", 2,
+    {"beta2", "X", "The second beta (adamw, adam: 0.95; else the optimizer's own)", 2,
      OPTION_DOUBLE(struct train_options, beta2, 0, 0.999999)},
     {"weight-decay", "X", "Of matrices, not of biases and norms (0.1)", 2,
      OPTION_DOUBLE(struct train_options, weight_decay, 0, 1e6)},

@@ -1,5 +1,6 @@
 /* train_order.c: what libzero may know of the training loop in advance; see train.h. */
 #include "bench/train.h"
+#include "kernels/device.h"
 
 void train_call_order(struct zero_call *out, int32_t layers)
 {
@@ -24,14 +25,5 @@ void train_call_order(struct zero_call *out, int32_t layers)
 
 int train_n_states(enum zero_optimizer optimizer, double beta1)
 {
-    switch (optimizer) {
-    case ZERO_ADAMW:
-    case ZERO_ADAM:
-        return 2;
-    case ZERO_SGD:
-        return beta1 != 0.0;
-    case ZERO_RMSPROP:
-        return 1;
-    }
-    return 0;
+    return zr_optimizer_states((enum zr_optimizer)optimizer, (float)beta1);
 }

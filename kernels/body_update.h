@@ -5,11 +5,11 @@
 #include "kernels/update_element.h"
 
 /* Updates elements [0, n), n a multiple of VEC_LANES. */
-ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum update_rule rule,
-                                enum update_param out)
+ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zr_optimizer kind,
+                                enum update_variant variant, enum update_param out)
 {
     const struct update_numbers k = update_numbers_of(u, u->scalars->grad_scale);
-    const int n_states = update_states(rule);
+    const int n_read = update_states_read(kind, variant), n_states = update_states(kind, variant);
     float *master = u->master, *param = u->param;
     unsigned char *half = u->param;
     const float *grad = u->grad;
@@ -17,11 +17,11 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum updat
 
     for (int64_t i = 0; i < n; i += VEC_LANES) {
         vec s0 = k.scale, s1 = k.scale; /* any: read only where there is a state */
-        if (n_states > 0 && rule != RULE_SGD_FIRST)
+        if (n_read > 0)
             s0 = vec_load(state0 + i);
-        if (n_states > 1)
+        if (n_read > 1)
             s1 = vec_load(state1 + i);
-        vec w = update_element(&k, rule, vec_load(master + i), vec_load(grad + i), &s0, &s1);
+        vec w = update_element(&k, kind, variant, vec_load(master + i), vec_load(grad + i), &s0, &s1);
         if (n_states > 0)
             vec_store(state0 + i, s0);
         if (n_states > 1)
@@ -34,17 +34,18 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum updat
     }
 }
 
-ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum update_rule rule)
+ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zr_optimizer kind,
+                               enum update_variant variant)
 {
     switch (update_param_of(u)) {
     case PARAM_NONE:
-        update_range(u, n, rule, PARAM_NONE);
+        update_range(u, n, kind, variant, PARAM_NONE);
         break;
     case PARAM_F32:
-        update_range(u, n, rule, PARAM_F32);
+        update_range(u, n, kind, variant, PARAM_F32);
         break;
     case PARAM_BF16:
-        update_range(u, n, rule, PARAM_BF16);
+        update_range(u, n, kind, variant, PARAM_BF16);
         break;
     }
 }
@@ -54,19 +55,21 @@ static void host_update(const struct zr_update *u)
     if (u->scalars->skip)
         return;
     int64_t n = u->n - u->n % VEC_LANES;
-#define RULE(rule)                                                                                           \
-    case rule:                                                                                               \
-        update_with(u, n, rule);                                                                             \
-        break
-    switch (update_rule_of(u)) {
-        RULE(RULE_ADAMW);
-        RULE(RULE_ADAM);
-        RULE(RULE_SGD_PLAIN);
-        RULE(RULE_SGD_FIRST);
-        RULE(RULE_SGD);
-        RULE(RULE_RMSPROP);
+    switch (u->kind) {
+#define KIND(NAME, name, number)                                                                             \
+    case ZR_##NAME:                                                                                          \
+        if (NAME##_MOMENTUM_ONLY && !u->state[0])                                                            \
+            update_with(u, n, ZR_##NAME, UPDATE_STATELESS);                                                  \
+        else if (NAME##_FIRST_STEP && u->t == 1)                                                             \
+            update_with(u, n, ZR_##NAME, UPDATE_FIRST);                                                      \
+        else                                                                                                 \
+            update_with(u, n, ZR_##NAME, UPDATE_USUAL);                                                      \
+        break;
+        ZR_OPTIMIZER_MAP(KIND)
+#undef KIND
+    default:
+        break;
     }
-#undef RULE
 #if VEC_LANES > 1
     if (n < u->n) {
         struct zr_update tail = *u;
@@ -75,7 +78,7 @@ static void host_update(const struct zr_update *u)
         tail.grad += n;
         if (tail.param)
             tail.param = (char *)tail.param + n * zr_dtype_bytes(u->param_dtype);
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
             if (tail.state[i])
                 tail.state[i] += n;
         zr_host_portable.update(&tail);

@@ -206,13 +206,14 @@ static int update(struct zr_stream *s, const struct zr_update *u)
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, bytes, false},
                                {u->master, bytes, true},
-                               {u->param, u->n * zr_dtype_bytes(u->param_dtype), true},
-                               {u->state[0], bytes, true},
-                               {u->state[1], bytes, true}};
+                               {u->param, u->n * zr_dtype_bytes(u->param_dtype), true}};
     struct zr_line *l = zr_check_issue(s, "update");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
             zr_shadow_touch(&s->check->rec, l, &used[i], 1);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->state[i])
+            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
     zr_check_issued(s);
     return s->check->inner->ops->update(s->inner, u);
 }

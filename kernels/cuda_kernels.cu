@@ -215,23 +215,23 @@ template <class From, int N> struct tree_op {
     }
 };
 
-template <update_rule RULE, update_param OUT> struct update_op {
+template <zr_optimizer KIND, update_variant VARIANT, update_param OUT> struct update_op {
     struct zr_update u;
     template <int W> __device__ __forceinline__ void run(int64_t i) const
     {
-        const int n_states = update_states(RULE);
+        const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
         floats<W> w, g, s0 = {}, s1 = {};
         w.load(u.master + i);
         g.load(u.grad + i);
-        if (n_states > 0 && RULE != RULE_SGD_FIRST)
+        if (n_read > 0)
             s0.load(u.state[0] + i);
-        if (n_states > 1)
+        if (n_read > 1)
             s1.load(u.state[1] + i);
         if (u.scalars->skip) /* asked last, so that all loads are under way at once */
             return;
         const struct update_numbers k = update_numbers_of(&u, u.scalars->grad_scale);
         for (int j = 0; j < W; j++)
-            w.v[j] = update_element(&k, RULE, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
+            w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
         if (n_states > 0)
             s0.store(u.state[0] + i);
         if (n_states > 1)
@@ -244,22 +244,38 @@ template <update_rule RULE, update_param OUT> struct update_op {
     }
 };
 
-template <update_rule RULE> cudaError_t update_with(cudaStream_t s, const struct zr_update *u)
+template <zr_optimizer KIND, update_variant VARIANT>
+cudaError_t update_with(cudaStream_t s, const struct zr_update *u)
 {
     const enum update_param out = update_param_of(u);
     const struct operand all[] = {{u->master, 4},
                                   {u->grad, 4},
-                                  {update_states(RULE) > 0 ? u->state[0] : NULL, 4},
-                                  {update_states(RULE) > 1 ? u->state[1] : NULL, 4},
+                                  {update_states(KIND, VARIANT) > 0 ? u->state[0] : NULL, 4},
+                                  {update_states(KIND, VARIANT) > 1 ? u->state[1] : NULL, 4},
                                   {out == PARAM_NONE ? NULL : u->param, out == PARAM_BF16 ? 2 : 4}};
     switch (out) {
     case PARAM_F32:
-        return run_each(s, update_op<RULE, PARAM_F32>{*u}, u->n, all, 5);
+        return run_each(s, update_op<KIND, VARIANT, PARAM_F32>{*u}, u->n, all, 5);
     case PARAM_BF16:
-        return run_each(s, update_op<RULE, PARAM_BF16>{*u}, u->n, all, 5);
+        return run_each(s, update_op<KIND, VARIANT, PARAM_BF16>{*u}, u->n, all, 5);
     default:
-        return run_each(s, update_op<RULE, PARAM_NONE>{*u}, u->n, all, 4);
+        return run_each(s, update_op<KIND, VARIANT, PARAM_NONE>{*u}, u->n, all, 4);
     }
+}
+
+/* Only the variants that the kind has are compiled. */
+template <zr_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
+cudaError_t update_kind(cudaStream_t s, const struct zr_update *u)
+{
+    if constexpr (MOMENTUM_ONLY) {
+        if (!u->state[0])
+            return update_with<KIND, UPDATE_STATELESS>(s, u);
+    }
+    if constexpr (FIRST_STEP) {
+        if (u->t == 1)
+            return update_with<KIND, UPDATE_FIRST>(s, u);
+    }
+    return update_with<KIND, UPDATE_USUAL>(s, u);
 }
 
 /* --- narrowing in place ---
@@ -556,21 +572,15 @@ cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_s
 
 cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u)
 {
-    switch (update_rule_of(u)) {
-    case RULE_ADAMW:
-        return update_with<RULE_ADAMW>(s, u);
-    case RULE_ADAM:
-        return update_with<RULE_ADAM>(s, u);
-    case RULE_SGD_PLAIN:
-        return update_with<RULE_SGD_PLAIN>(s, u);
-    case RULE_SGD_FIRST:
-        return update_with<RULE_SGD_FIRST>(s, u);
-    case RULE_SGD:
-        return update_with<RULE_SGD>(s, u);
-    case RULE_RMSPROP:
-        return update_with<RULE_RMSPROP>(s, u);
+    switch (u->kind) {
+#define KIND(NAME, name, number)                                                                             \
+    case ZR_##NAME:                                                                                          \
+        return update_kind<ZR_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u);
+        ZR_OPTIMIZER_MAP(KIND)
+#undef KIND
+    default:
+        return cudaErrorInvalidValue;
     }
-    return cudaErrorInvalidValue;
 }
 
 cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f)

@@ -15,6 +15,7 @@
 
 #include "kernels/error.h"
 #include "kernels/log.h"
+#include "kernels/optimizers.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,38 +32,26 @@ static inline const char *zr_dtype_name(enum zr_dtype t)
     return t == ZR_F32 ? "f32" : t == ZR_BF16 ? "bf16" : t == ZR_F16 ? "f16" : "unknown";
 }
 
-/* Element-wise optimizers, one element function each, in fp32. Each gradient is multiplied by
- * scalars->grad_scale first, t is 1-based; "decay" is weight_decay or 0 for a no-decay tensor. The order of
- * operations below is the definition: every instruction set gives the same bits, and none contracts a*b+c.
- *
- *   ADAMW    (Loshchilov and Hutter, arXiv:1711.05101; the arithmetic of llm.c)
- *            m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g);
- *            w = w - lr * ((m/c1) / (sqrt(v/c2) + eps) + decay*w),   c1 = 1-b1^t, c2 = 1-b2^t
- *   ADAM     (Kingma and Ba, arXiv:1412.6980): g = g + decay*w first, then as ADAMW without the decay*w term
- *   SGD      (with momentum, as PyTorch's SGD): g = g + decay*w;  m = t == 1 ? g : b1*m + g;  w = w - lr*m
- *            (b1 is the momentum; with b1 == 0 there is no state: m is NULL and w = w - lr*g)
- *   RMSPROP  (Tieleman and Hinton; PyTorch's form): g = g + decay*w; v = b2*v + (1-b2)*(g*g);
- *            w = w - lr * (g / (sqrt(v) + eps))                      (its one state is state[0])
- */
-enum zr_optimizer { ZR_ADAMW = 1, ZR_ADAM = 2, ZR_SGD = 3, ZR_RMSPROP = 4 };
-
 /* Written on the device by the step, read by the update kernels there: no host wait in between. */
 struct zr_step_scalars {
     float grad_scale; /* multiplies every gradient element: user's scale, mean over ranks, clip factor */
     uint32_t skip;    /* non-zero: leave everything untouched (a gradient is not finite) */
 };
 
-/* One contiguous range of n elements of one tensor. */
+/* One contiguous range of n elements of one tensor for an element-wise optimizer of optimizers.h, in fp32.
+ * Each gradient is multiplied by scalars->grad_scale first; a kind's own file says what happens then. */
 struct zr_update {
     enum zr_optimizer kind;
     enum zr_dtype param_dtype;
-    float lr, beta1, beta2, eps, decay, c1, c2; /* c1, c2: bias corrections, 1 where the kind has none */
-    int64_t t;                                  /* 1-based number of the step */
-    int64_t n;                                  /* elements */
-    float *master;                              /* (n) fp32 weights, read and written */
+    /* decay: of the weights, 0 for a tensor without. c1, c2: bias corrections, 1 where the kind has none */
+    float lr, beta1, beta2, eps, decay, c1, c2;
+    int64_t t;         /* 1-based number of the step */
+    int64_t n;         /* elements */
+    float *master;     /* (n) fp32 weights, read and written */
     void *param;       /* (n) param_dtype, written with the rounded weight; NULL or == master: none */
     const float *grad; /* (n) fp32, already reduced, not yet scaled */
-    float *state[2];   /* (n) each: m and v, or what the kind needs; NULL where it has none */
+    /* (n) each, zr_optimizer_states(kind, beta1) of them; NULL: a kind with momentum alone, without it */
+    float *state[ZR_OPTIMIZER_STATES];
     const struct zr_step_scalars *scalars; /* device memory */
 };
 

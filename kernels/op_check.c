@@ -54,7 +54,14 @@ int zr_check_update(const struct zr_update *u)
     int err = zr_check_count("update", "n", u->n);
     if (!err && u->param)
         err = zr_check_dtype("update", u->param_dtype);
-    if (!err && (u->kind < ZR_ADAMW || u->kind > ZR_RMSPROP))
-        err = zr_fail(ZR_ERR_ARG, "update: kind is %d, must be %d to %d", (int)u->kind, ZR_ADAMW, ZR_RMSPROP);
+    const struct zr_optimizer_kind *kind = zr_optimizer_kind(u->kind);
+    if (!err && !kind)
+        err =
+            zr_fail(ZR_ERR_ARG, "update: kind is %d, must be 1 to %d", (int)u->kind, ZR_OPTIMIZER_COUNT - 1);
+    int n_states = err || u->n == 0 ? 0 : zr_optimizer_states(u->kind, u->beta1);
+    for (int i = 0; !err && i < n_states; i++)
+        if (!u->state[i])
+            err = zr_fail(ZR_ERR_ARG, "update: state[%d] is NULL, and %s keeps its %s there", i, kind->name,
+                          kind->state[i]);
     return err;
 }

@@ -80,7 +80,7 @@ static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_u
             zr_shadow_set(&w->rec, u->param, n_param, param);
         }
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
         if (!u->state[i])
             continue;
         zr_shadow_read(&w->rec, l, u->state[i], bytes);

@@ -1,20 +1,33 @@
-/* update_element.h: the optimizers' arithmetic for one element, which device.h defines, over the words of a
- * vec_*.h.
+/* update_element.h: an optimizer's arithmetic for one element over the words of a vec_*.h, whatever the kind.
  *
  * Included after one: by body_update.h, where a word is a vector of the instruction set, and by
- * cuda_kernels.cu, where it is one float. The rule is a constant where it is called, so no branch is left. */
+ * cuda_kernels.cu, where it is one float. Kind and variant are constants where it is called, so no branch is
+ * left. */
 #include "kernels/anywhere.h"
+#include "kernels/device.h"
 
-/* SGD splits in three: without momentum, the first step (the momentum is the gradient), and the others. */
-enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_FIRST, RULE_SGD, RULE_RMSPROP };
 enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
 
-ALWAYS_INLINE enum update_rule update_rule_of(const struct zr_update *u)
-{
-    if (u->kind == ZR_SGD)
-        return u->beta1 == 0 ? RULE_SGD_PLAIN : u->t == 1 ? RULE_SGD_FIRST : RULE_SGD;
-    return u->kind == ZR_ADAMW ? RULE_ADAMW : u->kind == ZR_ADAM ? RULE_ADAM : RULE_RMSPROP;
-}
+/* FIRST: step 1 of a kind that treats it apart (NAME_FIRST_STEP); states are only written. STATELESS: of a
+ * kind with momentum alone (NAME_MOMENTUM_ONLY), without it. */
+enum update_variant { UPDATE_USUAL, UPDATE_FIRST, UPDATE_STATELESS };
+
+struct update_numbers {
+    vec scale, lr, eps, decay, b1, one_b1, b2, one_b2, c1, c2;
+};
+
+/* A kind's own file has, besides its row,
+ *
+ *     enum { NAME_STATES, NAME_MOMENTUM_ONLY, NAME_FIRST_STEP };
+ *     ALWAYS_INLINE vec NAME_direction(const struct update_numbers *k, enum update_variant variant, vec w,
+ * vec g, vec *state_0, vec *state_1);
+ *
+ * the direction of weight w and scaled gradient g, along which the weight goes back by lr; the states are
+ * updated in place. The order of operations written there is the definition: every instruction set gives the
+ * same bits, and none contracts a*b+c. */
+#define ZR_OPTIMIZER_ELEMENTS
+#include "kernels/optimizers.h"
+#undef ZR_OPTIMIZER_ELEMENTS
 
 ALWAYS_INLINE enum update_param update_param_of(const struct zr_update *u)
 {
@@ -22,10 +35,6 @@ ALWAYS_INLINE enum update_param update_param_of(const struct zr_update *u)
         return PARAM_NONE;
     return u->param_dtype == ZR_F32 ? PARAM_F32 : PARAM_BF16;
 }
-
-struct update_numbers {
-    vec scale, lr, eps, decay, b1, one_b1, b2, one_b2, c1, c2;
-};
 
 ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u, float grad_scale)
 {
@@ -43,35 +52,43 @@ ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u,
     return k;
 }
 
-/* How many of state[] a rule reads and writes; RULE_SGD_FIRST only writes. */
-ALWAYS_INLINE int update_states(enum update_rule rule)
+/* How many of state[] are written. */
+ALWAYS_INLINE int update_states(enum zr_optimizer kind, enum update_variant variant)
 {
-    return rule == RULE_ADAMW || rule == RULE_ADAM ? 2 : rule == RULE_SGD_PLAIN ? 0 : 1;
+    if (variant == UPDATE_STATELESS)
+        return 0;
+    switch (kind) {
+#define STATES(NAME, name, number)                                                                           \
+    case ZR_##NAME:                                                                                          \
+        return NAME##_STATES;
+        ZR_OPTIMIZER_MAP(STATES)
+#undef STATES
+    default:
+        return 0;
+    }
+}
+
+/* And how many are read. */
+ALWAYS_INLINE int update_states_read(enum zr_optimizer kind, enum update_variant variant)
+{
+    return variant == UPDATE_FIRST ? 0 : update_states(kind, variant);
 }
 
 /* The new weight of weight w and gradient g; the states are updated in place. */
-ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum update_rule rule, vec w, vec g, vec *s0,
-                                 vec *s1)
+ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum zr_optimizer kind,
+                                 enum update_variant variant, vec w, vec g, vec *s0, vec *s1)
 {
-    vec move;
+    vec direction = g;
     g = vec_mul(g, k->scale);
-    if (rule != RULE_ADAMW)
-        g = vec_add(g, vec_mul(k->decay, w));
-
-    if (rule == RULE_ADAMW || rule == RULE_ADAM) {
-        *s0 = vec_add(vec_mul(k->b1, *s0), vec_mul(k->one_b1, g));
-        *s1 = vec_add(vec_mul(k->b2, *s1), vec_mul(k->one_b2, vec_mul(g, g)));
-        move = vec_div(vec_div(*s0, k->c1), vec_add(vec_sqrt(vec_div(*s1, k->c2)), k->eps));
-        if (rule == RULE_ADAMW)
-            move = vec_add(move, vec_mul(k->decay, w));
-    } else if (rule == RULE_RMSPROP) {
-        *s0 = vec_add(vec_mul(k->b2, *s0), vec_mul(k->one_b2, vec_mul(g, g)));
-        move = vec_div(g, vec_add(vec_sqrt(*s0), k->eps));
-    } else if (rule == RULE_SGD_PLAIN) {
-        move = g;
-    } else {
-        move = rule == RULE_SGD_FIRST ? g : vec_add(vec_mul(k->b1, *s0), g);
-        *s0 = move;
+    switch (kind) {
+#define DIRECTION(NAME, name, number)                                                                        \
+    case ZR_##NAME:                                                                                          \
+        direction = name##_direction(k, variant, w, g, s0, s1);                                              \
+        break;
+        ZR_OPTIMIZER_MAP(DIRECTION)
+#undef DIRECTION
+    default:
+        break;
     }
-    return vec_sub(w, vec_mul(k->lr, move));
+    return vec_sub(w, vec_mul(k->lr, direction));
 }

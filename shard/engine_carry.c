@@ -272,11 +272,11 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .param = zr_engine_param_at(e, f, first),
                           .grad = up->grad + (first - up->first_kept),
                           .scalars = zr_engine_scalars(e)};
-    for (int i = 0; i < o->n_states && i < 2; i++)
+    for (int i = 0; i < o->n_states && i < ZR_OPTIMIZER_STATES; i++)
         k.state[i] = zr_engine_state_at(e, f, i, first);
     if (o->update)
         return update_by_user(up, &k, p, first - p->first);
-    if (o->optimizer == ZR_ADAMW || o->optimizer == ZR_ADAM) {
+    if (zr_optimizer_kind(o->optimizer)->bias_correction) {
         /* In float, as the loops of C models have it. */
         k.c1 = 1.0f - powf(o->beta1, (float)k.t);
         k.c2 = 1.0f - powf(o->beta2, (float)k.t);

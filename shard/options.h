@@ -36,7 +36,7 @@ struct zr_user_update {
 struct zr_options {
     int stage; /* 0..3 */
 
-    enum zr_optimizer optimizer; /* 0: the user's update callback */
+    enum zr_optimizer optimizer; /* ZR_OPTIMIZER_NONE: the user's update callback */
     float beta1, beta2, eps;     /* true values: a zero here means zero */
     float weight_decay;
     float clip;           /* global L2 norm above which gradients are scaled down; 0: no clipping */
@@ -49,8 +49,7 @@ struct zr_options {
      * (host). */
     int (*update)(void *arg, const struct zr_user_update *u);
     void *update_arg;
-    int n_states; /* fp32 arrays kept per weight: adamw and adam 2, sgd 0 or 1, rmsprop 1, else the user's
-                     0..4 */
+    int n_states; /* fp32 arrays kept per weight: those of optimizer and beta1, else the user's 0..4 */
 
     int prefetch;               /* units gathered ahead; 0: none */
     int64_t param_budget_bytes; /* for gathered parameters at stage 3, besides the shards; 0: what prefetch

@@ -143,13 +143,14 @@ static float or_default(float value, float fallback)
 
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
-    enum zr_optimizer kind = c->update ? 0 : c->optimizer ? (enum zr_optimizer)c->optimizer : ZR_ADAMW;
+    enum zr_optimizer kind = c->optimizer ? (enum zr_optimizer)c->optimizer : ZR_ADAMW;
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
     struct zr_options o = {
         .stage = c->stage,
-        .optimizer = kind,
-        .beta1 = or_default(c->beta1, kind == ZR_SGD ? 0 : 0.9f),
-        .beta2 = or_default(c->beta2, kind == ZR_RMSPROP ? 0.99f : 0.999f),
-        .eps = or_default(c->eps, 1e-8f),
+        .optimizer = c->update ? ZR_OPTIMIZER_NONE : kind,
+        .beta1 = or_default(c->beta1, row->beta1),
+        .beta2 = or_default(c->beta2, row->beta2),
+        .eps = or_default(c->eps, row->eps),
         .weight_decay = c->weight_decay,
         .clip = c->clip,
         .grad_scale = c->grad_scale != 0 ? c->grad_scale : 1,
@@ -170,20 +171,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .save_keep = c->save_keep,
         .check = c->check,
     };
-    switch (kind) {
-    case ZR_ADAMW:
-    case ZR_ADAM:
-        o.n_states = 2;
-        break;
-    case ZR_SGD:
-        o.n_states = o.beta1 != 0;
-        break;
-    case ZR_RMSPROP:
-        o.n_states = 1;
-        break;
-    default:
-        o.n_states = c->n_states;
-    }
+    o.n_states = c->update ? c->n_states : zr_optimizer_states(kind, o.beta1);
     return o;
 }
 

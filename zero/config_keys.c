@@ -59,8 +59,9 @@ static const struct choice backend_names[] = {{"auto", ZERO_BACKEND_AUTO},
                                               {NULL, 0}};
 static const struct choice device_names[] = {
     {"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {NULL, 0}};
-static const struct choice optimizer_names[] = {
-    {"adamw", ZERO_ADAMW}, {"adam", ZERO_ADAM}, {"sgd", ZERO_SGD}, {"rmsprop", ZERO_RMSPROP}, {NULL, 0}};
+#define OPTIMIZER_NAME(name, value, key, text) {#key, value},
+static const struct choice optimizer_names[] = {ZERO_OPTIMIZER_MAP(OPTIMIZER_NAME){NULL, 0}};
+#define OPTIMIZER_KEY(name, value, key, text) #key ", "
 static const struct choice dtype_names[] = {
     {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
 static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
@@ -109,8 +110,8 @@ static const struct field fields[] = {
     FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
     FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 to 2147483647, or 0 for 30000"),
-    FIELD(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 0, 4,
-          "adamw, adam, sgd, rmsprop, or 0 for adamw"),
+    FIELD(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 0, ZR_OPTIMIZER_COUNT - 1,
+          ZERO_OPTIMIZER_MAP(OPTIMIZER_KEY) "or 0 for adamw"),
     FIELD(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,
           "less than 1; 0 for the default, negative for a true 0"),
     FIELD(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,

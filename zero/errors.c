@@ -16,10 +16,24 @@ ZR_ERR_MAP(SAME)
 SAME(F32);
 SAME(BF16);
 SAME(F16);
-SAME(ADAMW);
-SAME(ADAM);
-SAME(SGD);
-SAME(RMSPROP);
+#undef SAME
+
+/* Numbers and names of the optimizers, both ways. */
+#define PUBLIC(name, value, key, text) PUBLIC_##name##_##key = value,
+enum { ZERO_OPTIMIZER_MAP(PUBLIC) PUBLIC_END };
+#undef PUBLIC
+#define INTERNAL(name, key, value) INTERNAL_##name##_##key = value,
+enum { ZR_OPTIMIZER_MAP(INTERNAL) INTERNAL_END };
+#undef INTERNAL
+#define SAME(name, key)                                                                                      \
+    _Static_assert((int)PUBLIC_##name##_##key == (int)INTERNAL_##name##_##key,                               \
+                   "ZERO_" #name " differs from ZR_" #name);
+#define PUBLIC(name, value, key, text) SAME(name, key)
+#define INTERNAL(name, key, value)     SAME(name, key)
+ZERO_OPTIMIZER_MAP(PUBLIC)
+ZR_OPTIMIZER_MAP(INTERNAL)
+#undef PUBLIC
+#undef INTERNAL
 #undef SAME
 
 const char *zero_strerror(int code)

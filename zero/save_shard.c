@@ -40,9 +40,8 @@ bool zr_kind_parse(const char *text, size_t n, int *kind)
 
 const char *zr_optimizer_name(enum zr_optimizer kind)
 {
-    static const char *const name[] = {
-        [0] = "user", [ZR_ADAMW] = "adamw", [ZR_ADAM] = "adam", [ZR_SGD] = "sgd", [ZR_RMSPROP] = "rmsprop"};
-    return name[kind];
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
+    return row ? row->name : "user";
 }
 
 int32_t zr_tensor_dims(const struct zr_tensor *t)

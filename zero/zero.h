@@ -69,11 +69,19 @@ enum zero_dtype { ZERO_F32 = 1, ZERO_BF16 = 2, ZERO_F16 = 3 };
 
 enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
 
+/* Optimizers. X(name, value, key in configurations and checkpoints, what it is: its source, its defaults of
+ * beta1, beta2 and eps where it uses them, and the fp32 states that it keeps per weight). Where no decay is
+ * named, it is added to the gradient. */
+#define ZERO_OPTIMIZER_MAP(X)                                                                                \
+    X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
+    X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
+    X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, 0; 1 state, none without momentum")                    \
+    X(RMSPROP, 4, rmsprop, "Tieleman and Hinton, 2012, PyTorch's form; beta2 0.99, 1e-8; 1 state")
+
 enum zero_optimizer {
-    ZERO_ADAMW = 1, /* arXiv:1711.05101, decoupled decay */
-    ZERO_ADAM = 2,  /* arXiv:1412.6980, decay added to the gradient */
-    ZERO_SGD = 3,   /* beta1 is the momentum; 0: no state */
-    ZERO_RMSPROP = 4
+#define ZERO_OPTIMIZER_ENUM(name, value, key, text) ZERO_##name = value,
+    ZERO_OPTIMIZER_MAP(ZERO_OPTIMIZER_ENUM)
+#undef ZERO_OPTIMIZER_ENUM
 };
 
 enum zero_backend {
@@ -149,8 +157,8 @@ struct zero_config {
     int64_t timeout_ms;     /* + for peers, in every operation; default 30000 */
 
     int32_t optimizer;       /* + enum zero_optimizer; default adamw */
-    float beta1, beta2, eps; /* + defaults 0.9 (sgd: 0), 0.999 (rmsprop: 0.99), 1e-8. To mean a true 0, give a
-                                negative value */
+    float beta1, beta2, eps; /* + defaults by optimizer (see there). To mean a true 0, give a negative value
+                              */
     float weight_decay;      /* + default 0 */
     float clip;        /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
     double grad_scale; /* + multiplies the gradients before everything else; default 1 */

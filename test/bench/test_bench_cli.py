@@ -5,7 +5,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import CATEGORIES, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
+from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
 SUBCOMMANDS = ['train', 'plan', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'verify']
 
@@ -35,7 +35,7 @@ class Refused(unittest.TestCase):
                 ('stage', 4, '0', '3'), ('stage', -1), ('stage', 'x'), ('stage', ''), ('dtype', 'f16', 'f32', 'bf16'),
                 ('model', 'gpt3', 'gpt2-nano'), ('batch', 0), ('batch', '1.5'), ('accum', 0), ('steps', 0), ('steps', '1e30'),
                 ('lr', 'fast'), ('lr', -1), ('lr', 'nan'), ('clip', -1), ('prefetch', -1), ('budget', '12Q'), ('budget', 0),
-                ('seed', 'a'), ('wire-dtype', 'f64'), ('threads', 0), ('optimizer', 'lion', 'adamw', 'rmsprop'),
+                ('seed', 'a'), ('wire-dtype', 'f64'), ('threads', 0), ('optimizer', 'adagrad', 'adamw', 'rmsprop'),
                 ('deterministic', 'maybe'), ('seconds', 0), ('layers', 0), ('heads', 5, 'multiple'), ('vocab', 255, '256'),
                 ('channels', 0), ('context', 0), ('device', 'tpu', 'host', 'cuda'), ('gpu', -1), ('peak-tflops', 0), ('beta1', 1), ('beta2', 2), ('weight-decay', -1)]:
             shown = () if value in ('', 0) or option in ('heads', 'beta2') else (str(value),)
@@ -57,7 +57,7 @@ class Refused(unittest.TestCase):
                 ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('overhead', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
                 ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
-                ('plan', '--optimizer=lion', "--optimizer: 'lion' is not adamw, adam, sgd or rmsprop"),
+                ('plan', '--optimizer=adagrad', f"--optimizer: 'adagrad' is not {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}"),
                 ('kernels', '--gemm=1,2', "--gemm: '1,2' is not three numbers from 1 to 1000000, as in 8192,8192,8192"),
                 ('kernels', '--attention=1,2,3,x', "--attention: '1,2,3,x' is not four numbers from 1 to 1000000, as in 8,1024,12,64"),
                 ('memory', '--plot=a.pdf', "--plot: 'a.pdf' does not end in .svg or .png"),

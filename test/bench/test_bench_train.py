@@ -5,7 +5,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import (CATEGORIES, STEP_KEYS, SUMMARY_KEYS, TEXT, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run,  # noqa: E402
+from bench_program import (CATEGORIES, OPTIMIZERS, STEP_KEYS, SUMMARY_KEYS, TEXT, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run,  # noqa: E402
                            train)
 
 STEPS = 4
@@ -101,7 +101,7 @@ class Parity(unittest.TestCase):
                 self.assertEqual(got, want, f'world {world} stage {stage} {dtype}')
 
     def test_optimizers(self):
-        for optimizer in ['adam', 'sgd', 'rmsprop']:
+        for optimizer in OPTIMIZERS:
             args = [f'--optimizer={optimizer}', '--lr=1e-3']
             self.assertEqual(result(2, '--stage=3', *args), result(2, '--stage=0', *args), optimizer)
 

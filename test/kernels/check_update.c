@@ -1,62 +1,13 @@
 /* check_update.c: checks and times the optimizers' update.
  *
- * Two references: the definition of device.h in plain float, to the bit; and the same formulas in fp64,
- * within rounding. */
+ * Two references: the definition in plain float, to the bit; and the same formulas in fp64, within rounding.
+ */
 #include "test/kernels/check.h"
+#include "test/kernels/optimizer_references.h"
 
 static struct random_source rng;
 
-struct variant {
-    const char *name;
-    enum zr_optimizer kind;
-    float beta1;
-    int64_t t;
-    int n_states;
-};
-
-static const struct variant variants[] = {
-    {"adamw", ZR_ADAMW, 0.9f, 3, 2},        {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
-    {"adam", ZR_ADAM, 0.9f, 3, 2},          {"sgd", ZR_SGD, 0.9f, 3, 1},
-    {"sgd first step", ZR_SGD, 0.9f, 1, 1}, {"sgd plain", ZR_SGD, 0, 3, 0},
-    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
-};
-
 enum { OUT_NONE, OUT_MASTER, OUT_F32, OUT_BF16, OUT_COUNT };
-
-/* One element by the definition. real is float for the bits, double for the error. */
-#define DEFINE_REFERENCE(name, real, root)                                                                   \
-    static void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)             \
-    {                                                                                                        \
-        real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_b1 = 1.0f - u->beta1, one_b2 = 1.0f - u->beta2;   \
-        real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
-        g = g * scale;                                                                                       \
-        switch (u->kind) {                                                                                   \
-        case ZR_ADAMW:                                                                                       \
-            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
-            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
-            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps) + decay * *w);                               \
-            break;                                                                                           \
-        case ZR_ADAM:                                                                                        \
-            g = g + decay * *w;                                                                              \
-            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
-            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
-            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps));                                            \
-            break;                                                                                           \
-        case ZR_SGD:                                                                                         \
-            g = g + decay * *w;                                                                              \
-            if (b1 != 0)                                                                                     \
-                g = *s0 = u->t == 1 ? g : b1 * *s0 + g;                                                      \
-            *w = *w - lr * g;                                                                                \
-            break;                                                                                           \
-        case ZR_RMSPROP:                                                                                     \
-            g = g + decay * *w;                                                                              \
-            *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
-            *w = *w - lr * (g / (root(*s0) + eps));                                                          \
-            break;                                                                                           \
-        }                                                                                                    \
-    }
-DEFINE_REFERENCE(element_f32, float, sqrtf)
-DEFINE_REFERENCE(element_f64, double, sqrt)
 
 static struct zr_update make_update(const struct variant *v)
 {
@@ -69,35 +20,11 @@ static struct zr_update make_update(const struct variant *v)
                           .c1 = 1,
                           .c2 = 1,
                           .t = v->t};
-    if (v->kind == ZR_ADAMW || v->kind == ZR_ADAM) {
+    if (zr_optimizer_kind(v->kind)->bias_correction) {
         u.c1 = (float)(1 - pow(u.beta1, (double)v->t));
         u.c2 = (float)(1 - pow(u.beta2, (double)v->t));
     }
     return u;
-}
-
-/* At most how far what is computed in fp32 may be from the exact w, s0, s1: each operation rounds once, and
- * differences of nearly equal numbers keep the roundings of those. From values before the update. */
-struct errors {
-    double w, s0, s1;
-};
-
-static struct errors rounding_of(const struct zr_update *u, double scale, double g0, double w0, double a0,
-                                 double b0, double w, double s0, double s1)
-{
-    const double half_ulp = 0x1p-24;
-    bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = u->kind != ZR_SGD;
-    double terms = fabs(g0 * scale) + (u->kind == ZR_ADAMW ? 0 : fabs((double)u->decay * w0)); /* of g */
-    double g = 3 * half_ulp * terms, square = 8 * half_ulp * terms * terms;
-    struct errors e = {.s0 = u->kind == ZR_RMSPROP ? 4 * half_ulp * fabs(a0) + square
-                                                   : 4 * half_ulp * (fabs(a0) + terms) + g,
-                       .s1 = adam ? 4 * half_ulp * fabs(b0) + square : 0};
-    double below = root ? sqrt(adam ? s1 / (double)u->c2 : s0) + (double)u->eps : 1,
-           c1 = adam ? (double)u->c1 : 1;
-    double top = u->kind == ZR_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
-    double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
-    e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
-    return e;
 }
 
 static void check_one(const struct zr_host_kernels *k, const struct variant *v, int out, int64_t n,
@@ -184,6 +111,32 @@ static void check_update(void **state)
     check_one(*state, v, out, *n, *shift, false, *n % 2 == 0);
 }
 
+/* The table says what is true, and every kind of it is checked here. */
+static void check_kinds(void **state)
+{
+    (void)state;
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        bool usual = false;
+        assert_non_null(row);
+        assert_true(*row->name && *row->source);
+        assert_true(row->granule > 0 && 32 % row->granule == 0); /* shards are cut at multiples of 32 */
+        assert_true(row->beta1 >= 0 && row->beta1 < 1 && row->beta2 >= 0 && row->beta2 < 1 && row->eps >= 0);
+        for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+            assert_true((i < row->n_states) == (row->state[i] != NULL));
+        FOR_EACH(struct variant, v, variants)
+        if (v->kind == (enum zr_optimizer)kind) {
+            usual |= v->t > 1 && v->n_states == row->n_states;
+            assert_int_equal(zr_optimizer_states(v->kind, v->beta1), v->n_states);
+        }
+        if (!usual)
+            fail_msg("optimizer %s has no reference here", row->name);
+    }
+    assert_null(zr_optimizer_kind(ZR_OPTIMIZER_NONE));
+    assert_null(zr_optimizer_kind((enum zr_optimizer)ZR_OPTIMIZER_COUNT));
+    assert_null(zr_optimizer_kind((enum zr_optimizer) - 1));
+}
+
 static void check_skip(void **state)
 {
     FOR_EACH(struct variant, v, variants)
@@ -206,13 +159,15 @@ static void check_pieces(void **state)
                 whole[j][i] = cut[j][i] = fabsf(random_normal(&rng));
         u.scalars = &scalars;
         u.param_dtype = ZR_F32;
-        u.master = whole[0], u.grad = whole[1], u.state[0] = whole[2], u.state[1] = whole[3], u.n = N;
+        u.master = whole[0], u.grad = whole[1], u.n = N;
+        u.state[0] = v->n_states > 0 ? whole[2] : NULL, u.state[1] = v->n_states > 1 ? whole[3] : NULL;
         k->update(&u);
         for (int at = 0, step; at < N; at += step) {
             step = 1 + (int)random_below(&rng, 70);
             step = step < N - at ? step : N - at;
-            u.master = cut[0] + at, u.grad = cut[1] + at, u.state[0] = cut[2] + at, u.state[1] = cut[3] + at;
-            u.n = step;
+            u.master = cut[0] + at, u.grad = cut[1] + at, u.n = step;
+            for (int j = 0; j < v->n_states; j++)
+                u.state[j] = cut[2 + j] + at;
             k->update(&u);
         }
         assert_memory_equal(whole, cut, sizeof whole);
@@ -246,7 +201,9 @@ static void time_update(const struct zr_host_kernels *k)
             } a = {k, make_update(v)};
             char name[64];
             a.u.n = s->n;
-            a.u.master = x[0], a.u.grad = x[1], a.u.state[0] = x[2], a.u.state[1] = x[3];
+            a.u.master = x[0], a.u.grad = x[1];
+            for (int j = 0; j < v->n_states; j++)
+                a.u.state[j] = x[2 + j];
             a.u.scalars = &scalars;
             a.u.param_dtype = out == OUT_BF16 ? ZR_BF16 : ZR_F32;
             a.u.param = out == OUT_NONE ? NULL : (void *)x[4];
@@ -261,8 +218,8 @@ static void time_update(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(check_update), cmocka_unit_test(check_skip),
-                                       cmocka_unit_test(check_pieces)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(check_kinds), cmocka_unit_test(check_update),
+                                       cmocka_unit_test(check_skip), cmocka_unit_test(check_pieces)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_update);
 }

@@ -163,6 +163,9 @@ static void test_refused_operations(void **state)
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
     u.kind = ZR_SGD, u.n = -1;
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    u.n = 4, u.beta1 = 0.9f; /* momentum, and nowhere to keep it */
+    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "state[0] is NULL, and sgd keeps its momentum there"));
     assert_int_equal(dev->ops->zero(s, x, -1), ZR_ERR_ARG);
     assert_int_equal(dev->ops->copy(s, x, x, -1), ZR_ERR_ARG);
     assert_int_equal(dev->ops->add(s, x, x, ZR_F32, -1), ZR_ERR_ARG);

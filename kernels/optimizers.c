@@ -1,0 +1,28 @@
+/* optimizers.c: the table of optimizers.h, made of the rows in the kinds' own files. */
+#include "kernels/device.h"
+#include "kernels/vec_portable.h"
+
+#include "kernels/update_element.h"
+
+#define NUMBERED(NAME, name, number)                                                                         \
+    _Static_assert(number >= 1 && number < ZR_OPTIMIZER_COUNT, "optimizers are numbered without gaps");      \
+    _Static_assert(NAME##_STATES <= ZR_OPTIMIZER_STATES, "more states than kernels have places for");
+ZR_OPTIMIZER_MAP(NUMBERED)
+#undef NUMBERED
+
+static const struct zr_optimizer_kind kinds[ZR_OPTIMIZER_COUNT] = {
+#define ROW(NAME, name_, number)                                                                             \
+    [number] = {.name = #name_, .n_states = NAME##_STATES, .momentum_only = NAME##_MOMENTUM_ONLY, NAME##_ROW},
+    ZR_OPTIMIZER_MAP(ROW)
+#undef ROW
+};
+
+const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind)
+{
+    return (int)kind > 0 && (int)kind < ZR_OPTIMIZER_COUNT ? &kinds[kind] : NULL;
+}
+
+int zr_optimizer_states(enum zr_optimizer kind, float beta1)
+{
+    return kinds[kind].momentum_only && beta1 == 0 ? 0 : kinds[kind].n_states;
+}

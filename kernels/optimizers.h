@@ -1,0 +1,59 @@
+/* optimizers.h: the kinds of optimizer: the list, and one row of facts for each.
+ *
+ * A kind is a file, optimizer_NAME.h: its definition and source, its row, and its arithmetic for one element.
+ * To add one, write that file, name it in the two lists below, and in ZERO_OPTIMIZER_MAP of zero/zero.h: the
+ * kernels of every device, the plan, configurations, checkpoints and zero-bench follow. Its reference for the
+ * tests is in test/kernels/optimizer_references.h. */
+#ifndef ZR_KERNELS_OPTIMIZERS_H
+#define ZR_KERNELS_OPTIMIZERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(NAME, name, number). Numbers are 1, 2, ... without gaps, and those of zero/zero.h. */
+#define ZR_OPTIMIZER_MAP(X)                                                                                  \
+    X(ADAMW, adamw, 1)                                                                                       \
+    X(ADAM, adam, 2)                                                                                         \
+    X(SGD, sgd, 3)                                                                                           \
+    X(RMSPROP, rmsprop, 4)
+
+enum zr_optimizer {
+    ZR_OPTIMIZER_NONE = 0, /* none of these: the model's own */
+#define ZR_OPTIMIZER_ENUM(NAME, name, number) ZR_##NAME = number,
+    ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ENUM)
+#undef ZR_OPTIMIZER_ENUM
+#define ZR_OPTIMIZER_ONE(NAME, name, number) +1
+        ZR_OPTIMIZER_COUNT = 1 ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ONE) /* one more than the last */
+#undef ZR_OPTIMIZER_ONE
+};
+
+#define ZR_OPTIMIZER_STATES 2 /* at most, of a kind: struct zr_update has places for so many */
+
+struct zr_optimizer_kind {
+    const char *name;   /* in configurations and checkpoints */
+    const char *source; /* where it is defined */
+    int n_states;       /* fp32 arrays kept per weight */
+    bool momentum_only; /* beta1 is the momentum of its one state: with beta1 0 it keeps none */
+    /* What each state is, for messages: "first moment". */
+    const char *state[ZR_OPTIMIZER_STATES];
+    /* Elements whose update needs nothing of other elements: ranges are cut at multiples of it. 1 where
+     * every element is on its own. */
+    int granule;
+    bool bias_correction;    /* c1 and c2 of struct zr_update are 1 - beta^t; else 1 */
+    float beta1, beta2, eps; /* defaults, also of those that it does not use */
+};
+
+/* NULL: no such kind. */
+const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind);
+/* States that it keeps with this beta1; kind is one of the list. */
+int zr_optimizer_states(enum zr_optimizer kind, float beta1);
+
+#endif
+
+/* For update_element.h, which defines what these files build on. */
+#ifdef ZR_OPTIMIZER_ELEMENTS
+#include "kernels/optimizer_adam.h"
+#include "kernels/optimizer_adamw.h"
+#include "kernels/optimizer_rmsprop.h"
+#include "kernels/optimizer_sgd.h"
+#endif

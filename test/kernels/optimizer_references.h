@@ -1,0 +1,84 @@
+/* optimizer_references.h: what each optimizer of the kernels' table should do, written apart from them: each
+ * kind's formula for one element, its variants, and how far rounding may lead from the exact result. */
+#ifndef TEST_KERNELS_OPTIMIZER_REFERENCES_H
+#define TEST_KERNELS_OPTIMIZER_REFERENCES_H
+
+#include "test/kernels/check.h"
+
+struct variant {
+    const char *name;
+    enum zr_optimizer kind;
+    float beta1;
+    int64_t t;
+    int n_states;
+};
+
+static const struct variant variants[] = {
+    {"adamw", ZR_ADAMW, 0.9f, 3, 2},        {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
+    {"adam", ZR_ADAM, 0.9f, 3, 2},          {"sgd", ZR_SGD, 0.9f, 3, 1},
+    {"sgd first step", ZR_SGD, 0.9f, 1, 1}, {"sgd plain", ZR_SGD, 0, 3, 0},
+    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
+};
+
+/* One element by the definition. real is float for the bits, double for the error. */
+#define DEFINE_REFERENCE(name, real, root)                                                                   \
+    static void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)             \
+    {                                                                                                        \
+        real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_b1 = 1.0f - u->beta1, one_b2 = 1.0f - u->beta2;   \
+        real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
+        g = g * scale;                                                                                       \
+        switch (u->kind) {                                                                                   \
+        case ZR_ADAMW:                                                                                       \
+            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
+            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps) + decay * *w);                               \
+            break;                                                                                           \
+        case ZR_ADAM:                                                                                        \
+            g = g + decay * *w;                                                                              \
+            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
+            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps));                                            \
+            break;                                                                                           \
+        case ZR_SGD:                                                                                         \
+            g = g + decay * *w;                                                                              \
+            if (b1 != 0)                                                                                     \
+                g = *s0 = u->t == 1 ? g : b1 * *s0 + g;                                                      \
+            *w = *w - lr * g;                                                                                \
+            break;                                                                                           \
+        case ZR_RMSPROP:                                                                                     \
+            g = g + decay * *w;                                                                              \
+            *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
+            *w = *w - lr * (g / (root(*s0) + eps));                                                          \
+            break;                                                                                           \
+        default:                                                                                             \
+            fail_msg("no reference for optimizer %d", (int)u->kind);                                         \
+        }                                                                                                    \
+    }
+DEFINE_REFERENCE(element_f32, float, sqrtf)
+DEFINE_REFERENCE(element_f64, double, sqrt)
+
+/* At most how far what is computed in fp32 may be from the exact w, s0, s1: each operation rounds once, and
+ * differences of nearly equal numbers keep the roundings of those. From values before the update. */
+struct errors {
+    double w, s0, s1;
+};
+
+static struct errors rounding_of(const struct zr_update *u, double scale, double g0, double w0, double a0,
+                                 double b0, double w, double s0, double s1)
+{
+    const double half_ulp = 0x1p-24;
+    bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = u->kind != ZR_SGD;
+    double terms = fabs(g0 * scale) + (u->kind == ZR_ADAMW ? 0 : fabs((double)u->decay * w0)); /* of g */
+    double g = 3 * half_ulp * terms, square = 8 * half_ulp * terms * terms;
+    struct errors e = {.s0 = u->kind == ZR_RMSPROP ? 4 * half_ulp * fabs(a0) + square
+                                                   : 4 * half_ulp * (fabs(a0) + terms) + g,
+                       .s1 = adam ? 4 * half_ulp * fabs(b0) + square : 0};
+    double below = root ? sqrt(adam ? s1 / (double)u->c2 : s0) + (double)u->eps : 1,
+           c1 = adam ? (double)u->c1 : 1;
+    double top = u->kind == ZR_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
+    double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
+    e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
+    return e;
+}
+
+#endif
