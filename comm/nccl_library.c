@@ -128,8 +128,15 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
     if (api->GetVersion)
         path_of(*(void **)&api->GetVersion, api->path, sizeof api->path);
     if (missing) {
-        err = zr_fail(ZR_ERR_NOTSUP, "%s has no %s: NCCL 2.14 or newer is needed",
-                      api->GetVersion ? api->path : path, missing);
+        char version[32];
+        if (!api->GetVersion || api->GetVersion(&api->version))
+            err = zr_fail(ZR_ERR_NOTSUP, "%s has no %s: it is not NCCL 2.14 or newer, which is needed", path,
+                          missing);
+        else {
+            zr_nccl_version_text(api->version, version, sizeof version);
+            err = zr_fail(ZR_ERR_NOTSUP, "%s is NCCL %s, without %s: 2.14 or newer is needed", api->path,
+                          version, missing);
+        }
         if (lib != seen.handle)
             dlclose(lib);
         return err;

@@ -6,13 +6,14 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
 {
     (void)rdv, (void)dev, (void)opt;
     *gather = *reduce = NULL;
-    return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL");
+    return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
 }
 
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
     (void)lent, (void)timeout_ms, (void)rank, (void)world;
-    return zr_fail(ZR_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL");
+    return zr_fail(ZR_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL: %s",
+                   ZR_NO_NCCL);
 }
 
 int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,

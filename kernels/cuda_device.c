@@ -169,6 +169,14 @@ void zr_cuda_close(struct zr_device *base)
 /* A version as CUDA counts it: 13000 is 13.0. */
 #define VERSION(v) (v) / 1000, (v) % 1000 / 10
 
+/* What the driver must be for: of CUDA 12 the release that has cudaStreamGetDevice; else the first of the
+ * major version, whose drivers take programs of all its minor ones (NVIDIA, CUDA Compatibility: minor version
+ * compatibility). */
+#if CUDART_VERSION < 12080
+#error "the CUDA toolkit is older than 12.8 (kernels/meson.build)"
+#endif
+#define DRIVER_NEEDED (CUDART_VERSION < 13000 ? 12080 : CUDART_VERSION / 1000 * 1000)
+
 /* Whether there is a GPU of that number that this library can use. */
 static int check_gpu(int *number)
 {
@@ -176,13 +184,14 @@ static int check_gpu(int *number)
     if (cudaDriverGetVersion(&driver) || driver == 0)
         return zr_fail(ZR_ERR_NOTSUP,
                        "no usable GPU: no NVIDIA driver is loaded (this library needs one for CUDA %d.%d)",
-                       VERSION(CUDART_VERSION));
+                       VERSION(DRIVER_NEEDED));
     cudaError_t err = cudaGetDeviceCount(&count);
     cudaGetLastError();
-    if (err == cudaErrorInsufficientDriver)
-        return zr_fail(ZR_ERR_NOTSUP,
-                       "no usable GPU: the driver is for CUDA %d.%d, this library needs CUDA %d.%d",
-                       VERSION(driver), VERSION(CUDART_VERSION));
+    if (err == cudaErrorInsufficientDriver || driver < DRIVER_NEEDED)
+        return zr_fail(
+            ZR_ERR_NOTSUP,
+            "no usable GPU: the driver is for CUDA %d.%d, this library needs one for CUDA %d.%d or newer",
+            VERSION(driver), VERSION(DRIVER_NEEDED));
     if (err == cudaErrorNoDevice || (!err && count == 0))
         return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: the driver sees none");
     if (err)

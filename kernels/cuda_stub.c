@@ -5,5 +5,5 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     (void)ordinal;
     *out = NULL;
-    return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: this library was built without CUDA");
+    return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: this library was built without CUDA: %s", ZR_NO_CUDA);
 }

@@ -1,12 +1,16 @@
 /* fake_nccl.c: a library that passes for NCCL as far as being found, and asked for ranks, goes. Written
  * without its header: only names count. */
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 22809
+#endif
+
 #define FUNCTION(name, ...)                                                                                  \
     __attribute__((visibility("default"))) int nccl##name(__VA_ARGS__);                                      \
     int nccl##name(__VA_ARGS__)
 
 FUNCTION(GetVersion, int *version)
 {
-    *version = 22809;
+    *version = FAKE_VERSION;
     return 0;
 }
 
@@ -40,7 +44,9 @@ FUNCTION(CommUserRank, void *comm, int *rank)
 UNUSED(GetUniqueId)
 UNUSED(GetErrorString)
 UNUSED(GetLastError)
+#if FAKE_VERSION >= 21400 /* the first that has it */
 UNUSED(CommInitRankConfig)
+#endif
 UNUSED(CommDestroy)
 UNUSED(CommAbort)
 UNUSED(GroupStart)

@@ -112,6 +112,8 @@ static void test_wrong_library(void **state)
     (void)state;
     refused("/nowhere/libnccl.so.2", false, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2: ");
     refused("libm.so.6", false, ZR_ERR_NOTSUP, "libm.so.6 has no nccl");
+    refused(getenv("ZERO_TEST_OLD_NCCL"), false, ZR_ERR_NOTSUP,
+            "is NCCL 2.13.4, without ncclCommInitRankConfig: 2.14 or newer is needed");
     refused(NULL, true, ZR_ERR_NOTSUP, "nccl works on the cuda device, not on host");
 }
 

@@ -49,7 +49,13 @@ static void test_what_is_refused(void **state)
     m->driver_version = 0;
     refused(0, ZR_ERR_NOTSUP, "no usable GPU", "no NVIDIA driver");
     m->driver_version = 12040;
-    refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.4", "needs CUDA 13.0");
+    refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.4", "needs one for CUDA 13.0 or newer");
+    m->driver_version = 12090;
+    refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.9", "needs one for CUDA 13.0 or newer");
+    m->driver_version = 13000; /* older than the runtime, of the same major version */
+    struct zr_device *dev;
+    assert_int_equal(zr_cuda_device_open(0, &dev), 0);
+    dev->ops->close(dev);
     *m = was;
     m->n_devices = 0;
     refused(0, ZR_ERR_NOTSUP, "no usable GPU", "sees none");

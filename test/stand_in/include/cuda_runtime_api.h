@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define CUDART_VERSION 13000
+#define CUDART_VERSION 13010
 
 typedef enum cudaError {
     cudaSuccess = 0,
