@@ -15,7 +15,8 @@
     X(ADAMW, adamw, 1)                                                                                       \
     X(ADAM, adam, 2)                                                                                         \
     X(SGD, sgd, 3)                                                                                           \
-    X(RMSPROP, rmsprop, 4)
+    X(RMSPROP, rmsprop, 4)                                                                                   \
+    X(LION, lion, 5)
 
 enum zr_optimizer {
     ZR_OPTIMIZER_NONE = 0, /* none of these: the model's own */
@@ -54,6 +55,7 @@ int zr_optimizer_states(enum zr_optimizer kind, float beta1);
 #ifdef ZR_OPTIMIZER_ELEMENTS
 #include "kernels/optimizer_adam.h"
 #include "kernels/optimizer_adamw.h"
+#include "kernels/optimizer_lion.h"
 #include "kernels/optimizer_rmsprop.h"
 #include "kernels/optimizer_sgd.h"
 #endif

@@ -14,10 +14,15 @@ struct variant {
 };
 
 static const struct variant variants[] = {
-    {"adamw", ZR_ADAMW, 0.9f, 3, 2},        {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
-    {"adam", ZR_ADAM, 0.9f, 3, 2},          {"sgd", ZR_SGD, 0.9f, 3, 1},
-    {"sgd first step", ZR_SGD, 0.9f, 1, 1}, {"sgd plain", ZR_SGD, 0, 3, 0},
+    {"adamw", ZR_ADAMW, 0.9f, 3, 2},
+    {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
+    {"adam", ZR_ADAM, 0.9f, 3, 2},
+    {"sgd", ZR_SGD, 0.9f, 3, 1},
+    {"sgd first step", ZR_SGD, 0.9f, 1, 1},
+    {"sgd plain", ZR_SGD, 0, 3, 0},
     {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
+    {"lion", ZR_LION, 0.9f, 3, 1},
+    {"lion first step", ZR_LION, 0.9f, 1, 1},
 };
 
 /* One element by the definition. real is float for the bits, double for the error. */
@@ -50,6 +55,11 @@ static const struct variant variants[] = {
             *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
             *w = *w - lr * (g / (root(*s0) + eps));                                                          \
             break;                                                                                           \
+        case ZR_LION: /* sign as torch.sign: of 0 and NaN itself */                                          \
+            c1 = b1 * *s0 + one_b1 * g;                                                                      \
+            *w = *w - lr * ((c1 > 0 ? 1 : c1 < 0 ? -1 : c1) + decay * *w);                                   \
+            *s0 = b2 * *s0 + one_b2 * g;                                                                     \
+            break;                                                                                           \
         default:                                                                                             \
             fail_msg("no reference for optimizer %d", (int)u->kind);                                         \
         }                                                                                                    \
@@ -67,8 +77,9 @@ static struct errors rounding_of(const struct zr_update *u, double scale, double
                                  double b0, double w, double s0, double s1)
 {
     const double half_ulp = 0x1p-24;
-    bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = u->kind != ZR_SGD;
-    double terms = fabs(g0 * scale) + (u->kind == ZR_ADAMW ? 0 : fabs((double)u->decay * w0)); /* of g */
+    bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = adam || u->kind == ZR_RMSPROP;
+    bool decoupled = u->kind == ZR_ADAMW || u->kind == ZR_LION;
+    double terms = fabs(g0 * scale) + (decoupled ? 0 : fabs((double)u->decay * w0)); /* of g */
     double g = 3 * half_ulp * terms, square = 8 * half_ulp * terms * terms;
     struct errors e = {.s0 = u->kind == ZR_RMSPROP ? 4 * half_ulp * fabs(a0) + square
                                                    : 4 * half_ulp * (fabs(a0) + terms) + g,
@@ -78,6 +89,11 @@ static struct errors rounding_of(const struct zr_update *u, double scale, double
     double top = u->kind == ZR_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
     double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
     e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
+    if (u->kind == ZR_LION) { /* its steps are of one size, but near 0 rounding may change the sign */
+        double c = (double)u->beta1 * a0 + (1 - (double)u->beta1) * g0 * scale;
+        double flips = fabs(c) <= 8 * half_ulp * (fabs(a0) + terms) ? 2 : 0;
+        e.w = half_ulp * fabs(w) + (double)u->lr * (flips + 8 * half_ulp * (1 + fabs((double)u->decay * w0)));
+    }
     return e;
 }
 
