@@ -16,7 +16,8 @@
     X(ADAM, adam, 2)                                                                                         \
     X(SGD, sgd, 3)                                                                                           \
     X(RMSPROP, rmsprop, 4)                                                                                   \
-    X(LION, lion, 5)
+    X(LION, lion, 5)                                                                                         \
+    X(NESTEROV, nesterov, 6)
 
 enum zr_optimizer {
     ZR_OPTIMIZER_NONE = 0, /* none of these: the model's own */
@@ -56,6 +57,7 @@ int zr_optimizer_states(enum zr_optimizer kind, float beta1);
 #include "kernels/optimizer_adam.h"
 #include "kernels/optimizer_adamw.h"
 #include "kernels/optimizer_lion.h"
+#include "kernels/optimizer_nesterov.h"
 #include "kernels/optimizer_rmsprop.h"
 #include "kernels/optimizer_sgd.h"
 #endif

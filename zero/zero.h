@@ -77,7 +77,8 @@ enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
     X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
     X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, 0; 1 state, none without momentum")                    \
     X(RMSPROP, 4, rmsprop, "Tieleman and Hinton, 2012, PyTorch's form; beta2 0.99, 1e-8; 1 state")           \
-    X(LION, 5, lion, "arXiv:2302.06675, decoupled decay; 0.9, 0.99; 1 state")
+    X(LION, 5, lion, "arXiv:2302.06675, decoupled decay; 0.9, 0.99; 1 state")                                \
+    X(NESTEROV, 6, nesterov, "PyTorch's SGD(nesterov=True); beta1 is the momentum, 0.9; 1 state, none with 0")
 
 enum zero_optimizer {
 #define ZERO_OPTIMIZER_ENUM(name, value, key, text) ZERO_##name = value,

@@ -23,6 +23,9 @@ static const struct variant variants[] = {
     {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
     {"lion", ZR_LION, 0.9f, 3, 1},
     {"lion first step", ZR_LION, 0.9f, 1, 1},
+    {"nesterov", ZR_NESTEROV, 0.9f, 3, 1},
+    {"nesterov first step", ZR_NESTEROV, 0.9f, 1, 1},
+    {"nesterov without momentum", ZR_NESTEROV, 0, 3, 0},
 };
 
 /* One element by the definition. real is float for the bits, double for the error. */
@@ -60,6 +63,15 @@ static const struct variant variants[] = {
             *w = *w - lr * ((c1 > 0 ? 1 : c1 < 0 ? -1 : c1) + decay * *w);                                   \
             *s0 = b2 * *s0 + one_b2 * g;                                                                     \
             break;                                                                                           \
+        case ZR_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad, a copy of grad at first; grad +   \
+                             buf * momentum */                                                               \
+            g = g + decay * *w;                                                                              \
+            if (b1 != 0) {                                                                                   \
+                *s0 = u->t == 1 ? g : *s0 * b1 + g;                                                          \
+                g = g + *s0 * b1;                                                                            \
+            }                                                                                                \
+            *w = *w - lr * g;                                                                                \
+            break;                                                                                           \
         default:                                                                                             \
             fail_msg("no reference for optimizer %d", (int)u->kind);                                         \
         }                                                                                                    \
@@ -87,6 +99,8 @@ static struct errors rounding_of(const struct zr_update *u, double scale, double
     double below = root ? sqrt(adam ? s1 / (double)u->c2 : s0) + (double)u->eps : 1,
            c1 = adam ? (double)u->c1 : 1;
     double top = u->kind == ZR_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
+    if (u->kind == ZR_NESTEROV) /* the sum of the gradient and the momentum */
+        top += g + 4 * half_ulp * (terms + fabs(s0));
     double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
     e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
     if (u->kind == ZR_LION) { /* its steps are of one size, but near 0 rounding may change the sign */
