@@ -2,6 +2,7 @@
 #include "comm/called.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const char *name_of(enum zr_called_name name)
 {
@@ -28,6 +29,17 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
         snprintf(text, ZR_CALLED_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
     else
         snprintf(text, ZR_CALLED_CHARS, "%s in step %u", name, c->step);
+}
+
+void zr_called_tell(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                    char text[ZR_CALLED_BOTH_CHARS])
+{
+    char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS];
+    zr_called_describe(a, of_a);
+    zr_called_describe(b, of_b);
+    snprintf(text, ZR_CALLED_BOTH_CHARS,
+             "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order",
+             rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : " with other arguments");
 }
 
 /* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as
@@ -74,22 +86,53 @@ static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called 
     return true;
 }
 
+/* The number of the oldest call that may still be kept. */
+static uint64_t oldest(uint64_t n)
+{
+    return n > ZR_CALLED_KEPT ? n - ZR_CALLED_KEPT + 1 : 1;
+}
+
+void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out)
+{
+    struct zr_called c;
+    memset(out, 0, sizeof *out);
+    out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
+    for (uint64_t n = oldest(out->n); n <= out->n; n++)
+        if (get(ring, n, &c)) {
+            out->at[n % ZR_CALLED_KEPT].what = pack(&c);
+            out->at[n % ZR_CALLED_KEPT].args = c.args;
+        }
+}
+
+void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from)
+{
+    uint64_t all = from->n < INT64_MAX ? from->n : INT64_MAX;
+    memset(ring, 0, sizeof *ring);
+    for (uint64_t n = oldest(all); n <= all; n++) {
+        int i = (int)(n % ZR_CALLED_KEPT);
+        atomic_init(&ring->at[i].n, from->at[i].what ? n : 0);
+        atomic_init(&ring->at[i].what, from->at[i].what);
+        atomic_init(&ring->at[i].args, from->at[i].args);
+    }
+    atomic_init(&ring->n, all);
+}
+
 static bool same(const struct zr_called *a, const struct zr_called *b)
 {
     return a->name == b->name && a->backward == b->backward && a->step == b->step &&
            a->subject == b->subject && a->args == b->args;
 }
 
-bool zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b, struct zr_called *of_a,
-                      struct zr_called *of_b)
+uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
+                          struct zr_called *of_a, struct zr_called *of_b)
 {
     uint64_t n_a = atomic_load_explicit(&a->n, memory_order_acquire);
     uint64_t n_b = atomic_load_explicit(&b->n, memory_order_acquire);
     uint64_t most = n_a > n_b ? n_a : n_b, both = n_a < n_b ? n_a : n_b;
-    for (uint64_t n = most > ZR_CALLED_KEPT ? most - ZR_CALLED_KEPT + 1 : 1; n <= both; n++)
+    for (uint64_t n = oldest(most); n <= both; n++)
         if (get(a, n, of_a) && get(b, n, of_b) && !same(of_a, of_b))
-            return true;
-    return false;
+            return n;
+    return 0;
 }
 
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out)

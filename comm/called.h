@@ -43,7 +43,8 @@ struct zr_called {
     uint64_t args;   /* of the other arguments that all ranks must give alike; 0 where there are none */
 };
 
-enum { ZR_CALLED_KEPT = 256 };
+/* Of large models, those of some micro-batches: over NCCL ranks compare what they do once in a step. */
+enum { ZR_CALLED_KEPT = 2048 };
 
 /* The latest calls of one rank. In shared memory: written by its own thread, read by any process. */
 struct zr_called_ring {
@@ -54,16 +55,35 @@ struct zr_called_ring {
     _Atomic uint64_t n; /* calls so far */
 };
 
+/* A copy of them, as it travels to another rank. */
+struct zr_called_copy {
+    uint64_t n; /* calls so far */
+    struct {
+        uint64_t what, args; /* what 0: not kept */
+    } at[ZR_CALLED_KEPT];
+};
+
 /* "zero_begin(unit 3, backward) in step 12" */
 #define ZR_CALLED_CHARS 96
 void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
 
 void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 
-/* The first call that both have made and that is not the same, as far back as both are kept. false: there is
- * none. */
-bool zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b, struct zr_called *of_a,
-                      struct zr_called *of_b);
+/* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every
+ * rank must make the same calls, in the same order" */
+#define ZR_CALLED_BOTH_CHARS 384
+void zr_called_tell(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                    char text[ZR_CALLED_BOTH_CHARS]);
+
+/* Any thread; what is put meanwhile may be left out. */
+void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);
+/* A ring as the copy says, whoever sent it. */
+void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from);
+
+/* The number, from 1 on, of the first call that both have made and that is not the same, as far back as both
+ * are kept. 0: there is none. */
+uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
+                          struct zr_called *of_a, struct zr_called *of_b);
 /* The latest; false: none was made. */
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
 

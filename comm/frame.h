@@ -11,7 +11,7 @@
 
 enum {
     ZR_FRAME_MAGIC = 0x6f72657a, /* "zero" in little-endian bytes */
-    ZR_FRAME_VERSION = 3,
+    ZR_FRAME_VERSION = 4,
     ZR_FRAME_TEXT_BYTES = 1024,       /* the most of a message that travels */
     ZR_FRAME_SHAKE_BYTES = 2048,      /* a payload may have before both sides know each other */
     ZR_FRAME_SMALL_BYTES = 64 * 1024, /* and after it, where nothing larger is expected */
@@ -19,18 +19,21 @@ enum {
 
 enum zr_frame_type {
     ZR_FRAME_CHALLENGE =
-        1,            /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
-    ZR_FRAME_HELLO,   /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
-    ZR_FRAME_ACCEPT,  /* 0 -> rank: you are one of us; payload: rank 0's proof */
-    ZR_FRAME_READY,   /* 0 -> rank: everyone is here */
-    ZR_FRAME_REFUSE,  /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message.
-                         To a stranger without any payload */
-    ZR_FRAME_GIVE,    /* rank -> 0: my blob of an exchange */
-    ZR_FRAME_ALL,     /* 0 -> rank: everyone's, in rank order */
-    ZR_FRAME_FAIL,    /* what we were doing failed; about: the code, payload: the message */
-    ZR_FRAME_LOST,    /* 0 -> rank: about: the rank that was lost, payload: how */
-    ZR_FRAME_GOODBYE, /* the sender leaves on purpose */
-    ZR_FRAME_EXIT     /* the sender's process ends with its context open */
+        1,              /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
+    ZR_FRAME_HELLO,     /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
+    ZR_FRAME_ACCEPT,    /* 0 -> rank: you are one of us; payload: rank 0's proof */
+    ZR_FRAME_READY,     /* 0 -> rank: everyone is here */
+    ZR_FRAME_REFUSE,    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message.
+                           To a stranger without any payload */
+    ZR_FRAME_GIVE,      /* rank -> 0: my blob of an exchange */
+    ZR_FRAME_ALL,       /* 0 -> rank: everyone's, in rank order */
+    ZR_FRAME_FAIL,      /* what we were doing failed; about: the code, payload: the message */
+    ZR_FRAME_LOST,      /* 0 -> rank: about: the rank that was lost, payload: how */
+    ZR_FRAME_GOODBYE,   /* the sender leaves on purpose */
+    ZR_FRAME_EXIT,      /* the sender's process ends with its context open */
+    ZR_FRAME_ASK_CALLS, /* 0 -> rank: send your program's latest calls */
+    ZR_FRAME_CALLS      /* rank -> 0: here they are: struct zr_called_copy. about: not 0 asks for a comparison
+                           of all ranks': the code of what the sender met, and its message behind the calls */
 };
 
 /* Before every payload, in the sender's byte order: a rank of the other order is told by its magic. */

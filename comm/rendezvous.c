@@ -144,6 +144,7 @@ static int meet(struct zr_rendezvous *r)
 static void on_report(uv_async_t *a)
 {
     zr_star_send_report(a->data, false);
+    zr_star_compare(a->data);
 }
 
 static int open_handles(struct zr_rendezvous *r)
@@ -153,12 +154,14 @@ static int open_handles(struct zr_rendezvous *r)
         return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
     uv_unref((uv_handle_t *)&r->report);
     r->report.data = r;
-    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r;
+    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r->answers.data =
+        r;
     uv_timer_init(r->loop, &r->deadline); /* cannot fail */
     uv_timer_init(r->loop, &r->retry);
     uv_timer_init(r->loop, &r->patience);
     uv_timer_init(r->loop, &r->admit);
-    r->n_handles = 5;
+    uv_timer_init(r->loop, &r->answers);
+    r->n_handles = 6;
     return 0;
 }
 
@@ -166,6 +169,7 @@ static void free_memory(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++)
         free(r->seats[i].given);
+    zr_star_forget_comparison(r);
     free(r->all);
     free(r->seats);
     uv_mutex_destroy(&r->report_lock);

@@ -9,6 +9,7 @@
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
+#include "comm/called.h"
 #include "comm/job_key.h"
 #include "kernels/error.h"
 
@@ -72,6 +73,18 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
  * from here, is kept until zr_rendezvous_close. Any thread, does not block; before the detach and after
  * zr_rendezvous_close it does nothing. */
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text);
+
+/* This rank's program makes a call that every rank must make: kept for a comparison. One thread at a time,
+ * at any time. */
+void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
+/* This rank has met what calls of the programs that differ may explain. Rank 0 gets the latest calls of all
+ * ranks, and then every rank's on_failed, this one's too, gets one failure: the first calls that were not the
+ * same (ZR_ERR_MISMATCH); where there are none, code and text, for ZR_ERR_TIMEOUT with the rank whose program
+ * is behind, and the ranks that gave no answer within 5 s; or another failure, if one is known by then. Only
+ * what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the caller bounds its wait.
+ * Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
+ * a world of 1. */
+bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);
 
 /* On the loop's thread: sends what was reported, says goodbye and starts closing the handles; the loop must
  * run until they are closed, then zr_rendezvous_free. A failed or single rank may do this at any time. */

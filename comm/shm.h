@@ -25,7 +25,7 @@ enum {
                            have entered ours */
     ZR_SHM_SEGS = 8192, /* segments of operations that are queued and not run yet */
     ZR_SHM_TEXT = 1024,
-    ZR_SHM_HEAD_BYTES = 16384,
+    ZR_SHM_HEAD_BYTES = 65536,
 };
 
 /* One operation, as peers compare it. */

@@ -120,17 +120,12 @@ static const struct zr_called_ring *calls_of(const struct zr_shm *m, int rank)
 static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int rank)
 {
     struct zr_called own, other;
-    char text[ZR_SHM_TEXT], own_text[ZR_CALLED_CHARS], other_text[ZR_CALLED_CHARS], op[96];
+    char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
     if (!zr_called_differ(calls_of(m, m->base.rank), calls_of(m, rank), &own, &other))
         return false;
-    zr_called_describe(&own, own_text);
-    zr_called_describe(&other, other_text);
+    zr_called_tell(rank, &other, m->base.rank, &own, calls);
     zr_shm_describe(mine, op, sizeof op);
-    snprintf(text, sizeof text,
-             "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order "
-             "(%s)",
-             rank, other_text, m->base.rank, own_text,
-             strcmp(own_text, other_text) ? "" : " with other arguments", op);
+    snprintf(text, sizeof text, "%s (%s)", calls, op);
     zr_shm_fail(m, ZR_ERR_MISMATCH, m->base.rank, text);
     return true;
 }

@@ -35,6 +35,13 @@ int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, con
     return err ? zr_star_fail_all(r, err, zr_error_text()) : 0;
 }
 
+void zr_star_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                        const void *payload, size_t n)
+{
+    if (r->seats[rank].state == ZR_SEAT_HERE)
+        (void)send_frame(r, rank, type, about, payload, n);
+}
+
 int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
 {
     if (r->code)
@@ -117,16 +124,16 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
         r->on_lost(r->arg, rank, why);
 }
 
-static void tell_failure(struct zr_rendezvous *r)
+void zr_star_tell_failure(struct zr_rendezvous *r)
 {
-    if (r->on_failed && !r->closing && !zr_fork_ending())
+    if (r->detached && r->code && r->on_failed && !r->closing && !zr_fork_ending())
         r->on_failed(r->arg, r->code, r->text);
 }
 
 void zr_star_tell_untold(struct zr_rendezvous *r)
 {
     if (r->code && !r->reported) /* of a rank that was through with the last exchange before this one */
-        tell_failure(r);
+        zr_star_tell_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
         char why[sizeof r->seats[i].untold];
         memcpy(why, r->seats[i].untold, sizeof why);
@@ -170,8 +177,8 @@ static void on_fail(struct zr_rendezvous *r, const struct zr_frame *f, const cha
 {
     bool first = !r->code;
     zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
-    if (first && r->detached)
-        tell_failure(r);
+    if (first)
+        zr_star_tell_failure(r);
 }
 
 /* From a rank that is here. */
@@ -191,6 +198,9 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
+    } else if (ours && f->type == ZR_FRAME_CALLS &&
+               zr_star_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
+        /* They are kept. */
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
@@ -220,6 +230,8 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         char why[256];
         snprintf(why, sizeof why, "%s", text);
         lose(r, f->about, why);
+    } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
+        zr_star_asked(r);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, 0, exited);
@@ -371,6 +383,8 @@ void zr_star_close(struct zr_rendezvous *r)
     uv_close((uv_handle_t *)&r->retry, handle_closed);
     uv_close((uv_handle_t *)&r->patience, handle_closed);
     uv_close((uv_handle_t *)&r->admit, handle_closed);
+    uv_close((uv_handle_t *)&r->answers, handle_closed);
+    zr_star_forget_comparison(r);
     uv_close((uv_handle_t *)&r->report, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);

@@ -2,11 +2,13 @@
  *
  * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds how rank 0
  * lets ranks in and keeps strangers out, star_reach.c how the others reach it, star.c who is lost or fails
- * and how it ends. The first failure is kept; before the detach it is what the blocking calls return, after
- * it what on_failed is told, unless it is this rank's own. */
+ * and how it ends, star_calls.c how ranks compare what their programs called. The first failure is kept;
+ * before the detach it is what the blocking calls return, after it what on_failed is told, unless it is this
+ * rank's own. */
 #ifndef ZR_COMM_STAR_H
 #define ZR_COMM_STAR_H
 
+#include "comm/called.h"
 #include "comm/link.h"
 #include "comm/rendezvous.h"
 
@@ -34,7 +36,15 @@ struct zr_seat {
     bool gave; /* its blob of the exchange under way has come */
     char *given;
     size_t n_given;
-    char untold[192]; /* lost before the detach: how, until on_lost can be told; else "" */
+    char untold[192];             /* lost before the detach: how, until on_lost can be told; else "" */
+    struct zr_called_ring *calls; /* rank 0, of a comparison: its program's; NULL: not here */
+};
+
+/* Rank 0: of what the programs of all ranks called. */
+struct zr_comparison {
+    bool begun;
+    int rank, code; /* who asked for it, having met this: */
+    char text[ZR_FRAME_TEXT_BYTES];
 };
 
 struct zr_rendezvous {
@@ -51,6 +61,7 @@ struct zr_rendezvous {
     struct zr_kept_socket kept_listener; /* closed in forked children */
     uv_timer_t deadline, retry;
     uv_timer_t patience; /* how long the other end of a link may take to prove what it is */
+    uv_timer_t answers;  /* rank 0: how long ranks may take to send their calls */
     uv_timer_t admit;    /* rank 0: until the next one is let in, where there are too many strangers */
     uv_getaddrinfo_t resolve;
     struct sockaddr_in address; /* of rank 0 */
@@ -84,6 +95,13 @@ struct zr_rendezvous {
     int report_code; /* 0: nothing; the first stays; with the lock */
     bool reported;   /* and it became the first failure; the loop's thread */
     char report_text[ZR_FRAME_TEXT_BYTES];
+
+    struct zr_called_ring calls; /* of this rank's program */
+    /* What this rank wants compared: likewise from any thread to the loop's. */
+    int doubt_code;  /* 0: nothing; the first stays; with report_lock */
+    bool doubt_sent; /* the loop's thread */
+    char doubt_text[ZR_FRAME_TEXT_BYTES];
+    struct zr_comparison comparison;
 };
 
 /* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
@@ -130,6 +148,9 @@ void zr_star_give_up_slow(struct zr_rendezvous *r);
 extern const struct zr_link_calls zr_star_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
 int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
+/* The same with a number; a connection that is broken is told later. */
+void zr_star_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                        const void *payload, size_t n);
 /* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
 void zr_star_expect(struct zr_rendezvous *r, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
@@ -140,6 +161,18 @@ int zr_star_check(struct zr_rendezvous *r);
 void zr_star_tell_untold(struct zr_rendezvous *r);
 /* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
 void zr_star_send_report(struct zr_rendezvous *r, bool leaving);
+/* Tells on_failed of the failure, once it can be told. */
+void zr_star_tell_failure(struct zr_rendezvous *r);
+
+/* star_calls.c, all on the loop's thread. What this rank wants compared goes its way. */
+void zr_star_compare(struct zr_rendezvous *r);
+/* Rank 0 asks for this rank's calls. */
+void zr_star_asked(struct zr_rendezvous *r);
+/* Rank 0: a rank's calls have come. code: as the frame's about. false: it makes no sense. */
+bool zr_star_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
+/* Frees what is kept of a comparison. */
+void zr_star_forget_comparison(struct zr_rendezvous *r);
+
 /* Says goodbye and closes every handle. */
 void zr_star_close(struct zr_rendezvous *r);
 /* Nothing of it is left on the loop. */
