@@ -95,6 +95,13 @@ struct zr_comm_ops {
     /* The program makes a call that every rank must make: kept, so that an error can name the first calls
      * that were not the same. One thread per communicator. NULL: it names collectives only. */
     void (*called)(struct zr_comm *c, const struct zr_called *call);
+    /* It is known that ranks have made other calls, as what says: the communicator fails, within a bound,
+     * with the first calls that were not the same, or where they cannot be found, with code and what. Any
+     * thread, does not wait. NULL: calls are compared as collectives meet. */
+    void (*compare)(struct zr_comm *c, int code, const char *what);
+    /* Another operation can be put on a stream without waiting for those before. The issuing thread. NULL: it
+     * always can. */
+    bool (*has_room)(struct zr_comm *c);
     /* After a failure: waits, within a bound, for what was put on streams to end. true: it does not, and the
      * streams, and memory that they touch, can only be left behind. NULL: that does not happen. */
     bool (*stuck)(struct zr_comm *c);
@@ -187,10 +194,11 @@ static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64
 /* Collective and blocking over rdv, which must outlive the communicators. Opens both: close each. The arenas
  * are made before zr_rendezvous_detach. Operations of both are issued by one thread at a time, in the same
  * order on all ranks. What ranks issue is compared at each exchange of the reduce communicator; before that,
- * ranks that differ may move wrong bytes or wait until timeout_ms. A failure is not told to peers: they find
- * it by the rendezvous or after timeout_ms. gather reduces nothing. Where ops->deterministic is false, a
- * reduce_scatter leaves this rank's slice of src unspecified. ZR_ERR_NOTSUP: built without NCCL, or there is
- * no library. */
+ * ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached, what the thread that
+ * watches them finds goes to all ranks over rdv, and what calls of the programs that differ may explain fails
+ * only when they were compared there (zr_rendezvous_compare), at most 8 s later. gather reduces nothing.
+ * Where ops->deterministic is false, a reduce_scatter leaves this rank's slice of src unspecified.
+ * ZR_ERR_NOTSUP: built without NCCL, or there is no library. */
 int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
                  struct zr_comm **gather, struct zr_comm **reduce);
 /* How bytes really travel: "NCCL 2.28.9, symmetric windows". Of a communicator of zr_nccl_open that has its

@@ -1,6 +1,7 @@
 /* nccl.c: the NCCL communicator's vtable: checks, the ledger, and what an operation puts on the stream (see
  * nccl_comm.h for how it all works). */
 #include "comm/nccl_comm.h"
+#include "comm/rendezvous.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -307,6 +308,34 @@ const char *zr_nccl_path(const struct zr_comm *c)
     return ((const struct zr_nccl *)c)->path;
 }
 
+static void nccl_called(struct zr_comm *c, const struct zr_called *call)
+{
+    zr_rendezvous_called(zr_nccl_of(c)->pair->rdv, call);
+}
+
+static void nccl_compare(struct zr_comm *c, int code, const char *what)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    pthread_mutex_lock(&m->pair->lock);
+    zr_nccl_doubt(m, code, what);
+    pthread_mutex_unlock(&m->pair->lock);
+}
+
+static bool nccl_has_room(struct zr_comm *c)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    pthread_mutex_lock(&m->pair->lock);
+    bool full = m->n_put - m->n_got == ZR_NCCL_PENDING;
+    pthread_mutex_unlock(&m->pair->lock);
+    if (!full)
+        return true;
+    zr_nccl_reap(m);
+    pthread_mutex_lock(&m->pair->lock);
+    full = m->n_put - m->n_got == ZR_NCCL_PENDING;
+    pthread_mutex_unlock(&m->pair->lock);
+    return !full;
+}
+
 static bool nccl_stuck(struct zr_comm *c)
 {
     return !zr_nccl_settle(zr_nccl_of(c));
@@ -322,6 +351,9 @@ const struct zr_comm_ops zr_nccl_ops = {
     .abort = nccl_abort,
     .status = nccl_status,
     .stats = nccl_stats,
+    .called = nccl_called,
+    .compare = nccl_compare,
+    .has_room = nccl_has_room,
     .stuck = nccl_stuck,
     .close = zr_nccl_close,
 };

@@ -32,6 +32,11 @@
  * deadlock with ours unless ours is drained first (zero.h, nccl_comm). Two NCCL calls are excepted, which
  * NCCL allows from anywhere: ncclCommGetAsyncError and ncclCommAbort.
  *
+ * Ranks that call different things. What the watching thread finds may come of calls of the programs that
+ * differ: another ledger, an operation that never ends, an error that NCCL reports because a peer has left.
+ * It is a doubt then, not yet a failure: the ranks' calls are compared over the rendezvous, and what comes of
+ * that is the failure of all ranks. Until it is there, or DOUBT_NS are over, nothing is aborted.
+ *
  * Nothing hangs. A thread of the pair (nccl_watch.c) looks after what was issued: completions, NCCL's
  * asynchronous errors, ledgers, and the deadline of whatever the stream has begun. Calls that have no
  * deadline of their own (opening, registering, aborting, destroying) are made by a helper thread that is left
@@ -197,6 +202,12 @@ struct zr_nccl_pair {
     struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, world) of the host, as copied from the device */
     int64_t ledgers_bytes;
     bool ledger_busy[ZR_NCCL_LEDGERS]; /* copied to, not compared yet */
+
+    /* What was found and is being compared over the rendezvous. */
+    bool in_doubt;
+    int64_t doubt_ends_ns;
+    int doubt_code;
+    char doubt_text[ZR_NCCL_TEXT];
 };
 
 static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
@@ -217,6 +228,11 @@ int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res,
 int zr_nccl_code(ncclResult_t res);
 /* "reduce_scatter seq 812 unit 14" */
 void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text);
+
+/* What was found, on either communicator, may come of calls that differ: it has the ranks compare them, and
+ * fails both when nothing has come of that in time; m alone and at once where they cannot be compared. Any
+ * thread, the lock held. */
+void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text);
 
 /* Starts and stops the watching thread. */
 int zr_nccl_watch(struct zr_nccl_pair *p);

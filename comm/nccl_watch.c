@@ -5,11 +5,16 @@
  * operation that the stream has begun, or a call into NCCL, has taken longer than timeout_ms. Time counts
  * from when the stream gets to the operation: waiting for the model's own compute is no fault.
  *
+ * Other ranks hear of what is found here over the rendezvous at once, whatever the model's thread is doing.
+ * What calls that differ between ranks may explain is kept for a while, until these were compared
+ * (nccl_comm.h).
+ *
  * A failure is kept, and the communicator aborted by a helper thread, which ends the kernels that wait for
  * peers, so that the streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck;
  * a communicator whose abort does not come back in time is left behind, memory included, and the log says so.
  */
 #include "comm/nccl_comm.h"
+#include "comm/rendezvous.h"
 #include "kernels/thread_signals.h"
 
 #include <errno.h>
@@ -23,6 +28,9 @@ enum {
     ABORT_MS = 5000,             /* at most, for ncclCommAbort to come back */
     GRACE_NS = 500 * 1000 * 1000 /* for a call under way to end by itself before it is aborted from outside */
 };
+
+/* For the ranks' calls to be compared: rank 0 waits a little less for the ranks. */
+static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
 /* ---- calls under a deadline ---- */
 
@@ -216,6 +224,45 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
     return zr_nccl_fail(m, code, "%s", zr_error_text());
 }
 
+/* With the lock held: a failure that was found here, and not by whoever asks. */
+static void found(struct zr_nccl *m, int code, const char *text)
+{
+    char told[ZR_NCCL_TEXT + 64];
+    if (atomic_load(&m->code))
+        return;
+    keep_failure(m, code, text);
+    snprintf(told, sizeof told, "%s (found by rank %d)", text, m->pair->rank);
+    zr_rendezvous_report(m->pair->rdv, code, told);
+}
+
+void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
+{
+    struct zr_nccl_pair *p = m->pair;
+    if (atomic_load(&m->code) || p->in_doubt)
+        return;
+    if (!zr_rendezvous_compare(p->rdv, code, text)) {
+        found(m, code, text);
+        return;
+    }
+    p->in_doubt = true;
+    p->doubt_ends_ns = zr_now_ns() + DOUBT_NS;
+    p->doubt_code = code;
+    snprintf(p->doubt_text, sizeof p->doubt_text, "%s", text);
+    pthread_cond_broadcast(&p->wake);
+}
+
+/* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
+static void end_doubt(struct zr_nccl_pair *p)
+{
+    char text[ZR_NCCL_TEXT];
+    if (!p->in_doubt || zr_now_ns() < p->doubt_ends_ns)
+        return;
+    snprintf(text, sizeof text, "%.600s; rank 0, which compares what the ranks called, has not answered",
+             p->doubt_text);
+    found(&p->gather, p->doubt_code, text);
+    found(&p->reduce, p->doubt_code, text);
+}
+
 /* ---- looking, all with the lock held ---- */
 
 /* Every rank has the same ledgers and says the same. */
@@ -240,8 +287,8 @@ static void compare_ledgers(struct zr_nccl *m, int index)
                      "rank %d issued other collectives than rank 0 up to exchange %llu (both %llu): another "
                      "order, unit, step, size or call of the model",
                      r, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
-        keep_failure(&p->gather, ZR_ERR_MISMATCH, text);
-        keep_failure(&p->reduce, ZR_ERR_MISMATCH, text);
+        zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
+        zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
         return;
     }
 }
@@ -263,7 +310,7 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
         char op[96], text[ZR_NCCL_TEXT];
         zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
-        keep_failure(m, done, text);
+        found(m, done, text);
     }
     return done;
 }
@@ -304,7 +351,7 @@ static void check_time(struct zr_nccl *m)
         zr_nccl_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
                  (long long)(p->timeout_ns / 1000000));
-        keep_failure(m, ZR_ERR_TIMEOUT, text);
+        found(m, ZR_ERR_TIMEOUT, text); /* the thread that would compare calls is in there */
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
@@ -315,7 +362,7 @@ static void check_time(struct zr_nccl *m)
             "%s: waited %lld ms for the other ranks (%llu operations are queued behind it): one is late, or "
             "issued something else",
             op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
-        keep_failure(m, ZR_ERR_TIMEOUT, text);
+        zr_nccl_doubt(m, ZR_ERR_TIMEOUT, text);
     }
 }
 
@@ -329,7 +376,7 @@ static void check_async(struct zr_nccl *m)
     char what[48];
     snprintf(what, sizeof what, "NCCL's %s communicator", m->name);
     int code = zr_nccl_say(p, m->comm, res, what);
-    keep_failure(m, code, zr_error_text());
+    zr_nccl_doubt(m, code, zr_error_text());
 }
 
 /* Something is under way: look again soon. */
@@ -339,7 +386,7 @@ static bool look(struct zr_nccl *m)
     if (!atomic_load(&m->code))
         check_time(m);
     if (m->n_got == m->n_put && !m->issuing)
-        return m->abort_wanted && !m->abort_ended;
+        return (m->abort_wanted && !m->abort_ended) || (m->pair->in_doubt && !atomic_load(&m->code));
     check_async(m);
     return true;
 }
@@ -411,11 +458,14 @@ static void *watch(void *arg)
     int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
     if (err) {
-        keep_failure(&p->gather, err, zr_error_text());
-        keep_failure(&p->reduce, err, zr_error_text());
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        found(&p->gather, err, text);
+        found(&p->reduce, err, text);
     }
     while (!p->stop) {
         bool gather = look(&p->gather), reduce = look(&p->reduce);
+        end_doubt(p);
         if (abort_is_due(&p->gather) || abort_is_due(&p->reduce)) {
             abort_due(p);
             continue;

@@ -185,6 +185,21 @@ static void called(struct zr_comm *c, const struct zr_called *call)
         inner->ops->called(inner, call);
 }
 
+static void compare(struct zr_comm *c, int code, const char *what)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->compare)
+        inner->ops->compare(inner, code, what);
+    else
+        inner->ops->abort(inner, code, what);
+}
+
+static bool has_room(struct zr_comm *c)
+{
+    struct zr_comm *inner = of(c)->inner;
+    return !inner->ops->has_room || inner->ops->has_room(inner);
+}
+
 static bool stuck(struct zr_comm *c)
 {
     struct zr_comm *inner = of(c)->inner;
@@ -214,6 +229,8 @@ static const struct zr_comm_ops checked_ops = {
     .stats = stats,
     .last = last,
     .called = called,
+    .compare = compare,
+    .has_room = has_room,
     .stuck = stuck,
     .close = close_comm,
 };

@@ -351,12 +351,22 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
-/* cfg.update on a GPU is called once it is known whether the step is skipped. */
+static bool has_room(struct zr_comm *c)
+{
+    return !c->ops->has_room || c->ops->has_room(c);
+}
+
+/* A job puts at most one operation on each communicator. cfg.update on a GPU is called once it is known
+ * whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
     bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
-    if (!waits || atomic_load_explicit(&e->failed, memory_order_relaxed))
+    if (atomic_load_explicit(&e->failed, memory_order_relaxed))
+        return true;
+    if (!has_room(e->gather) || !has_room(e->reduce))
+        return false;
+    if (!waits)
         return true;
     return e->dev->ops->event_query(e->step_norm) != 0 || zr_engine_status(e) != 0;
 }

@@ -1,0 +1,334 @@
+/* test_cuda_calls.c: ranks on GPUs (stand-ins) that share no memory and make other calls: every rank's error
+ * names the first calls that differ, however it was met: at a step's exchange, by a collective that never
+ * ends, or because a rank has stopped calling. What the thread that watches NCCL finds goes to all ranks at
+ * once. Nothing is measured by a clock, but the library's own timeout, where time alone tells. */
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+#include "test/zero/toy_net.h"
+
+#include <cuda_runtime_api.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST = 3, SHORT_MS = 3000, LONG_MS = 60000, HANG_MS = 120000 };
+
+static struct zero_config config(struct toy_rank *r, int stage, int timeout_ms)
+{
+    cudaSetDevice(r->rank + 1); /* 0 is nobody's */
+    struct zero_config cfg = toy_config(r, stage);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.timeout_ms = timeout_ms;
+    cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
+    return cfg;
+}
+
+static void run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r)
+{
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    m->n_devices = world + 1;
+    toy_ranks(world, fn, arg, r);
+    nccl_stand_in_end();
+    stand_in_end(NULL); /* collectives that differ are misuse of NCCL, which is what this is about */
+    *m = was;
+    for (int i = 0; i < world; i++)
+        if (r[i].wrong[0])
+            fail_msg("rank %d: %s", i, r[i].wrong);
+}
+
+/* ---- other calls ---- */
+
+enum difference {
+    OTHER_UNIT,
+    LEFT_OUT,
+    STEP_EARLY,
+    READ_FOR_MEAN,
+    READ_OTHER_TENSOR,
+    READ_OTHER_RANGE,
+    READ_FOR_WRITE,
+    EARLY_UNWRAP,
+    MEAN_ALONE,
+    N_DIFFERENCES
+};
+
+/* What the odd rank called, and what the others did instead. */
+static const struct {
+    const char *odd, *others;
+    bool other_args;
+} called[N_DIFFERENCES] = {
+    [OTHER_UNIT] = {"zero_begin(unit 3, forward) in step 2", "zero_begin(unit 1, forward) in step 2", 0},
+    [LEFT_OUT] = {"zero_begin(unit 0, backward) in step 2", "zero_begin(unit 1, backward) in step 2", 0},
+    [STEP_EARLY] = {"zero_step in step 2", "zero_begin(unit 1, backward) in step 2", 0},
+    [READ_FOR_MEAN] = {"zero_read(tensor 0) in step 2", "zero_mean in step 2", 0},
+    [READ_OTHER_TENSOR] = {"zero_read(tensor 1) in step 2", "zero_read(tensor 0) in step 2", 0},
+    [READ_OTHER_RANGE] = {"zero_read(tensor 0) in step 2", "zero_read(tensor 0) in step 2", 1},
+    [READ_FOR_WRITE] = {"zero_read(tensor 0) in step 2", "zero_write(tensor 0) in step 2", 0},
+    [EARLY_UNWRAP] = {"zero_unwrap in step 2", "zero_begin(unit 0, forward) in step 2", 0},
+    [MEAN_ALONE] = {"zero_mean in step 2", "zero_begin(unit 0, forward) in step 2", 0},
+};
+
+struct differing {
+    int stage;
+    enum difference how;
+};
+
+static int differ(zero_ctx **z, enum difference how, bool odd)
+{
+    float x[8] = {0};
+    double mean[2] = {1, 2};
+    switch (how) {
+    case READ_FOR_MEAN:
+        return odd ? zero_read(*z, 0, 0, 0, 8, x) : zero_mean(*z, mean, 1);
+    case READ_OTHER_TENSOR:
+        return zero_read(*z, odd ? 1 : 0, 0, 0, 8, x);
+    case READ_OTHER_RANGE:
+        return zero_read(*z, 0, 0, odd ? 8 : 0, 8, x);
+    case READ_FOR_WRITE:
+        return odd ? zero_read(*z, 0, 0, 0, 8, x) : zero_write(*z, 0, 0, 0, 8, x);
+    case EARLY_UNWRAP:
+        return odd ? zero_unwrap(z) : 0;
+    case MEAN_ALONE:
+        return odd ? zero_mean(*z, mean, 1) : 0;
+    default:
+        return 0;
+    }
+}
+
+/* A model whose kernels do nothing but set some elements of one gradient. */
+static int backward(struct toy *m, zero_ctx *z, int unit, cudaStream_t stream)
+{
+    int err = zero_begin(z, unit, ZERO_BACKWARD);
+    if (!err && unit == 0 && cudaMemsetAsync(m->grad[0], 0x3c, 32, stream))
+        return ZERO_ERR_SYSTEM;
+    return err ? err : zero_end(z, unit, ZERO_BACKWARD);
+}
+
+static int forward(zero_ctx *z, int unit)
+{
+    int err = zero_begin(z, unit, ZERO_FORWARD);
+    return err ? err : zero_end(z, unit, ZERO_FORWARD);
+}
+
+static int micro_batch(struct toy *m, zero_ctx *z, cudaStream_t stream)
+{
+    int err = 0;
+    for (int u = 0; !err && u < TOY_UNITS; u++)
+        err = forward(z, u);
+    for (int u = TOY_UNITS; !err && u-- > 0;)
+        err = backward(m, z, u, stream);
+    return err;
+}
+
+static void train_differently(struct toy_rank *r)
+{
+    const struct differing *c = r->arg;
+    struct zero_config cfg = config(r, c->stage, SHORT_MS);
+    struct toy m;
+    zero_ctx *z = NULL;
+    cfg.prefetch = -1; /* so that at stage 3 units are gathered */
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    for (int step = 0; !err && step < 4; step++) {
+        bool odd = step == 1 && r->rank == r->world - 1;
+        if (step == 1)
+            err = differ(&z, c->how, odd);
+        if (!z)
+            break;
+        for (int u = 0; !err && u < TOY_UNITS; u++)
+            err = forward(z, odd && c->how == OTHER_UNIT && u == 1 ? 3 : u);
+        for (int u = TOY_UNITS; !err && u-- > 0;) {
+            if (odd && c->how == LEFT_OUT && u == 1)
+                continue;
+            err = backward(&m, z, u, (cudaStream_t)cfg.stream);
+            if (!err && odd && c->how == STEP_EARLY && u == 2)
+                err = zero_step(z, 1e-2f, NULL);
+        }
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+    }
+    toy_note(r, err);
+    zero_unwrap(&z);
+    cudaStreamDestroy((cudaStream_t)cfg.stream);
+    toy_free(&m);
+}
+
+/* What follows "rank 2: " in what rank 2 says. */
+static const char *body(const struct toy_rank *r, const char *text)
+{
+    char own[16];
+    snprintf(own, sizeof own, "rank %d: ", r->rank);
+    const char *at = strstr(text, own);
+    return at ? at + strlen(own) : text;
+}
+
+static void test_other_calls(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2 * N_DIFFERENCES; k++) {
+        struct differing c = {.how = (enum difference)(k / 2)};
+        c.stage = k % 2 ? 3 : (int)c.how % 3;
+        int world = 2 + (k + k / 2) % 2, odd = world - 1;
+        struct toy_rank r[MOST] = {0};
+        run(world, train_differently, &c, r);
+        for (int i = 0; i < world; i++) {
+            char one[128], two[160];
+            bool named = false;
+            snprintf(one, sizeof one, "rank %d called %s", odd, called[c.how].odd);
+            for (int other = 0; other < odd; other++) {
+                snprintf(two, sizeof two, "rank %d called %s", other, called[c.how].others);
+                named |= strstr(r[i].text, one) && strstr(r[i].text, two);
+            }
+            bool args = strstr(r[i].text, " with other arguments;") != NULL;
+            if (r[i].err != ZERO_ERR_MISMATCH || !named || args != called[c.how].other_args)
+                fail_msg("difference %d, stage %d, rank %d of %d: %d \"%s\"", c.how, c.stage, i, world,
+                         r[i].err, r[i].text);
+            /* One failure, for all, which no rank tells as another's. */
+            if (strcmp(body(&r[i], r[i].text), body(&r[0], r[0].text)) || strstr(r[i].text, "this rank"))
+                fail_msg("difference %d, stage %d, rank 0: \"%s\"; rank %d: \"%s\"", c.how, c.stage,
+                         r[0].text, i, r[i].text);
+        }
+        printf("difference %d, stage %d: %s\n", c.how, c.stage, r[0].text);
+    }
+}
+
+/* ---- a rank that calls no more ---- */
+
+struct stopping {
+    bool far; /* the others have more under way by then than is watched at a time */
+    atomic_int n_told;
+};
+
+static void stop_calling(struct toy_rank *r)
+{
+    struct stopping *s = r->arg;
+    struct zero_config cfg = config(r, 2, SHORT_MS);
+    struct toy m;
+    zero_ctx *z = NULL;
+    cfg.grad_accum_steps = s->far ? 200 : 4;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    bool stops = r->rank == 1;
+    for (int i = 0; !err && i < (stops ? 2 : cfg.grad_accum_steps); i++)
+        err = micro_batch(&m, z, (cudaStream_t)cfg.stream);
+    int64_t from = toy_now_ms();
+    while (!err && stops && s->n_told + 1 < r->world && toy_now_ms() - from < HANG_MS)
+        usleep(1000);
+    struct zero_step_info info;
+    if (!err)
+        err = stops ? zero_begin(z, 0, ZERO_FORWARD) : zero_step(z, 1e-2f, &info);
+    toy_note(r, err);
+    s->n_told++;
+    zero_unwrap(&z);
+    cudaStreamDestroy((cudaStream_t)cfg.stream);
+    toy_free(&m);
+}
+
+static void test_a_rank_stops_calling(void **state)
+{
+    (void)state;
+    for (int far = 0; far <= 1; far++) {
+        struct stopping s = {.far = far};
+        struct toy_rank r[MOST] = {0};
+        run(MOST, stop_calling, &s, r);
+        for (int i = 0; i < MOST; i++)
+            if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "waited 3000 ms for the other ranks") ||
+                !strstr(r[i].text, "; rank 1 did not come: its program has made 32 calls, the last "
+                                   "zero_end(unit 0, backward) in step 1; that of rank"))
+                fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
+        printf("%s\n", r[0].text);
+    }
+}
+
+/* ---- what is found while the model computes ---- */
+
+struct watching {
+    bool waits; /* rank 1's collective waits in vain; else NCCL tells it of an error */
+    atomic_bool knows, is_there;
+    atomic_int n_asked; /* calls of rank 1 after that, when rank 0 knows */
+};
+
+static void held_up(void *arg)
+{
+    struct watching *w = arg;
+    int64_t from = toy_now_ms();
+    while (!w->knows && toy_now_ms() - from < HANG_MS)
+        usleep(1000);
+}
+
+/* Rank 1's collective is under way, and its model computes until rank 0 has heard. */
+static void computes_for_long(struct toy_rank *r)
+{
+    struct watching *w = r->arg;
+    struct zero_config cfg = config(r, 2, r->rank == 1 && w->waits ? SHORT_MS : LONG_MS);
+    struct toy m;
+    struct zero_step_info info;
+    zero_ctx *z = NULL;
+    double mean = 1;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    if (!err && !w->waits && r->rank == 0)
+        cudaLaunchHostFunc((cudaStream_t)cfg.stream, held_up, w);
+    if (!err && (!w->waits || r->rank == 1))
+        err = micro_batch(&m, z, (cudaStream_t)cfg.stream);
+    if (err) {
+        toy_wrong(r, "%s", zero_last_error());
+    } else if (r->rank == 0) {
+        err = w->waits ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
+        toy_note(r, err);
+        if (w->n_asked)
+            toy_wrong(r, "rank 1 called first");
+    } else {
+        if (!w->waits)
+            nccl_stand_in_async(r->rank + 1, ncclSystemError);
+        held_up(w);
+        w->n_asked++;
+        toy_note(r, zero_step(z, 1e-2f, &info));
+    }
+    w->knows = true;
+    zero_unwrap(&z);
+    cudaStreamDestroy((cudaStream_t)cfg.stream);
+    toy_free(&m);
+}
+
+static void test_the_watcher_tells_all(void **state)
+{
+    (void)state;
+    for (int waits = 0; waits <= 1; waits++) {
+        struct watching w = {.waits = waits};
+        struct toy_rank r[2] = {0};
+        run(2, computes_for_long, &w, r);
+        for (int i = 0; i < 2; i++) {
+            const char *says = waits ? "waited 3000 ms for the other ranks"
+                                     : "NCCL's reduce communicator: unhandled system error";
+            if (r[i].err != (waits ? ZERO_ERR_MISMATCH : ZERO_ERR_SYSTEM) || !strstr(r[i].text, says) ||
+                (waits && !strstr(r[i].text, "rank 1 called zero_begin(unit 0, forward) in step 1")) ||
+                (waits && !strstr(r[i].text, "rank 0 called zero_mean in step 1")))
+                fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
+        }
+        assert_non_null(strstr(r[0].text, waits ? "(rank 1: " : " (found by rank 1)"));
+        printf("%s\n", r[0].text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_other_calls),
+        cmocka_unit_test(test_a_rank_stops_calling),
+        cmocka_unit_test(test_the_watcher_tells_all),
+    };
+    return cmocka_run_group_tests_name("calls of ranks on GPUs", tests, NULL, NULL);
+}
