@@ -157,14 +157,6 @@ error_t option_int(struct argp_state *state, const struct option_row *row, char 
     return 0;
 }
 
-error_t option_int_or_none(struct argp_state *state, const struct option_row *row, char *arg, void *to)
-{
-    error_t err = option_int(state, row, arg, to);
-    int64_t *n = to;
-    *n = !err && *n == 0 ? -1 : *n;
-    return err;
-}
-
 error_t option_bytes(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     static const char suffixes[] = "KMGT";

@@ -45,9 +45,6 @@ struct option_row {
 /* A whole number, which may be written as 1e6. A uint64_t wants from to be 0 or more. */
 #define OPTION_INT(S, field, from, to)                                                                       \
     .read = option_int, .at = OPTION_AT(S, field, int64_t : 0, uint64_t : 0), .min = (from), .max = (to)
-/* As OPTION_INT from 0, but 0 is stored as -1: where struct zero_config takes 0 for the default. */
-#define OPTION_INT_OR_NONE(S, field, to)                                                                     \
-    .read = option_int_or_none, .at = OPTION_AT(S, field, int64_t : 0), .max = (to)
 /* Bytes, which may end in K, M, G or T (powers of 1024). */
 #define OPTION_BYTES(S, field, from)                                                                         \
     .read = option_bytes, .at = OPTION_AT(S, field, int64_t : 0), .min = (from)
@@ -62,8 +59,7 @@ struct option_row {
 /* An odd one: a function of the command, to which *to is the whole struct. */
 #define OPTION_BY(function) .read = (function)
 
-option_reader option_int, option_int_or_none, option_bytes, option_double, option_one_of, option_flag,
-    option_text;
+option_reader option_int, option_bytes, option_double, option_one_of, option_flag, option_text;
 
 /* The options of a command, or those that several commands share. */
 struct option_table {

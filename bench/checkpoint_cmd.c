@@ -247,7 +247,7 @@ static int open_bench(struct bench *b, bool async)
 {
     struct zero_stats s;
     int err = open_model(b, async);
-    err = err ? err : told(zero_stats(b->z, &s));
+    err = err ? err : told(zero_get_stats(b->z, &s));
     if (!err) {
         b->rank = s.rank;
         b->dd = (struct disk_dd){

@@ -41,6 +41,10 @@ int export_command(const char *name, int argc, char **argv)
                               .optimizer = ZERO_ADAMW,
                               .beta1 = 0.9,
                               .beta2 = 0.95,
+                              .prefetch = 2,
+                              .budget = ZERO_AUTO,
+                              .deterministic = ZERO_AUTO,
+                              .device = ZERO_DEVICE_HOST,
                               .threads = 1};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status) {

@@ -27,8 +27,7 @@ static const struct option_row rows[] = {
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
-    {"prefetch", "N", "Units gathered ahead (2)", 2,
-     OPTION_INT_OR_NONE(struct plan_options, prefetch, 10000)},
+    {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct plan_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
      OPTION_BYTES(struct plan_options, budget, 1)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
@@ -146,7 +145,12 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
 
 int plan_command(const char *name, int argc, char **argv)
 {
-    struct plan_options o = {.world = 1, .accum = 1, .dtype = ZERO_BF16, .optimizer = ZERO_ADAMW};
+    struct plan_options o = {.world = 1,
+                             .accum = 1,
+                             .prefetch = 2,
+                             .budget = ZERO_AUTO,
+                             .dtype = ZERO_BF16,
+                             .optimizer = ZERO_ADAMW};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status) {
         return status;

@@ -88,19 +88,14 @@ static void log_line(void *arg, const char *line)
     fprintf(stderr, "zero-bench train: rank %d: %s\n", r->rank, line);
 }
 
-static float or_true_zero(double x) /* in struct zero_config 0 means the default */
-{
-    return x == 0.0 ? -1.0f : (float)x;
-}
-
 static int wrap(struct run *r)
 {
     const struct train_options *o = r->o;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = (int32_t)o->stage;
     cfg.optimizer = (int32_t)o->optimizer;
-    cfg.beta1 = or_true_zero(o->beta1);
-    cfg.beta2 = or_true_zero(o->beta2);
+    cfg.beta1 = (float)o->beta1;
+    cfg.beta2 = (float)o->beta2;
     cfg.weight_decay = (float)o->weight_decay;
     cfg.clip = (float)o->clip;
     cfg.grad_accum_steps = (int32_t)o->accum;
@@ -129,7 +124,7 @@ static int wrap(struct run *r)
     }
     gpt2_free_params(&r->model); /* libzero holds the parameters now */
     struct zero_stats stats;
-    TRY(told(zero_stats(r->z, &stats)));
+    TRY(told(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
     return 0;
@@ -368,7 +363,7 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
-        TRY(told(zero_stats(r->z, &stats))); /* before the state is read, which is traffic too */
+        TRY(told(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
         TRY(told(zero_mean(r->z, &peak, 1)));
         TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
                        r->z));
@@ -408,7 +403,7 @@ static void introduce(const struct run *r)
     char how[48] = "not wrapped";
     if (r->z) {
         struct zero_stats s;
-        zero_stats(r->z, &s);
+        zero_get_stats(r->z, &s);
         snprintf(how, sizeof how, "stage %d on %d rank%s (%s)", s.stage, s.world, s.world == 1 ? "" : "s",
                  s.backend);
     }

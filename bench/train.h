@@ -23,9 +23,9 @@ struct train_options {
     double lr, beta1, beta2, weight_decay, clip;
 
     int64_t stage;
-    int64_t prefetch;   /* as in struct zero_config: 0 the default, negative none */
-    int64_t budget;     /* bytes; 0 the default */
-    int deterministic;  /* 0 the default, 1 on, -1 off */
+    int64_t prefetch; /* these three as in struct zero_config */
+    int64_t budget;   /* bytes */
+    int deterministic;
     int wire_dtype;     /* enum zero_dtype; 0 the default */
     int64_t threads;    /* of matrix products on the host */
     int device;         /* enum zero_device */

@@ -9,7 +9,7 @@
 
 #define UNSET (-1.0)
 
-static const struct option_word on_off[] = {{"on", 1}, {"off", -1}, {0}};
+static const struct option_word on_off[] = {{"on", 1}, {"off", 0}, {0}};
 
 static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
 {
@@ -89,8 +89,7 @@ static const struct option_row rows[] = {
      OPTION_FLAG(struct train_options, plain)},
     {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)", 3,
      OPTION_INT(struct train_options, stage, 0, 3)},
-    {"prefetch", "N", "Units gathered ahead (2)", 3,
-     OPTION_INT_OR_NONE(struct train_options, prefetch, 10000)},
+    {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 3,
@@ -151,6 +150,9 @@ int train_command(const char *name, int argc, char **argv)
         .beta2 = UNSET,
         .weight_decay = 0.1,
         .clip = 1.0,
+        .prefetch = 2,
+        .budget = ZERO_AUTO,
+        .deterministic = ZERO_AUTO,
         .threads = 1,
         .device = ZERO_DEVICE_HOST,
         .gpu = PLACE_GPU_OF_RANK,

@@ -52,8 +52,8 @@ struct zr_options {
     int n_states; /* fp32 arrays kept per weight: those of optimizer and beta1, else the user's 0..4 */
 
     int prefetch;               /* units gathered ahead; 0: none */
-    int64_t param_budget_bytes; /* for gathered parameters at stage 3, besides the shards; 0: what prefetch
-                                   needs */
+    int64_t param_budget_bytes; /* for gathered parameters at stage 3, besides the shards; negative: what
+                                   prefetch needs */
     bool deterministic;         /* same bits at every stage, prefetch, budget and power-of-two world */
     enum zr_dtype wire_dtype;   /* of gradients between ranks; 0: the tensor's own */
 

@@ -410,12 +410,13 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     w->n_need = 0;
     if (largest_unit < 0)
         return 0;
-    if (budget && budget >= rest)
+    bool given = budget >= 0;
+    if (given && budget >= rest)
         return keep_all(s, w);
-    if (budget && budget < largest)
+    if (given && budget < largest)
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
-    int err = budget ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
+    int err = given ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
     return !err && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 

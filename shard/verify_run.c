@@ -68,7 +68,7 @@ static void set_options(struct zr_verify_world *v)
     int64_t all = 0;
     for (int32_t u = 0; u < v->layout->n_units; u++)
         all += v->layout->units[u].param_bytes;
-    v->opt.param_budget_bytes = c->stage == 3 ? all * c->budget / 100 : 0;
+    v->opt.param_budget_bytes = c->stage == 3 && c->budget ? all * c->budget / 100 : -1;
 }
 
 /* Did everyone end as it should? */

@@ -56,7 +56,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     }
     const struct zr_options *o = &z->config.options;
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
-    c->device = z->config.user.device == ZERO_DEVICE_CUDA ? ZERO_DEVICE_CUDA : ZERO_DEVICE_HOST;
+    c->device = z->config.user.device;
     c->copy_engine = z->config.user.copy_engine;
     c->stage = o->stage;
     c->optimizer = o->optimizer;

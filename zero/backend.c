@@ -31,7 +31,7 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     *out = want != ZERO_BACKEND_AUTO ? want : world == 1 && !lent ? ZERO_BACKEND_SELF : many;
     /* The fixed tree is how self and shm reduce anyway. NCCL has to send every rank's share to its owner for
      * it. */
-    if (*out == ZERO_BACKEND_NCCL && config->user.deterministic == 0)
+    if (*out == ZERO_BACKEND_NCCL && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
     return 0;
 }
@@ -79,7 +79,9 @@ static int open_nccl(struct zero_ctx *z)
                                          .deterministic = o->deterministic,
                                          .reserve_bytes = o->scratch_bytes,
                                          .ragged_bytes = ragged_bytes(z->layout, o->stage),
-                                         .copy_engine = copy_engine < 0 ? -1 : copy_engine,
+                                         .copy_engine = copy_engine == ZERO_AUTO ? 0
+                                                        : copy_engine            ? 1
+                                                                                 : -1,
                                          .lent = z->config.user.nccl_comm,
                                          .log = o->log};
     int err = zr_nccl_open(z->rendezvous, z->device, &nccl, &z->gather, &z->reduce);

@@ -55,11 +55,21 @@ int zero_micro(zero_ctx *z)
     return err ? err : zr_engine_call(&z->engine, &ev);
 }
 
+static void give_step_info(const struct zero_ctx *z, const struct zr_step_result *r,
+                           struct zero_step_info *info)
+{
+    const struct zero_step_info out = {
+        .t = z->engine.t, .grad_norm = r->grad_norm, .clipped = r->clipped, .skipped = r->skipped};
+    zr_copy_out(info, z->config.user.step_info_size, &out, sizeof out);
+}
+
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     int err = need_healthy(z, "zero_step");
     if (err)
         return err;
+    if (info && zr_config_needs(&z->config.user, offsetof(struct zero_config, step_info_size)))
+        return zr_fail_more(ZR_ERR_ARG, "zero_step");
     if (!isfinite(lr))
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
     const struct zr_core *core = z->engine.core;
@@ -74,8 +84,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         zr_save_notice(z);
     }
     if (!err && info)
-        *info = (struct zero_step_info){
-            .t = z->engine.t, .grad_norm = r.grad_norm, .clipped = r.clipped, .skipped = r.skipped};
+        give_step_info(z, &r, info);
     return err;
 }
 

@@ -14,10 +14,11 @@ static int check_together(const struct zero_config *c)
         return zr_fail(ZR_ERR_ARG,
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
                        c->rank);
-    if (c->update && c->optimizer != 0)
-        return zr_fail(ZR_ERR_ARG,
-                       "optimizer is %d but update is set as well; allowed: one of the two (optimizer 0)",
-                       c->optimizer);
+    if (c->update && c->optimizer != ZERO_AUTO)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "optimizer is %d but update is set as well; allowed: one of the two (optimizer ZERO_AUTO)",
+            c->optimizer);
     if (!c->update && c->n_states != 0)
         return zr_fail(
             ZR_ERR_ARG,
@@ -41,9 +42,9 @@ static int check_together(const struct zero_config *c)
     return 0;
 }
 
-static const char *phase_name(int phase)
+static const char *phase_name(const struct zr_call *call)
 {
-    return phase == ZERO_BACKWARD ? "backward" : "forward";
+    return call->backward ? "backward" : "forward";
 }
 
 static int check_call(const struct zero_call *call, int i)
@@ -70,25 +71,25 @@ static int by_unit(const void *a, const void *b)
 
 /* Brackets of different units may overlap in any way; those of one unit nest. So each unit's own calls, taken
  * by themselves, must be a well-formed sequence of brackets. */
-static int check_brackets(const struct zero_call *order, struct place *places, int n)
+static int check_brackets(const struct zr_call *order, struct place *places, int n)
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
     int n_open =
         0; /* the open brackets of the unit at hand are kept in places[0..n_open), which was read already */
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
-        const struct zero_call *call = &order[p.at];
+        const struct zr_call *call = &order[p.at];
         if (!call->is_end) {
             places[n_open++] = p;
         } else if (n_open == 0) {
             return zr_fail(ZR_ERR_ARG,
                            "order[%d] ends unit %d (%s), which is not open; allowed: balanced brackets", p.at,
-                           p.unit, phase_name(call->phase));
-        } else if (order[places[n_open - 1].at].phase != call->phase) {
+                           p.unit, phase_name(call));
+        } else if (order[places[n_open - 1].at].backward != call->backward) {
             return zr_fail(ZR_ERR_ARG,
                            "order[%d] ends unit %d (%s), whose innermost open bracket, order[%d], is %s",
-                           p.at, p.unit, phase_name(call->phase), places[n_open - 1].at,
-                           phase_name(order[places[n_open - 1].at].phase));
+                           p.at, p.unit, phase_name(call), places[n_open - 1].at,
+                           phase_name(&order[places[n_open - 1].at]));
         } else {
             n_open--;
         }
@@ -96,37 +97,33 @@ static int check_brackets(const struct zero_call *order, struct place *places, i
             int at = places[n_open - 1].at;
             return zr_fail(ZR_ERR_ARG,
                            "order[%d] begins unit %d (%s), which is never ended; allowed: balanced brackets",
-                           at, p.unit, phase_name(order[at].phase));
+                           at, p.unit, phase_name(&order[at]));
         }
     }
     return 0;
 }
 
 /* Checks the order and hands out a copy in the lower floors' own form. */
-static int resolve_order(const struct zero_call *order, int n, struct zr_call **out)
+static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
+    int n = c->n_order, err = n ? zr_config_needs(c, offsetof(struct zero_config, call_size)) : 0;
     *out = NULL;
-    for (int i = 0; i < n; i++) {
-        int err = check_call(&order[i], i);
-        if (err)
-            return err;
-    }
-    if (n == 0)
-        return 0;
+    if (n == 0 || err)
+        return err;
     struct zr_call *calls = calloc((size_t)n, sizeof *calls);
     struct place *places = calloc((size_t)n, sizeof *places);
-    int err = 0;
-    if (!calls || !places) {
+    if (!calls || !places)
         err = zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", n);
-        goto done;
-    }
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; !err && i < n; i++) {
+        struct zero_call call;
+        zr_copy_in(&call, sizeof call, c->order, i, c->call_size);
+        err = check_call(&call, i);
         calls[i] = (struct zr_call){
-            .unit = order[i].unit, .backward = order[i].phase == ZERO_BACKWARD, .is_end = order[i].is_end};
-        places[i] = (struct place){order[i].unit, i};
+            .unit = call.unit, .backward = call.phase == ZERO_BACKWARD, .is_end = call.is_end};
+        places[i] = (struct place){call.unit, i};
     }
-    err = check_brackets(order, places, n);
-done:
+    if (!err)
+        err = check_brackets(calls, places, n);
     free(places);
     if (err)
         free(calls);
@@ -135,15 +132,14 @@ done:
     return err;
 }
 
-/* 0: the default, negative: a true 0. */
 static float or_default(float value, float fallback)
 {
-    return value == 0 ? fallback : value < 0 ? 0 : value;
+    return value == ZERO_AUTO ? fallback : value;
 }
 
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
-    enum zr_optimizer kind = c->optimizer ? (enum zr_optimizer)c->optimizer : ZR_ADAMW;
+    enum zr_optimizer kind = c->optimizer == ZERO_AUTO ? ZR_ADAMW : (enum zr_optimizer)c->optimizer;
     const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
     struct zr_options o = {
         .stage = c->stage,
@@ -153,19 +149,16 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .eps = or_default(c->eps, row->eps),
         .weight_decay = c->weight_decay,
         .clip = c->clip,
-        .grad_scale = c->grad_scale != 0 ? c->grad_scale : 1,
-        .grad_accum_steps = c->grad_accum_steps ? c->grad_accum_steps : 1,
+        .grad_scale = c->grad_scale,
+        .grad_accum_steps = c->grad_accum_steps,
         .grad_sum = c->grad_sum,
-        .prefetch = c->prefetch == 0  ? 2
-                    : c->prefetch < 0 ? 0
-                                      : c->prefetch,
+        .prefetch = c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
         /* Where it is the default it gives way; see zr_backend_choose. */
-        .deterministic =
-            c->deterministic >= 0 && !(c->grad_in_place && c->grad_accum_steps > 1 && c->stage <= 1),
+        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1 && c->stage <= 1),
         .grad_in_place = c->grad_in_place,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
-        .timeout_ms = c->timeout_ms ? c->timeout_ms : 30000,
+        .timeout_ms = c->timeout_ms,
         .trace = c->trace,
         .save_async = c->save_async,
         .save_keep = c->save_keep,
@@ -175,27 +168,29 @@ static struct zr_options resolve_fields(const struct zero_config *c)
     return o;
 }
 
+/* The update divides by the root of the second moment, which is 0 until a weight has had a gradient. */
+static void tell_zero_eps(const struct zr_config *c)
+{
+    enum zr_optimizer kind = c->options.optimizer;
+    if (c->options.eps == 0 && kind && zr_optimizer_kind(kind)->eps_divides)
+        zr_warn(c->log, "eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
+}
+
 static int resolve(const struct zero_config *user, bool has_log, struct zr_config *out)
 {
-    const struct zero_config plain = ZERO_CONFIG_INIT;
     struct zr_config c = {0};
-    if (!user)
-        user = &plain;
-    int err = zr_config_check_size(user->size);
+    int err = zr_config_widen(user, &c.user);
     if (err)
         return err;
-    /* An older program's struct is shorter: the fields it does not know stay 0, their default. */
-    memcpy(&c.user, user, user->size);
-    c.user.size = sizeof c.user;
-
     if (has_log && (err = zr_log_open(c.user.log, c.user.log_arg, getenv("ZERO_LOG"), &c.log)))
         return err;
     if ((err = zr_config_apply_env(&c.user, c.log)) || (err = zr_config_check_fields(&c.user)) ||
-        (err = check_together(&c.user)) || (err = resolve_order(c.user.order, c.user.n_order, &c.order))) {
+        (err = check_together(&c.user)) || (err = resolve_order(&c.user, &c.order))) {
         zr_log_close(c.log);
         return err;
     }
     c.options = resolve_fields(&c.user);
+    tell_zero_eps(&c);
     c.options.log = c.log;
     c.options.order = c.order;
     c.options.n_order = c.user.n_order;

@@ -3,8 +3,7 @@
  *
  * One table (config_keys.c) holds every field: its key, place, kind and allowed range. zero_config_set, the
  * ZERO_* environment and the checks of zero_wrap and zero_plan all read it, so none of them can know a field
- * that another does not. A text means what its number means in the field: "0" is the documented default there
- * too.
+ * that another does not. A text means what its number means in the field.
  *
  * Thread-safety: plain functions on plain data; the environment must not change meanwhile. */
 #ifndef ZR_ZERO_CONFIG_H
@@ -15,9 +14,10 @@
 #include "zero/zero.h"
 
 struct zr_config {
-    struct zero_config user; /* the program's, widened to this library's fields, the environment applied; 0 is
-                                still "default" here. For what options does not carry: rank, world,
-                                rendezvous, backend, device, stream, update */
+    struct zero_config user; /* the program's, widened to this library's fields, the environment applied;
+                                ZERO_AUTO is still itself here. For what options does not carry: the sizes of
+                                the program's structs, rank, world, rendezvous, backend, device, stream,
+                                update */
     struct zr_options
         options; /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors'
                     names puts an adapter to user.update there (user.update set: optimizer 0) */
@@ -27,7 +27,7 @@ struct zr_config {
 
 /* Fills *out from the program's configuration and the environment and checks every field. Talks to nobody. On
  * success release it with zr_config_release; on failure (ZR_ERR_ARG naming the field or variable, its value
- * and what is allowed; ZR_ERR_NOMEM) nothing is held. user NULL is ZERO_CONFIG_INIT. */
+ * and what is allowed; ZR_ERR_NOMEM) nothing is held. */
 int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 
 /* The same without a log, for who asks before zero_wrap, which will tell what there is to tell. */
@@ -40,10 +40,28 @@ void zr_config_release(struct zr_config *config);
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out);
 
-/* The parts, in config_keys.c. */
+/* In config_abi.c. */
 
-/* Is size what ZERO_CONFIG_INIT of some version up to this library's wrote? */
-int zr_config_check_size(size_t size);
+/* Was the configuration begun by the zero.h of some version up to this library's, and are its structs those
+ * of one? NULL is an error too. */
+int zr_config_check_head(const struct zero_config *cfg);
+
+/* Checks the head and copies, the fields that an older program's struct does not have filled with their
+ * defaults. */
+int zr_config_widen(const struct zero_config *cfg, struct zero_config *out);
+
+/* Refuses a call whose struct's size the program left 0. offset_of_size: of the field, as
+ * offsetof(struct zero_config, stats_size). */
+int zr_config_needs(const struct zero_config *cfg, size_t offset_of_size);
+
+/* Element i of the program's array, whose elements have stride bytes, into a struct of dst_bytes; what an
+ * older program's struct does not have is 0. */
+void zr_copy_in(void *dst, size_t dst_bytes, const void *array, int64_t i, size_t stride);
+
+/* Into the program's struct, of dst_bytes: no byte beyond them. */
+void zr_copy_out(void *dst, size_t dst_bytes, const void *src, size_t src_bytes);
+
+/* In config_keys.c. */
 
 /* Applies the ZERO_* variables of the fields marked + in zero.h; empty ones count as unset. A ZERO_
  * variable that nothing reads is warned of. */

@@ -15,35 +15,6 @@
 #include <strings.h>
 #include <unistd.h>
 
-/* The struct may only grow at its end, and a program built before the growth says so by its smaller size. A
- * field that landed in tail padding would break that: the size would stay, and the old program's padding
- * would be read as the new field. So the layout is pinned. The second assertion lists every field by
- * position: one more makes it fail to compile (on purpose). Then: see that the new field starts at or after
- * the old size (put an explicit reserved field in the padding if need be), write the old size as a number in
- * CONFIG_V1_BYTES, add the field here, to the table and to the test. */
-#define CONFIG_V1_BYTES 168 /* on machines with 64-bit pointers */
-#define CONFIG_V2_BYTES 176 /* save_async, save_keep */
-#define CONFIG_V3_BYTES 200 /* check, device, copy_engine, nccl_comm */
-#define CONFIG_BYTES    208 /* version 4: grad_in_place */
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zero_config) == CONFIG_BYTES,
-               "struct zero_config changed");
-_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, save_async) >= CONFIG_V1_BYTES,
-               "new fields begin after version 1");
-_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, trace) + 8 == CONFIG_V1_BYTES,
-               "trace and 4 bytes of padding end version 1");
-_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, check) >= CONFIG_V2_BYTES,
-               "new fields begin after version 2");
-_Static_assert(sizeof(void *) != 8 || offsetof(struct zero_config, grad_in_place) >= CONFIG_V3_BYTES,
-               "new fields begin after version 3");
-#pragma GCC diagnostic push
-#pragma GCC diagnostic error "-Wmissing-field-initializers"
-_Static_assert(sizeof((struct zero_config){0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) != 0,
-               "39 fields");
-#pragma GCC diagnostic pop
-
-#define CONFIG_FIRST_BYTES (sizeof(void *) == 8 ? CONFIG_V1_BYTES : sizeof(struct zero_config))
-
 enum kind { KIND_INT32, KIND_INT64, KIND_BYTES, KIND_FLOAT, KIND_DOUBLE, KIND_FIXED };
 enum where { TEXT_ONLY, TEXT_AND_ENV }; /* environment: the fields marked + in zero.h */
 
@@ -65,8 +36,7 @@ static const struct choice optimizer_names[] = {ZERO_OPTIMIZER_MAP(OPTIMIZER_NAM
 static const struct choice dtype_names[] = {
     {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
 static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
-static const struct choice tristate_names[] = {{"on", 1}, {"off", -1}, {"auto", 0}, {NULL, 0}};
-static const struct choice prefetch_names[] = {{"none", -1}, {NULL, 0}};
+static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
     const char *key;
@@ -74,6 +44,7 @@ struct field {
     enum kind kind;
     enum where where;
     const struct choice *names;
+    bool may_be_auto;    /* ZERO_AUTO, as a text "auto", besides lo to hi */
     double lo, hi;       /* inclusive */
     const char *allowed; /* of KIND_FIXED: why it cannot be set by text */
 };
@@ -85,71 +56,74 @@ struct field {
 #define BYTES_OF_KIND_FLOAT  4
 #define BYTES_OF_KIND_DOUBLE 8
 #define FIELD(name, kind_, where_, names_, lo_, hi_, allowed_)                                               \
+    ANY_FIELD(name, kind_, where_, names_, false, lo_, hi_, allowed_)
+#define FIELD_OR_AUTO(name, kind_, where_, names_, lo_, hi_, allowed_)                                       \
+    ANY_FIELD(name, kind_, where_, names_, true, lo_, hi_, allowed_)
+#define ANY_FIELD(name, kind_, where_, names_, auto_, lo_, hi_, allowed_)                                    \
     {                                                                                                        \
 #name, offsetof(struct zero_config, name),                                                           \
             sizeof(((struct zero_config *)0)->name) /                                                        \
                 (sizeof(((struct zero_config *)0)->name) == BYTES_OF_##kind_),                               \
-            kind_, where_, names_, lo_, hi_, allowed_                                                        \
+            kind_, where_, names_, auto_, lo_, hi_, allowed_                                                 \
     }
 #define FIXED(name, why)                                                                                     \
     {                                                                                                        \
 #name, offsetof(struct zero_config, name), sizeof(((struct zero_config *)0)->name), KIND_FIXED,      \
-            TEXT_ONLY, NULL, 0, 0, why                                                                       \
+            TEXT_ONLY, NULL, false, 0, 0, why                                                                \
     }
 
 #define BELOW_ONE 0x1.fffffep-1 /* the largest float below 1 */
 #define COUNT_MAX 2147483647.0
 #define POINTER   "a pointer: set the field itself"
+#define HEAD      "set by ZERO_CONFIG_INIT"
 
 /* In the struct's order. */
 static const struct field fields[] = {
-    FIXED(size, "set by ZERO_CONFIG_INIT"),
+    FIXED(size, HEAD),
+    FIXED(version, HEAD),
+    FIXED(tensor_size, HEAD),
+    FIXED(call_size, HEAD),
+    FIXED(weight_size, HEAD),
+    FIXED(step_info_size, HEAD),
+    FIXED(stats_size, HEAD),
+    FIXED(plan_info_size, HEAD),
     FIELD(stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
+    FIELD(device, KIND_INT32, TEXT_AND_ENV, device_names, 1, 2, "host, cuda"),
     FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, 3, "auto, self, shm, nccl"),
     FIELD(rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
     FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
-    FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 to 2147483647, or 0 for 30000"),
-    FIELD(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 0, ZR_OPTIMIZER_COUNT - 1,
-          ZERO_OPTIMIZER_MAP(OPTIMIZER_KEY) "or 0 for adamw"),
-    FIELD(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,
-          "less than 1; 0 for the default, negative for a true 0"),
-    FIELD(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, BELOW_ONE,
-          "less than 1; 0 for the default, negative for a true 0"),
-    FIELD(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, -FLT_MAX, FLT_MAX,
-          "a finite number; 0 for the default, negative for a true 0"),
+    FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 to 2147483647"),
+    FIELD_OR_AUTO(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
+                  ZERO_OPTIMIZER_MAP(OPTIMIZER_KEY) "auto (-1)"),
+    FIELD_OR_AUTO(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
+    FIELD_OR_AUTO(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
+    FIELD_OR_AUTO(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),
     FIELD(weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
     FIELD(clip, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
-    FIELD(grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number; 0 for 1"),
-    FIELD(grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for 1"),
+    FIELD(grad_scale, KIND_DOUBLE, TEXT_AND_ENV, NULL, -DBL_MAX, DBL_MAX, "a finite number other than 0"),
+    FIELD(grad_accum_steps, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
     FIELD(grad_sum, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
     FIXED(update, POINTER),
     FIXED(update_arg, POINTER),
-    FIELD(n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
-    FIELD(prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, -COUNT_MAX - 1, COUNT_MAX,
-          "1 and more, 0 for 2, negative for none"),
-    FIELD(param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
-          "bytes, with k, M, G, T or Ki, Mi, Gi, Ti; 0 for what prefetch needs"),
-    FIELD(deterministic, KIND_INT32, TEXT_AND_ENV, tristate_names, -COUNT_MAX - 1, 1,
-          "1 for on, negative for off, 0 for the default"),
+    FIELD(prefetch, KIND_INT32, TEXT_AND_ENV, prefetch_names, 0, COUNT_MAX, "1 and more, or 0 for none"),
+    FIELD_OR_AUTO(deterministic, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
+    FIELD_OR_AUTO(param_budget_bytes, KIND_BYTES, TEXT_AND_ENV, NULL, 0, 0x1p63,
+                  "bytes, with k, M, G, T or Ki, Mi, Gi, Ti; auto (-1) for what prefetch needs"),
     FIELD(wire_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2, "f32, bf16, or 0 for the tensor's own"),
-    FIXED(order, POINTER),
     FIXED(n_order, "the length of order: set the field itself"),
+    FIXED(order, POINTER),
     FIXED(stream, POINTER),
     FIXED(log, POINTER),
     FIXED(log_arg, POINTER),
     FIELD(trace, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIXED(reserved0, "reserved"),
+    FIELD(check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD(save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
     FIELD(save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
-    FIELD(check, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIELD(device, KIND_INT32, TEXT_AND_ENV, device_names, 0, 2, "host, cuda, or 0 for host"),
-    FIELD(copy_engine, KIND_INT32, TEXT_AND_ENV, tristate_names, -COUNT_MAX - 1, 1,
-          "1 for on, negative for off, 0 for the default"),
-    FIXED(reserved1, "reserved"),
     FIXED(nccl_comm, POINTER),
-    FIELD(grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
-    FIXED(reserved2, "reserved"),
+    FIELD_OR_AUTO(copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
@@ -171,7 +145,10 @@ static bool is_real(const struct field *f)
 static bool in_range(const struct field *f, union value v)
 {
     double x = is_real(f) ? v.f : (double)v.i;
-    return isfinite(x) && x >= f->lo && x <= f->hi;
+    if (f->may_be_auto && x == ZERO_AUTO)
+        return true;
+    bool zero_scale = f->kind == KIND_DOUBLE && x == 0; /* the one double is a factor of every gradient */
+    return isfinite(x) && x >= f->lo && x <= f->hi && !zero_scale;
 }
 
 static union value load(const struct zero_config *cfg, const struct field *f)
@@ -278,7 +255,7 @@ static bool parse_real(const char *text, bool is_float, double *out)
     freelocale(c);
     if (*end || !isfinite(x))
         return false;
-    /* A number too small for the field would become 0, which means the default. */
+    /* A number too small for the field would become 0. */
     if (x != 0 && (is_float ? (double)(float)x : x) == 0)
         return false;
     *out = is_float && fabs(x) <= (double)FLT_MAX ? (double)(float)x : x;
@@ -292,6 +269,13 @@ static bool parse(const struct field *f, const char *text, union value *out)
             out->i = c->value;
             return true;
         }
+    }
+    if (f->may_be_auto && !strcasecmp(text, "auto")) {
+        if (is_real(f))
+            out->f = ZERO_AUTO;
+        else
+            out->i = ZERO_AUTO;
+        return true;
     }
     return is_real(f) ? parse_real(text, f->kind == KIND_FLOAT, &out->f)
                       : parse_integer(text, f->kind == KIND_BYTES, &out->i);
@@ -328,17 +312,6 @@ int zr_config_check_fields(const struct zero_config *cfg)
             return err;
     }
     return 0;
-}
-
-int zr_config_check_size(size_t size)
-{
-    if (size >= CONFIG_FIRST_BYTES && size <= sizeof(struct zero_config))
-        return 0;
-    return zr_fail(
-        ZR_ERR_ARG,
-        "size is %zu: the configuration was not started by ZERO_CONFIG_INIT, or by that of a newer zero.h "
-        "than this library's (%s); allowed: %zu to %zu",
-        size, zero_version(), (size_t)CONFIG_FIRST_BYTES, sizeof(struct zero_config));
 }
 
 /* Insertions, deletions and replacements that make b of a (Levenshtein), case ignored. Only the first 63
@@ -387,9 +360,9 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
 {
     if (!cfg || !key || !value)
         return zr_fail(ZR_ERR_ARG, "zero_config_set: %s is NULL", !cfg ? "cfg" : !key ? "key" : "value");
-    int err = zr_config_check_size(cfg->size);
+    int err = zr_config_check_head(cfg);
     if (err)
-        return err;
+        return zr_fail_more(err, "zero_config_set");
     for (size_t i = 0; i < N_FIELDS; i++) {
         const struct field *f = &fields[i];
         if (strcmp(key, f->key) != 0)
@@ -398,8 +371,9 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
             return zr_fail(ZR_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
         if (f->offset + f->bytes > cfg->size) /* an older program's struct ends before it */
             return zr_fail(ZR_ERR_NOTSUP,
-                           "%s is not in this program's struct zero_config of %zu bytes: rebuild it", key,
-                           cfg->size);
+                           "%s is not in the struct zero_config of %zu bytes that this program was built "
+                           "with: build it with this library's zero.h",
+                           key, cfg->size);
         return set_text(cfg, f, key, value);
     }
     int d;

@@ -40,9 +40,10 @@ struct zero_ctx {
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out);
 
-/* tensors.c: checks the model's table and copies it. for_plan: pointers are not followed. On success *out
- * belongs to the caller (zr_tensors_free). */
-int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out);
+/* tensors.c: checks the model's table, whose elements have cfg->tensor_size bytes, and copies it. for_plan:
+ * pointers are not followed. On success *out belongs to the caller (zr_tensors_free). */
+int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
+                     bool for_plan, struct zr_tensor **out);
 
 /* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
  * default of options.deterministic; what does not go together is refused. reserve: what the communicator

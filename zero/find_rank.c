@@ -13,8 +13,9 @@ int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_wo
 
 static int resolve_and_find(const struct zero_config *cfg, struct zr_world *out)
 {
+    const struct zero_config plain = ZERO_CONFIG_INIT;
     struct zr_config config;
-    int err = zr_config_resolve_silently(cfg, &config);
+    int err = zr_config_resolve_silently(cfg ? cfg : &plain, &config);
     if (err)
         return err;
     err = zr_find_rank(&config.user, config.options.timeout_ms, out);

@@ -1,8 +1,6 @@
 /* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
 #include "zero/context.h"
 
-#include <string.h>
-
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
 {
     *out = (struct zero_bytes){.param_shards = bytes[ZR_MEM_PARAM_SHARDS],
@@ -57,9 +55,11 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     struct zr_layout *layout = NULL;
     struct zr_plan *plan = NULL;
     int world = config.user.world > 0 ? config.user.world : 1;
-    err = zr_backend_choose(&config, world, &backend);
+    err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
     if (!err)
-        err = zr_tensors_check(tensors, n_tensors, true, &t);
+        err = zr_backend_choose(&config, world, &backend);
+    if (!err)
+        err = zr_tensors_check(tensors, n_tensors, &config.user, true, &t);
     if (!err)
         err = zr_config_layout(&config, t, n_tensors, world, &layout);
     if (!err) {
@@ -67,13 +67,14 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
         err = zr_plan_make(layout, &config.options, &plan);
     }
     if (!err) {
-        *out = (struct zero_plan_info){.world = world,
-                                       .stage = plan->stage,
-                                       .n_params = layout->n_params,
-                                       .paper_bytes = paper_bytes(plan)};
-        zr_plan_to_bytes(plan->bytes, &out->bytes);
+        struct zero_plan_info info = {.world = world,
+                                      .stage = plan->stage,
+                                      .n_params = layout->n_params,
+                                      .paper_bytes = paper_bytes(plan)};
+        zr_plan_to_bytes(plan->bytes, &info.bytes);
         to_traffic(plan->stage, plan->traffic.n_gather, plan->traffic.n_reduce, plan->traffic.wire_bytes,
-                   &out->traffic);
+                   &info.traffic);
+        zr_copy_out(out, config.user.plan_info_size, &info, sizeof info);
     } else {
         zr_fail_more(err, "zero_plan");
     }
@@ -83,34 +84,36 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     return err;
 }
 
-int zero_stats(zero_ctx *z, struct zero_stats *out)
+int zero_get_stats(zero_ctx *z, struct zero_stats *out)
 {
     if (!z || !out)
-        return zr_fail(ZR_ERR_ARG, "zero_stats: %s is NULL", z ? "out" : "z");
+        return zr_fail(ZR_ERR_ARG, "zero_get_stats: %s is NULL", z ? "out" : "z");
     struct zr_engine *e = &z->engine;
     int err = zr_engine_check_process(e);
+    if (!err)
+        err = zr_config_needs(&z->config.user, offsetof(struct zero_config, stats_size));
     if (err)
-        return zr_fail_more(err, "zero_stats");
+        return zr_fail_more(err, "zero_get_stats");
     struct zr_comm_stats gather, reduce;
     e->gather->ops->stats(e->gather, &gather);
     e->reduce->ops->stats(e->reduce, &reduce);
-    memset(out, 0, sizeof *out);
-    out->rank = e->rank;
-    out->world = e->world;
-    out->local_rank = z->world.local_rank;
-    out->stage = z->plan->stage;
-    out->backend = e->gather->ops->name;
-    out->path = z->nccl ? zr_nccl_path(z->nccl) : out->backend;
-    out->device = e->dev->ops->name;
-    out->n_steps = e->step;
-    out->n_skipped = e->n_skipped;
-    zr_plan_to_bytes(e->allocated, &out->allocated);
-    zr_plan_to_bytes(z->plan->bytes, &out->planned);
+    struct zero_stats s = {.rank = e->rank,
+                           .world = e->world,
+                           .local_rank = z->world.local_rank,
+                           .stage = z->plan->stage,
+                           .backend = e->gather->ops->name,
+                           .path = z->nccl ? zr_nccl_path(z->nccl) : e->gather->ops->name,
+                           .device = e->dev->ops->name,
+                           .n_steps = e->step,
+                           .n_skipped = e->n_skipped,
+                           .n_waits = e->n_waits,
+                           .wait_ns = e->wait_ns,
+                           .n_replans = zr_core_counts(e->core).n_replans};
+    zr_plan_to_bytes(e->allocated, &s.allocated);
+    zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->stage, e->n_gather, e->n_reduce,
-               gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &out->traffic);
-    out->n_waits = e->n_waits;
-    out->wait_ns = e->wait_ns;
-    out->n_replans = zr_core_counts(e->core).n_replans;
+               gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &s.traffic);
+    zr_copy_out(out, z->config.user.stats_size, &s, sizeof s);
     return 0;
 }
 

@@ -174,8 +174,12 @@ static int check_pointers(const struct zr_tensor *t, int32_t n)
     return err;
 }
 
-int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan, struct zr_tensor **out)
+int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
+                     bool for_plan, struct zr_tensor **out)
 {
+    int err = zr_config_needs(cfg, offsetof(struct zero_config, tensor_size));
+    if (err)
+        return err;
     if (!tensors)
         return zr_fail(ZR_ERR_ARG, "tensors is NULL");
     if (n < 1)
@@ -183,10 +187,11 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, bool for_plan
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     if (!t)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", n);
-    int err = 0;
     int64_t slices = 0, elems = 0;
     for (int32_t i = 0; !err && i < n; i++) {
-        err = check_one(&tensors[i], i, for_plan, &t[i]);
+        struct zero_tensor one;
+        zr_copy_in(&one, sizeof one, tensors, i, cfg->tensor_size);
+        err = check_one(&one, i, for_plan, &t[i]);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)

@@ -70,15 +70,20 @@ static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, in
 /* map NULL: every tensor under its own name. */
 static int resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct weights *out)
 {
+    int err = map ? zr_config_needs(&z->config.user, offsetof(struct zero_config, weight_size)) : 0;
+    if (err)
+        return err;
     n = map ? n : z->layout->n_tensors;
     out->list = calloc((size_t)n + 1, sizeof *out->list);
     if (!out->list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d weights", n);
     out->n = n;
-    int err = n < 1 ? zr_fail(ZR_ERR_ARG, "n is %d; allowed: 1 and more", n) : 0;
+    err = n < 1 ? zr_fail(ZR_ERR_ARG, "n is %d; allowed: 1 and more", n) : 0;
     for (int32_t i = 0; !err && i < n; i++) {
-        struct zero_weight own = {map ? NULL : z->layout->tensors[i].name, i, -1, 0};
-        err = resolve_one(z, map ? &map[i] : &own, i, &out->list[i]);
+        struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i, .slice = -1};
+        if (map)
+            zr_copy_in(&w, sizeof w, map, i, z->config.user.weight_size);
+        err = resolve_one(z, &w, i, &out->list[i]);
     }
     return err;
 }

@@ -53,7 +53,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    err = zr_tensors_check(tensors, n_tensors, false, &t);
+    err = zr_tensors_check(tensors, n_tensors, &z->config.user, false, &t);
     if (err)
         return err;
     err = zr_config_layout(&z->config, t, n_tensors, z->world.world, &z->layout);
@@ -226,11 +226,13 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         /* The others are told, if they can be found with what is legible of the configuration, or by the
          * environment alone. */
         const struct zero_config plain = ZERO_CONFIG_INIT;
+        struct zero_config legible = plain;
         char text[ZR_ERROR_BYTES];
         snprintf(text, sizeof text, "%s", zr_error_text());
-        const struct zero_config *legible = cfg && !zr_config_check_size(cfg->size) ? cfg : &plain;
-        z->config.options.timeout_ms = legible->timeout_ms > 0 ? legible->timeout_ms : 30000;
-        if (find_world(z, legible))
+        if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
+            legible.timeout_ms = plain.timeout_ms;
+        z->config.options.timeout_ms = legible.timeout_ms;
+        if (find_world(z, &legible))
             z->world.world = 1;
         zr_fail(err, "%s", text);
     } else {
@@ -318,7 +320,7 @@ static void tell_residents(const struct zero_ctx *z)
             log, "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT%s", n,
             n_declared,
             n_declared == n ? ""
-            : z->config.options.param_budget_bytes
+            : z->config.options.param_budget_bytes >= 0
                 ? ", the others because param_budget_bytes holds them all"
                 : ", the others because the places for gathering prefetch units ahead would hold them all");
     else if (n_resident)

@@ -147,43 +147,67 @@ struct zero_update {
     zero_stream stream; /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
 };
 
-/* Configuration. Start from ZERO_CONFIG_INIT; 0 in a field means the documented default. New fields are only
- * ever appended. Names are also the keys of zero_config_set and, as ZERO_<KEY IN CAPITALS>, environment
- * variables that override the program (fields marked + only). */
-struct zero_config {
-    size_t size;            /* set by ZERO_CONFIG_INIT */
-    int32_t stage;          /* + 0..3; default 0: plain data parallel */
-    int32_t backend;        /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
-    int32_t rank, world;    /* explicit when world > 0; else found in the environment (see README) */
-    const char *rendezvous; /* "tcp://host:port" of rank 0; default from the environment */
-    int64_t timeout_ms;     /* + for peers, in every operation; default 30000 */
+/* "Choose for me", where a field below says by what. */
+#define ZERO_AUTO (-1)
 
-    int32_t optimizer;       /* + enum zero_optimizer; default adamw */
-    float beta1, beta2, eps; /* + defaults by optimizer (see there). To mean a true 0, give a negative value
-                              */
-    float weight_decay;      /* + default 0 */
-    float clip;        /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
-    double grad_scale; /* + multiplies the gradients before everything else; default 1 */
-    int32_t grad_accum_steps; /* + micro-batches per zero_step; default 1 */
+/* Of the structs here and how calls read them. A program that was built with another one is refused. */
+#define ZERO_ABI_VERSION 0x5a450001u
+
+/* Configuration. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every default; from then on
+ * what a field holds is what it means, 0 too. Names are also the keys of zero_config_set and, as ZERO_<KEY IN
+ * CAPITALS>, environment variables that override the program (fields marked + only).
+ *
+ * The sizes are those of the structs as the program's zero.h has them, so that the library may be of a later
+ * version, whose structs have more fields at their end: arrays of zero_tensor, zero_call and zero_weight are
+ * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
+ * was built with a later zero.h than the library's is refused. */
+struct zero_config {
+    size_t size;      /* of this struct */
+    uint32_t version; /* ZERO_ABI_VERSION */
+    uint32_t tensor_size, call_size, weight_size;
+    uint32_t step_info_size, stats_size, plan_info_size;
+
+    int32_t stage;   /* + 0..3; default 0: plain data parallel */
+    int32_t device;  /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
+                of which each rank needs its own; the model's pointers may be host or device memory */
+    int32_t backend; /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
+    int32_t rank, world;    /* explicit when world > 0; default 0: found in the environment (see README) */
+    const char *rendezvous; /* "tcp://host:port" of rank 0; default NULL: from the environment */
+    int64_t timeout_ms;     /* + for peers, in every operation; 1 and more; default 30000 */
+
+    int32_t optimizer;  /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
+    float beta1, beta2; /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
+    float eps; /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always
+                  0 becomes NaN */
+    float weight_decay; /* + default 0 */
+    float clip;         /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
+    double grad_scale;  /* + multiplies the gradients before everything else; not 0; default 1 */
+    int32_t grad_accum_steps; /* + micro-batches per zero_step, 1 and more; default 1 */
     int32_t grad_sum;         /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
+    int32_t grad_in_place;    /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its
+                                 gradients once per step at most and adds every micro-batch to them, so that they
+                                 hold the sum and are reduced once per step. Default 0: each micro-batch starts
+                                 from zero, is reduced when it ends and added up by the library, whatever the
+                                 model does to its gradients between micro-batches. Gives up deterministic, which
+                                 adds micro-batches up in a fixed order */
+    int32_t n_states;         /* of update, 0..4 fp32 arrays like the weights; default 0 */
     int (*update)(void *arg,
                   const struct zero_update *u); /* the model's own optimizer, element-wise; called on a
                          thread of the library's (host) and must not call zero_*; non-zero: the step fails */
     void *update_arg;
-    int32_t n_states; /* of update, 0..4 fp32 arrays like the weights */
 
-    int32_t prefetch;           /* + units gathered ahead; default 2; negative: none */
-    int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default: what
-                                   prefetch needs */
-    int32_t deterministic; /* + 1 on, negative off; default on where it costs nothing (not nccl): same bits
-                              at every stage, prefetch and budget, and at every power-of-two world for equal
-                              micro-batches */
-    int32_t wire_dtype;    /* + of gradients between ranks: f32, bf16; default: the tensor's own */
-    const struct zero_call
-        *order; /* calls of one micro-batch; default: each unit forward, then each backward, reversed.
-                 A hint that saves the first step's prefetch and sizes the slots, and says how often a pass
-                 uses each unit in backward (see zero_step) */
+    int32_t prefetch;      /* + units gathered ahead; 0: none; default 2 */
+    int32_t deterministic; /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two
+                              world for equal micro-batches. 0: off. Default ZERO_AUTO: on where it costs
+                              nothing (not nccl, nor with grad_in_place) */
+    int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default
+                                   ZERO_AUTO: what prefetch needs */
+    int32_t wire_dtype;         /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
     int32_t n_order;
+    const struct zero_call
+        *order; /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward,
+                 reversed. A hint that saves the first step's prefetch and sizes the slots, and says how often
+                 a pass uses each unit in backward (see zero_step) */
 
     zero_stream stream; /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's
                            legacy default stream, with a warning (cudaStreamLegacy: the same without): where
@@ -193,12 +217,7 @@ struct zero_config {
                                       ZERO_LOG=stderr or a file in the environment takes every line as well,
                                       ZERO_LOG=off keeps warnings from the standard error */
     void *log_arg;
-    int32_t trace;     /* + 1: keep a timeline for zero_trace_write; default 0 */
-    int32_t reserved0; /* 0 */
-
-    int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
-                           on. Reserves memory for it (category staging): what this rank saves; default 0 */
-    int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: all */
+    int32_t trace; /* + 1: keep a timeline for zero_trace_write; default 0 */
 
     int32_t check; /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages
                       2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
@@ -209,13 +228,11 @@ struct zero_config {
                       writable memory, and at stages 0 and 1 all ranks must have the same. For debugging:
                       slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest
                       is taken; default 0 */
-    int32_t device; /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
-                       of which each rank needs its own; the model's pointers may be host or device memory */
-    int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
-                            negative off; default: where NCCL has them (2.28), all ranks share a host, and
-                            that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
-                            release is used, with a warning */
-    int32_t reserved1;   /* 0 */
+
+    int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
+                           on. Reserves memory for it (category staging): what this rank saves; default 0 */
+    int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
+
     /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
      * rendezvous. It says who the ranks are: rank, world and rendezvous need not be given, and where they
      * are, or a launcher's variables are, rank and world must be its own. Every rank of it calls zero_wrap
@@ -229,29 +246,11 @@ struct zero_config {
      * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
      * next zero_ call. */
     void *nccl_comm;
-
-    int32_t grad_in_place; /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its
-                              gradients once per step at most and adds every micro-batch to them, so that they
-                              hold the sum and are reduced once per step. Default 0: each micro-batch starts
-                              from zero, is reduced when it ends and added up by the library, whatever the
-                              model does to its gradients between micro-batches. Gives up deterministic, which
-                              adds micro-batches up in a fixed order */
-    int32_t reserved2;     /* 0 */
+    int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
+                            0 off; default ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and
+                            that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
+                            release is used, with a warning */
 };
-#ifdef __cplusplus
-static inline zero_config zero_config_init(void)
-{
-    zero_config c = {};
-    c.size = sizeof c;
-    return c;
-}
-#define ZERO_CONFIG_INIT zero_config_init()
-#else
-#define ZERO_CONFIG_INIT                                                                                     \
-    {                                                                                                        \
-        .size = sizeof(struct zero_config)                                                                   \
-    }
-#endif
 
 /* Memory per rank, by category. X(name, text)
  *   param_shards  parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
@@ -270,17 +269,21 @@ static inline zero_config zero_config_init(void)
     X(moments, "optimizer moments")                                                                          \
     X(staging, "staging")
 
+#define ZERO_MEM_COUNT_ONE(name, text) +1
 struct zero_bytes {
 #define ZERO_MEM_FIELD(name, text) int64_t name;
     ZERO_MEM_MAP(ZERO_MEM_FIELD)
 #undef ZERO_MEM_FIELD
+    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))]; /* 0; of categories to come */
     int64_t total;
 };
+#undef ZERO_MEM_COUNT_ONE
 
 /* Of one step, per rank. */
 struct zero_traffic {
     int64_t n_all_gather, n_reduce_scatter, n_all_reduce; /* n_all_reduce: units all-reduced (stage 0) */
     int64_t wire_bytes;                                   /* received by this rank from others */
+    int64_t reserved[4];                                  /* 0 */
 };
 
 struct zero_plan_info {
@@ -289,7 +292,7 @@ struct zero_plan_info {
     struct zero_bytes bytes;     /* of every rank: all are alike */
     struct zero_traffic traffic; /* of a steady step of grad_accum_steps micro-batches in cfg.order */
     int64_t paper_bytes;         /* the ZeRO paper's formula for the same model, stage and world: parameters,
-                                    gradients and         optimizer state only */
+                                    gradients and optimizer state only */
 };
 
 /* What a rank has done since zero_wrap. */
@@ -315,6 +318,55 @@ struct zero_step_info {
     int32_t skipped;  /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
 };
 
+/* One tensor of a file of weights. */
+struct zero_weight {
+    const char *name;
+    int32_t tensor;     /* in the array given to zero_wrap */
+    int32_t slice;      /* of its first dimension, as a tensor of the others; negative: all of it */
+    int32_t transposed; /* 1: two dimensions, which the file has the other way round */
+};
+
+/* What ZERO_CONFIG_INIT writes; every other field is 0. X(field, value) */
+#define ZERO_CONFIG_DEFAULTS(X)                                                                              \
+    X(size, sizeof(struct zero_config))                                                                      \
+    X(version, ZERO_ABI_VERSION)                                                                             \
+    X(tensor_size, sizeof(struct zero_tensor))                                                               \
+    X(call_size, sizeof(struct zero_call))                                                                   \
+    X(weight_size, sizeof(struct zero_weight))                                                               \
+    X(step_info_size, sizeof(struct zero_step_info))                                                         \
+    X(stats_size, sizeof(struct zero_stats))                                                                 \
+    X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
+    X(device, ZERO_DEVICE_HOST)                                                                              \
+    X(timeout_ms, 30000)                                                                                     \
+    X(optimizer, ZERO_AUTO)                                                                                  \
+    X(beta1, ZERO_AUTO)                                                                                      \
+    X(beta2, ZERO_AUTO)                                                                                      \
+    X(eps, ZERO_AUTO)                                                                                        \
+    X(grad_scale, 1)                                                                                         \
+    X(grad_accum_steps, 1)                                                                                   \
+    X(prefetch, 2)                                                                                           \
+    X(deterministic, ZERO_AUTO)                                                                              \
+    X(param_budget_bytes, ZERO_AUTO)                                                                         \
+    X(copy_engine, ZERO_AUTO)
+
+#ifdef __cplusplus
+static inline zero_config zero_config_started(void)
+{
+    zero_config c = zero_config();
+#define ZERO_CONFIG_ASSIGN(field, value) c.field = value;
+    ZERO_CONFIG_DEFAULTS(ZERO_CONFIG_ASSIGN)
+#undef ZERO_CONFIG_ASSIGN
+    return c;
+}
+#define ZERO_CONFIG_INIT zero_config_started()
+#else
+#define ZERO_CONFIG_FIELD(field, value) .field = value,
+#define ZERO_CONFIG_INIT                                                                                     \
+    {                                                                                                        \
+        ZERO_CONFIG_DEFAULTS(ZERO_CONFIG_FIELD)                                                              \
+    }
+#endif
+
 /* What zero_read and zero_write move. */
 enum zero_value {
     ZERO_VALUE_PARAM = 0, /* the weights in the tensor's dtype */
@@ -323,8 +375,14 @@ enum zero_value {
     ZERO_VALUE_STATE = 2 /* + i: the i-th fp32 optimizer state; not for frozen tensors */
 };
 
-/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16"). ZERO_ERR_ARG
- * names the nearest key when there is none of that name. Any thread. */
+/* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as
+ * the caller has it, all of which is written. The sizes of the other structs, which the library cannot know,
+ * are left 0: the caller sets those of the structs that it uses, tensor_size always. ZERO_ERR_ARG when no
+ * zero.h up to this library's had a struct of that size. Any thread. */
+ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
+
+/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16", ZERO_AUTO by
+ * "auto"). ZERO_ERR_ARG names the nearest key when there is none of that name. Any thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
 /* Who this process is, by what zero_wrap goes by: cfg's rank and world, cfg's nccl_comm, or the variables of
@@ -438,14 +496,6 @@ ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
  * NULL and 0 when there are none. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
-/* One tensor of a file of weights. */
-struct zero_weight {
-    const char *name;
-    int32_t tensor;     /* in the array given to zero_wrap */
-    int32_t slice;      /* of its first dimension, as a tensor of the others; negative: all of it */
-    int32_t transposed; /* 1: two dimensions, which the file has the other way round */
-};
-
 /* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
  * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
  * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. map: names and pieces, n of
@@ -460,8 +510,8 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * read to its end may leave some weights written. Outside brackets. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
-/* This rank's numbers; out->size is not needed: the struct is filled whole. Does not wait. */
-ZERO_API int zero_stats(zero_ctx *z, struct zero_stats *out);
+/* This rank's numbers. Does not wait. */
+ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs
  * cfg.trace. Blocking. */

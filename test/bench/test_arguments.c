@@ -75,7 +75,7 @@ static const struct option_table shared_table = {
 static const struct option_row rows[] = {
     {"count", "N", "A count", 1, OPTION_INT(struct everything, count, -7, 1000000)},
     {.help = "More:", .group = 2},
-    {"none", "N", "A count or none", 2, OPTION_INT_OR_NONE(struct everything, none, 50)},
+    {"none", "N", "A count or none", 2, OPTION_INT(struct everything, none, 0, 50)},
     {"bytes", "BYTES", "A size", 2, OPTION_BYTES(struct everything, bytes, 2)},
     {"seed", "N", "A seed", 2, OPTION_INT(struct everything, seed, 0, INT64_MAX)},
     {"share", "X", "A share", 2, OPTION_DOUBLE(struct everything, share, 0.25, 1e6)},
@@ -163,7 +163,7 @@ static void test_stored(void **state)
     e = (struct everything){0};
     accept("--count=1 --count=1e6 --none=0 --bytes=2T --share=1e6 --flag", &e); /* the last one counts */
     assert_int_equal(e.count, 1000000);
-    assert_int_equal(e.none, -1);
+    assert_int_equal(e.none, 0);
     assert_int_equal(e.bytes, INT64_C(2) << 40);
     assert_true(e.share == 1e6);
     assert_true(e.flag);

@@ -144,8 +144,10 @@ static void *run_rank(void *arg)
     cfg.world = o->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", s->port);
     cfg.rendezvous = o->world > 1 ? url : NULL;
-    cfg.prefetch = o->prefetch;
-    cfg.param_budget_bytes = o->budget;
+    if (o->prefetch)
+        cfg.prefetch = o->prefetch > 0 ? o->prefetch : 0;
+    if (o->budget)
+        cfg.param_budget_bytes = o->budget;
     cfg.timeout_ms = 60000;
     cfg.weight_decay = 0.1f;
     cfg.clip = 1;

@@ -22,8 +22,9 @@ struct model_rank {
 };
 
 struct model_options {
-    int world, stage, prefetch;
-    int64_t budget;
+    int world, stage;
+    int prefetch;   /* 0: the default; negative: none */
+    int64_t budget; /* 0: the default */
     bool async;
     int keep;
     bool scrambled; /* begin from other weights: a load must replace all of them */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the built libraries show: the shared one exactly the calls of zero/zero.h under soname libzero.so.0, the floors
-inside it only names of their own.
+"""What the built libraries show: the shared one exactly the calls of zero/zero.h, each with the version that zero/libzero.map
+gives it, under soname libzero.so.0, the floors inside it only names of their own.
 
     symbols.py ROOT LIBZERO.SO [FLOOR.A ...]
 """
@@ -26,9 +26,23 @@ def defined(library, *flags):
     names = set()
     for line in read("nm", "--defined-only", "--extern-only", *flags, library).splitlines():
         fields = line.split()
-        if len(fields) == 3:
+        if len(fields) == 3 and fields[1] != "A":  # A: the name of a version itself
             names.add(fields[2].split("@")[0])
     return {name for name in names if not FOREIGN.fullmatch(name)}
+
+
+def versions(library):
+    """Symbol versions of what a library shows, by name."""
+    return dict(re.findall(r" [TtWwDdBbRrVv] (\w+)@@(\S+)$", read("nm", "--defined-only", "--extern-only", "-D",
+                                                                 "--with-symbol-versions", library), re.MULTILINE))
+
+
+def mapped(root):
+    """The same as the map says; a name with a wildcard is kept as it is."""
+    with open(f"{root}/zero/libzero.map", encoding="utf-8") as f:
+        text = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.DOTALL)
+    return {name: version for version, body in re.findall(r"(\S+)\s*\{(.*?)\}", text, re.DOTALL)
+            for name in re.findall(r"([^\s;:]+)\s*;", body.split("local:")[0])}
 
 
 def declared(root):
@@ -44,6 +58,13 @@ def main(root, library, floors):
         failures.append(f"zero/zero.h: found only {len(calls)} calls marked ZERO_API")
     failures += [f"{library}: shows {name}, which is no call of zero/zero.h" for name in sorted(shown - calls)]
     failures += [f"{library}: {name} of zero/zero.h is missing" for name in sorted(calls - shown)]
+
+    in_map = mapped(root)
+    failures += [f"zero/libzero.map: {name} is no call of zero/zero.h" for name in sorted(set(in_map) - calls)]
+    failures += [f"zero/libzero.map: {name} of zero/zero.h is missing" for name in sorted(calls - set(in_map))]
+    in_library = versions(library)
+    failures += [f"{library}: {name} has version {in_library.get(name)}, zero/libzero.map says {in_map[name]}"
+                 for name in sorted(in_map) if in_library.get(name) != in_map[name]]
 
     soname = re.findall(r"\(SONAME\)[^\[]*\[([^\]]*)\]", read("readelf", "-d", library))
     if soname != [SONAME]:

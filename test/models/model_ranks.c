@@ -22,11 +22,15 @@ struct zero_config run_config(const struct run_setup *setup, int rank, const cha
     cfg.world = setup->world;
     cfg.rank = rank;
     cfg.rendezvous = url;
-    cfg.grad_accum_steps = setup->accum;
-    cfg.prefetch = setup->prefetch;
-    cfg.param_budget_bytes = setup->budget;
+    if (setup->accum)
+        cfg.grad_accum_steps = setup->accum;
+    if (setup->prefetch)
+        cfg.prefetch = setup->prefetch > 0 ? setup->prefetch : 0;
+    if (setup->budget)
+        cfg.param_budget_bytes = setup->budget;
     cfg.grad_in_place = setup->in_place;
-    cfg.deterministic = setup->deterministic;
+    if (setup->deterministic)
+        cfg.deterministic = setup->deterministic > 0;
     return cfg;
 }
 

@@ -39,13 +39,13 @@ enum run_zeroing {
 struct run_setup {
     int stage, world;
     int accum;      /* micro-batches per step; 0: 1 */
-    int prefetch;   /* as cfg.prefetch */
-    int64_t budget; /* as cfg.param_budget_bytes */
+    int prefetch;   /* 0: the default; negative: none */
+    int64_t budget; /* bytes; 0: the default */
     bool brackets;  /* false: not a line inside forward and backward (stages 0 and 1) */
     bool order;     /* give cfg.order, the calls of a micro-batch, beforehand */
     enum run_zeroing zeroing;
     bool in_place;     /* as cfg.grad_in_place */
-    int deterministic; /* as cfg.deterministic */
+    int deterministic; /* 0: the default; negative: off */
     bool no_micro;     /* without brackets: zero_micro is not called */
     bool no_info;      /* zero_step is asked nothing, so that it need not wait; no norms in the log */
     bool lags;         /* the last rank is late at each backward: what the others reduce waits for it */

@@ -129,7 +129,7 @@ static void only_the_ends_are_exposed(void **state)
                 for (int prefetch = 1; prefetch <= 4; prefetch++) {
                     struct world w;
                     int64_t c = costs[k][0], m = costs[k][1], L = counts[n];
-                    open_world(&w, stage, counts[n], c, m, prefetch, 0);
+                    open_world(&w, stage, counts[n], c, m, prefetch, -1);
                     for (int s = 0; s < 4; s++) {
                         int64_t fwd = forward(&w);
                         /* Nothing was updated before the first step, so what is resident is not gathered. */
@@ -150,7 +150,7 @@ static void backward_from_nothing(void **state)
     (void)state;
     for (int prefetch = 1; prefetch <= 4; prefetch++) {
         struct world w;
-        open_world(&w, 3, 12, 100, 60, prefetch, 0);
+        open_world(&w, 3, 12, 100, 60, prefetch, -1);
         for (int s = 0; s < 3; s++) {
             assert_int_equal(forward(&w), 60 + 12 * 100);
             for (int u = 0; u < w.n_units; u++)
@@ -169,7 +169,7 @@ static void no_prefetch_exposes_all(void **state)
 {
     (void)state;
     struct world w;
-    open_world(&w, 3, 10, 100, 60, 0, 0);
+    open_world(&w, 3, 10, 100, 60, 0, -1);
     for (int s = 0; s < 3; s++) {
         assert_int_equal(forward(&w), 10 * (60 + 100));
         /* One gradient slot: the reduce is exposed as well, but runs while the next unit is gathered. */
@@ -202,7 +202,7 @@ static void brackets_ask_nobody(void **state)
     for (int stage = 0; stage <= 3; stage++) {
         for (int alarmed = 0; alarmed < 2; alarmed++) {
             struct world w;
-            open_world(&w, stage, 10, 100, 60, 2, 0);
+            open_world(&w, stage, 10, 100, 60, 2, -1);
             struct zr_comm *of[] = {w.e.gather, w.e.reduce};
             forward(&w);
             backward(&w);

@@ -17,8 +17,12 @@ struct planned {
 
 static struct zr_options default_options(int stage)
 {
-    return (struct zr_options){
-        .stage = stage, .grad_accum_steps = 1, .n_states = 2, .prefetch = 2, .deterministic = true};
+    return (struct zr_options){.stage = stage,
+                               .grad_accum_steps = 1,
+                               .n_states = 2,
+                               .prefetch = 2,
+                               .param_budget_bytes = -1,
+                               .deterministic = true};
 }
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
@@ -520,7 +524,7 @@ static void gathers_are_the_fewest(void **state)
         p.opt.prefetch = (int)random_below(&r, 4);
         p.opt.grad_accum_steps = 1 + (int)random_below(&r, 3);
         plan_layers(&p, n_units, 1000, 2);
-        int64_t unit = p.layout->units[0].param_bytes, budget = 0, fewest;
+        int64_t unit = p.layout->units[0].param_bytes, budget = -1, fewest;
         do {
             if (chance(&r, 60)) {
                 p.opt.n_order = random_calls(&r, n_units, p.order);

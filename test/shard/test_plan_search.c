@@ -372,8 +372,12 @@ static void release(struct planned *p)
 
 static struct zr_options options(int stage)
 {
-    return (struct zr_options){
-        .stage = stage, .grad_accum_steps = 1, .n_states = 2, .prefetch = 2, .deterministic = true};
+    return (struct zr_options){.stage = stage,
+                               .grad_accum_steps = 1,
+                               .n_states = 2,
+                               .prefetch = 2,
+                               .param_budget_bytes = -1,
+                               .deterministic = true};
 }
 
 static void random_planned(struct random_source *r, struct planned *p, int stage)

@@ -323,9 +323,12 @@ static const struct {
      {"tensors[0] (embedding)", "flags", "0x100000", "allowed"}},
     {"f16", f16, ZERO_ERR_NOTSUP, {"tensors[2] (bias)", "f16", "ZERO_F32, ZERO_BF16"}},
     {"no dtype", no_dtype, ZERO_ERR_ARG, {"tensors[2] (bias)", "dtype is 0", "ZERO_F32, ZERO_BF16"}},
-    {"zeroed config", zeroed_config, ZERO_ERR_ARG, {"size is 0", "ZERO_CONFIG_INIT", "allowed"}},
-    {"garbage config", garbage_config, ZERO_ERR_ARG, {"size is", "ZERO_CONFIG_INIT", "allowed"}},
-    {"newer config", newer_config, ZERO_ERR_ARG, {"size is", "ZERO_CONFIG_INIT", "allowed"}},
+    {"zeroed config", zeroed_config, ZERO_ERR_ARG, {"was not begun", "ZERO_CONFIG_INIT", "zero_config_init"}},
+    {"garbage config",
+     garbage_config,
+     ZERO_ERR_ARG,
+     {"version is 0xa5a5a5a5", "not begun", "ZERO_CONFIG_INIT"}},
+    {"newer config", newer_config, ZERO_ERR_ARG, {"size is", "later zero.h"}},
     {"no tensors", no_tensors, ZERO_ERR_ARG, {"n_tensors is 0", "1 and more"}},
     {"negative tensors", negative_tensors, ZERO_ERR_ARG, {"n_tensors is -3", "1 and more"}},
     {"null tensors", null_tensors, ZERO_ERR_ARG, {"tensors is NULL"}},
@@ -487,7 +490,7 @@ static void null_arguments(void **state)
         {"zero_read", zero_read(NULL, 0, 0, 0, 1, &x)},
         {"zero_write", zero_write(NULL, 0, 0, 0, 1, &x)},
         {"zero_mean", zero_mean(NULL, &x, 1)},
-        {"zero_stats", zero_stats(NULL, &stats)},
+        {"zero_get_stats", zero_get_stats(NULL, &stats)},
         {"zero_trace_write", zero_trace_write(NULL, "/dev/null")},
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
@@ -504,17 +507,19 @@ static void null_arguments(void **state)
     SAYS(zero_read(NULL, 0, 0, 0, 1, &x));
     SAYS(zero_write(NULL, 0, 0, 0, 1, &x));
     SAYS(zero_mean(NULL, &x, 1));
-    SAYS(zero_stats(NULL, &stats));
+    SAYS(zero_get_stats(NULL, &stats));
     SAYS(zero_trace_write(NULL, "/dev/null"));
 #undef SAYS
     assert_int_equal(zero_unwrap(NULL), 0);
     assert_int_equal(zero_unwrap(&none), 0);
 
-    /* No configuration is the default one. */
     zero_ctx *z = NULL;
-    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, NULL), 0);
-    assert_int_equal(zero_stats(z, NULL), ZERO_ERR_ARG);
-    assert_said("zero_stats", (const char *const[]){"out is NULL"}, 1);
+    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, NULL), ZERO_ERR_ARG);
+    assert_said("zero_wrap", (const char *const[]){"zero_wrap", "cfg is NULL", "ZERO_CONFIG_INIT"}, 3);
+    assert_true(toy_untouched(&m));
+    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
+    assert_int_equal(zero_get_stats(z, NULL), ZERO_ERR_ARG);
+    assert_said("zero_get_stats", (const char *const[]){"out is NULL"}, 1);
     assert_int_equal(zero_trace_write(z, NULL), ZERO_ERR_ARG);
     assert_said("zero_trace_write", (const char *const[]){"path is NULL"}, 1);
     assert_int_equal(zero_trace_write(z, "/dev/null"), ZERO_ERR_ARG);
@@ -1008,7 +1013,7 @@ static void train_spoilt(struct toy_rank *r)
         err = toy_hash(z, 2, &r->hash);
     struct zero_stats stats = {0};
     if (!err)
-        err = zero_stats(z, &stats);
+        err = zero_get_stats(z, &stats);
     if (!err && stats.n_skipped != (s->take && s->who != -1))
         toy_wrong(r, "n_skipped is %lld", (long long)stats.n_skipped);
     toy_note(r, err);
@@ -1192,7 +1197,7 @@ static void environment_reaches_wrap(void **state)
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     clear_environment();
     assert_int_equal(cfg.stage, 1);
-    assert_int_equal(zero_stats(z, &stats), 0);
+    assert_int_equal(zero_get_stats(z, &stats), 0);
     assert_int_equal(stats.stage, 2);
     assert_int_equal(toy_backward(&m, z, true, 0, 0), 0);
     assert_int_equal(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER);

@@ -59,11 +59,11 @@ static void sound_rank(struct toy_rank *r)
     cfg.grad_accum_steps = s->accum;
     cfg.check = s->check;
     cfg.param_budget_bytes = 1;
-    cfg.prefetch = -1;
+    cfg.prefetch = 0;
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err == ZERO_ERR_BUDGET) {
-        cfg.param_budget_bytes = 0;
+        cfg.param_budget_bytes = ZERO_AUTO;
         err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     }
     if (!err)
@@ -72,7 +72,7 @@ static void sound_rank(struct toy_rank *r)
         err = toy_hash(z, 2, &r->hash);
     toy_note(r, err);
     struct zero_stats stats;
-    if (!err && zero_stats(z, &stats))
+    if (!err && zero_get_stats(z, &stats))
         toy_wrong(r, "zero_stats: %s", zero_last_error());
     else if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned) != 0)
         toy_wrong(r, "not as planned");

@@ -75,7 +75,16 @@ static void test_defaults(void **state)
 {
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    struct zr_config both[2] = {accepted(&cfg), accepted(NULL)};
+    struct zero_config begun; /* by a program that knows no macros */
+    memset(&begun, 0x5a, sizeof begun);
+    assert_int_equal(zero_config_init(&begun, sizeof begun), 0);
+    begun.tensor_size = cfg.tensor_size;
+    begun.call_size = cfg.call_size;
+    begun.weight_size = cfg.weight_size;
+    begun.step_info_size = cfg.step_info_size;
+    begun.stats_size = cfg.stats_size;
+    begun.plan_info_size = cfg.plan_info_size;
+    struct zr_config both[2] = {accepted(&cfg), accepted(&begun)};
     for (int i = 0; i < 2; i++) {
         const struct zr_options *o = &both[i].options;
         assert_int_equal(o->stage, 0);
@@ -87,7 +96,7 @@ static void test_defaults(void **state)
         assert_null(o->update);
         assert_int_equal(o->n_states, 2);
         assert_int_equal(o->prefetch, 2);
-        assert_int_equal(o->param_budget_bytes, 0);
+        assert_int_equal(o->param_budget_bytes, -1);
         assert_true(o->deterministic);
         assert_int_equal(o->wire_dtype, 0);
         assert_null(o->order);
@@ -98,6 +107,8 @@ static void test_defaults(void **state)
         assert_int_equal(o->save_keep, 0);
         assert_false(o->check);
         assert_int_equal(both[i].user.world, 0);
+        assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
+        assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
         zr_config_release(&both[i]);
     }
     zr_config_release(NULL);
@@ -136,18 +147,38 @@ static void test_defaults_by_optimizer(void **state)
     assert_null(c.options.update); /* an adapter goes there */
 }
 
-static void test_negative_means_true_zero(void **state)
+static char logged[512];
+
+static void keep_line(void *arg, const char *line)
+{
+    assert_ptr_equal(arg, logged);
+    assert_null(strchr(line, '\n'));
+    strncat(logged, line, sizeof logged - strlen(logged) - 1);
+}
+
+static void test_zero_means_zero(void **state)
 {
     (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.beta1 = cfg.beta2 = cfg.eps = -1;
-    cfg.prefetch = -5;
-    cfg.deterministic = -1;
-    struct zr_options o = accepted(&cfg).options;
+    *logged = 0;
+    cfg.log = keep_line;
+    cfg.log_arg = logged;
+    cfg.beta1 = cfg.beta2 = cfg.eps = 0;
+    cfg.prefetch = cfg.deterministic = cfg.copy_engine = 0;
+    cfg.param_budget_bytes = 0;
+    struct zr_config c = accepted(&cfg);
+    struct zr_options o = c.options;
     assert_true(o.beta1 == 0 && o.beta2 == 0 && o.eps == 0);
-    assert_false(signbit(o.beta1));
     assert_int_equal(o.prefetch, 0);
+    assert_int_equal(o.param_budget_bytes, 0);
     assert_false(o.deterministic);
+    assert_int_equal(c.user.copy_engine, 0);
+    assert_string_equal(
+        logged, "warning: eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
+    *logged = 0;
+    cfg.optimizer = ZERO_SGD; /* which divides by nothing */
+    accepted(&cfg);
+    assert_string_equal(logged, "");
 }
 
 /* text, the raw field it makes, and refused text; "" ends nothing here: an empty value is refused by
@@ -178,48 +209,56 @@ static const struct text_case text_cases[] = {
     {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
     {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
     {AT(world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
-    {AT(timeout_ms), 'l', true, "1500", 1500, "-1", "allowed: 1 to 2147483647, or 0 for 30000"},
+    {AT(timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647"},
     {AT(timeout_ms), 'l', true, "2147483647", 2147483647, "2147483648", "allowed: 1 to 2147483647"},
     {AT(optimizer), 'i', true, "adamw", 1, "adagrad", "allowed: adamw, adam, sgd, rmsprop"},
     {AT(optimizer), 'i', true, "adam", 2, "99", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(optimizer), 'i', true, "sgd", 3, "-1", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optimizer), 'i', true, "sgd", 3, "-2", "allowed: adamw, adam, sgd, rmsprop"},
+    {AT(optimizer), 'i', true, "auto", -1, "0", "auto (-1)"},
     {AT(optimizer), 'i', true, "rmsprop", 4, "rms", "allowed: adamw, adam, sgd, rmsprop"},
-    {AT(beta1), 'f', true, "0.75", 0.75, "1", "allowed: less than 1"},
-    {AT(beta1), 'f', true, "-1", -1, "nan", "allowed: less than 1"},
-    {AT(beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: less than 1"},
+    {AT(beta1), 'f', true, "0.75", 0.75, "1", "allowed: 0 and more, less than 1; auto (-1)"},
+    {AT(beta1), 'f', true, "-1", -1, "nan", "allowed: 0 and more, less than 1"},
+    {AT(beta1), 'f', true, "auto", -1, "-0.5", "allowed: 0 and more, less than 1"},
+    {AT(beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
+    {AT(beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
     {AT(eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
-    {AT(eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0, the default */
+    {AT(eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
+    {AT(eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
     {AT(weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
     {AT(weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
     {AT(clip), 'f', true, "1", 1, "-1", "allowed: a finite number, 0 or more"},
     {AT(clip), 'f', true, "1.5", 1.5, "1,5", "allowed: a finite number, 0 or more"},
-    {AT(grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number; 0 for 1"},
-    {AT(grad_scale), 'd', true, "1e300", 1e300, "one", "allowed: a finite number; 0 for 1"},
-    {AT(grad_accum_steps), 'i', true, "16", 16, "-2", "allowed: 1 and more, or 0 for 1"},
+    {AT(grad_scale), 'd', true, "-0.125", -0.125, "1e400", "allowed: a finite number other than 0"},
+    {AT(grad_scale), 'd', true, "1e300", 1e300, "0", "allowed: a finite number other than 0"},
+    {AT(grad_accum_steps), 'i', true, "16", 16, "0", "allowed: 1 and more"},
     {AT(grad_sum), 'i', true, "1", 1, "2", "allowed: 0, 1"},
     {AT(grad_sum), 'i', true, "on", 1, "-1", "allowed: 0, 1"},
     {AT(n_states), 'i', false, "4", 4, "5", "allowed: 0, 1, 2, 3, 4"},
-    {AT(prefetch), 'i', true, "7", 7, "two", "negative for none"},
-    {AT(prefetch), 'i', true, "none", -1, "2147483648", "negative for none"},
-    {AT(param_budget_bytes), 'l', true, "4096", 4096, "-1", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "64Mi", 64 << 20, "64m", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3k", 3000, "3 k", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3M", 3e6, "k", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k", "0 for what prefetch needs"},
-    {AT(param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi", "0 for what prefetch needs"},
-    {AT(deterministic), 'i', true, "off", -1, "2", "1 for on, negative for off"},
-    {AT(deterministic), 'i', true, "on", 1, "yes", "1 for on, negative for off"},
+    {AT(prefetch), 'i', true, "7", 7, "-1", "allowed: 1 and more, or 0 for none"},
+    {AT(prefetch), 'i', true, "none", 0, "2147483648", "or 0 for none"},
+    {AT(param_budget_bytes), 'l', true, "4096", 4096, "-2", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "64Mi", 64 << 20, "64m", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "64MiB", 64 << 20, "64B", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3k", 3000, "3 k", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3M", 3e6, "k", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3G", 3e9, "1.5G", "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "3Ki", 3072, "9223372036854775807k",
+     "auto (-1) for what prefetch needs"},
+    {AT(param_budget_bytes), 'l', true, "2Gi", 2147483648.0, "9000000000Gi",
+     "auto (-1) for what prefetch needs"},
+    {AT(deterministic), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(deterministic), 'i', true, "on", 1, "yes", "allowed: on (1), off (0), auto (-1)"},
+    {AT(deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
     {AT(wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
     {AT(wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
     {AT(trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
     {AT(save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
     {AT(save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
     {AT(check), 'i', true, "1", 1, "2", "allowed: 0, 1"},
-    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "host, cuda, or 0 for host"},
-    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "3", "host, cuda, or 0 for host"},
-    {AT(copy_engine), 'i', true, "off", -1, "2", "1 for on, negative for off"},
+    {AT(device), 'i', true, "cuda", ZERO_DEVICE_CUDA, "gpu", "allowed: host, cuda"},
+    {AT(device), 'i', true, "host", ZERO_DEVICE_HOST, "0", "allowed: host, cuda"},
+    {AT(copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
+    {AT(copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
     {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
@@ -282,7 +321,7 @@ static void test_environment(void **state)
         const struct zero_config cfg = ZERO_CONFIG_INIT;
         setenv(name, t->good, 1);
         struct zr_config c = accepted(&cfg);
-        if (raw(&c.user, t) != (t->env ? t->raw : 0))
+        if (raw(&c.user, t) != (t->env ? t->raw : raw(&cfg, t)))
             fail_msg("%s=%s gave %g", name, t->good, raw(&c.user, t));
         setenv(name, t->bad, 1);
         if (t->env && *t->bad) {
@@ -306,15 +345,6 @@ static void test_environment(void **state)
     struct zr_options o = accepted(&cfg).options;
     assert_true(o.stage == 3 && o.optimizer == ZR_SGD && o.n_states == 0 && o.prefetch == 0);
     clear_environment(state);
-}
-
-static char logged[512];
-
-static void keep_line(void *arg, const char *line)
-{
-    assert_ptr_equal(arg, logged);
-    assert_null(strchr(line, '\n'));
-    strncat(logged, line, sizeof logged - strlen(logged) - 1);
 }
 
 static void test_misspelt_variable(void **state)
@@ -361,22 +391,34 @@ static void test_bad_fields(void **state)
     BAD(world, -1, "world is -1; allowed: 1 and more");
     BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
     BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
+    BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
-    BAD(beta1, 1.0f, "beta1 is 1; allowed: less than 1");
+    BAD(beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");
+    BAD(beta1, -0.5f, "beta1 is -0.5; allowed: 0 and more, less than 1; auto (-1)");
+    BAD(eps, -1e-8f, "eps is -9.99999994e-09; allowed: a finite number, 0 or more; auto (-1)");
+    BAD(eps, NAN, "eps is nan; allowed: ");
     BAD(beta1, NAN, "beta1 is nan; allowed: ");
-    BAD(beta2, 2.5f, "beta2 is 2.5; allowed: less than 1");
+    BAD(beta2, 2.5f, "beta2 is 2.5; allowed: 0 and more, less than 1");
     BAD(beta2, -INFINITY, "beta2 is -inf; allowed: ");
     BAD(eps, INFINITY, "eps is inf; allowed: a finite number");
     BAD(weight_decay, -0.5f, "weight_decay is -0.5; allowed: a finite number, 0 or more");
     BAD(clip, -1.0f, "clip is -1; allowed: a finite number, 0 or more");
     BAD(clip, NAN, "clip is nan; allowed: ");
-    BAD(grad_scale, (double)NAN, "grad_scale is nan; allowed: a finite number; 0 for 1");
-    BAD(grad_accum_steps, -4, "grad_accum_steps is -4; allowed: 1 and more, or 0 for 1");
+    BAD(grad_scale, (double)NAN, "grad_scale is nan; allowed: a finite number other than 0");
+    BAD(grad_scale, 0, "grad_scale is 0; allowed: a finite number other than 0");
+    BAD(grad_scale, (double)-INFINITY, "grad_scale is -inf; allowed: ");
+    BAD(grad_accum_steps, -4, "grad_accum_steps is -4; allowed: 1 and more");
+    BAD(grad_accum_steps, 0, "grad_accum_steps is 0; allowed: 1 and more");
     BAD(grad_sum, 2, "grad_sum is 2; allowed: 0, 1");
     BAD(n_states, 5, "n_states is 5; allowed: 0, 1, 2, 3, 4");
     BAD(n_states, 1, "n_states is 1 but update is NULL; allowed: 0");
-    BAD(param_budget_bytes, -1, "param_budget_bytes is -1; allowed: bytes");
-    BAD(deterministic, 2, "deterministic is 2; allowed: 1 for on");
+    BAD(param_budget_bytes, -2, "param_budget_bytes is -2; allowed: bytes");
+    BAD(prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
+    BAD(device, 0, "device is 0; allowed: host, cuda");
+    BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(weight_decay, NAN, "weight_decay is nan; allowed: ");
+    BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
     BAD(wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");
     BAD(wire_dtype, -1, "wire_dtype is -1; allowed: f32, bf16, or 0");
     BAD(n_order, -1, "n_order is -1; allowed: 0 and more");
@@ -397,7 +439,7 @@ static void test_bad_fields(void **state)
     cfg.grad_in_place = cfg.deterministic = 1;
     cfg.grad_accum_steps = 4;
     refuse(&cfg, "grad_in_place is 1 and deterministic is 1, with grad_accum_steps 4 at stage 1");
-    cfg.deterministic = 0;
+    cfg.deterministic = ZERO_AUTO;
     assert_false(accepted(&cfg).options.deterministic);
     cfg.deterministic = 1;
     cfg.stage = 2;
@@ -411,43 +453,93 @@ static void test_bad_fields(void **state)
     refuse(&cfg, "order is set but n_order is 0");
 }
 
-static void test_size(void **state)
+/* The head of a configuration says who wrote it. */
+static void refuse_head(struct zero_config *cfg, const char *message)
+{
+    refuse(cfg, message);
+    struct zero_config before = *cfg;
+    assert_int_equal(zero_config_set(cfg, "stage", "1"), ZERO_ERR_ARG);
+    assert_message(message);
+    assert_message("zero_config_set");
+    assert_memory_equal(cfg, &before, sizeof before);
+}
+
+static void test_head(void **state)
 {
     (void)state;
-    struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.stage = 2;
-    const size_t bad[] = {0, 1, 8, 167, sizeof cfg + 1, sizeof cfg + 8, (size_t)-1};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    struct zr_config c;
+    struct zero_config cfg = ZERO_CONFIG_INIT, none;
+    assert_int_equal(zr_config_resolve(NULL, &c), ZERO_ERR_ARG);
+    assert_message("cfg is NULL; it must be a configuration begun with ZERO_CONFIG_INIT");
+    memset(&none, 0, sizeof none);
+    refuse_head(&none, "the configuration was not begun: its size and version are 0; begin it with "
+                       "ZERO_CONFIG_INIT or zero_config_init");
+    memset(&none, 0xa5, sizeof none);
+    refuse_head(&none, "version is 0xa5a5a5a5 and size ");
+    assert_message("was not begun with ZERO_CONFIG_INIT");
+
+    /* A struct of before there was a version begins with its size and the stage. */
+    for (uint32_t stage = 0; stage <= 3; stage++) {
         char text[64];
-        cfg.size = bad[i];
-        snprintf(text, sizeof text, "size is %zu: ", bad[i]);
-        refuse(&cfg, text);
-        assert_message("not started by ZERO_CONFIG_INIT");
-        assert_int_equal(zero_config_set(&cfg, "stage", "1"), ZERO_ERR_ARG);
-        assert_message("not started by ZERO_CONFIG_INIT");
-        assert_int_equal(cfg.stage, 2);
+        memset(&none, 0, sizeof none);
+        none.size = 208;
+        none.version = stage;
+        snprintf(text, sizeof text, "version is %u with a size of 208: the program was built with", stage);
+        refuse_head(&none, text);
+        assert_message("build it anew with this library's zero.h");
     }
-    cfg.size = sizeof cfg;
-    assert_int_equal(accepted(&cfg).options.stage, 2);
-    /* The first version's programs, forever: 168 bytes, the last field at 160. */
-    if (sizeof(void *) == 8) {
-        cfg.size = 168;
-        cfg.trace = 1;
-        struct zr_config c = accepted(&cfg);
-        assert_true(c.options.stage == 2 && c.options.trace);
-        assert_int_equal(c.user.size, sizeof cfg);
-        assert_int_equal(offsetof(struct zero_config, trace), 160);
-        assert_false(c.options.save_async);
-        assert_int_equal(offsetof(struct zero_config, save_async), 168); /* not in the padding of version 1 */
-        assert_int_equal(offsetof(struct zero_config, grad_in_place), 200); /* version 3 */
-        cfg.size = 176;                                                     /* the second's */
-        cfg.save_keep = 5;
-        cfg.check = 1;
-        c = accepted(&cfg);
-        assert_int_equal(c.options.save_keep, 5);
-        assert_false(c.options.check);
-        assert_int_equal(offsetof(struct zero_config, check), 176);
-        assert_int_equal(offsetof(struct zero_config, device), 180);
+
+    const size_t short_of[] = {0, 1, 8, 100, offsetof(struct zero_config, copy_engine)};
+    for (size_t i = 0; i < sizeof short_of / sizeof *short_of; i++) {
+        char text[64];
+        cfg.size = short_of[i];
+        snprintf(text, sizeof text, "size is %zu; allowed: %zu", short_of[i], sizeof cfg);
+        refuse_head(&cfg, text);
+        assert_int_equal(zero_config_init(&none, short_of[i]), ZERO_ERR_ARG);
+        assert_message(text);
+        assert_message("zero_config_init");
+    }
+    const size_t beyond[] = {sizeof cfg + 1, sizeof cfg + 8, (size_t)-1};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
+        char text[64];
+        cfg.size = beyond[i];
+        snprintf(text, sizeof text, "size is %zu, but struct zero_config of this library", beyond[i]);
+        refuse_head(&cfg, text);
+        assert_message("the program was built with a later zero.h");
+        assert_int_equal(zero_config_init(&none, beyond[i]), ZERO_ERR_ARG);
+        assert_message(text);
+    }
+    assert_int_equal(zero_config_init(NULL, sizeof cfg), ZERO_ERR_ARG);
+    assert_message("cfg is NULL");
+
+    /* The structs beside it. */
+    static const struct {
+        const char *key, *name;
+        size_t offset, first, own;
+    } sizes[] = {
+#define SIZE(key, type, last)                                                                                \
+    {#key, #type, offsetof(struct zero_config, key), offsetof(struct type, last), sizeof(struct type)}
+        SIZE(tensor_size, zero_tensor, flags),      SIZE(call_size, zero_call, is_end),
+        SIZE(weight_size, zero_weight, transposed), SIZE(step_info_size, zero_step_info, skipped),
+        SIZE(stats_size, zero_stats, path),         SIZE(plan_info_size, zero_plan_info, paper_bytes),
+#undef SIZE
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char text[96];
+        cfg = (struct zero_config)ZERO_CONFIG_INIT;
+        uint32_t *size = (uint32_t *)(void *)((char *)&cfg + sizes[i].offset);
+        assert_int_equal(*size, sizes[i].own);
+        *size = (uint32_t)sizes[i].first;
+        snprintf(text, sizeof text, "%s is %u; allowed: %zu, the bytes of struct %s", sizes[i].key, *size,
+                 sizes[i].own, sizes[i].name);
+        refuse_head(&cfg, text);
+        *size = (uint32_t)sizes[i].own + 8;
+        snprintf(text, sizeof text, "%s is %u, but struct %s of this library", sizes[i].key, *size,
+                 sizes[i].name);
+        refuse_head(&cfg, text);
+        assert_message("later zero.h");
+        *size = 0; /* not used: wanted by the calls that use it */
+        accepted(&cfg);
     }
 }
 
@@ -487,8 +579,9 @@ static void test_unknown_key(void **state)
 static void test_not_settable(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"size",    "rendezvous", "update", "update_arg", "order",
-                                       "n_order", "stream",     "log",    "log_arg",    "nccl_comm"};
+    static const char *const keys[] = {"size",    "rendezvous",  "update",    "update_arg", "order",
+                                       "n_order", "stream",      "log",       "log_arg",    "nccl_comm",
+                                       "version", "tensor_size", "stats_size"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -597,13 +690,13 @@ static void test_backend(void **state)
         int device, backend, world, out;
         const char *refused;
     } cases[] = {
-        {0, AUTO, 1, SELF, NULL},
-        {0, AUTO, 2, SHM, NULL},
+        {HOST, AUTO, 1, SELF, NULL},
+        {HOST, AUTO, 2, SHM, NULL},
         {HOST, SELF, 1, SELF, NULL},
-        {0, SELF, 2, 0, "backend is self, which is for world 1, but world is 2; allowed: auto, shm"},
+        {HOST, SELF, 2, 0, "backend is self, which is for world 1, but world is 2; allowed: auto, shm"},
         {HOST, SHM, 1, SHM, NULL},
-        {0, SHM, 4, SHM, NULL},
-        {0, NCCL, 2, 0, "backend is nccl, but device is host; allowed: auto, shm"},
+        {HOST, SHM, 4, SHM, NULL},
+        {HOST, NCCL, 2, 0, "backend is nccl, but device is host; allowed: auto, shm"},
         {CUDA, AUTO, 1, SELF, NULL},
         {CUDA, AUTO, 8, NCCL, NULL},
         {CUDA, NCCL, 1, NCCL, NULL},
@@ -624,8 +717,8 @@ static void test_backend(void **state)
             if (cases[i].refused)
                 assert_message(cases[i].refused);
             else /* by default where it costs nothing */
-                assert_int_equal(c.options.deterministic,
-                                 deterministic > 0 || (deterministic == 0 && got != ZERO_BACKEND_NCCL));
+                assert_int_equal(c.options.deterministic, deterministic > 0 || (deterministic == ZERO_AUTO &&
+                                                                                got != ZERO_BACKEND_NCCL));
         }
     }
 }
@@ -633,18 +726,12 @@ static void test_backend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_defaults_by_optimizer),
-        cmocka_unit_test(test_negative_means_true_zero),
-        cmocka_unit_test(test_set),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_misspelt_variable),
-        cmocka_unit_test(test_bad_fields),
-        cmocka_unit_test(test_size),
-        cmocka_unit_test(test_unknown_key),
-        cmocka_unit_test(test_not_settable),
-        cmocka_unit_test(test_locale),
-        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_defaults),        cmocka_unit_test(test_defaults_by_optimizer),
+        cmocka_unit_test(test_zero_means_zero), cmocka_unit_test(test_set),
+        cmocka_unit_test(test_environment),     cmocka_unit_test(test_misspelt_variable),
+        cmocka_unit_test(test_bad_fields),      cmocka_unit_test(test_head),
+        cmocka_unit_test(test_unknown_key),     cmocka_unit_test(test_not_settable),
+        cmocka_unit_test(test_locale),          cmocka_unit_test(test_order),
         cmocka_unit_test(test_backend),
     };
     return cmocka_run_group_tests_name("config", tests, clear_environment, NULL);

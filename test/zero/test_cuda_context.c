@@ -406,7 +406,7 @@ static void trains_over_lent(struct toy_rank *r)
         r->ms = toy_now_ms() - began;
     }
     if (!r->err && r->rank != l->absent) {
-        toy_note(r, zero_stats(z, &stats));
+        toy_note(r, zero_get_stats(z, &stats));
         if (stats.rank != r->rank || stats.world != r->world || strcmp(stats.backend, "nccl"))
             toy_wrong(r, "rank %d of %d, backend %s", stats.rank, stats.world, stats.backend);
         toy_note(r, train(&m, z, 0));

@@ -57,7 +57,7 @@ static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct 
     SAME_CAUSE(zero_read(z, 77, 0, 0, 1, &x));
     SAME_CAUSE(zero_write(z, 0, 0, 0, 1, &x));
     SAME_CAUSE(zero_mean(z, &d, 1));
-    if (zero_stats(z, &stats) || stats.rank != r->rank || stats.world != r->world)
+    if (zero_get_stats(z, &stats) || stats.rank != r->rank || stats.world != r->world)
         toy_wrong(r, "zero_stats: %s", zero_last_error());
     SAME_CAUSE(zero_unwrap(&z));
 #undef SAME_CAUSE
@@ -741,7 +741,7 @@ static void train_differently(struct toy_rank *r)
     /* Only who says nothing, or waits where the others do not, is found by its time. */
     cfg.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
-        cfg.prefetch = -1; /* so that at stage 3 the others wait in a gather */
+        cfg.prefetch = 0; /* so that at stage 3 the others wait in a gather */
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)

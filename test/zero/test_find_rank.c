@@ -236,7 +236,7 @@ static void test_before_wrap(void **state)
     assert_int_equal(n_told, 0);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     assert_int_equal(n_told, 1);
-    assert_int_equal(zero_stats(z, &stats), 0);
+    assert_int_equal(zero_get_stats(z, &stats), 0);
     assert_true(stats.rank == rank && stats.world == world && stats.local_rank == local_rank);
     assert_int_equal(zero_unwrap(&z), 0);
     toy_free(&m);

@@ -67,7 +67,7 @@ static int call_everything(struct job *j)
     REFUSED(zero_import(j->z, "nowhere", NULL, 0))
     REFUSED(zero_set_user_data(j->z, "mine", 4))
     REFUSED(zero_get_user_data(j->z, &data, &bytes))
-    REFUSED(zero_stats(j->z, &stats))
+    REFUSED(zero_get_stats(j->z, &stats))
     REFUSED(zero_unwrap(&j->z))
 #undef REFUSED
     return j->z ? n + 1 : 0;

@@ -146,8 +146,9 @@ static float gradient(const struct model *m, int t, int64_t i, float w, int step
 
 struct run {
     const struct model *m;
-    int stage, rank, world, prefetch, port;
-    int64_t budget;
+    int stage, rank, world, port;
+    int prefetch;              /* 0: the default; negative: none */
+    int64_t budget;            /* 0: the default */
     bool brackets, gpu, loose; /* loose: deterministic off */
     struct zero_config cfg;
     /* Results, of rank 0. */
@@ -353,8 +354,10 @@ static void *run_rank(void *arg)
     cfg.world = r->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", r->port);
     cfg.rendezvous = r->world > 1 ? url : NULL;
-    cfg.prefetch = r->prefetch;
-    cfg.param_budget_bytes = r->budget;
+    if (r->prefetch)
+        cfg.prefetch = r->prefetch > 0 ? r->prefetch : 0;
+    if (r->budget)
+        cfg.param_budget_bytes = r->budget;
     cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
     cfg.clip = m->clip;
     cfg.weight_decay = 0.1f;
@@ -365,7 +368,7 @@ static void *run_rank(void *arg)
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;
     if (r->loose)
-        cfg.deterministic = -1;
+        cfg.deterministic = 0;
     r->cfg = cfg;
     CHECK(zero_wrap(&z, t, m->n_tensors, &cfg));
     for (int k = 0; k < m->n_tensors; k++)
@@ -393,7 +396,7 @@ static void *run_rank(void *arg)
         goto out;
     }
     CHECK(read_all(r, z));
-    CHECK(zero_stats(z, &r->stats));
+    CHECK(zero_get_stats(z, &r->stats));
     CHECK(zero_unwrap(&z));
 out:
     zero_unwrap(&z);
