@@ -10,14 +10,9 @@ import sys
 import tempfile
 
 STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-COMPILERS = (  # command, language flags
-    ("gcc", ["-x", "c", "-std=c11", "-Wstrict-prototypes", "-Wshadow"]),
-    ("gcc", ["-x", "c", "-std=c99", "-Wstrict-prototypes", "-Wshadow"]),
-    ("g++", ["-x", "c++", "-std=c++17"]),
-    ("clang", ["-x", "c", "-std=c11", "-Wstrict-prototypes", "-Wshadow"]),
-    ("clang", ["-x", "c", "-std=c99", "-Wstrict-prototypes", "-Wshadow"]),
-    ("clang++", ["-x", "c++", "-std=c++17"]),
-)
+C = ["-Wstrict-prototypes", "-Wshadow"]
+LANGUAGES = [(compiler, ["-x", "c", f"-std={std}", *C]) for compiler in ("gcc", "clang") for std in ("c99", "c11", "c17", "c2x")] + \
+            [(compiler, ["-x", "c++", f"-std={std}"]) for compiler in ("g++", "clang++") for std in ("c++11", "c++14", "c++17", "c++20")]
 PROGRAMS = {
     "nothing but the header": "#include <zero/zero.h>\n",
     "the header twice": "#include <zero/zero.h>\n#include <zero/zero.h>\n",
@@ -25,25 +20,58 @@ PROGRAMS = {
 #include <zero/zero.h>
 
 extern float *weights, *gradient;
+extern struct zero_config standing;
 int run(void);
 float *weights, *gradient;
+struct zero_config standing = ZERO_CONFIG_INIT;
 
 int run(void)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    struct zero_tensor tensor = {
-        "w", (void **)&weights, (void **)&gradient, {3, 4, 0, 0, 0, 0, 0, 0}, ZERO_F32, 0, ZERO_STACKED};
-    struct zero_bytes bytes = {0, 0, 0, 0, 0, 0, 0, 0};
+#ifdef __cplusplus
+    struct zero_tensor tensor = zero_tensor();
+    zero_stats stats;
+#else
+    struct zero_tensor tensor = {0};
+    struct zero_stats stats;
+#endif
+    struct zero_config other;
+    struct zero_step_info info;
     zero_ctx *z = NULL;
     int err;
+    tensor.name = "w";
+    tensor.param = (void **)&weights;
+    tensor.grad = (void **)&gradient;
+    tensor.shape[0] = 3;
+    tensor.dtype = ZERO_F32;
+    tensor.flags = ZERO_STACKED;
     cfg.stage = 3;
-    if ((err = zero_wrap(&z, &tensor, 1, &cfg)) == ZERO_ERR_NOMEM)
-        return err;
+    cfg.beta1 = ZERO_AUTO;
+    cfg.deterministic = ZERO_AUTO;
+    if (zero_config_init(&other, sizeof other) || (err = zero_wrap(&z, &tensor, 1, &cfg)) == ZERO_ERR_NOMEM)
+        return 1;
     zero_begin(z, 0, ZERO_FORWARD);
     zero_end(z, 0, ZERO_FORWARD);
-    zero_step(z, 0.1f, NULL);
-    return zero_unwrap(&z) + (int)bytes.moments;
+    zero_step(z, 0.1f, &info);
+    zero_get_stats(z, &stats);
+    return zero_unwrap(&z) + (int)stats.planned.moments;
 }
+""",
+    "an initializer of a table": """
+#include <zero/zero.h>
+
+#ifndef __cplusplus /* g++ warns of the fields that are left out */
+extern const struct zero_tensor tensor;
+const struct zero_tensor tensor = {.name = "w", .shape = {3, 4}, .dtype = ZERO_F32, .flags = ZERO_NO_DECAY};
+int read_config(void);
+
+int read_config(void)
+{
+    struct zero_config cfg;
+    cfg = (struct zero_config)ZERO_CONFIG_INIT;
+    return cfg.prefetch + tensor.unit;
+}
+#endif
 """,
     # The error codes are an X-macro that a program may use for its own tables.
     "the error map": """
@@ -62,7 +90,7 @@ const char *text(int i)
 def main(root):
     failures = n_tried = 0
     with tempfile.TemporaryDirectory() as folder:
-        for command, flags in COMPILERS:
+        for command, flags in LANGUAGES:
             if not shutil.which(command):
                 print(f"no {command} here")
                 continue
