@@ -182,6 +182,62 @@ static void test_exit_without_unwrap(void **state)
         }
 }
 
+/* The one that goes is killed while a child of its own lives on, which had copies of its sockets. The others
+ * wait for nobody: their calls of stage 1 ask only whether something is known to have failed. So no timeout
+ * of theirs can find it, and no look at its process: only that its connection closes. */
+static void outlived_by_a_child(struct rank *me)
+{
+    struct job j = {0};
+    double mean = 1;
+    RANK_CHECK(me, start(me, &j) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, one_step(me, &j, 0) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, zero_mean(j.z, &mean, 1) == 0, "%s", zero_last_error());
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->dies) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(2 * HANG_S);
+            pause();
+            _exit(0);
+        }
+        atomic_store(&me->stage, (int)pid);
+        kill(getpid(), SIGKILL);
+    }
+    int err = 0;
+    for (int64_t until = toy_now_ms() + 1000 * HANG_S; !err && toy_now_ms() < until; sleep_ms(1))
+        err = toy_forward(&j.m, j.z, true);
+    note_error(me, err);
+    zero_unwrap(&j.z);
+    toy_free(&j.m);
+}
+
+static void rank_1_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 1;
+}
+
+static void rank_0_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 0;
+}
+
+static void test_death_is_found_by_its_connection(void **state)
+{
+    (void)state;
+    int stage = 1;
+    for (int who = 0; who <= 1; who++) {
+        char text[96];
+        snprintf(text, sizeof text, "rank %d was lost", who);
+        struct rank *r = run_ranks(true, 3, outlived_by_a_child, &stage, who ? rank_1_dies : rank_0_dies);
+        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* it lived longer than they did */
+        for (int i = 0; i < 3; i++)
+            if (i != who) {
+                expect_rank(&r[i], ZERO_ERR_PEER, text);
+                expect_rank(&r[i], ZERO_ERR_PEER, "its connection closed without a goodbye");
+            }
+    }
+}
+
 int main(void)
 {
     setenv("ZERO_JOB_KEY", "0f1e2d3c4b5a69788796a5b4c3d2e1f0", 1);
@@ -190,6 +246,7 @@ int main(void)
         cmocka_unit_test(test_child_calls),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_exit_without_unwrap),
+        cmocka_unit_test(test_death_is_found_by_its_connection),
     };
     return cmocka_run_group_tests_name("ranks that fork or exit", tests, NULL, NULL);
 }
