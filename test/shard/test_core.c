@@ -182,7 +182,9 @@ static void small_and_empty_slots_first(void **state)
         m.pslot[i] = m.units[i].param_bytes = 100 * (i + 1);
     m.units[4].param_bytes = 200;
     watch_open(&w, &m.spec);
-    watch_run(&w, "0(0) 1(1) 2(2) 3(3) 4(4)");
+    watch_run(&w, "0(0) 1(1)"); /* slots 1, 2 and 3 are empty then */
+    assert_int_equal(slot_of(&w, 1), 1);
+    watch_run(&w, "2(2) 3(3) 4(4)");
     assert_int_equal(slot_of(&w, 4), 1);
     watch_close(&w);
 
@@ -198,6 +200,27 @@ static void small_and_empty_slots_first(void **state)
     watch_open(&w, &m.spec);
     watch_run(&w, "0(0) 1(1) W0 2(2)");
     assert_true(slot_of(&w, 1) >= 0 && slot_of(&w, 2) >= 0);
+    watch_close(&w);
+}
+
+/* A unit whose use was left out is the one used last from then on, and its slot the first to be filled anew,
+ * though no bracket of its own has told. */
+static void who_was_left_out_goes_first(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 5, 3, 0, "0(0) 1(1) 2(2) 0(0) 3(3) 4(4) 1(1) 3(3) 2(2) 4[4] 3[3] 2[2] 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w,
+              "0(0) 1(1) 2(2) 3(3)"); /* unit 0 would have come before 3; 2 is used last, and makes room */
+    assert_true(slot_of(&w, 0) >= 0 && slot_of(&w, 1) >= 0 && slot_of(&w, 3) >= 0);
+    watch_run(&w, "4(");
+    assert_int_equal(slot_of(&w, 0), -1);
+    assert_true(slot_of(&w, 1) >= 0 && slot_of(&w, 3) >= 0);
+    watch_run(&w, "4) 1(1) 3(3)");
+    assert_int_equal(w.n_gathers, 5);
+    watch_run(&w, "2(2) 4[4] 3[3] 2[2] 1[1] 0[0] S");
     watch_close(&w);
 }
 
@@ -1115,6 +1138,7 @@ int main(void)
         cmocka_unit_test(prefetch_counts_units),
         cmocka_unit_test(slots_that_fit_best),
         cmocka_unit_test(small_and_empty_slots_first),
+        cmocka_unit_test(who_was_left_out_goes_first),
         cmocka_unit_test(largest_slot_is_reserved),
         cmocka_unit_test(gradient_slots_take_turns),
         cmocka_unit_test(room_for_all),
