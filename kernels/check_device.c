@@ -1,6 +1,7 @@
 /* check_device.c: the checking device: memory and operations, passed on, and what was found; see
  * check_device.h. */
 #include "kernels/check_device_inside.h"
+#include "kernels/op_check.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +140,25 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return s->check->inner->ops->copy(s->inner, dst, src, bytes);
 }
 
+static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "copy_rows");
+    struct zr_recorder *rec = &s->check->rec;
+    for (int i = 0; i < n; i++) {
+        const struct zr_copy_rows *c = &table[i];
+        for (int64_t row = 0, left = c->bytes; left > 0; row++, left -= c->row_bytes) {
+            int64_t bytes = left < c->row_bytes ? left : c->row_bytes;
+            zr_shadow_read(rec, l, (const char *)c->src + row * c->src_stride, bytes);
+            zr_shadow_write(rec, l, (char *)c->dst + row * c->dst_stride, bytes);
+        }
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->copy_rows(s->inner, table, n);
+}
+
 static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                 int64_t n)
 {
@@ -243,6 +263,7 @@ static const struct zr_device_ops check_ops = {
     .stamp = stamp,
     .zero = zero,
     .copy = copy,
+    .copy_rows = copy_rows,
     .put = put,
     .cast = cast,
     .add = add,
@@ -253,7 +274,7 @@ static const struct zr_device_ops check_ops = {
     .finish = finish,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 32,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 33,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

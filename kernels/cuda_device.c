@@ -1,5 +1,5 @@
 /* cuda_device.c: a GPU as a device: what is refused at opening, and memory. Streams are in cuda_stream.c,
- * operations in cuda_ops.c, kernels in cuda_kernels.cu. */
+ * operations in cuda_ops.c, kernels in cuda_kernels.cu and cuda_copy.cu. */
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_kernels.h"
 

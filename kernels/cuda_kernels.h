@@ -13,6 +13,7 @@ extern "C" {
 
 #include "kernels/device.h"
 
+cudaError_t zr_cuda_copy_rows(cudaStream_t s, const struct zr_copy_rows *table, int n);
 cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t bytes);
 /* *out_ns = the GPU's global timer + offset_ns */
 cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns);

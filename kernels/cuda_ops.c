@@ -20,6 +20,12 @@ static int op_copy(struct zr_stream *s, void *dst, const void *src, int64_t byte
                    cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->native));
 }
 
+static int op_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    return err ? err : ZR_CUDA(s->dev, "copy_rows", zr_cuda_copy_rows(s->native, table, n));
+}
+
 static int op_put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     int err = zr_check_put(bytes);
@@ -110,6 +116,7 @@ const struct zr_device_ops zr_cuda_ops = {
     .stamp = op_stamp,
     .zero = op_zero,
     .copy = op_copy,
+    .copy_rows = op_copy_rows,
     .put = op_put,
     .cast = op_cast,
     .add = op_add,

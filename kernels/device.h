@@ -155,6 +155,16 @@ struct zr_access {
     bool write;
 };
 
+/* One entry of a table of copies: bytes in rows of row_bytes, whose starts are so far apart; the last row may
+ * be short. One row: bytes <= row_bytes, and the strides do not matter. */
+struct zr_copy_rows {
+    void *dst;
+    const void *src;
+    int64_t row_bytes, bytes;       /* row_bytes > 0 where there are bytes */
+    int64_t dst_stride, src_stride; /* >= row_bytes where there are more rows than one */
+};
+#define ZR_MAX_COPIES 64 /* of a table */
+
 enum zr_stream_kind {
     ZR_STREAM_QUEUE, /* asynchronous: on the host a thread with an in-order queue */
     ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling
@@ -214,6 +224,10 @@ struct zr_device_ops {
      * F32 or BF16 gives ZR_ERR_NOTSUP on the host, bad arguments ZR_ERR_ARG. */
     int (*zero)(struct zr_stream *s, void *dst, int64_t bytes);
     int (*copy)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
+    /* n_copies (0 to ZR_MAX_COPIES) at once, in no order: no entry may write what another reads or writes.
+     * One kernel on a GPU, of device memory only; any alignment, fastest where all is a multiple of 16 bytes.
+     * The table is the caller's, copied before the call returns. */
+    int (*copy_rows)(struct zr_stream *s, const struct zr_copy_rows *table, int n_copies);
     /* dst: device memory, 8-byte aligned; src: the caller's, copied before the call returns. bytes: a
      * multiple of 8, at most ZR_PUT_BYTES. */
     int (*put)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);

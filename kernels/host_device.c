@@ -89,6 +89,7 @@ static const struct zr_device_ops host_ops = {
     .stamp = zr_host_stamp,
     .zero = zr_host_zero,
     .copy = zr_host_copy,
+    .copy_rows = zr_host_copy_rows,
     .put = zr_host_put_value,
     .cast = zr_host_cast,
     .add = zr_host_add,

@@ -107,6 +107,7 @@ void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
 int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes);
 int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
+int zr_host_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n);
 int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                  int64_t n);
 int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes);

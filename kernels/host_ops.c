@@ -53,6 +53,44 @@ int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return err;
 }
 
+/* More copies than fit into a closure: it carries their address. */
+struct copies {
+    const struct zr_host_kernels *k;
+    int n;
+    struct zr_copy_rows table[ZR_MAX_COPIES];
+};
+
+static void copy_rows_op(void *arg)
+{
+    struct copies *t = *(struct copies **)arg;
+    for (int i = 0; i < t->n; i++) {
+        const struct zr_copy_rows *c = &t->table[i];
+        char *dst = c->dst;
+        const char *src = c->src;
+        for (int64_t left = c->bytes; left > 0; left -= c->row_bytes) {
+            t->k->copy(dst, src, left < c->row_bytes ? left : c->row_bytes);
+            if (left > c->row_bytes)
+                dst += c->dst_stride, src += c->src_stride;
+        }
+    }
+    free(t);
+}
+
+int zr_host_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    if (err || n == 0)
+        return err;
+    struct copies *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "copy_rows: no memory for %d copies", n);
+    t->k = s->dev->kernels;
+    t->n = n;
+    memcpy(t->table, table, (size_t)n * sizeof *table);
+    zr_host_put(s, copy_rows_op, &t, sizeof t);
+    return 0;
+}
+
 static void cast_op(void *arg)
 {
     const struct args *a = arg;

@@ -31,6 +31,52 @@ int zr_check_put(int64_t bytes)
     return 0;
 }
 
+/* Bytes from the first that rows touch to the last. */
+static int64_t rows_extent(const struct zr_copy_rows *c, int64_t stride)
+{
+    int64_t last = (c->bytes - 1) / c->row_bytes;
+    return last * stride + (c->bytes - last * c->row_bytes);
+}
+
+static bool apart(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes)
+{
+    return (const char *)a + a_bytes <= (const char *)b || (const char *)b + b_bytes <= (const char *)a;
+}
+
+int zr_check_copy_rows(const struct zr_copy_rows *table, int n)
+{
+    if (n < 0 || n > ZR_MAX_COPIES)
+        return zr_fail(ZR_ERR_ARG, "copy_rows: %d copies, 0 to %d are allowed", n, ZR_MAX_COPIES);
+    for (int i = 0; i < n; i++) {
+        const struct zr_copy_rows *c = &table[i];
+        int64_t rows;
+        if (c->bytes < 0 || (c->bytes > 0 && c->row_bytes <= 0))
+            return zr_fail(ZR_ERR_ARG, "copy_rows: copy %d: bytes is %lld, row_bytes %lld: not allowed", i,
+                           (long long)c->bytes, (long long)c->row_bytes);
+        if (c->bytes <= c->row_bytes)
+            continue;
+        rows = (c->bytes - 1) / c->row_bytes + 1;
+        int64_t widest = c->dst_stride > c->src_stride ? c->dst_stride : c->src_stride;
+        if (c->dst_stride < c->row_bytes || c->src_stride < c->row_bytes ||
+            __builtin_mul_overflow(rows, widest, &rows))
+            return zr_fail(
+                ZR_ERR_ARG,
+                "copy_rows: copy %d: rows of %lld bytes are %lld apart in dst, %lld in src: at least "
+                "as far as they are long is allowed",
+                i, (long long)c->row_bytes, (long long)c->dst_stride, (long long)c->src_stride);
+    }
+    /* Rows of two tables may lie in between each other; what is read lies apart as a whole. */
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < n; k++) {
+            const struct zr_copy_rows *w = &table[i], *r = &table[k];
+            if (w->bytes > 0 && r->bytes > 0 &&
+                !apart(w->dst, rows_extent(w, w->dst_stride), r->src, rows_extent(r, r->src_stride)))
+                return zr_fail(ZR_ERR_ARG, "copy_rows: copy %d writes where copy %d reads: not allowed", i,
+                               k);
+        }
+    return 0;
+}
+
 int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n)
 {
     int err = zr_check_dtype("cast", dst);

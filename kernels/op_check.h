@@ -10,6 +10,7 @@ int zr_check_dtype(const char *op, enum zr_dtype t);
 int zr_check_count(const char *op, const char *what, int64_t n);
 int zr_check_call(size_t arg_bytes);
 int zr_check_put(int64_t bytes);
+int zr_check_copy_rows(const struct zr_copy_rows *table, int n);
 int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
 int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
 int zr_check_update(const struct zr_update *u);

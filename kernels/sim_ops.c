@@ -1,6 +1,7 @@
 /* sim_ops.c: the simulated device's operations, as they are put on a stream. What they do there is
  * sim_effect.c's. */
 #include "kernels/finish.h"
+#include "kernels/op_check.h"
 #include "kernels/sim_device_inside.h"
 
 #include <stdlib.h>
@@ -60,6 +61,19 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     op->src = src;
     op->count = bytes;
     return zr_sim_op_put(s, op);
+}
+
+/* As one copy after the other: for ranges and tags it is the same. */
+static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    for (int i = 0; i < n && !err; i++) {
+        const struct zr_copy_rows *c = &table[i];
+        for (int64_t row = 0, left = c->bytes; left > 0 && !err; row++, left -= c->row_bytes)
+            err = copy(s, (char *)c->dst + row * c->dst_stride, (const char *)c->src + row * c->src_stride,
+                       left < c->row_bytes ? left : c->row_bytes);
+    }
+    return err;
 }
 
 static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
@@ -227,6 +241,7 @@ const struct zr_device_ops zr_sim_ops = {
     .stamp = stamp,
     .zero = zero,
     .copy = copy,
+    .copy_rows = copy_rows,
     .put = put_op,
     .cast = cast,
     .add = add,

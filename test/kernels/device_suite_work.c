@@ -233,6 +233,112 @@ static void test_sums(void **state)
     dev->ops->stream_close(s);
 }
 
+/* --- tables of copies --- */
+
+enum { TABLE_BYTES = 1 << 17, POISON = 0xa5 };
+
+/* Up to ZR_MAX_COPIES copies between two areas of TABLE_BYTES: each takes the next stretch of both, of any
+ * alignment, as rows with gaps in between of which the last may be short. */
+static int draw_table(char *to, const char *from, struct zr_copy_rows *table)
+{
+    int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_COPIES + 1));
+    int64_t dst = 0, src = 0;
+    while (n < most) {
+        /* whole vectors, elements, or bytes */
+        int64_t grain = (int64_t[]){1, 2, 4, 16}[random_bits(&suite_rng) % 4];
+        int64_t row = grain * (1 + (int64_t)(random_bits(&suite_rng) % (n % 8 ? 40 : 700)));
+        int64_t rows = 1 + (int64_t)(random_bits(&suite_rng) % 4);
+        int64_t d = row + grain * (int64_t)(random_bits(&suite_rng) % 3),
+                s = row + grain * (int64_t)(random_bits(&suite_rng) % 3);
+        int64_t bytes = rows * row - (int64_t)(random_bits(&suite_rng) % (uint64_t)row);
+        dst = (dst + grain - 1) / grain * grain;
+        src = (src + grain - 1) / grain * grain;
+        if (dst + rows * d > TABLE_BYTES || src + rows * s > TABLE_BYTES)
+            break;
+        table[n] = (struct zr_copy_rows){to + dst, from + src, row, bytes, d, s};
+        if (random_bits(&suite_rng) % 8 == 0)
+            table[n].bytes = 0;
+        dst += rows * d;
+        src += rows * s;
+        n++;
+    }
+    return n;
+}
+
+static void copy_table(const struct zr_copy_rows *table, int n, char *want, const char *given, char *to,
+                       const char *from)
+{
+    for (int i = 0; i < n; i++)
+        for (int64_t at = 0; at < table[i].bytes; at++) {
+            int64_t row = at / table[i].row_bytes, col = at % table[i].row_bytes;
+            want[(char *)table[i].dst - to + row * table[i].dst_stride + col] =
+                given[(const char *)table[i].src - from + row * table[i].src_stride + col];
+        }
+}
+
+static void test_copy_rows(void **state)
+{
+    struct zr_device *dev = *state;
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    char *from = device_memory(dev, TABLE_BYTES), *to = device_memory(dev, TABLE_BYTES);
+    char *given = malloc(TABLE_BYTES), *want = malloc(TABLE_BYTES), *got = malloc(TABLE_BYTES);
+    struct zr_copy_rows table[ZR_MAX_COPIES];
+    for (int i = 0; i < TABLE_BYTES; i++)
+        given[i] = (char)random_bits(&suite_rng);
+    assert_int_equal(ops->copy(s, from, given, TABLE_BYTES), 0);
+    for (int round = 0; round < 30; round++) {
+        memset(want, POISON, TABLE_BYTES);
+        assert_int_equal(ops->copy(s, to, want, TABLE_BYTES), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        int n = draw_table(to, from, table);
+        copy_table(table, n, want, given, to, from);
+        assert_int_equal(ops->copy_rows(s, table, n), 0);
+        memset(table, 0xff, sizeof table); /* it was copied */
+        assert_int_equal(ops->copy(s, got, to, TABLE_BYTES), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        assert_memory_equal(got, want, TABLE_BYTES);
+    }
+    ops->free(dev, from, TABLE_BYTES);
+    ops->free(dev, to, TABLE_BYTES);
+    free(given);
+    free(want);
+    free(got);
+    ops->stream_close(s);
+}
+
+/* Nothing is put on the stream then. */
+static void test_copy_rows_refused(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    char *p = device_memory(dev, 4096);
+    const struct zr_copy_rows good = {p, p + 1024, 64, 200, 128, 64};
+    struct {
+        const char *text;
+        struct zr_copy_rows c;
+    } cases[] = {{"copy 1: bytes is -1", {p + 512, p + 2048, 64, -1, 64, 64}},
+                 {"row_bytes 0", {p + 512, p + 2048, 0, 64, 64, 64}},
+                 {"rows of 64 bytes are 63 apart in dst, 64 in src", {p + 512, p + 2048, 64, 65, 63, 64}},
+                 {"64 apart in dst, 0 in src", {p + 512, p + 2048, 64, 65, 64, 0}},
+                 {"apart", {p + 512, p + 2048, 64, INT64_MAX, 128, 128}},
+                 {"copy 1 writes where copy 0 reads", {p + 1024 + 199, p + 2048, 64, 1, 0, 0}},
+                 {"copy 0 writes where copy 1 reads", {p + 2048, p + 391, 64, 1, 0, 0}},
+                 {"copy 1 writes where copy 1 reads", {p + 2048, p + 2112, 64, 128, 64, 64}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct zr_copy_rows table[2] = {good, cases[i].c};
+        assert_int_equal(dev->ops->copy_rows(s, table, 2), ZR_ERR_ARG);
+        if (!strstr(zr_error_text(), cases[i].text))
+            fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
+    }
+    assert_int_equal(dev->ops->copy_rows(s, &good, ZR_MAX_COPIES + 1), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "65 copies, 0 to 64"));
+    assert_int_equal(dev->ops->copy_rows(s, NULL, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->copy_rows(s, NULL, 0), 0);
+    dev->ops->free(dev, p, 4096);
+    dev->ops->stream_close(s);
+}
+
 /* A value given by the caller, who changes it at once. */
 static void test_put(void **state)
 {
@@ -382,10 +488,15 @@ static void test_finish(void **state)
 int suite_of_work(struct zr_device *dev)
 {
     struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),  cmocka_unit_test(test_call_copies_its_argument),
-        cmocka_unit_test(test_kernels), cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_put),     cmocka_unit_test(test_host_memory_and_stamps),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_call_copies_its_argument),
+        cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_put),
+        cmocka_unit_test(test_host_memory_and_stamps),
         cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_copy_rows),
+        cmocka_unit_test(test_copy_rows_refused),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

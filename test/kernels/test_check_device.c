@@ -95,6 +95,30 @@ static void test_reads(void **state)
     }
 }
 
+/* A table touches its rows and not what lies between them. */
+static void test_tables(void **state)
+{
+    (void)state;
+    struct bed t;
+    for (int at = 64; at <= 128; at += 64) {
+        open_bed(&t, 1);
+        const struct zr_device_ops *d = t.dev->ops;
+        struct zr_copy_rows rows = {t.x, t.x + 1024, 64, 160, 128, 128};
+        d->copy_rows(t.a, &rows, 1);
+        d->zero(t.b, t.x + at, 64);
+        d->zero(t.b, t.x + 1024 + 64, 64);
+        close_bed(&t, at == 64
+                          ? NULL
+                          : "at +128: zero (test, unit 3, step 7) on rank 0's b overwrites what copy_rows");
+        open_bed(&t, 1);
+        d->zero(t.b, t.x + 1024 + at, 64);
+        rows = (struct zr_copy_rows){t.x, t.x + 1024, 64, 160, 128, 128};
+        d->copy_rows(t.a, &rows, 1);
+        close_bed(&t, at == 64 ? NULL
+                               : "at +1152: copy_rows (test, unit 3, step 7) on rank 0's a reads what zero");
+    }
+}
+
 /* An event stands for what was recorded when it was waited for. */
 static void test_old_record(void **state)
 {
@@ -201,13 +225,10 @@ static void test_snapshot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_streams),
-        cmocka_unit_test(test_reads),
-        cmocka_unit_test(test_old_record),
-        cmocka_unit_test(test_host_waits),
-        cmocka_unit_test(test_calls_say_what_they_touch),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_two_streams), cmocka_unit_test(test_reads),
+        cmocka_unit_test(test_tables),      cmocka_unit_test(test_old_record),
+        cmocka_unit_test(test_host_waits),  cmocka_unit_test(test_calls_say_what_they_touch),
+        cmocka_unit_test(test_others),      cmocka_unit_test(test_snapshot),
     };
     struct zr_device *host;
     struct zr_check *check;

@@ -70,6 +70,36 @@ static void test_what_is_refused(void **state)
     refused(0, ZR_ERR_SYSTEM, "GPU 0", "cudaErrorNoKernelImageForDevice");
 }
 
+/* Whatever the number of copies: one kernel, and none where there is nothing to copy. */
+static void test_a_table_is_one_kernel(void **state)
+{
+    (void)state;
+    struct zr_device *dev = gpu();
+    struct zr_stream *s;
+    void *p;
+    struct zr_copy_rows table[ZR_MAX_COPIES];
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "t", NULL, &s), 0);
+    assert_int_equal(dev->ops->alloc(dev, 1 << 20, &p), 0);
+    char *at = p;
+    int64_t launches = stand_in_calls("cudaLaunchKernel"), copies = stand_in_calls("cudaMemcpyAsync");
+    for (int n = 0; n <= ZR_MAX_COPIES; n += 16) {
+        for (int i = 0; i < n; i++)
+            table[i] = (struct zr_copy_rows){at + 2048 * i, at + (1 << 19) + 4096 * i, 128, 1000, 256, 512};
+        assert_int_equal(dev->ops->copy_rows(s, table, n), 0);
+        launches += n > 0;
+        assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
+        for (int i = 0; i < n; i++)
+            table[i].bytes = 0;
+        assert_int_equal(dev->ops->copy_rows(s, table, n), 0);
+        assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
+    }
+    assert_int_equal(stand_in_calls("cudaMemcpyAsync"), copies);
+    dev->ops->free(dev, p, 1 << 20);
+    dev->ops->stream_close(s);
+    dev->ops->close(dev);
+    nothing_wrong();
+}
+
 /* The thread's own choice, not the first. */
 static void test_the_thread_s_gpu(void **state)
 {
@@ -277,7 +307,7 @@ int main(void)
         cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_the_thread_s_gpu),
         cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_poison),
         cmocka_unit_test(test_caller_streams),  cmocka_unit_test(test_every_call_can_fail),
-        cmocka_unit_test(test_lost_gpu),
+        cmocka_unit_test(test_lost_gpu),        cmocka_unit_test(test_a_table_is_one_kernel),
     };
     struct zr_device *dev;
     if (zr_cuda_device_open(0, &dev)) {

@@ -223,6 +223,46 @@ static void order_over_communicators(void **state)
     }
 }
 
+/* A table of copies takes tags along, row by row, and leaves what lies between the rows. */
+static void tables_of_copies(void **state)
+{
+    (void)state;
+    const struct zr_sim_options o = {.world = 1, .yield = never};
+    struct zr_sim *w;
+    struct zr_stream *s;
+    void *p;
+    assert_int_equal(zr_sim_open(&o, &w), 0);
+    struct zr_device *dev = zr_sim_device(w, 0);
+    zr_sim_host(w, 0, ZR_SIM_LOOP);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &s), 0);
+    assert_int_equal(dev->ops->alloc(dev, 4096, &p), 0);
+    char *at = p;
+    struct zr_content tag = {.kind = ZR_TAG_PARAM, .size = 4, .flat = 7, .value = 5},
+                      other = {.kind = ZR_TAG_PARAM, .size = 4, .flat = 8, .value = 6};
+    zr_sim_mark(w, at, 512, tag);
+    zr_sim_mark(w, at + 1024, 512, other);
+    const struct zr_copy_rows rows = {at + 1024, at, 64, 160, 128, 64};
+    assert_int_equal(dev->ops->copy_rows(s, &rows, 1), 0);
+    struct zr_recorder *rec = zr_sim_recorder(w);
+    const struct {
+        int64_t at, bytes, first;
+        bool moved;
+    } want[] = {{1024, 64, 0, true},   {1088, 64, 16, false}, {1152, 64, 16, true},
+                {1216, 64, 48, false}, {1280, 32, 32, true},  {1312, 224, 72, false}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        struct zr_content c = want[i].moved ? tag : other;
+        c.first = want[i].first;
+        zr_shadow_expect(rec, zr_sim_line_of(s), at + want[i].at, want[i].bytes, c);
+    }
+    assert_int_equal(rec->n_reports, 0);
+    struct zr_copy_rows bad = rows;
+    bad.dst = at + 32;
+    assert_int_equal(dev->ops->copy_rows(s, &bad, 1), ZR_ERR_ARG);
+    dev->ops->free(dev, p, 4096);
+    dev->ops->stream_close(s);
+    zr_sim_close(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +274,7 @@ int main(void)
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
+        cmocka_unit_test(tables_of_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
