@@ -138,8 +138,10 @@ void zr_shm_pair(struct zr_comm *a, struct zr_comm *b);
 struct zr_nccl_options {
     int64_t timeout_ms; /* how long a collective waits for peers, and a call into NCCL may take */
     bool deterministic; /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks */
+    /* Of zr_nccl_room_bytes(), which both arenas have at their end for what travels packed: see there. Slices
+     * of more than small_bytes are packed only where the last ones are short. */
+    int64_t packed_bytes, small_bytes;
     int64_t reserve_bytes; /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
-    int64_t ragged_bytes;  /* as given to zr_nccl_reserve_bytes() */
     int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
                             a host and NCCL has them (2.28) */
     void *lent;          /* NULL, or the program's own ncclComm_t over the same ranks, which stays the
@@ -164,31 +166,38 @@ struct zr_world;
 int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                       bool *left);
 
-/* Bytes for segments whose last slices are short, which a gather or a reduce of NCCL's cannot take as they
- * lie: ragged_bytes is the most that one call has of them, one rank's slices each a multiple of 256. Less
- * room makes them take more rounds. */
-static inline int64_t zr_nccl_ragged_bytes(int world, int64_t ragged_bytes)
+/* What slices may have at most to travel packed: copying them in and out takes a few microseconds, less than
+ * a call of their own. */
+#define ZR_NCCL_SMALL_BYTES (32 << 10)
+
+/* Bytes at the end of each arena for what travels packed: segments whose last slices are short, which a
+ * collective of NCCL's cannot take as they lie, and small ones (comm/nccl_pack.h). packed_bytes: the most
+ * that one call has of them, one rank's slices, each rounded up to 128. Less room makes them take more
+ * rounds. */
+static inline int64_t zr_nccl_room_bytes(int world, int64_t packed_bytes)
 {
     const int64_t most = 64 << 20, least = 256 * (int64_t)world;
-    int64_t all = ragged_bytes > most / world ? most : ragged_bytes * world;
-    return world == 1 ? 0 : all > least ? all / 256 * 256 : least;
+    int64_t all = packed_bytes > most / world ? most : packed_bytes * world;
+    return world == 1 ? 0 : all > least ? (all + 255) / 256 * 256 : least;
 }
 
-/* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256.
- * largest_slice_bytes: of the largest shard_bytes that will be reduced; less scratch makes reducing take more
- * rounds. ragged_bytes: as above. */
+/* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256. The gather arena's
+ * are zr_nccl_room_bytes(). largest_slice_bytes: of the largest shard_bytes that will be reduced; less
+ * scratch makes reducing take more rounds. packed_bytes: as above. */
 static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64_t largest_slice_bytes,
-                                            int64_t ragged_bytes)
+                                            int64_t packed_bytes)
 {
     const int64_t per_peer = 4 << 20, in_all = 64 << 20, align = 256;
-    int64_t ledgers = (world * INT64_C(32) + align - 1) / align * align, slice = largest_slice_bytes;
-    int64_t ragged = 2 * zr_nccl_ragged_bytes(world, ragged_bytes); /* of each communicator */
+    int64_t ledgers = (world * INT64_C(32) + align - 1) / align * align;
+    int64_t room = zr_nccl_room_bytes(world, packed_bytes);
+    /* A round's row of packed slices arrives where the others' slices do. */
+    int64_t slice = largest_slice_bytes > packed_bytes ? largest_slice_bytes : packed_bytes;
     if (!deterministic || world == 1)
-        return ledgers + ragged;
+        return ledgers + room;
     slice = slice < per_peer ? slice : per_peer;
     slice = slice < in_all / (world - 1) ? slice : in_all / (world - 1);
     slice = (slice + align - 1) / align * align;
-    return ledgers + ragged + (slice > align ? slice : align) * (world - 1);
+    return ledgers + room + (slice > align ? slice : align) * (world - 1);
 }
 
 /* Collective and blocking over rdv, which must outlive the communicators. Opens both: close each. The arenas

@@ -138,11 +138,6 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     int64_t total = 0;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_gather_seg *g = &seg[k];
-        if (!m->pair->reduce.arena && !zr_nccl_fits(c->world, g->shard_bytes, g->total_bytes))
-            return zr_fail(ZR_ERR_ORDER,
-                           "nccl %s: the reduce communicator, whose arena has the room for ragged segments, "
-                           "has none yet",
-                           m->name);
         const int64_t v[] = {g->src, g->src_stride, g->dst, g->shard_bytes, g->total_bytes};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
         total += g->total_bytes;

@@ -65,7 +65,8 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
         SAME(deterministic, "deterministic");
         SAME(copy_engine, "copy_engine");
         SAME(reserve_bytes, "reserve_bytes");
-        SAME(ragged_bytes, "ragged_bytes");
+        SAME(packed_bytes, "packed_bytes");
+        SAME(small_bytes, "small_bytes");
         SAME(lent, "the use of a communicator that was lent");
 #undef SAME
     }
@@ -80,7 +81,8 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
                                 .copy_engine = p->opt.copy_engine,
                                 .lent = p->opt.lent != NULL,
                                 .reserve_bytes = p->opt.reserve_bytes,
-                                .ragged_bytes = p->opt.ragged_bytes};
+                                .packed_bytes = p->opt.packed_bytes,
+                                .small_bytes = p->opt.small_bytes};
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     mine.host = XXH3_64bits(host, strlen(host));

@@ -189,24 +189,28 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     return 0;
 }
 
-/* Of the reduce arena: ledgers, each communicator's room for ragged segments, the fixed tree's scratch. */
-static void share_reserve(struct zr_nccl_pair *p, int64_t at, int64_t end)
+/* The end of the arena: the room for what travels packed; of the reduce arena then ledgers, and the fixed
+ * tree's scratch. */
+static void share_reserve(struct zr_nccl *m)
 {
-    int64_t room = zr_nccl_ragged_bytes(p->world, p->opt.ragged_bytes);
+    const struct zr_nccl_pair *p = m->pair;
     int64_t ledgers = (p->world * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) /
                       ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
-    p->gather.room_at = at + ledgers;
-    p->reduce.room_at = p->gather.room_at + room;
-    p->reduce.scratch_at = p->reduce.room_at + room;
-    p->gather.room_bytes = p->reduce.room_bytes = room;
-    p->reduce.scratch_bytes = end - p->reduce.scratch_at;
+    m->room_at = m->usable_bytes;
+    m->room_bytes = zr_nccl_room_bytes(p->world, p->opt.packed_bytes);
+    if (m != &p->reduce)
+        return;
+    m->ledgers_at = m->room_at + m->room_bytes;
+    m->scratch_at = m->ledgers_at + ledgers;
+    m->scratch_bytes = m->arena_bytes - m->scratch_at;
 }
 
 int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
 {
     struct zr_nccl *m = zr_nccl_of(c);
     struct zr_nccl_pair *p = m->pair;
-    int64_t reserve = m == &p->reduce ? p->opt.reserve_bytes : 0;
+    int64_t reserve =
+        m == &p->reduce ? p->opt.reserve_bytes : zr_nccl_room_bytes(p->world, p->opt.packed_bytes);
     struct zr_nccl_tally t;
     void *at = NULL;
     int err = 0;
@@ -214,7 +218,7 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
         return zr_fail(ZR_ERR_ORDER, "nccl %s: the arena is made once", m->name);
     if (bytes <= reserve || (reserve && bytes % ZR_NCCL_ALIGN))
         err = zr_fail(ZR_ERR_ARG,
-                      "nccl %s: the arena is %lld bytes: more than reserve_bytes (%lld)%s is allowed",
+                      "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
                       m->name, (long long)bytes, (long long)reserve, reserve ? ", a multiple of 256," : "");
     err = zr_nccl_agree(p, err, bytes, &t);
     if (!err && t.odd >= 0)
@@ -237,9 +241,7 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
         return zr_fail(err, "%s", text);
     }
     m->usable_bytes = bytes - reserve;
-    m->ledgers_at = m->usable_bytes;
-    if (reserve)
-        share_reserve(p, m->usable_bytes, bytes);
+    share_reserve(m);
     *base = at;
     return 0;
 }

@@ -1,19 +1,22 @@
 /* nccl_comm.h: the inside of the NCCL communicator.
  *
  * How a unit travels. Each communicator has one arena, allocated by NCCL and registered once as a symmetric
- * window where NCCL and the machine have them; nothing is staged, packed or registered later.
+ * window where NCCL and the machine have them; nothing is registered later.
  *
- *   all_gather      a flat whose shards fill it: ncclAllGather, in place where the shard is a slice of the
- *                   flat. A ragged one (the last ranks own less, or nothing), past whose end an all-gather
- * would write: ncclAllGather into a room of ours, and one copy from there. All segments of a unit are one
- * group, which NCCL fuses, whatever the world. reduce_scatter  fast: ncclReduceScatter with ncclSum in the
- * gradient's dtype, straight to the fp32 shard when the gradient is fp32 and nothing is to be added, else in
- * place, into this rank's slice of the gradient, and from there cast or added to the shard. Ragged: from a
- * copy in the room. Always ncclSum: ncclAvg would rule out the best kernels. deterministic: every rank sends
- * each owner its slice (grouped ncclSend and ncclRecv, into scratch, piece by piece), and the owner adds them
- * in the fixed binary tree in fp32: the bits of shm and self, whatever NCCL would have chosen. broadcast
- * ncclBroadcast in place. exchange        ncclAllGather in place, and in the same group the ranks' ledgers
- * (below).
+ *   all_gather      ncclAllGather, in place where the shard is a slice of the flat.
+ *   reduce_scatter  fast: ncclReduceScatter with ncclSum in the gradient's dtype, straight to the fp32
+ *                   shard when the gradient is fp32 and nothing is to be added, else in place, into this
+ *                   rank's slice of the gradient, and from there cast or added to the shard. Always
+ *                   ncclSum: ncclAvg would rule out the best kernels.
+ *                   deterministic: every rank sends each owner its slice (grouped ncclSend and ncclRecv,
+ *                   into scratch, piece by piece), and the owner adds them in the fixed binary tree in
+ *                   fp32: the bits of shm and self, whatever NCCL would have chosen.
+ *   broadcast       ncclBroadcast in place.
+ *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
+ *
+ * All segments of a unit are one group, which NCCL fuses. Large ones travel as they lie, without a copy; the
+ * small ones of a unit, and those whose last slices are short, are packed into one (nccl_pack.h), so that
+ * their number and the world's do not count.
  *
  * When it completes, nobody reads mine. comm.h promises this for reduce_scatter, broadcast and exchange. NCCL
  * promises more for every call: once it is complete in the order of a rank's stream, that rank may reuse both
@@ -45,8 +48,9 @@
  * (zr_nccl_await).
  *
  *   nccl.c          the vtable: checks, the ledger, what is put on the stream
+ *   nccl_gather.c   gathers
  *   nccl_reduce.c   both ways to reduce
- *   nccl_ragged.c   the room for segments whose last slices are short
+ *   nccl_pack.c     small and short segments, packed into one (nccl_pack.h)
  *   nccl_open.c     opening, closing
  *   nccl_lent.c     what a communicator that is lent is asked for
  *   nccl_agree.c    what ranks tell each other while that goes on
@@ -154,7 +158,7 @@ struct zr_nccl {
     bool lent;        /* the caller's own: not ours to abort or destroy */
 
     char *arena;
-    int64_t arena_bytes, usable_bytes; /* the rest is ours: ledgers, scratch */
+    int64_t arena_bytes, usable_bytes; /* the rest is ours: room, ledgers, scratch */
     bool arena_of_nccl;
     zr_nccl_window window; /* NULL: not a symmetric window */
     char path[128];
@@ -162,7 +166,7 @@ struct zr_nccl {
     /* The issuing thread. */
     uint64_t next_seq;
     int64_t ledgers_at, scratch_at, scratch_bytes; /* in the arena */
-    int64_t room_at, room_bytes; /* in the reduce communicator's arena, for ragged segments of this one */
+    int64_t room_at, room_bytes;                   /* for what travels packed */
 
     /* Under pair->lock. */
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
@@ -272,7 +276,7 @@ int zr_nccl_close_window(struct zr_nccl *m);
 /* What a rank tells the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t err, version, deterministic, copy_engine, lent, unused;
-    int64_t reserve_bytes, ragged_bytes;
+    int64_t reserve_bytes, packed_bytes, small_bytes;
     uint64_t host;
     ncclUniqueId id[2]; /* rank 0's */
     char text[400];
@@ -291,41 +295,10 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
  * numbers (t may be NULL). */
 int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t);
 
-/* ---- nccl_ragged.c ---- */
-
-/* Bytes [at, at + n) of every rank's slice of one segment; shorter, or empty, of the last ranks. */
-struct zr_nccl_part {
-    int seg;
-    int64_t at, n;
-    char *room; /* (world, n) */
-};
-struct zr_nccl_cut {
-    int seg; /* the first that is not cut to its end, and how far it is */
-    int64_t at;
-    int n;
-    struct zr_nccl_part part[ZR_NCCL_PIECES];
-};
-
-/* A collective takes it as it lies. */
-static inline bool zr_nccl_fits(int world, int64_t shard_bytes, int64_t total_bytes)
-{
-    return world == 1 || total_bytes == world * shard_bytes;
-}
-/* The next parts of the ragged segments, as many as there is room for, alike on all ranks. slices: of segment
- * i, shard_bytes and total_bytes. false: there are none left. */
-bool zr_nccl_cut(const struct zr_nccl *m, struct zr_nccl_cut *c, int n_seg,
-                 void (*slices)(const void *seg, int i, int64_t *shard_bytes, int64_t *total_bytes),
-                 const void *seg);
-/* Between a segment of that shape at flat and the room: copies all ranks' slices, or only one's (only >= 0),
- * into the room or out of it. */
-int zr_nccl_move_part(const struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_part *part,
-                      char *flat, int64_t shard_bytes, int64_t total_bytes, int only, bool into_room);
-/* Puts all segments of a gather on the stream, the ragged ones by way of the room. */
+/* ---- nccl_gather.c, nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the
+ * device's, or, with *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res);
-
-/* ---- nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the device's, or, with
- * *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                         ncclResult_t *res);
 int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,

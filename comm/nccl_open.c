@@ -137,7 +137,7 @@ static int prepare(struct zr_nccl_pair *p)
 {
     const struct zr_nccl_options *o = &p->opt;
     const struct zr_device_ops *d = p->dev->ops;
-    int64_t least = zr_nccl_reserve_bytes(p->world, o->deterministic, 0, o->ragged_bytes);
+    int64_t least = zr_nccl_reserve_bytes(p->world, o->deterministic, 0, o->packed_bytes);
     if (o->timeout_ms <= 0 || o->timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld: more than 0 is allowed",
                        (long long)o->timeout_ms);

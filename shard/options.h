@@ -63,8 +63,8 @@ struct zr_options {
     const struct zr_call *order;
     int n_order;
 
-    int64_t
-        scratch_bytes; /* that the communicator wants at the end of the reduce arena; a multiple of 4096 */
+    /* That the communicators want for themselves at the end of their arenas; multiples of 256. */
+    int64_t gather_scratch_bytes, reduce_scratch_bytes;
 
     int64_t timeout_ms; /* for peers, in every operation; > 0 */
 

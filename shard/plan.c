@@ -172,7 +172,7 @@ static int64_t take(int64_t *end, int64_t bytes)
     return at;
 }
 
-static void place_params(struct zr_plan *p)
+static void place_params(struct zr_plan *p, int64_t scratch_bytes)
 {
     const struct zr_layout *l = p->layout;
     int64_t end = 0;
@@ -183,7 +183,7 @@ static void place_params(struct zr_plan *p)
     for (int32_t i = 0; i < p->n_param_slots; i++)
         p->param_slots[i].at = take(&end, p->param_slots[i].bytes);
     p->bytes[ZR_MEM_PARAM_SLOTS] = end - p->bytes[ZR_MEM_PARAM_SHARDS];
-    p->gather_bytes = zr_round_up(zr_max(end, 1), 4096);
+    p->gather_bytes = zr_round_up(zr_max(end, 1), 4096) + scratch_bytes;
     p->bytes[ZR_MEM_STAGING] += p->gather_bytes - end;
 }
 
@@ -333,8 +333,8 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
         goto fail;
     for (int32_t u = 0; u < l->n_units; u++)
         p->resident[u] = p->spec.units[u].resident;
-    place_params(p);
-    place_grads(p, opt->scratch_bytes);
+    place_params(p, opt->gather_scratch_bytes);
+    place_grads(p, opt->reduce_scratch_bytes);
     place_state(p, opt);
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         p->total_bytes += p->bytes[i];

@@ -51,7 +51,7 @@ struct zr_plan {
     int64_t in_place_param_at;
     int32_t n_param_slots;
     struct zr_slot_place *param_slots;
-    int64_t gather_bytes;
+    int64_t gather_bytes; /* the last opt->gather_scratch_bytes of them are the communicator's */
 
     /* Offsets in the reduce arena. */
     int64_t *grad_at; /* (n_units) of resident gradients */
@@ -63,7 +63,7 @@ struct zr_plan {
     int64_t exchange_at, control_at;
     int64_t full_grad_at; /* stage 0: one unit's gradient gathered, fp32 */
     int64_t values_at, values_bytes;
-    int64_t reduce_bytes; /* the last opt->scratch_bytes of them are the communicator's */
+    int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
 
     /* Device memory of its own. */
     int64_t *master_at; /* (n_flats) element in the master array, -1: the parameters are their own masters, or

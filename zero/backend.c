@@ -36,33 +36,55 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     return 0;
 }
 
-/* Of one rank, in one unit: slices that have to be brought to one length. At stage 0 reduced gradients are
- * gathered too, in fp32. */
-static int64_t ragged_bytes(const struct zr_layout *l, int stage)
+/* What a flat's slices have on the wire, at least and at most: gradients may be narrowed for it, and at stage
+ * 0 reduced ones are gathered too, in fp32. */
+static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
+{
+    return o->wire_dtype ? zr_min(f->shard_bytes, f->shard_elems * zr_dtype_bytes(o->wire_dtype))
+                         : f->shard_bytes;
+}
+
+static int64_t most_slice(const struct zr_flat *f, const struct zr_options *o)
+{
+    return o->stage == 0 && f->trainable ? f->shard_elems * (int64_t)sizeof(float) : f->shard_bytes;
+}
+
+/* Of one rank, in one unit: slices that NCCL's communicators pack, because they are small or the last ones
+ * short. */
+static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *o)
 {
     int64_t most = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
-        int64_t n = 0;
+        int64_t bytes = 0;
+        int n = 0;
+        bool any_short = false;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
-            if (f->trainable && f->total_bytes < f->shard_bytes * l->world)
-                n += stage == 0 ? f->shard_elems * (int64_t)sizeof(float) : f->shard_bytes;
+            bool is_short = f->total_bytes < f->shard_bytes * l->world;
+            if ((!f->trainable && o->stage < 3) || (!is_short && least_slice(f, o) > ZR_NCCL_SMALL_BYTES))
+                continue;
+            bytes += most_slice(f, o);
+            any_short |= is_short;
+            n++;
         }
-        most = zr_max(most, n);
+        if (any_short || n > 1)
+            most = zr_max(most, bytes);
     }
     return most;
 }
 
 void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
 {
+    struct zr_options *o = &config->options;
     int64_t largest = 0;
     for (int32_t i = 0; i < layout->n_flats; i++)
         if (layout->flats[i].trainable)
             largest = zr_max(largest, layout->flats[i].shard_bytes);
-    if (backend == ZERO_BACKEND_NCCL)
-        config->options.scratch_bytes =
-            zr_nccl_reserve_bytes(layout->world, config->options.deterministic, largest,
-                                  ragged_bytes(layout, config->options.stage));
+    if (backend != ZERO_BACKEND_NCCL)
+        return;
+    int64_t packed = packed_bytes(layout, o);
+    o->gather_scratch_bytes = zr_nccl_room_bytes(layout->world, packed);
+    o->reduce_scratch_bytes = zr_nccl_reserve_bytes(layout->world, o->deterministic, largest, packed);
 }
 
 int zr_backend_open_device(struct zero_ctx *z)
@@ -77,8 +99,9 @@ static int open_nccl(struct zero_ctx *z)
     int copy_engine = z->config.user.copy_engine;
     const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
                                          .deterministic = o->deterministic,
-                                         .reserve_bytes = o->scratch_bytes,
-                                         .ragged_bytes = ragged_bytes(z->layout, o->stage),
+                                         .packed_bytes = packed_bytes(z->layout, o),
+                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
+                                         .reserve_bytes = o->reduce_scratch_bytes,
                                          .copy_engine = copy_engine == ZERO_AUTO ? 0
                                                         : copy_engine            ? 1
                                                                                  : -1,

@@ -76,7 +76,8 @@ static int open_custom(struct office *o, int n, int64_t timeout_ms)
 
 int64_t custom_reserve(int world, int i)
 {
-    return i == 1 ? nccl_office_options(world, custom.deterministic, 1).reserve_bytes : 0;
+    const struct zr_nccl_options o = nccl_office_options(world, custom.deterministic, 1);
+    return i == 1 ? o.reserve_bytes : zr_nccl_room_bytes(world, o.packed_bytes);
 }
 
 const struct office_kind office_custom = {.open_device = open_custom_device,

@@ -8,7 +8,8 @@ static int open_device(const struct zr_world *w, struct zr_device **out)
 
 static int64_t reserve(int world, int i, bool deterministic)
 {
-    return i == 1 ? zr_nccl_reserve_bytes(world, deterministic, NCCL_SLICE_BYTES, NCCL_RAGGED_BYTES) : 0;
+    return i == 1 ? zr_nccl_reserve_bytes(world, deterministic, NCCL_SLICE_BYTES, NCCL_PACKED_BYTES)
+                  : zr_nccl_room_bytes(world, NCCL_PACKED_BYTES);
 }
 
 static int64_t reserve_fast(int world, int i)
@@ -26,7 +27,8 @@ struct zr_nccl_options nccl_office_options(int world, bool deterministic, int64_
     return (struct zr_nccl_options){.timeout_ms = timeout_ms,
                                     .deterministic = deterministic,
                                     .reserve_bytes = reserve(world, 1, deterministic),
-                                    .ragged_bytes = NCCL_RAGGED_BYTES};
+                                    .packed_bytes = NCCL_PACKED_BYTES,
+                                    .small_bytes = NCCL_SMALL_BYTES};
 }
 
 static int open_comms(struct office *o, int64_t timeout_ms, bool deterministic)

@@ -5,7 +5,7 @@
 #include "test/comm/office.h"
 
 /* Room for slices of these sizes: little enough that most take several rounds. */
-enum { NCCL_SLICE_BYTES = 4096, NCCL_RAGGED_BYTES = 2048 };
+enum { NCCL_SLICE_BYTES = 4096, NCCL_PACKED_BYTES = 2048, NCCL_SMALL_BYTES = 1024 };
 
 extern const struct office_kind office_nccl, office_nccl_fixed;
 

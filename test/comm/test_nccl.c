@@ -64,6 +64,33 @@ static void test_buffers_overlap(void **state)
     expected_misuse = 3 * 4;
 }
 
+/* That it tells calls of one group of which one writes what another reads or writes. */
+static void test_group_apart(void **state)
+{
+    (void)state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    cudaStream_t s;
+    void *p;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    assert_int_equal(ncclCommInitRankConfig(&comm, 1, id, 0, &config), 0);
+    assert_int_equal(cudaStreamCreate(&s) || cudaMalloc(&p, 1024), 0);
+    for (int apart = 0; apart <= 256; apart += 64) {
+        char *a = p, *b = a + apart;
+        assert_int_equal(ncclGroupStart(), 0);
+        assert_int_equal(ncclAllGather(a, a + 512, 128, ncclInt8, comm, s), 0);
+        assert_int_equal(ncclAllGather(b + 256, b, 64, ncclInt8, comm, s), 0);
+        assert_int_equal(ncclGroupEnd(), 0);
+    }
+    cudaStreamSynchronize(s);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+    ncclCommDestroy(comm);
+    /* b is written where a is read at 0 and 64; b is read at 512 where a + 512 is written, at 256. */
+    expected_misuse = 3;
+}
+
 /* --- which path --- */
 
 static void note_path(struct rank *me)
@@ -187,24 +214,53 @@ static void test_one_without_memory(void **state)
              0);
 }
 
-/* --- slices that are short --- */
+/* --- what travels packed --- */
 
-enum { N_RAGGED = 6 };
+enum {
+    MOST_SMALL = 8,
+    SMALL_BYTES = 256,
+    LARGE_BYTES = 2 * NCCL_SMALL_BYTES,
+    SMALL_APART = 2048,
+    LARGE_AT = 20480,
+    SUMS_AT = 40960
+};
 
-/* Six tensors of a layer, in place, each longer than a shard of 256 bytes and none a multiple of the world's.
- */
-static void ragged_layer(struct rank *me)
+/* A layer's tensors in place: n small ones, most of them ragged and one not, and a large one that divides
+ * evenly. */
+struct layer {
+    int n, world;
+    struct zr_gather_seg g[MOST_SMALL + 1];
+    struct zr_reduce_seg r[MOST_SMALL + 1];
+};
+
+static void make_layer(struct layer *l, int n, int world)
+{
+    *l = (struct layer){.n = n + 1, .world = world};
+    for (int i = 0; i <= n; i++) {
+        int64_t at = i < n ? SMALL_APART * i : LARGE_AT, shard = i < n ? SMALL_BYTES : LARGE_BYTES;
+        int64_t total = shard * world - (i > 0 && i < n ? 128 + 4 * i : 0);
+        l->g[i] = (struct zr_gather_seg){at, shard, at, shard, total};
+        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, shard, total, ZR_F32, false};
+    }
+}
+
+/* Of the layer, where byte at of the arena is; -1: elsewhere. */
+static int segment_at(const struct layer *l, int64_t at)
+{
+    for (int i = 0; i < l->n; i++)
+        if (at >= l->g[i].dst && at < l->g[i].dst + l->g[i].total_bytes)
+            return i;
+    return -1;
+}
+
+/* Gathers and reduces the layer; what lies around its tensors stays as it is. */
+static void move_layer(struct rank *me)
 {
     struct office o;
     struct zr_tag tag = {.unit = 1};
     int world = me->w.world, rank = me->w.rank, err = 0;
-    struct zr_gather_seg g[N_RAGGED + 1];
-    struct zr_reduce_seg r[N_RAGGED + 1];
-    for (int i = 0; i <= N_RAGGED; i++) {
-        int64_t at = 8192 * i, total = i == N_RAGGED ? 256 * world : 256 * world - 128 - 4 * i;
-        g[i] = (struct zr_gather_seg){at, 256, at, 256, total};
-        r[i] = (struct zr_reduce_seg){at, 60000 + 256 * i, 256, total, ZR_F32, false};
-    }
+    struct layer l;
+    make_layer(&l, *(int *)me->arg, world);
     RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     float *x = malloc(ARENA_BYTES);
@@ -214,47 +270,106 @@ static void ragged_layer(struct rank *me)
     if (!err)
         err = office_store(&o, 1, (char *)x, ARENA_BYTES);
     if (!err)
-        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], g, N_RAGGED + 1, &tag);
+        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
     if (!err)
-        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], r, N_RAGGED + 1, &tag);
+        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
     if (!err)
         err = office_fetch(&o, 0, (char *)x, ARENA_BYTES);
     for (int i = 0; i < ARENA_BYTES / 4; i++) {
-        int64_t in = i * 4 % 8192, seg = i * 4 / 8192;
-        bool moved = seg <= N_RAGGED && in < g[seg].total_bytes;
-        float want = (float)(i % 1000 + (moved ? in / 256 : rank));
+        int k = segment_at(&l, i * 4);
+        float want = (float)(i % 1000 + (k < 0 ? rank : (i * 4 - l.g[k].dst) / l.g[k].shard_bytes));
         RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", i, (double)x[i], (double)want);
     }
     if (!err)
         err = office_fetch(&o, 1, (char *)x, ARENA_BYTES);
-    for (int k = 0; k <= N_RAGGED; k++)
-        for (int i = 0; i < 64 && rank * 256 + 4 * i < r[k].total_bytes; i++) {
-            int at = (int)(r[k].src / 4 + rank * 64 + i);
-            float want = (float)(world * (at % 1000) + world * (world - 1) / 2);
-            RANK_CHECK(me, x[r[k].dst / 4 + i] == want, "sum of element %d is %g, not %g", at,
-                       (double)x[r[k].dst / 4 + i], (double)want);
-        }
+    for (int i = SUMS_AT / 4; i < ARENA_BYTES / 4; i++) {
+        int64_t k = (i * 4 - SUMS_AT) / 1024, in = (i * 4 - SUMS_AT) % 1024;
+        const struct zr_reduce_seg *r = &l.r[k < l.n ? k : l.n - 1];
+        in = i * 4 - r->dst;
+        bool is_sum = in >= 0 && in < r->shard_bytes && rank * r->shard_bytes + in < r->total_bytes;
+        int64_t at = (r->src + rank * r->shard_bytes + in) / 4;
+        float want =
+            is_sum ? (float)(world * (at % 1000) + world * (world - 1) / 2) : (float)(i % 1000 + rank);
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", i, (double)x[i], (double)want);
+    }
     free(x);
     note_error(me, err);
     RANK_CHECK(me, office_close(&o), "handles are left");
 }
 
-/* The number of NCCL's calls and groups of a layer does not grow with the world, and no tensor is a tensor's
- * neighbour: what is behind a short slice stays as it is. */
-static void test_ragged(void **state)
+struct moved {
+    struct nccl_stand_in_counts nccl;
+    int64_t kernels, copies; /* opening and closing included */
+};
+
+static struct moved count_layer(int world, int n)
+{
+    struct nccl_stand_in_counts before;
+    struct moved m = {.kernels = -stand_in_calls("cudaLaunchKernel"),
+                      .copies = -stand_in_calls("cudaMemcpyAsync")};
+    nccl_stand_in_counts(&before);
+    struct rank *r = run_ranks(false, world, move_layer, &n, NULL);
+    nccl_stand_in_counts(&m.nccl);
+    for (int i = 0; i < world; i++)
+        expect_rank(&r[i], 0, "");
+    m.nccl.n_calls -= before.n_calls;
+    m.nccl.n_groups -= before.n_groups;
+    m.nccl.n_symmetric -= before.n_symmetric;
+    m.nccl.n_copy_engine -= before.n_copy_engine;
+    m.kernels += stand_in_calls("cudaLaunchKernel");
+    m.copies += stand_in_calls("cudaMemcpyAsync");
+    return m;
+}
+
+/* Two collectives, of what is packed and of the large tensor, in one group, and two kernels around them:
+ * whatever the number of small tensors and the world. */
+static void test_packed(void **state)
 {
     (void)state;
     for (int world = 2; world <= 8; world++) {
-        struct nccl_stand_in_counts before, after;
         customize(false, LONG_MS);
-        nccl_stand_in_counts(&before);
-        struct rank *r = run_ranks(false, world, ragged_layer, NULL, NULL);
-        nccl_stand_in_counts(&after);
-        for (int i = 0; i < world; i++)
-            expect_rank(&r[i], 0, "");
-        assert_int_equal(after.n_calls - before.n_calls, world * 2 * (N_RAGGED + 1));
-        assert_int_equal(after.n_groups - before.n_groups, world * 2);
+        struct moved few = count_layer(world, 2), one = count_layer(world, 0);
+        for (int n = 3; n <= MOST_SMALL - 1; n += 2) {
+            struct moved m = count_layer(world, n);
+            assert_int_equal(m.nccl.n_calls, world * 2 * 2);
+            assert_int_equal(m.nccl.n_groups, world * 2);
+            assert_int_equal(m.nccl.n_symmetric, HEADER_HAS_WINDOWS ? m.nccl.n_calls : 0);
+            assert_int_equal(m.nccl.n_copy_engine, HEADER_HAS_WINDOWS ? world * 2 : 0);
+            assert_int_equal(m.kernels, few.kernels);
+            assert_int_equal(m.copies, few.copies);
+        }
+        /* The large one travels as it lies. */
+        assert_int_equal(one.nccl.n_calls, world * 2);
+        assert_int_equal(few.kernels - one.kernels, world * 4);
+        assert_int_equal(few.copies - one.copies, 0);
     }
+}
+
+/* By the fixed tree: one message to and from each peer for what is packed. */
+static void test_packed_fixed(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 8; world += 3) {
+        customize(true, LONG_MS);
+        struct moved one = count_layer(world, 0);
+        assert_int_equal(one.nccl.n_calls, world + world * (world - 1) * 2);
+        for (int n = 2; n <= MOST_SMALL - 1; n++) {
+            struct moved m = count_layer(world, n);
+            assert_int_equal(m.nccl.n_calls, world * 2 + world * (world - 1) * 2 * 2);
+            assert_int_equal(m.nccl.n_groups, world * 2);
+            assert_int_equal(m.copies, one.copies);
+        }
+    }
+}
+
+/* One small tensor that divides evenly is not packed: there is nothing to pack it with. A ragged one is. */
+static void test_packed_alone(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct moved none = count_layer(3, 0), even = count_layer(3, 1);
+    assert_int_equal(even.nccl.n_calls, 3 * 2 * 2);
+    assert_int_equal(even.kernels, none.kernels);
 }
 
 /* --- opening that fails --- */
@@ -286,6 +401,11 @@ static void odd_reserve(struct zr_nccl_options *opt, int rank)
     opt->reserve_bytes += rank == 1 ? 8 : 0;
 }
 
+static void other_small(struct zr_nccl_options *opt, int rank)
+{
+    opt->small_bytes += rank == 1 ? 256 : 0;
+}
+
 static void no_time(struct zr_nccl_options *opt, int rank)
 {
     opt->timeout_ms = rank == 1 ? 0 : opt->timeout_ms;
@@ -303,6 +423,8 @@ static void test_refused(void **state)
     customize(true, LONG_MS);
     custom.change = other_reserve;
     try_open(3, ZR_ERR_MISMATCH, "reserve_bytes is ");
+    custom.change = other_small;
+    try_open(3, ZR_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
     custom.change = odd_reserve;
     try_open(3, ZR_ERR_ARG, "a multiple of 256 from ");
     custom.change = no_time;
@@ -366,9 +488,12 @@ static void other_size(struct rank *me)
     RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
-    note_error(me, c->ops->arena(c, me->w.rank == 1 ? 8192 : 4096, &base));
-    RANK_CHECK(me, c->ops->arena(c, 4096, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->arena(c, 4096, &base) == ZR_ERR_ORDER, "twice");
+    int64_t bytes = custom_reserve(2, 0) + 4096;
+    note_error(me, c->ops->arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
+    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
     RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
     struct zr_reduce_seg seg = {.dtype = ZR_F32};
     RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
@@ -387,20 +512,23 @@ static void test_arena(void **state)
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "the arena is 8192 bytes on rank 1 and 4096 on rank 0");
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "the arena is 16384 bytes on rank 1 and 8192 on rank 0");
 }
 
 static void test_reserve_bytes(void **state)
 {
     (void)state;
     assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30, 1 << 20), 256);
-    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30, 0), 256 + 2 * 8 * 256);
-    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0, 1024), 512 + 2 * 9 * 1024);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0, 0), 256 + 2 * 4 * 256 + 3 * 256);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 0), 256 + 2 * 4 * 256 + 3 * 1024);
-    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30, 0), 256 + 2 * 4 * 256 + 3 * (4 << 20));
-    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30, 0) <= 2048 + 2 * 64 * 256 + (64 << 20) + 63 * 256);
-    assert_int_equal(zr_nccl_ragged_bytes(3, INT64_MAX), 64 << 20);
+    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30, 0), 256 + 8 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0, 1024), 512 + 9 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0, 0), 256 + 4 * 256 + 3 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 0), 256 + 4 * 256 + 3 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 2048), 256 + 4 * 2048 + 3 * 2048);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30, 0), 256 + 4 * 256 + 3 * (4 << 20));
+    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30, 0) <= 2048 + 64 * 256 + (64 << 20) + 63 * 256);
+    assert_int_equal(zr_nccl_room_bytes(3, 128), 768);
+    assert_int_equal(zr_nccl_room_bytes(3, 384), 1280);
+    assert_int_equal(zr_nccl_room_bytes(3, INT64_MAX), 64 << 20);
 }
 
 /* --- a communicator that is lent --- */
@@ -524,7 +652,10 @@ int main(void)
         TEST(test_refused),
         TEST(test_open_fails),
         TEST(test_arena),
-        TEST(test_ragged),
+        TEST(test_packed),
+        TEST(test_packed_fixed),
+        TEST(test_packed_alone),
+        TEST(test_group_apart),
         TEST(test_reserve_bytes),
         TEST(test_lent),
         TEST(test_lent_wrong),

@@ -565,6 +565,34 @@ static void check_buffers(const struct nsi_call *c, size_t n_send, size_t n_recv
         stand_in_misuse("%s: the buffers overlap, but are not in place", name);
 }
 
+static size_t bytes_sent(const struct nsi_call *c)
+{
+    size_t n = c->count * nsi_size(c->type);
+    return c->kind == NSI_RECV ? 0 : c->kind == NSI_REDUCE_SCATTER ? n * (size_t)c->comm->club->n_ranks : n;
+}
+
+static size_t bytes_received(const struct nsi_call *c)
+{
+    size_t n = c->count * nsi_size(c->type);
+    return c->kind == NSI_SEND ? 0 : c->kind == NSI_ALL_GATHER ? n * (size_t)c->comm->club->n_ranks : n;
+}
+
+static bool overlap(const char *a, size_t n_a, const char *b, size_t n_b)
+{
+    return n_a && n_b && a < b + n_b && b < a + n_a;
+}
+
+/* Calls of a group run at the same time. */
+static void check_apart(const struct nsi_call *c)
+{
+    for (const struct nsi_call *o = group.first; o; o = o->next)
+        if (overlap(c->recv, bytes_received(c), o->send, bytes_sent(o)) ||
+            overlap(c->recv, bytes_received(c), o->recv, bytes_received(o)) ||
+            overlap(o->recv, bytes_received(o), c->send, bytes_sent(c)))
+            stand_in_misuse("%s and %s in one group: one writes what the other reads or writes",
+                            names[o->kind], names[c->kind]);
+}
+
 /* The other rank's number is one of the communicator's, and not this one's where two work together. */
 static bool check_root(const struct nsi_call *c)
 {
@@ -604,10 +632,9 @@ static ncclResult_t take(struct nsi_call c)
         return res;
     }
     struct ncclComm *m = c.comm;
-    size_t n = c.count * nsi_size(c.type), all = n * (size_t)m->club->n_ranks;
-    size_t n_send = c.kind == NSI_RECV ? 0 : c.kind == NSI_REDUCE_SCATTER ? all : n;
-    size_t n_recv = c.kind == NSI_SEND ? 0 : c.kind == NSI_ALL_GATHER ? all : n;
+    size_t n_send = bytes_sent(&c), n_recv = bytes_received(&c);
     check_buffers(&c, n_send, n_recv);
+    check_apart(&c);
     if (!check_root(&c))
         return nsi_leave(ncclInvalidArgument);
     c.number = c.kind == NSI_SEND   ? m->n_sent[c.root]++

@@ -8,7 +8,8 @@
  * A communicator that is asked for as non-blocking is in progress after each call until it has been polled a
  * few times; ncclCommSplit of one returns success with no communicator yet.
  *
- * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place, a
+ * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place or
+ * are written by one call of a group and touched by another, a
  * window of memory that NCCL did not allocate or of other sizes or offsets on other ranks, memory freed while
  * registered, a group not ended, two threads of a rank inside at once, an order of communicators that differs
  * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed
