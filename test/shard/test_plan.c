@@ -15,6 +15,9 @@ struct planned {
     struct zr_call order[MOST_CALLS];
 };
 
+/* What a communicator has at the end of each arena. */
+enum { GATHER_SCRATCH = 768, REDUCE_SCRATCH = 1280 };
+
 static struct zr_options default_options(int stage)
 {
     return (struct zr_options){.stage = stage,
@@ -22,7 +25,9 @@ static struct zr_options default_options(int stage)
                                .n_states = 2,
                                .prefetch = 2,
                                .param_budget_bytes = -1,
-                               .deterministic = true};
+                               .deterministic = true,
+                               .gather_scratch_bytes = GATHER_SCRATCH,
+                               .reduce_scratch_bytes = REDUCE_SCRATCH};
 }
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
@@ -152,7 +157,8 @@ static void check_gather_arena(const struct zr_plan *p)
     static struct intervals x;
     const struct zr_layout *l = p->layout;
     x.n = 0;
-    CHECK(p->gather_bytes % 4096 == 0 && p->reduce_bytes % 4096 == 0, "arenas are whole pages");
+    CHECK(p->gather_bytes % 4096 == GATHER_SCRATCH && p->reduce_bytes % 4096 == REDUCE_SCRATCH,
+          "arenas are whole pages, and behind them the communicators' part");
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         if (p->resident[f->unit]) {
@@ -171,7 +177,7 @@ static void check_gather_arena(const struct zr_plan *p)
         put(&x, p->param_slots[s].at, p->param_slots[s].bytes);
         CHECK(p->param_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
     }
-    check_intervals(&x, p->gather_bytes);
+    check_intervals(&x, p->gather_bytes - GATHER_SCRATCH);
 }
 
 static void check_reduce_arena(const struct zr_plan *p)
@@ -204,7 +210,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
     if (p->stage == 0 && l->world > 1)
         put(&x, p->full_grad_at, widest);
-    check_intervals(&x, p->reduce_bytes);
+    check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
 }
 
 /* Flats lie inside the slot they are put in, side by side. */
