@@ -132,7 +132,7 @@ static void train_differently(struct toy_rank *r)
     struct zero_config cfg = config(r, c->stage, SHORT_MS);
     struct toy m;
     zero_ctx *z = NULL;
-    cfg.prefetch = -1; /* so that at stage 3 units are gathered */
+    cfg.prefetch = 0; /* so that at stage 3 units are gathered */
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)
