@@ -17,6 +17,8 @@
     X(END, "zero_end")                                                                                       \
     X(MICRO, "zero_micro")                                                                                   \
     X(STEP, "zero_step")                                                                                     \
+    X(NORM, "zero_norm")                                                                                     \
+    X(DROP, "zero_drop")                                                                                     \
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \

@@ -107,7 +107,7 @@ struct zr_step_record {
     struct zr_exact_sum norm; /* of this rank's gradient shards, squared, unscaled */
     struct zr_step_words {
         uint64_t call_hash;   /* of the model's calls so far */
-        uint64_t serial;      /* of this step; a record of another step did not arrive */
+        uint64_t serial;      /* of this agreement; a record of another did not arrive */
         int64_t save_written; /* number of the last save whose files this rank has written */
         float lr;             /* every rank must give the same */
         uint32_t unused;      /* 0 */

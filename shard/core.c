@@ -22,6 +22,7 @@ struct zr_core {
                              last; -1: none are */
     int32_t n_micro;      /* zero_micro calls since the step */
     bool any_backward;    /* a backward bracket ended since the step */
+    bool complete;        /* the step's gradients are reduced, and its norm was asked for */
     int32_t n_trainable;
     int32_t n_used;    /* trainable units whose backward bracket has ended since the step */
     int32_t n_overrun; /* those of them that had at least twice the passes that a step has */
@@ -445,6 +446,8 @@ static bool is_expected(const struct zr_core *c, const struct zr_call *call)
 #define MICRO_WORD    (UINT64_C(1) << 40)
 #define STEP_WORD     (UINT64_C(2) << 40)
 #define SNAPSHOT_WORD (UINT64_C(3) << 40)
+#define NORM_WORD     (UINT64_C(4) << 40)
+#define DROP_WORD     (UINT64_C(5) << 40)
 
 /* FNV-1a's step: cheap, and any difference stays. */
 static void note(struct zr_core *c, uint64_t word)
@@ -751,6 +754,11 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (*open)
         return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
                        phase_name(ev->backward));
+    if (ev->backward && c->complete)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_begin: unit %d in backward after zero_norm, which ended the gradients of this "
+                       "step: call zero_step or zero_drop first",
+                       ev->unit);
     bool need_grad = ev->backward && u->trainable;
     if (need_grad && c->n_overrun == c->n_trainable)
         return zr_fail(ZR_ERR_ORDER,
@@ -877,6 +885,9 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_micro: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
+    if (c->complete)
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: zero_norm has ended the gradients of this step: call "
+                                     "zero_step or zero_drop first");
     if (c->n_micro + 1 >= c->accum)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends "
@@ -896,7 +907,7 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
  * brackets: a unit used twice per pass counts double, one that was left out counts less, so the largest count
  * decides. But when every unit had a multiple, the model ran more micro-batches than it said. Others are
  * counted by zero_micro. */
-static int check_count(const struct zr_core *c)
+static int check_count(const struct zr_core *c, const char *call)
 {
     int32_t most = 0, unit = -1;
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -907,28 +918,35 @@ static int check_count(const struct zr_core *c)
         }
     }
     if (most > 0 && most % c->accum)
-        return zr_fail(
-            ZR_ERR_ORDER,
-            "zero_step: unit %d has had %d backward passes since the last step; grad_accum_steps is %d", unit,
-            most, c->accum);
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: unit %d has had %d backward passes since the last step; grad_accum_steps is %d",
+                       call, unit, most, c->accum);
     if (most > 0 && c->n_overrun == c->n_used && (c->n_used > 1 || c->n_trainable == 1))
         return zr_fail(ZR_ERR_ORDER,
-                       "zero_step: unit %d has had %d backward passes since the last step, and every other "
+                       "%s: unit %d has had %d backward passes since the last step, and every other "
                        "unit that had any at least twice the %d of grad_accum_steps, too: " OVERRUN_ADVICE,
-                       unit, most, c->accum);
+                       call, unit, most, c->accum);
     if (most > 0 || c->n_trainable == 0)
         return 0;
     if (!c->grad_resident)
-        return zr_fail(ZR_ERR_ORDER, "zero_step: no backward bracket has ended since the last step");
+        return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
         return zr_fail(
             ZR_ERR_ORDER,
-            "zero_step: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
+            "%s: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
             "zero_micro after each "
             "backward but the last, or bracket backward; or, if the model zeroes its gradients once "
             "per step and adds to them, set grad_in_place to 1",
-            c->n_micro, c->accum);
+            call, c->n_micro, c->accum);
     return 0;
+}
+
+/* The next step begins: nothing of it is recorded yet, and its first call is the order's. */
+static void start_recording(struct zr_core *c)
+{
+    c->n_rec = c->n_kept = c->rec_at_call = 0;
+    start_period(c, 0);
+    c->restarted = c->rec_full = c->strayed = false;
 }
 
 /* The calls of this step become the order of the next. */
@@ -946,9 +964,7 @@ static void learn(struct zr_core *c)
         index_order(c);
         c->counts.n_replans++;
     }
-    c->n_rec = c->n_kept = c->rec_at_call = 0;
-    start_period(c, 0);
-    c->restarted = c->rec_full = c->strayed = false;
+    start_recording(c);
 }
 
 /* Calls fn for every unit, those of the order first, by their first use. */
@@ -971,16 +987,9 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
     }
 }
 
-static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
+/* Reduces what is left of the step's gradients, into the first sum of every unit. */
+static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
-    if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first",
-                       zr_core_open_unit(c));
-    int err = check_count(c);
-    if (err)
-        return err;
-    note(c, STEP_WORD);
-
     if (c->grad_resident)
         reduce_unbracketed(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -999,7 +1008,83 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
                 .kind = ZR_ACT_FOLD, .unit = i, .slot = -1, .sum = u->depth - 1, .n_folds = u->depth - 1};
         }
     }
+}
+
+static void emit_norm(struct zr_action *out, int32_t *n)
+{
     out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NORM, .unit = -1, .slot = -1};
+}
+
+/* No micro-batch of the next step has begun. */
+static void forget_step(struct zr_core *c)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        u->n_contrib = u->n_bwd = 0;
+        u->depth = 0;
+    }
+    c->n_micro = 0;
+    c->n_used = c->n_overrun = 0;
+    c->any_backward = c->complete = false;
+}
+
+/* Gradients that have no bracket stay where they are until the step, which may still need them there. Asked
+ * again, nothing is done. */
+static int norm(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_norm: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
+    int err = c->complete ? 0 : check_count(c, "zero_norm");
+    if (err || c->complete)
+        return err;
+    note(c, NORM_WORD);
+    complete_grads(c, out, n);
+    emit_norm(out, n);
+    return_grads(c, out, n);
+    c->complete = true;
+    return 0;
+}
+
+/* Resident gradients are zeroed: those without brackets now, others when they are next added to. Those in
+ * shards are overwritten by the next contribution. */
+static int drop(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_drop: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
+    bool unseen = c->grad_resident && !zr_core_wrote_nothing(c); /* written without brackets, perhaps */
+    if (!c->complete && !c->any_backward && !c->n_micro && !unseen)
+        return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
+                                     "nothing to drop");
+    note(c, DROP_WORD);
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        u->dirty |= u->pending;
+        u->pending = false;
+    }
+    if (c->grad_resident)
+        return_unbracketed(c, out, n);
+    return_grads(c, out, n);
+    forget_step(c);
+    start_recording(c);
+    prefetch(c, out, n);
+    return 0;
+}
+
+static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
+    int err = c->complete ? 0 : check_count(c, "zero_step");
+    if (err)
+        return err;
+    note(c, STEP_WORD);
+
+    if (!c->complete)
+        complete_grads(c, out, n);
+    emit_norm(out, n);
     learn(c);
     update_in_order(c, out, n);
 
@@ -1022,14 +1107,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->grad_resident)
         return_unbracketed(c, out, n);
     return_grads(c, out, n);
-    for (int32_t i = 0; i < c->n_units; i++) {
-        struct unit *u = &units(c)[i];
-        u->n_contrib = u->n_bwd = 0;
-        u->depth = 0;
-    }
-    c->n_micro = 0;
-    c->n_used = c->n_overrun = 0;
-    c->any_backward = false;
+    forget_step(c);
     return 0;
 }
 
@@ -1099,6 +1177,10 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return rewrite(c, ev);
     case ZR_EV_SNAPSHOT:
         return snapshot(c, out, n_out);
+    case ZR_EV_NORM:
+        return norm(c, out, n_out);
+    case ZR_EV_DROP:
+        return drop(c, out, n_out);
     }
     return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
@@ -1133,7 +1215,12 @@ bool zr_core_wrote_nothing(const struct zr_core *c)
 
 bool zr_core_between_steps(const struct zr_core *c)
 {
-    return !c->n_micro && !c->any_backward;
+    return !c->n_micro && !c->any_backward && !c->complete;
+}
+
+bool zr_core_complete(const struct zr_core *c)
+{
+    return c->complete;
 }
 
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot)

@@ -19,7 +19,7 @@
  * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
  * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
  * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
- * Passes of evaluation (forward only, nothing reduced) are not recorded. */
+ * Passes of evaluation (forward only, nothing reduced) are not recorded, nor is a step that is dropped. */
 #ifndef ZR_SHARD_CORE_H
 #define ZR_SHARD_CORE_H
 
@@ -55,7 +55,9 @@ enum zr_core_event_kind {
     ZR_EV_MICRO,
     ZR_EV_STEP,
     ZR_EV_REWRITE,
-    ZR_EV_SNAPSHOT
+    ZR_EV_SNAPSHOT,
+    ZR_EV_NORM, /* the step's gradients are complete: what is left of them is reduced, and the norm found */
+    ZR_EV_DROP  /* the step is given up, with its gradients */
 };
 
 struct zr_core_event {
@@ -130,6 +132,8 @@ bool zr_core_between_steps(const struct zr_core *c);
 /* The model brackets the backward pass of every trainable unit, and none has ended since the step: there are
  * no gradients. */
 bool zr_core_wrote_nothing(const struct zr_core *c);
+/* A norm was asked for since the step: its gradients are complete. */
+bool zr_core_complete(const struct zr_core *c);
 /* The parameters of unit are gathered (or being gathered) in *slot (-1: resident). */
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
 

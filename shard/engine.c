@@ -233,6 +233,11 @@ static int open_tables(struct zr_engine *e)
         !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
+    if (e->plan->grad_resident && e->dev->ops->host_memory && e->dev->ops->compute_on_caller) {
+        e->late_grad = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->late_grad);
+        if (!e->late_grad)
+            return zr_fail(ZR_ERR_NOMEM, "no memory for %d gradients", e->layout->n_pieces);
+    }
     if (e->opt.check && e->opt.grad_in_place && e->plan->grad_resident && e->dev->ops->compute_on_caller) {
         e->kept_grad = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->kept_grad);
         if (!e->kept_grad)
@@ -411,6 +416,7 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->param_slot);
     free(e->grad_slot);
     free(e->kept_grad);
+    free(e->late_grad);
     free(e->lending);
     free(e->in_flight);
     free(e->bracketed);

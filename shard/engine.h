@@ -83,11 +83,14 @@ struct zr_engine {
     int32_t *flying, n_flying;   /* the units in flight, (n_units) */
     uint32_t step;               /* calls of zero_step */
     int64_t t;                   /* steps that were not skipped */
-    int64_t n_skipped;
+    int64_t n_skipped, n_dropped;
     bool result_due;              /* a step's outcome was not looked at yet */
     bool result_wanted;           /* the program asked for it */
     struct zr_step_result result; /* of the last step looked at */
     float lr;
+    double norm;         /* of the step to come, once it was asked for */
+    bool norming;        /* what is pushed is of the step to come */
+    uint64_t *late_grad; /* (n_pieces) of engine_late.c: hashes; NULL: not looked at */
     int64_t n_waits, wait_ns;
     int64_t save_seen; /* save_written of the last step looked at */
 
@@ -96,6 +99,7 @@ struct zr_engine {
     /* The loop's thread. */
     struct zr_gather_seg *gather_segs;
     struct zr_reduce_seg *reduce_segs;
+    uint64_t n_norms;
     _Atomic int64_t n_gather, n_reduce;
     int64_t wire_at_open; /* what opening took from the others: not the model's traffic */
 
@@ -161,6 +165,19 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
 /* The step: result may be NULL; if not, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
 
+/* The norm of the gradients so far, as zr_engine_step will find it; asked again, the same without another
+ * look. Waits for it. */
+int zr_engine_norm(struct zr_engine *e, double *norm);
+/* Gives the step up, with its gradients. */
+int zr_engine_drop(struct zr_engine *e);
+
+/* What engine_step.c needs of engine_model.c: to take the first n of e->actions; to tell the communicator of
+ * a call; to wait until the loop has carried out a job (0: none), without which waiting for its events would
+ * not wait. */
+int zr_model_act(struct zr_engine *e, int32_t n);
+void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
+void zr_model_await(struct zr_engine *e, uint64_t job);
+
 /* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another
  * rank, are found here. Any thread. */
 int zr_engine_status(struct zr_engine *e);
@@ -197,6 +214,11 @@ int zr_written_open(struct zr_engine *e);
 void zr_written_look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot);
 void zr_written_tell(struct zr_engine *e);
 int zr_written_norm(struct zr_engine *e, double grad_norm);
+
+/* engine_late.c: the norm is known; and at the step: ZR_ERR_ORDER if a model without brackets wrote a
+ * gradient since. */
+void zr_late_keep(struct zr_engine *e);
+int zr_late_check(const struct zr_engine *e);
 
 /* check_stored.c: a backward bracket begins, before the model gets the gradient, zeroed or not; and, as the
  * model has given it back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or

@@ -155,7 +155,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     struct zr_step_record *own = zr_engine_record(e, e->rank);
     const struct zr_step_words words = {.call_hash = job->call_hash,
-                                        .serial = job->step,
+                                        .serial = ++e->n_norms,
                                         .save_written = atomic_load(&e->save_written),
                                         .lr = job->lr};
     TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));

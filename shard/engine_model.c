@@ -1,5 +1,5 @@
 /* engine_model.c: the model's hand: calls -> core -> the model's pointers, the compute stream, and jobs for
- * the loop. */
+ * the loop. The step is engine_step.c's. */
 #include "shard/engine.h"
 
 #include <stdio.h>
@@ -133,8 +133,11 @@ void zr_engine_point(struct zr_engine *e)
 
 static void push(struct zr_engine *e, const struct zr_action *a)
 {
-    struct zr_job job = {
-        .action = *a, .call_hash = zr_core_hash(e->core), .step = e->step, .lr = e->lr, .t = e->t + 1};
+    struct zr_job job = {.action = *a,
+                         .call_hash = zr_core_hash(e->core),
+                         .step = e->step + e->norming,
+                         .lr = e->lr,
+                         .t = e->t + 1};
     e->n_jobs++;
     if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
         e->unit_job[a->unit] = e->n_jobs;
@@ -160,7 +163,7 @@ static void kick(struct zr_engine *e)
 }
 
 /* Until the job was issued its events are not recorded, and waiting for them would not wait. */
-static void await_issue(struct zr_engine *e, uint64_t job)
+void zr_model_await(struct zr_engine *e, uint64_t job)
 {
     if (!e->loop || !job)
         return;
@@ -233,7 +236,7 @@ static void take_unit(struct zr_engine *e, int32_t unit, bool in_flight)
 /* Waits for the last reduction, which is behind all others on its stream. */
 static int return_grads(struct zr_engine *e, int32_t last)
 {
-    await_issue(e, e->grad_job[last]);
+    zr_model_await(e, e->grad_job[last]);
     int err = e->dev->ops->stream_wait(e->compute, e->grad_free[last]);
     for (; e->n_flying > 0; e->n_flying--) {
         int32_t unit = e->flying[e->n_flying - 1];
@@ -252,7 +255,7 @@ static int wait_param(struct zr_engine *e, int32_t unit)
     const struct zr_device_ops *d = e->dev->ops;
     bool gathered =
         !e->plan->resident[unit] || (e->world > 1 && e->plan->stage > 0 && e->layout->units[unit].trainable);
-    await_issue(e, e->unit_job[unit]);
+    zr_model_await(e, e->unit_job[unit]);
     struct zr_event *ev = gathered ? e->ready[unit] : e->updated[unit];
     if (!d->compute_on_caller)
         return d->stream_wait(e->compute, ev);
@@ -292,7 +295,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 static int use_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(a->unit, a->slot);
-    await_issue(e, e->grad_job[place]);
+    zr_model_await(e, e->grad_job[place]);
     int err = e->dev->ops->stream_wait(e->compute, e->grad_free[place]);
     const struct zr_unit *u = &e->layout->units[a->unit];
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
@@ -371,7 +374,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
     }
 }
 
-static int run_actions(struct zr_engine *e, int32_t n)
+int zr_model_act(struct zr_engine *e, int32_t n)
 {
     int err = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -387,7 +390,8 @@ static const char *call_name(enum zr_core_event_kind kind)
 {
     static const char *const name[] = {
         [ZR_EV_BEGIN] = "zero_begin", [ZR_EV_END] = "zero_end",       [ZR_EV_MICRO] = "zero_micro",
-        [ZR_EV_STEP] = "zero_step",   [ZR_EV_REWRITE] = "zero_write", [ZR_EV_SNAPSHOT] = "zero_save"};
+        [ZR_EV_STEP] = "zero_step",   [ZR_EV_REWRITE] = "zero_write", [ZR_EV_SNAPSHOT] = "zero_save",
+        [ZR_EV_NORM] = "zero_norm",   [ZR_EV_DROP] = "zero_drop"};
     return name[kind];
 }
 
@@ -403,14 +407,13 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
 }
 
 /* zero_write and zero_save say so themselves. */
-static void called(struct zr_engine *e, const struct zr_core_event *ev)
+void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
-    static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
-                                               [ZR_EV_END] = ZR_CALLED_END,
-                                               [ZR_EV_MICRO] = ZR_CALLED_MICRO,
-                                               [ZR_EV_STEP] = ZR_CALLED_STEP};
+    static const enum zr_called_name name[] = {
+        [ZR_EV_BEGIN] = ZR_CALLED_BEGIN, [ZR_EV_END] = ZR_CALLED_END,   [ZR_EV_MICRO] = ZR_CALLED_MICRO,
+        [ZR_EV_STEP] = ZR_CALLED_STEP,   [ZR_EV_NORM] = ZR_CALLED_NORM, [ZR_EV_DROP] = ZR_CALLED_DROP};
     bool bracket = ev->kind <= ZR_EV_END;
-    if (ev->kind <= ZR_EV_STEP)
+    if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         tell_called(e, &(struct zr_called){.name = name[ev->kind],
                                            .backward = bracket && ev->backward,
                                            .subject = bracket ? ev->unit : -1,
@@ -427,167 +430,15 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         err = zr_core_step(e->core, ev, e->actions, &n);
     if (err)
         return err;
-    called(e, ev);
+    zr_model_called(e, ev);
     if (e->watch)
         zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
                       ev->backward ? "backward" : "forward", e->step);
     enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
-    err = run_actions(e, n);
+    err = zr_model_act(e, n);
     if (ev->kind == ZR_EV_BEGIN)
         zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, e->step);
     return err;
-}
-
-int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
-{
-    const struct zr_device_ops *d = e->dev->ops;
-    const struct timespec nap = {.tv_nsec = 20000};
-    int done = d->host_memory;
-    for (int n = 0; !done; n++) {
-        done = d->event_query(event);
-        if (done < 0)
-            return zr_engine_fail(e, done, zr_error_text());
-        int err = done ? 0 : zr_engine_status(e);
-        if (err)
-            return err;
-        if (!done && n > 1000)
-            nanosleep(&nap, NULL);
-    }
-    int err = d->event_sync(event);
-    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
-}
-
-/* The communicator finds the first calls that differ, as far as it can, within a bound. */
-static int compare_calls(struct zr_engine *e, const char *text)
-{
-    const struct timespec nap = {.tv_nsec = 20000};
-    if (!e->reduce->ops->compare)
-        return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-    e->reduce->ops->compare(e->reduce, ZR_ERR_MISMATCH, text);
-    while (!zr_engine_status(e))
-        nanosleep(&nap, NULL);
-    return ZR_ERR_MISMATCH;
-}
-
-/* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
- * every rank. */
-static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
-{
-    char text[256];
-    if (o->other_is_late)
-        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->step, o->other);
-    else if (o->other_called)
-        snprintf(text, sizeof text,
-                 "step %u: rank %d made other zero_begin/zero_end calls since zero_wrap than rank %d",
-                 e->step, o->other, e->rank);
-    else
-        snprintf(text, sizeof text,
-                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", e->step,
-                 (double)o->other_lr, o->other, (double)e->lr, e->rank);
-    return o->other_is_late || o->other_called ? compare_calls(e, text)
-                                               : zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-}
-
-/* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
- * by then. */
-int zr_engine_settle(struct zr_engine *e)
-{
-    if (!e->result_due)
-        return 0;
-    await_issue(e, e->norm_job);
-    int err = zr_engine_wait(e, e->step_norm);
-    if (err)
-        return err;
-    struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
-    zr_declare(e->dev, NULL, &seen, 1);
-    const struct zr_step_outcome *o = e->outcome;
-    e->result_due = false;
-    if (o->other >= 0) {
-        disagreement(e, o);
-        return zr_engine_check(e);
-    }
-    e->result = (struct zr_step_result){.grad_norm = o->grad_norm,
-                                        .clipped = o->clipped,
-                                        .skipped = o->skipped,
-                                        .save_written = o->save_written};
-    if (o->skipped && !e->result_wanted && e->n_skipped == 0)
-        zr_warn(
-            e->opt.log,
-            "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
-            "zero_step's info tells, and zero_stats counts",
-            e->step);
-    e->t += !o->skipped;
-    e->n_skipped += o->skipped;
-    if (o->skipped)
-        zr_watch_skipped(e);
-    e->save_seen = o->save_written;
-    err = zr_written_norm(e, o->grad_norm);
-    if (!err)
-        return 0;
-    zr_engine_fail(e, err, zr_error_text());
-    return zr_engine_check(e);
-}
-
-int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
-{
-    int32_t n, err = zr_engine_check(e);
-    if (err)
-        return err;
-    err = zr_engine_settle(e);
-    if (err)
-        return err;
-    struct zr_core_event ev = {.kind = ZR_EV_STEP};
-    err = zr_pointers_check(e, &ev);
-    if (!err)
-        err = zr_core_step(e->core, &ev, e->actions, &n);
-    if (err)
-        return err;
-    called(e, &ev);
-    e->step++;
-    e->lr = lr;
-    zr_watch_call(e->watch, "zero_step", -1, "", e->step);
-    err = zr_watch_step(e);
-    if (err)
-        return err;
-    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
-    err = e->dev->ops->event_record(e->step_compute, e->compute);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
-    err = run_actions(e, n);
-    if (e->written)
-        zr_written_tell(e);
-    e->result_due = true;
-    e->result_wanted = result != NULL;
-    if (!err && result) {
-        err = zr_engine_settle(e);
-        *result = e->result;
-    }
-    zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
-    return err;
-}
-
-static int drain_stream(struct zr_engine *e, struct zr_stream *s)
-{
-    const struct zr_device_ops *d = e->dev->ops;
-    if (d->host_memory)
-        return d->stream_sync(s);
-    int err = d->event_record(e->drained, s);
-    return err ? err : zr_engine_wait(e, e->drained);
-}
-
-int zr_engine_drain(struct zr_engine *e)
-{
-    await_issue(e, e->n_jobs);
-    int err = drain_stream(e, e->gather_stream);
-    if (!err)
-        err = drain_stream(e, e->reduce_stream);
-    if (!err)
-        err = drain_stream(e, e->compute);
-    if (err)
-        return zr_engine_fail(e, err, zr_error_text());
-    /* A step that ranks did not agree on is found here at the latest. */
-    err = zr_engine_check(e);
-    return err ? err : zr_engine_settle(e);
 }

@@ -32,6 +32,8 @@ static const char *call_of(const struct zr_core_event *ev)
     return ev->kind == ZR_EV_BEGIN  ? "zero_begin"
            : ev->kind == ZR_EV_END  ? "zero_end"
            : ev->kind == ZR_EV_STEP ? "zero_step"
+           : ev->kind == ZR_EV_NORM ? "zero_norm"
+           : ev->kind == ZR_EV_DROP ? "zero_drop"
                                     : "zero_micro";
 }
 
@@ -77,7 +79,7 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
 {
     int err = 0;
     bool bracket = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END;
-    if (ev->kind == ZR_EV_STEP || ev->kind == ZR_EV_MICRO)
+    if (ev->kind == ZR_EV_STEP || ev->kind == ZR_EV_MICRO || ev->kind == ZR_EV_NORM || ev->kind == ZR_EV_DROP)
         for (int32_t i = 0; !err && i < e->layout->n_tensors; i++)
             err = check_tensor(e, ev, i);
     const struct zr_unit *u = bracket ? &e->layout->units[ev->unit] : NULL;

@@ -2,6 +2,7 @@
  * thread that makes the calls of the script. */
 #include "shard/verify_world.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,10 +70,21 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
     return 0;
 }
 
+static int do_norm(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    double norm;
+    bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    int err = zr_engine_norm(&r->engine, &norm);
+    if (!err && any && isnan(norm) != poisoned)
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, d->step, norm);
+    return err;
+}
+
 static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
-    static const char *const during[] = {"zero_begin", "zero_end",   "compute",   "zero_micro", "zero_step",
-                                         "zero_read",  "zero_write", "zero_mean", "zero_save",  "compute"};
+    static const char *const during[] = {"zero_begin", "zero_end",  "compute",    "zero_micro",
+                                         "zero_step",  "zero_read", "zero_write", "zero_mean",
+                                         "zero_save",  "compute",   "zero_norm",  "zero_drop"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : d->kind == ZR_DO_END ? ZR_EV_END
@@ -82,7 +94,7 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
     const struct zr_mutant *m = r->v->mutant;
     l->during = during[d->kind];
     l->unit = d->kind <= ZR_DO_USE ? d->unit : -1;
-    l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP)); /* as jobs count them */
+    l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM)); /* as jobs count them */
     if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 &&
         d->unit == 0 && d->step == 1) {
         r->v->n_acted++;
@@ -101,6 +113,11 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
         return zr_snapshot_take(r);
     case ZR_DO_ZERO:
         return zr_script_zero(r);
+    case ZR_DO_NORM:
+        return do_norm(r, d);
+    case ZR_DO_DROP:
+        memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+        return zr_engine_drop(&r->engine);
     default:
         return do_values(r, d);
     }
@@ -111,7 +128,7 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, 
 {
     bool uneven = r->v->c->skipped || r->v->c->pattern == ZR_USE_TWICE;
     bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
-                (err == ZR_ERR_ORDER && d->kind == ZR_DO_STEP && uneven);
+                (err == ZR_ERR_ORDER && (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM) && uneven);
     return core && !atomic_load(&r->engine.failed);
 }
 

@@ -82,11 +82,14 @@ static void add(struct zr_script *s, struct zr_deed d)
     s->deed[s->n++] = d;
 }
 
+enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a case has fewer */
+
 struct writing {
     const struct zr_verify_case *c;
     struct zr_script *s;
     const bool *no_forward, *no_backward; /* units that the model does not bracket */
     int32_t step;
+    bool dropped; /* what is written is of no step: its contributions must be nowhere */
 };
 
 static bool bracketed(const struct writing *w, int32_t u, bool backward)
@@ -108,8 +111,8 @@ static void end(struct writing *w, int32_t u, bool backward)
 
 static void use(struct writing *w, int32_t u, bool backward)
 {
-    add(w->s, (struct zr_deed){ZR_DO_USE, backward, u, w->step});
-    if (backward)
+    add(w->s, (struct zr_deed){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0)});
+    if (backward && !w->dropped)
         w->s->n_contrib[w->step * w->c->n_units + u]++;
 }
 
@@ -206,6 +209,45 @@ static void values(struct writing *w, uint64_t *s, int32_t step)
             add(w->s, (struct zr_deed){.kind = kinds[k], .unit = t, .step = step});
 }
 
+/* list: room for all units. cut: backward stops in its midst. */
+static void micro_batch(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, int micro,
+                        bool cut)
+{
+    int32_t n = 0;
+    /* The first is never left out: the longest count of backward passes tells how many micro-batches there
+     * were. A unit without backward brackets cannot be left out either: its gradient is reduced all the same,
+     * with what is in it. */
+    for (int32_t i = 0; i < w->c->n_units; i++)
+        if (i == 0 || !zr_verify_chance(s, w->c->skipped))
+            list[n++] = all[i];
+    zero(w, 1, micro);
+    forward(w, list, n);
+    if (micro == 0 && !w->dropped)
+        snapshot(w, s, w->step);
+    zero(w, 2, micro);
+    int32_t from = cut ? (int32_t)zr_verify_below(s, n) : 0;
+    backward(w, list + from, n - from);
+}
+
+/* A step that is given up: part of it, all of it, or after its norm was asked for. */
+static void drop_step(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, bool micro)
+{
+    int n = 1 + (int)zr_verify_below(s, w->c->accum);
+    bool cut = zr_verify_chance(s, 50);
+    w->dropped = true;
+    for (int a = 0; a < n; a++) {
+        micro_batch(w, s, all, list, a, cut && a + 1 == n);
+        if (micro && a + 1 < n)
+            add(w->s, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w->step});
+    }
+    bool uneven =
+        w->c->skipped || w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
+    if (n == w->c->accum && !cut && !uneven && zr_verify_chance(s, w->c->norms))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w->step});
+    add(w->s, (struct zr_deed){.kind = ZR_DO_DROP, .unit = -1, .step = w->step});
+    w->dropped = false;
+}
+
 int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
 {
     uint64_t s = c->seed ^ 0x5c41;
@@ -238,21 +280,12 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             values(&w, &s, w.step);
             snapshot(&w, &s, w.step);
         }
+        bool micro = any_free || c->unbracketed;
+        if (zr_verify_chance(&s, c->drops))
+            drop_step(&w, &s, all, list, micro);
         for (int a = 0; a < c->accum; a++) {
-            int32_t n = 0;
-            /* The first is never left out: the longest count of backward passes tells how many micro-batches
-             * there were. A unit without backward brackets cannot be left out either: its gradient is reduced
-             * all the same, with what is in it. */
-            for (int32_t i = 0; i < c->n_units; i++)
-                if (i == 0 || !zr_verify_chance(&s, c->skipped))
-                    list[n++] = all[i];
-            zero(&w, 1, a);
             int32_t at = script.n;
-            forward(&w, list, n);
-            if (a == 0)
-                snapshot(&w, &s, w.step);
-            zero(&w, 2, a);
-            backward(&w, list, n);
+            micro_batch(&w, &s, all, list, a, false);
             if (w.step == 0 && a == 0 && c->declared) {
                 script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
                 if (!script.order)
@@ -264,11 +297,18 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
                             (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
                 }
             }
-            if (a + 1 < c->accum && (any_free || zr_verify_chance(&s, 30) || c->unbracketed))
+            if (a + 1 < c->accum && (micro || zr_verify_chance(&s, 30)))
                 add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
         }
         if (c->late_evals)
             forward(&w, all, c->n_units);
+        if (zr_verify_chance(&s, c->norms)) {
+            add(&script, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w.step});
+            if (c->values) /* which writes where the norms were exchanged */
+                add(&script, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = 0, .step = w.step});
+            if (c->late_evals)
+                forward(&w, all, c->n_units);
+        }
         add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
         zero(&w, 4, 0);
         values(&w, &s, w.step + 1);

@@ -41,7 +41,9 @@ enum zr_deed_kind {
     ZR_DO_WRITE,
     ZR_DO_MEAN,
     ZR_DO_SNAPSHOT,
-    ZR_DO_ZERO /* the model zeroes all gradients that it has a pointer to */
+    ZR_DO_ZERO, /* the model zeroes all gradients that it has a pointer to */
+    ZR_DO_NORM,
+    ZR_DO_DROP
 };
 struct zr_deed {
     uint8_t kind, backward;

@@ -63,6 +63,34 @@ static void give_step_info(const struct zero_ctx *z, const struct zr_step_result
     zr_copy_out(info, z->config.user.step_info_size, &out, sizeof out);
 }
 
+static int need_gradients(const struct zero_ctx *z, const char *call)
+{
+    const struct zr_core *core = z->engine.core;
+    if (!zr_core_wrote_nothing(core) || zr_core_open_unit(core) >= 0)
+        return 0;
+    return zr_fail(ZR_ERR_ORDER,
+                   "%s: no backward bracket has ended since the last step; call it once after "
+                   "each backward pass, or after grad_accum_steps of them",
+                   call);
+}
+
+int zero_norm(zero_ctx *z, double *norm)
+{
+    int err = need_healthy(z, "zero_norm");
+    if (err)
+        return err;
+    if (!norm)
+        return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
+    err = need_gradients(z, "zero_norm");
+    return err ? err : zr_engine_norm(&z->engine, norm);
+}
+
+int zero_drop(zero_ctx *z)
+{
+    int err = need_healthy(z, "zero_drop");
+    return err ? err : zr_engine_drop(&z->engine);
+}
+
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     int err = need_healthy(z, "zero_step");
@@ -72,11 +100,9 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         return zr_fail_more(ZR_ERR_ARG, "zero_step");
     if (!isfinite(lr))
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
-    const struct zr_core *core = z->engine.core;
-    if (zr_core_wrote_nothing(core) && zr_core_open_unit(core) < 0)
-        return zr_fail(ZR_ERR_ORDER,
-                       "zero_step: no backward bracket has ended since the last step; call it once after "
-                       "each backward pass, or after grad_accum_steps of them");
+    err = need_gradients(z, "zero_step");
+    if (err)
+        return err;
     struct zr_step_result r;
     err = zr_engine_step(&z->engine, lr, info ? &r : NULL);
     if (!err) {

@@ -106,6 +106,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .device = e->dev->ops->name,
                            .n_steps = e->step,
                            .n_skipped = e->n_skipped,
+                           .n_dropped = e->n_dropped,
                            .n_waits = e->n_waits,
                            .wait_ns = e->wait_ns,
                            .n_replans = zr_core_counts(e->core).n_replans};

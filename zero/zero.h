@@ -307,8 +307,9 @@ struct zero_stats {
     int64_t n_waits;             /* begins that had to wait for their unit */
     int64_t wait_ns;             /* in those: exposed communication as the model's thread saw it */
     int64_t n_replans;           /* times the call order changed and was learned anew */
-    const char *path; /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric
-                         windows"); valid until zero_unwrap */
+    const char *path;  /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric
+                          windows"); valid until zero_unwrap */
+    int64_t n_dropped; /* steps given up by zero_drop; they count in nothing else */
 };
 
 struct zero_step_info {
@@ -439,6 +440,21 @@ ZERO_API int zero_micro(zero_ctx *z);
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
+
+/* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
+ * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info
+ * will have it (NaN where a gradient is not finite: that step would be skipped). Then zero_step goes on, or
+ * zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a model
+ * without brackets leaves its gradients alone (on the host zero_step refuses what was written since). Forward
+ * brackets are free. Asked again, it gives the same number without asking anybody. Refused with
+ * ZERO_ERR_ORDER, and nothing changed, when zero_step would be. */
+ZERO_API int zero_norm(zero_ctx *z, double *norm);
+
+/* Collective; does not wait. Gives up the step with its gradients, after zero_norm or at any time since its
+ * first backward: gradients are zero again, the count of micro-batches starts anew, weights, optimizer states
+ * and the number of the step (info.t) stay. Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and
+ * nothing changed, while a bracket is open, or when there is nothing to drop as far as brackets tell. */
+ZERO_API int zero_drop(zero_ctx *z);
 
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element
  * size of the value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it.

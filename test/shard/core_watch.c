@@ -191,6 +191,19 @@ static int expected_of_step(const struct watch *w)
     return ZR_ERR_ORDER;
 }
 
+/* As far as calls tell, there is no gradient. */
+static bool nothing_to_drop(const struct watch *w)
+{
+    bool written = w->complete || w->n_micro, unseen = false, trainable = false;
+    for (int32_t u = 0; u < w->spec.n_units; u++) {
+        const struct watch_unit *x = &w->unit[u];
+        written |= x->used[1];
+        trainable |= w->spec.units[u].trainable;
+        unseen |= w->spec.units[u].trainable && !x->ever_backward;
+    }
+    return !written && !(w->spec.grad_resident && (unseen || !trainable));
+}
+
 static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
 {
     bool has_unit = kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE;
@@ -200,7 +213,7 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     case ZR_EV_BEGIN:
         if (w->unit[unit].open[backward])
             return ZR_ERR_ORDER;
-        if (backward && w->spec.units[unit].trainable && all_overrun(w, false))
+        if (backward && (w->complete || (w->spec.units[unit].trainable && all_overrun(w, false))))
             return ZR_ERR_ORDER;
         if (needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;
@@ -210,13 +223,16 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     case ZR_EV_END:
         return w->unit[unit].open[backward] ? 0 : ZR_ERR_ORDER;
     case ZR_EV_MICRO:
-        return w->n_open || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
+        return w->n_open || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
     case ZR_EV_STEP:
-        return expected_of_step(w);
+    case ZR_EV_NORM:
+        return w->complete && !w->n_open ? 0 : expected_of_step(w);
+    case ZR_EV_DROP:
+        return w->n_open || nothing_to_drop(w) ? ZR_ERR_ORDER : 0;
     case ZR_EV_REWRITE:
         return w->unit[unit].open[0] || w->unit[unit].open[1] ? ZR_ERR_ORDER : 0;
     case ZR_EV_SNAPSHOT: {
-        bool begun = w->n_open || w->n_micro;
+        bool begun = w->n_open || w->n_micro || w->complete;
         for (int32_t i = 0; i < w->spec.n_units; i++)
             begun |= w->unit[i].used[1];
         return begun ? ZR_ERR_ORDER : 0;
@@ -373,7 +389,7 @@ static void reduce(struct watch *w, const struct zr_action *a)
 
 static void norm(struct watch *w, const struct zr_action *a)
 {
-    EXPECT(w->stepping && !w->normed);
+    EXPECT((w->stepping || !w->complete) && (!w->normed || w->complete));
     w->normed = true;
     for (int32_t i = 0; i < w->spec.n_units; i++) {
         struct watch_unit *u = &w->unit[i];
@@ -390,7 +406,7 @@ static void norm(struct watch *w, const struct zr_action *a)
 static void update(struct watch *w, const struct zr_action *a)
 {
     struct watch_unit *u = &w->unit[a->unit];
-    EXPECT(w->normed && !u->updated && w->spec.units[a->unit].trainable);
+    EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
     u->updated = true;
     /* Every rank has all of it at stage 0 only. */
     u->home_ready = w->spec.world == 1 || w->spec.stage == 0;
@@ -429,7 +445,7 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         break;
     case ZR_ACT_GATHER:
         w->n_demand_gathers += kind == ZR_EV_BEGIN && a->unit == unit;
-        EXPECT(kind != ZR_EV_MICRO && kind != ZR_EV_REWRITE);
+        EXPECT(kind != ZR_EV_MICRO && kind != ZR_EV_REWRITE && kind != ZR_EV_NORM);
         gather(w, a);
         break;
     case ZR_ACT_REDUCE:
@@ -437,11 +453,11 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         reduce(w, a);
         break;
     case ZR_ACT_FOLD:
-        EXPECT(kind == ZR_EV_STEP && a->n_folds > 0);
+        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && a->n_folds > 0);
         fold(w, a);
         break;
     case ZR_ACT_NO_GRAD:
-        EXPECT(kind == ZR_EV_STEP && !w->normed && w->unit[a->unit].n_contrib == 0 &&
+        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && !w->normed && w->unit[a->unit].n_contrib == 0 &&
                !*w->unit[a->unit].sum[0]);
         strcpy(w->unit[a->unit].sum[0], "z");
         break;
@@ -484,6 +500,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     switch (kind) {
     case ZR_EV_BEGIN:
         u->open[backward] = u->used[backward] = true;
+        u->ever_backward |= backward;
         w->n_open++;
         w->n_open_bwd += backward;
         break;
@@ -503,10 +520,15 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
         w->n_micro++;
         /* fall through */
     case ZR_EV_STEP:
-        for (int32_t i = 0; i < w->spec.n_units; i++)
+    case ZR_EV_NORM:
+    case ZR_EV_DROP:
+        for (int32_t i = 0; !w->complete && i < w->spec.n_units; i++)
             if (w->unit[i].no_brackets && w->spec.units[i].trainable)
                 contribute(w, i);
         w->stepping = kind == ZR_EV_STEP;
+        /* What is dropped must go as what was reduced must. */
+        for (int32_t i = 0; kind == ZR_EV_DROP && i < w->spec.n_units; i++)
+            w->unit[i].grad_reduced |= strcmp(w->unit[i].grad, "z") != 0;
         break;
     case ZR_EV_REWRITE:
         for (int32_t i = 0; i < w->spec.n_param_slots; i++)
@@ -517,13 +539,15 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     }
 }
 
-static void after_step(struct watch *w)
+static void after_step(struct watch *w, bool dropped)
 {
-    CHECK(w->normed, "a step without a norm");
+    CHECK(w->normed || dropped, "a step without a norm");
     for (int32_t i = 0; i < w->spec.n_units; i++) {
         struct watch_unit *u = &w->unit[i];
-        CHECK(u->updated == w->spec.units[i].trainable, "unit %d was not updated", i);
-        if (u->no_brackets) {
+        if (u->no_brackets && dropped)
+            CHECK(!u->grad_reduced, "the gradient of unit %d is still that of the dropped step", i);
+        CHECK(dropped || u->updated == w->spec.units[i].trainable, "unit %d was not updated", i);
+        if (u->no_brackets && !dropped) {
             CHECK(!u->updated || count(w, ZR_ACT_WAIT_PARAM, i) == 1, "unit %d is read without a wait", i);
             CHECK(u->home_ready && !u->grad_reduced, "unit %d cannot be used without brackets", i);
         }
@@ -533,7 +557,7 @@ static void after_step(struct watch *w)
             *u->sum[k] = 0;
     }
     w->n_micro = 0;
-    w->normed = w->stepping = false;
+    w->normed = w->stepping = w->complete = false;
 }
 
 static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
@@ -553,8 +577,16 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
         break;
     case ZR_EV_REWRITE:
         break;
+    case ZR_EV_NORM:
+        CHECK(count(w, ZR_ACT_NORM, -1) == !w->complete && (!w->complete || w->n_out == 0),
+              "%d actions of a norm", w->n_out);
+        w->complete = true;
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            CHECK(!w->unit[i].in_flight, "the gradient of unit %d is still being reduced", i);
+        break;
     case ZR_EV_STEP:
-        after_step(w);
+    case ZR_EV_DROP:
+        after_step(w, kind == ZR_EV_DROP);
         /* fall through */
     case ZR_EV_MICRO: /* the model may zero its gradients now */
         for (int32_t i = 0; i < w->spec.n_units; i++)
@@ -602,7 +634,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool
     CHECK(zr_core_step(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
     for (int32_t i = 0; i < w->n_out; i++)
         CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
-    w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP;
+    w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP || kind == ZR_EV_NORM || kind == ZR_EV_DROP;
     before_actions(w, kind, unit, backward);
     for (int32_t i = 0; i < w->n_out; i++)
         act(w, &w->out[i], kind, unit);
@@ -619,8 +651,9 @@ bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *un
         return false;
     *unit = 0;
     *backward = false;
-    if (*p == 'S' || *p == 'M') {
-        *kind = *p++ == 'S' ? ZR_EV_STEP : ZR_EV_MICRO;
+    if (strchr("SMNX", *p)) {
+        *kind = *p == 'S' ? ZR_EV_STEP : *p == 'M' ? ZR_EV_MICRO : *p == 'N' ? ZR_EV_NORM : ZR_EV_DROP;
+        p++;
     } else if (*p == 'W') {
         char *end;
         *kind = ZR_EV_REWRITE;

@@ -16,6 +16,7 @@ struct watch_unit {
     bool open[2], used[2]; /* forward, backward; used: since the step */
     bool home_ready;       /* its resident parameters are the newest */
     bool no_brackets;      /* stages 0 and 1: the model never brackets it */
+    bool ever_backward;    /* it was in a backward bracket once */
     bool updated;
     int32_t n_bwd;       /* backward brackets ended since the step */
     int32_t n_contrib;   /* contributions the model made since the step */
@@ -43,7 +44,9 @@ struct watch {
     int32_t n_open_bwd, last_reduced; /* of those in flight; -1: none is */
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
-    bool normed, stepping, collective; /* collective: the call is a step or a micro-batch's end */
+    bool normed, stepping, collective; /* collective: the call is a step, what comes before it, or a
+                                          micro-batch's end */
+    bool complete;                     /* the norm was asked for */
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };
@@ -57,7 +60,7 @@ void watch_close(struct watch *w);
 int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward);
 
 /* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "S" steps, "M"
- * ends a micro-batch, "W3" rewrites unit 3. False at the end. */
+ * ends a micro-batch, "N" asks for the norm, "X" drops the step, "W3" rewrites unit 3. False at the end. */
 bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward);
 /* Makes the calls of a script; all must succeed. "!" behind a call: it must return gradients, and without it
  * must not, if the script has any "!" at all. */

@@ -53,6 +53,14 @@ static void make_resident(struct model *m, int stage)
         m->units[i].resident = true;
 }
 
+static int32_t n_actions(const struct watch *w, enum zr_action_kind kind, int32_t unit)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < w->n_out; i++)
+        n += w->out[i].kind == kind && w->out[i].unit == unit;
+    return n;
+}
+
 /* Runs the script, ending with a step, and returns the gathers it took, those of the next step's first units
  * not counted. */
 static int64_t gathers_of(struct watch *w, const char *script)
@@ -557,6 +565,65 @@ static void too_many_micro_batches(void **state)
     watch_close(&w);
 }
 
+/* The norm before the step, and steps that are dropped. The watch knows what the sums must hold. */
+static void norms_and_drops(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++)
+        for (int each = stage > 1; each < 2; each++) {
+            struct model m;
+            struct watch w;
+            make_model(&m, 3, 2, 1, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
+            if (stage < 2)
+                make_resident(&m, stage);
+            m.spec.grad_accum_steps = 2;
+            m.spec.reduce_each = each;
+            watch_open(&w, &m.spec);
+            if (stage < 2)
+                watch_run(&w, "2[2] X"); /* others may have been written without brackets */
+            else
+                refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "nothing to drop");
+            if (each)
+                refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER,
+                        stage < 2 ? "zero_norm: 0 micro-batches" : "zero_norm: no backward");
+            watch_run(&w, "0(0) 1(1) 2(2) 2[2] 1[1] 0[");
+            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
+            refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
+            watch_run(&w, "0]");
+            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit");
+            watch_run(&w, "2[2] 1[1] 0[0] N N");
+            assert_true(zr_core_complete(w.core) && !zr_core_between_steps(w.core));
+            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "after zero_norm");
+            refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "zero_norm has ended");
+            refused(&w, ZR_EV_SNAPSHOT, -1, false, ZR_ERR_ORDER, "a step has begun");
+            watch_run(&w, "1(1) N S"); /* looking on is free */
+            assert_true(!zr_core_complete(w.core) && zr_core_between_steps(w.core));
+            refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "nothing to drop");
+            /* Dropped in its midst, at its end, and after the norm. */
+            watch_run(&w, "2[2] 1[1] X 2[2] 1[1] 0[0] 0[0] X 1[1] 1[1] N X 2[2] 1[1] 0[0] 1[1] 0[0] S");
+            assert_int_equal(n_actions(&w, ZR_ACT_NORM, -1), 1);
+            watch_run(&w, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0] N S");
+            watch_close(&w);
+        }
+}
+
+/* A dropped step is not learned from. */
+static void dropped_steps_are_forgotten(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    watch_run(&w, DEFAULT_ORDER "S 3(3) 3[3] 0(0) 0[0] X");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    int64_t strays = zr_core_counts(w.core).n_strays;
+    watch_run(&w, DEFAULT_ORDER "S" DEFAULT_ORDER "N S");
+    assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    watch_close(&w);
+}
+
 /* Whether the model can have written a gradient, as far as calls tell. */
 static void writes_nothing(void **state)
 {
@@ -713,14 +780,6 @@ static void a_long_step_that_repeats(void **state)
     }
 }
 
-static int32_t n_actions(const struct watch *w, enum zr_action_kind kind, int32_t unit)
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < w->n_out; i++)
-        n += w->out[i].kind == kind && w->out[i].unit == unit;
-    return n;
-}
-
 /* At stages 0 and 1 only units without brackets are waited for at the step and handed back then: the others'
  * gathers go on under the next forward. */
 static void brackets_buy_overlap(void **state)
@@ -749,8 +808,9 @@ static void brackets_buy_overlap(void **state)
 static void hash_tells_calls_apart(void **state)
 {
     (void)state;
-    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 4 };
-    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT};
+    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 6 };
+    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM,
+                                                     ZR_EV_DROP};
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
@@ -770,7 +830,7 @@ static void hash_tells_calls_apart(void **state)
     int32_t n_out;
     for (int i = 0; i < N; i++) {
         struct zr_core *c = zr_core_init(mem, &spec);
-        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 3]};
+        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 5]};
         if (i < N_CALLS) {
             ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
             if (i & 2) { /* the end, after the same begin */
@@ -1010,9 +1070,15 @@ static bool brackets_allowed(const struct watch *w, int32_t unit)
 static void stray(struct random_source *r, struct watch *w)
 {
     int32_t unit = (int32_t)random_below(r, w->spec.n_units + 2) - 1;
-    switch (random_below(r, 12)) {
+    switch (random_below(r, 14)) {
     case 0:
         watch_call(w, ZR_EV_STEP, 0, false);
+        break;
+    case 3:
+        watch_call(w, ZR_EV_NORM, 0, false);
+        break;
+    case 4:
+        watch_call(w, ZR_EV_DROP, 0, false);
         break;
     case 1:
         watch_call(w, ZR_EV_MICRO, 0, false);
@@ -1034,6 +1100,10 @@ static bool finish_step(struct random_source *r, struct watch *w)
         for (int b = 0; b < 2; b++)
             if (w->unit[u].open[b])
                 assert_int_equal(watch_call(w, ZR_EV_END, u, b), 0);
+    if (chance(r, 20))
+        watch_call(w, ZR_EV_NORM, 0, false);
+    if (chance(r, 10))
+        watch_call(w, ZR_EV_DROP, 0, false);
     for (int tries = 0; tries < 100 && watch_call(w, ZR_EV_STEP, 0, false); tries++) {
         int32_t most = 0, unit = -1;
         for (int32_t u = 0; u < w->spec.n_units; u++)
@@ -1150,6 +1220,8 @@ int main(void)
         cmocka_unit_test(two_forwards_one_backward),
         cmocka_unit_test(errors_change_nothing),
         cmocka_unit_test(too_many_micro_batches),
+        cmocka_unit_test(norms_and_drops),
+        cmocka_unit_test(dropped_steps_are_forgotten),
         cmocka_unit_test(writes_nothing),
         cmocka_unit_test(no_slot_names_holders),
         cmocka_unit_test(an_end_makes_room),

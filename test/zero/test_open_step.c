@@ -1,0 +1,382 @@
+/* test_open_step.c: the step, opened: its norm before the update, and steps that are dropped.
+ *
+ * A toy model trains with and without them, at every stage, on one to three ranks that are threads, with and
+ * without brackets; weights, masters and moments must come out bit by bit the same, and what the library says
+ * of a step the same as zero_step said of it. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3, WORLDS = 3 };
+
+/* What a run does besides training. */
+enum { NORMS = 1, DROPS = 2, POISON = 4 };
+
+struct setup {
+    int stage, accum, world, extras;
+    bool brackets, in_place;
+    double norm[STEPS]; /* of rank 0 */
+};
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int step, int n)
+{
+    const struct setup *s = r->arg;
+    int err = 0;
+    for (int k = 0; k < n; k++) {
+        if (k && !s->brackets && !s->in_place)
+            TRY(zero_micro(z));
+        TRY(toy_forward(m, z, s->brackets));
+        TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
+    }
+    return err;
+}
+
+/* Gradients of a step that nobody has ever heard of: in its midst, at its end, after its norm. */
+static int dropped_steps(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
+{
+    const struct setup *s = r->arg;
+    int err = 0;
+    for (int way = 0; way < 3; way++) {
+        TRY(micro_batches(r, m, z, 100 + step * 3 + way, way ? s->accum : (s->accum + 1) / 2));
+        double norm = -1;
+        if (way == 2)
+            TRY(zero_norm(z, &norm));
+        if (!err && way == 2 && !(norm > 0))
+            toy_wrong(r, "the norm of a step to drop is %g", norm);
+        TRY(zero_drop(z));
+    }
+    return err;
+}
+
+static void train(struct toy_rank *r)
+{
+    struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    cfg.grad_accum_steps = s->accum;
+    cfg.grad_in_place = s->in_place;
+    cfg.clip = 0.5f;
+    toy_make(&m);
+    if (s->in_place) /* else every micro-batch would be reduced by itself */
+        m.table[4].flags = 0;
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < STEPS; step++) {
+        if (s->extras & DROPS)
+            TRY(dropped_steps(r, &m, z, step));
+        TRY(micro_batches(r, &m, z, step, s->accum));
+        double norm = -1, again = -1;
+        if (s->extras & NORMS) {
+            TRY(zero_norm(z, &norm));
+            TRY(toy_forward(&m, z, s->brackets)); /* looking on is free */
+            TRY(zero_norm(z, &again));
+        }
+        struct zero_step_info info;
+        TRY(zero_step(z, 1e-2f, &info));
+        if (!err && (info.t != step + 1 || info.skipped || !info.clipped || !(info.grad_norm > 0)))
+            toy_wrong(r, "step %d: t %d, skipped %d, clipped %d, norm %g", step, (int)info.t, info.skipped,
+                      info.clipped, info.grad_norm);
+        if (!err && (s->extras & NORMS) &&
+            (memcmp(&norm, &info.grad_norm, sizeof norm) || memcmp(&again, &norm, sizeof norm)))
+            toy_wrong(r, "step %d: zero_norm said %.17g and %.17g, zero_step %.17g", step, norm, again,
+                      info.grad_norm);
+        if (r->rank == 0)
+            s->norm[step] = info.grad_norm;
+    }
+    struct zero_stats stats;
+    TRY(zero_get_stats(z, &stats));
+    if (!err && (stats.n_dropped != ((s->extras & DROPS) ? 3 * STEPS : 0) || stats.n_steps != STEPS ||
+                 stats.n_skipped))
+        toy_wrong(r, "%d dropped, %d steps, %d skipped", (int)stats.n_dropped, (int)stats.n_steps,
+                  (int)stats.n_skipped);
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void look(const struct toy_rank *r, int world, const char *what)
+{
+    for (int k = 0; k < world; k++)
+        if (r[k].err || r[k].wrong[0])
+            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
+}
+
+/* Norms and drops leave no trace in what is trained. */
+static void leaves_no_trace(void **state)
+{
+    (void)state;
+    static const int extras[] = {NORMS, DROPS, NORMS | DROPS};
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int way = 0; way < 4; way++) { /* brackets or not; reduced in place or not */
+                bool brackets = way & 1, in_place = way & 2;
+                if (stage > 1 && (!brackets || in_place))
+                    continue;
+                for (int accum = 1; accum <= 3; accum += 1 + in_place) {
+                    struct setup plain = {.stage = stage,
+                                          .accum = accum,
+                                          .world = world,
+                                          .brackets = brackets,
+                                          .in_place = in_place};
+                    struct toy_rank a[WORLDS], b[WORLDS];
+                    toy_ranks(world, train, &plain, a);
+                    look(a, world, "plain");
+                    for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
+                        struct setup s = plain;
+                        char what[128];
+                        s.extras = extras[i];
+                        snprintf(what, sizeof what,
+                                 "stage %d world %d accum %d brackets %d in place %d extras %d", stage, world,
+                                 accum, brackets, in_place, s.extras);
+                        toy_ranks(world, train, &s, b);
+                        look(b, world, what);
+                        for (int k = 0; k < world; k++)
+                            if (b[k].hash != a[0].hash)
+                                fail_msg("%s: other weights on rank %d", what, k);
+                        if (memcmp(s.norm, plain.norm, sizeof s.norm))
+                            fail_msg("%s: other norms", what);
+                    }
+                }
+            }
+}
+
+/* ---- a rule of the program's own ---- */
+
+/* One gradient is not a number on one rank: all ranks see it, drop the step and go on. */
+static void drop_what_is_not_finite(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    toy_make(&m);
+    int err = 0, n_dropped = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int tries = 0; !err && tries < 2; tries++) {
+            double norm = 0;
+            TRY(toy_forward(&m, z, true));
+            for (int u = TOY_UNITS; !err && u-- > 0;) {
+                TRY(zero_begin(z, u, ZERO_BACKWARD));
+                if (!err)
+                    toy_add_gradient(&m, u, step, r->rank);
+                if (!err && u == 0 && step == 1 && tries == 0 && r->rank == r->world - 1)
+                    toy_poison_gradient(&m, 0, NAN);
+                TRY(zero_end(z, u, ZERO_BACKWARD));
+            }
+            TRY(zero_norm(z, &norm));
+            if (!err && isfinite(norm))
+                break;
+            TRY(zero_drop(z));
+            n_dropped++;
+        }
+        TRY(zero_step(z, 1e-2f, NULL));
+    }
+    if (!err && n_dropped != 1)
+        toy_wrong(r, "%d steps were dropped", n_dropped);
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void drops_what_is_not_finite(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, drop_what_is_not_finite, &s, r);
+            look(r, world, "not finite");
+            for (int k = 1; k < world; k++)
+                assert_int_equal(r[k].hash, r[0].hash);
+        }
+}
+
+/* ---- wrong moments ---- */
+
+static void expect(struct toy_rank *r, int err, int code, const char *says)
+{
+    if (err != code || !strstr(zero_last_error(), says))
+        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+}
+
+static void call_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    double norm;
+    toy_make(&m);
+    int err = 0;
+    expect(r, zero_norm(NULL, &norm), ZERO_ERR_ARG, "zero_norm: z is NULL");
+    expect(r, zero_drop(NULL), ZERO_ERR_ARG, "zero_drop: z is NULL");
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    expect(r, zero_norm(z, NULL), ZERO_ERR_ARG, "zero_norm: norm is NULL");
+    if (s->stage > 1) {
+        expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
+        expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
+    }
+    TRY(micro_batches(r, &m, z, 0, 1));
+    TRY(zero_begin(z, 1, ZERO_FORWARD));
+    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: unit 1 has an open bracket");
+    expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: unit 1 has an open bracket");
+    TRY(zero_end(z, 1, ZERO_FORWARD));
+    TRY(zero_norm(z, &norm));
+    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
+    expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: zero_norm has ended");
+    expect(r, zero_save(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
+    expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
+    TRY(zero_step(z, 1e-2f, NULL));
+    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
+    expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
+    TRY(micro_batches(r, &m, z, 1, 1));
+    void *kept = m.param[2];
+    m.param[2] = &kept;
+    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: *param of tensor bias");
+    expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: *param of tensor bias");
+    m.param[2] = kept;
+    TRY(zero_step(z, 1e-2f, NULL));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void wrong_moments(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, call_wrongly, &s, r);
+            look(r, world, "wrong moments");
+        }
+}
+
+/* A model without brackets goes on with backward after the norm: what it adds would be lost. */
+static void add_late(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    double norm;
+    toy_make(&m);
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(micro_batches(r, &m, z, 0, 1));
+    TRY(zero_norm(z, &norm));
+    TRY(micro_batches(r, &m, z, 0, 1));
+    if (!err)
+        expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "was written after zero_norm");
+    TRY(zero_drop(z));
+    TRY(micro_batches(r, &m, z, 0, 1));
+    TRY(zero_step(z, 1e-2f, NULL));
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void step_once(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    toy_make(&m);
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(micro_batches(r, &m, z, 0, 1));
+    TRY(zero_step(z, 1e-2f, NULL));
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void gradients_written_late(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 1; stage++) {
+            struct setup s = {.stage = stage};
+            struct toy_rank a[WORLDS], b[WORLDS];
+            toy_ranks(world, step_once, &s, a);
+            look(a, world, "once");
+            toy_ranks(world, add_late, &s, b);
+            look(b, world, "late");
+            assert_int_equal(a[0].hash, b[0].hash);
+        }
+}
+
+/* ---- ranks that differ ---- */
+
+/* The last rank drops what the others take, or asks for a norm that they do not ask for: an error on all. */
+static void differ(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    double norm;
+    bool odd = r->rank == r->world - 1;
+    toy_make(&m);
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(micro_batches(r, &m, z, 0, 1));
+    if (odd && s->extras == NORMS)
+        TRY(zero_norm(z, &norm));
+    if (odd && s->extras == DROPS)
+        TRY(zero_drop(z));
+    else
+        TRY(zero_step(z, 1e-2f, NULL));
+    for (int step = 1; !err && step < STEPS; step++) {
+        TRY(micro_batches(r, &m, z, step, 1));
+        TRY(zero_step(z, 1e-2f, NULL));
+    }
+    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, s->extras == NORMS ? "zero_norm" : "zero_drop"))
+        toy_wrong(r, "%d %s", err, r->text);
+    expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
+    expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
+    r->err = 0;
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void ranks_that_differ(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int what = NORMS; what <= DROPS; what++) {
+                struct setup s = {.stage = stage, .extras = what, .brackets = true};
+                struct toy_rank r[WORLDS];
+                toy_ranks(world, differ, &s, r);
+                look(r, world, what == NORMS ? "a norm on one rank" : "a drop on one rank");
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(leaves_no_trace),   cmocka_unit_test(drops_what_is_not_finite),
+        cmocka_unit_test(wrong_moments),     cmocka_unit_test(gradients_written_late),
+        cmocka_unit_test(ranks_that_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
