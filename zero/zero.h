@@ -1,14 +1,45 @@
 /* zero.h: libzero, a ZeRO/FSDP runtime that a C model drops in.
  *
- *     struct zero_config cfg = ZERO_CONFIG_INIT;
- *     cfg.stage = 3;
- *     zero_ctx *z;
- *     if (zero_wrap(&z, tensors, n_tensors, &cfg))
- *         fprintf(stderr, "%s\n", zero_last_error()), exit(1);
- *     for each step:
- *         for each layer l:           zero_begin(z, l, ZERO_FORWARD);  forward(l);  zero_end(z, l,
- * ZERO_FORWARD); for each layer l, reversed: zero_begin(z, l, ZERO_BACKWARD); backward(l); zero_end(z, l,
- * ZERO_BACKWARD); zero_step(z, lr, NULL); zero_unwrap(&z);
+ *     static void must(int err)
+ *     {
+ *         if (err) {
+ *             fprintf(stderr, "%s\n", zero_last_error());
+ *             exit(1);
+ *         }
+ *     }
+ *
+ *     static void train(struct model *m)
+ *     {
+ *         struct zero_tensor tensors[] = {
+ *             {.name = "w1", .param = (void **)&m->w1, .grad = (void **)&m->dw1,
+ *              .shape = {N_HIDDEN, N_IN}, .dtype = ZERO_F32, .unit = 0},
+ *             {.name = "w2", .param = (void **)&m->w2, .grad = (void **)&m->dw2,
+ *              .shape = {N_HIDDEN}, .dtype = ZERO_F32, .unit = 1},
+ *         };
+ *         struct zero_config cfg = ZERO_CONFIG_INIT;
+ *         zero_ctx *z;
+ *         cfg.stage = 3;
+ *         must(zero_wrap(&z, tensors, 2, &cfg));
+ *         for (int step = 1; step <= N_STEPS; step++) {
+ *             next_batch(m, step);
+ *             for (int unit = 0; unit < 2; unit++) {
+ *                 must(zero_begin(z, unit, ZERO_FORWARD));
+ *                 forward(m, unit);
+ *                 must(zero_end(z, unit, ZERO_FORWARD));
+ *             }
+ *             for (int unit = 1; unit >= 0; unit--) {
+ *                 must(zero_begin(z, unit, ZERO_BACKWARD));
+ *                 backward(m, unit);
+ *                 must(zero_end(z, unit, ZERO_BACKWARD));
+ *             }
+ *             must(zero_step(z, 3e-2f, NULL));
+ *             double loss = mean_square_error(m);
+ *             must(zero_mean(z, &loss, 1));
+ *             if (m->rank == 0 && step % 20 == 0)
+ *                 printf("step %d loss %.6f\n", step, loss);
+ *         }
+ *         must(zero_unwrap(&z));
+ *     }
  *
  * Words. A *unit* is what is gathered together, usually a layer. At stage 1 optimizer state is sharded over
  * the ranks, at stage 2 gradients too, at stage 3 parameters too (ZeRO, arXiv:1910.02054; FSDP,

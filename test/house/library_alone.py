@@ -20,6 +20,7 @@ from tree_clean import tracked
 ANSWER = "0 1 2 3"
 # How the library is built here is of no matter, so it is built fast.
 FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
+EXAMPLE = "share/doc/libzero/examples/minimal.c"
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "cuda_kernels"}
@@ -90,10 +91,11 @@ def check_install(root, folder, meson):
 
     found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
+                "share/doc/libzero/README.md", "share/doc/libzero/zero/README.md", EXAMPLE,
                 *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))
     yield from (f"installed besides: {path}" for path in sorted(found - expected)
-                if not re.fullmatch(r"lib/libzero\.so\.[\d.]+|share/doc/libzero/.*", path))
+                if not re.fullmatch(r"lib/libzero\.so\.[\d.]+", path))
 
     libdir = os.path.join(prefix, "lib")
     yield from check_archive(root, os.path.join(libdir, "libzero.a"))
@@ -102,6 +104,10 @@ def check_install(root, folder, meson):
     if any(flag.startswith("-luv") for flag in flags):
         yield f"a program that links the shared library is told to link what that uses: {flags}"
     yield from compile_and_run(folder, "shared", libdir, flags)
+    # The example, as its own first lines say.
+    example = os.path.join(folder, "minimal")
+    run(os.environ.get("CC", "cc"), os.path.join(prefix, EXAMPLE), "-o", example, *flags, "-lm")
+    run(os.path.join(prefix, "bin", "zero-run"), "-n", "2", example, env={**environment(), "ZERO_STAGE": "3", "LD_LIBRARY_PATH": libdir})
     flags = run("pkg-config", "--static", "--cflags", "--libs", "libzero", env=env).split()
     yield from compile_and_run(folder, "static", libdir, ["-l:libzero.a" if flag == "-lzero" else flag for flag in flags])
 

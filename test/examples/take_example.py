@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Makes a program of the example that a text shows: examples/minimal.c with that example in place of its own.
+
+    take_example.py TEXT PROGRAM OUT
+
+TEXT is Markdown, whose first block of C is taken, or a header, whose first comment has the example as its indented lines.
+"""
+import re
+import sys
+
+FIRST, LAST = "static void must(int err)", "static void train(struct model *m)"
+
+
+def of_markdown(text):
+    return re.search(r"^```c\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+
+
+def of_header(text):
+    lines = [line[3:] for line in text.split("*/")[0].splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("    "))
+    last = next(i for i, line in enumerate(lines) if i > first and re.match(r"\S", line))
+    return "\n".join(line[4:] for line in lines[first:last]).rstrip() + "\n"
+
+
+def main(source, program, out):
+    with open(source, encoding="utf-8") as f:
+        text = f.read()
+    example = of_markdown(text) if source.endswith(".md") else of_header(text)
+    for function in (FIRST, LAST):
+        if function not in example:
+            sys.exit(f"{source}: its example has no {function}:\n{example}")
+    with open(program, encoding="utf-8") as f:
+        before, rest = f.read().split(FIRST)
+    after = rest.split(LAST)[1].split("\n}\n", 1)[1]
+    with open(out, "w", encoding="utf-8") as f:
+        f.write(before + example + after)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

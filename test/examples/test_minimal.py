@@ -1,0 +1,66 @@
+"""examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
+the same program with the example of README.md, or of zero.h, in it.
+
+    test_minimal.py ZERO_RUN PLAIN PROGRAM
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+ZERO_RUN, PLAIN, PROGRAM = sys.argv[1:4]
+del sys.argv[1:4]  # the rest is unittest's
+WORLDS = [1, 2, 3, 4]
+
+
+def run(command, **variables):
+    env = {k: v for k, v in os.environ.items()
+           if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}
+    return subprocess.run(command, capture_output=True, text=True, env={**env, **variables}, check=False)
+
+
+def losses(text):
+    return [(int(step), float(loss)) for step, loss in re.findall(r'^step (\d+) loss (\S+)$', text, re.MULTILINE)]
+
+
+def wrapped(world, **variables):
+    return run([ZERO_RUN, '-n', str(world), '--raw', PROGRAM], **variables)
+
+
+class Minimal(unittest.TestCase):
+    def test_against_the_plain_program(self):
+        done = run([PLAIN])
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        plain = losses(done.stdout)
+        self.assertEqual([step for step, _ in plain], list(range(20, 201, 20)))
+        self.assertLess(plain[-1][1], plain[0][1] / 10)
+        for world in WORLDS:
+            told = []
+            for stage in range(4):
+                done = wrapped(world, ZERO_STAGE=str(stage), ZERO_LOG='off')
+                self.assertEqual((done.returncode, done.stderr), (0, ''), (world, stage))
+                told.append(losses(done.stdout))
+            self.assertEqual(told[1:], told[:1] * 3, f'stages differ on {world} ranks')
+            self.assertEqual(len(told[0]), len(plain))
+            for (step, loss), (plain_step, plain_loss) in zip(told[0], plain):
+                self.assertEqual(step, plain_step)
+                self.assertAlmostEqual(loss / plain_loss, 1, 2, (world, step))
+
+    def test_brackets(self):
+        """The check, which sees a touch outside a bracket, has nothing to say."""
+        for world in [1, 2]:
+            done = wrapped(world, ZERO_CHECK='1', ZERO_LOG='off')
+            self.assertEqual((done.returncode, done.stderr), (0, ''), world)
+
+    def test_failures_are_told(self):
+        done = wrapped(1, ZERO_STAGE='7')
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('ZERO_STAGE is "7"', done.stderr)
+        done = wrapped(5)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('48 samples cannot be shared alike by 5 ranks', done.stderr)
+
+
+if __name__ == '__main__':
+    unittest.main()
