@@ -54,9 +54,9 @@ float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, i
 
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
 {
-    int64_t kept, copies = e->plan->state_full ? e->world : 1;
+    int64_t kept;
     zr_engine_kept(e, f, &kept);
-    return e->state[i] + f->state_at * copies + (first - kept);
+    return e->state[i] + e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)] + (first - kept);
 }
 
 /* ---- failure ---- */
@@ -279,13 +279,12 @@ static int open_memory(struct zr_engine *e)
             return err;
         e->snapshot = base;
     }
-    for (int i = 0; i < p->n_states && p->state_elems; i++) {
-        int64_t bytes = p->state_elems * (int64_t)sizeof(float);
+    for (int i = 0; i < p->n_states; i++) {
+        int64_t bytes = p->state_elems[i] * (int64_t)sizeof(float);
         err = e->dev->ops->alloc(e->dev, bytes, &base);
         if (err)
             return err;
         e->state[i] = base;
-        e->state_bytes = bytes;
         e->allocated[ZR_MEM_MOMENTS] += bytes;
         err = e->dev->ops->zero(e->compute, base, bytes);
         if (err)
@@ -390,7 +389,7 @@ static void close_device_side(struct zr_engine *e)
         d->host_free(e->dev, e->outcome, e->plan->words_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
         if (e->state[i])
-            d->free(e->dev, e->state[i], e->state_bytes);
+            d->free(e->dev, e->state[i], e->plan->state_elems[i] * (int64_t)sizeof(float));
     zr_timeline_close(e->timeline);
 }
 

@@ -57,7 +57,7 @@ struct zr_engine {
     char *snapshot;                  /* plan->snapshot_bytes of host_alloc memory, or NULL */
     struct zr_step_outcome *outcome; /* of the last step; host_alloc memory, valid after step_norm */
     char *words;                     /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
-    int64_t allocated[ZR_MEM_COUNT], master_bytes, state_bytes;
+    int64_t allocated[ZR_MEM_COUNT], master_bytes;
 
     struct zr_stream *compute, *gather_stream, *reduce_stream;
     struct zr_event **events; /* all of them, for closing */

@@ -216,21 +216,21 @@ static void call_user(void *arg)
 }
 _Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
 
-static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_piece *p,
-                          int64_t first_in_piece)
+static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_flat *f,
+                          const struct zr_piece *p, int64_t first)
 {
     struct zr_engine *e = up->e;
     const struct zr_device_ops *d = e->dev->ops;
     struct user_call c = {e,
                           {.tensor = p->tensor,
-                           .first = p->slice * p->n + first_in_piece,
+                           .first = p->slice * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
                            .grad = k->grad,
                            .lr = k->lr,
                            .t = k->t}};
     for (int i = 0; i < e->opt.n_states; i++)
-        c.u.state[i] = e->state[i] + (k->state[0] - e->state[0]);
+        c.u.state[i] = zr_engine_state_at(e, f, i, first);
     TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
     if (d->host_memory) {
         int64_t bytes = k->n * (int64_t)sizeof(float);
@@ -257,13 +257,16 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     struct updating *up = arg;
     struct zr_engine *e = up->e;
     const struct zr_options *o = &e->opt;
-    struct zr_update k = {.kind = o->optimizer,
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    enum zr_optimizer kind = zr_kind_of(o, f->optimizer);
+    const struct zr_hyper *hyper = &o->hyper[kind];
+    struct zr_update k = {.kind = kind,
                           .param_dtype = f->dtype,
-                          .lr = up->job->lr,
-                          .beta1 = o->beta1,
-                          .beta2 = o->beta2,
-                          .eps = o->eps,
-                          .decay = e->layout->tensors[p->tensor].no_decay ? 0 : o->weight_decay,
+                          .lr = up->job->lr * t->lr_scale,
+                          .beta1 = hyper->beta1,
+                          .beta2 = hyper->beta2,
+                          .eps = hyper->eps,
+                          .decay = hyper->weight_decay * t->decay_scale,
                           .c1 = 1,
                           .c2 = 1,
                           .t = up->job->t,
@@ -272,14 +275,14 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .param = zr_engine_param_at(e, f, first),
                           .grad = up->grad + (first - up->first_kept),
                           .scalars = zr_engine_scalars(e)};
-    for (int i = 0; i < o->n_states && i < ZR_OPTIMIZER_STATES; i++)
+    if (!kind)
+        return update_by_user(up, &k, f, p, first);
+    for (int i = 0; i < zr_plan_states(e->plan, f); i++)
         k.state[i] = zr_engine_state_at(e, f, i, first);
-    if (o->update)
-        return update_by_user(up, &k, p, first - p->first);
-    if (zr_optimizer_kind(o->optimizer)->bias_correction) {
+    if (zr_optimizer_kind(kind)->bias_correction) {
         /* In float, as the loops of C models have it. */
-        k.c1 = 1.0f - powf(o->beta1, (float)k.t);
-        k.c2 = 1.0f - powf(o->beta2, (float)k.t);
+        k.c1 = 1.0f - powf(k.beta1, (float)k.t);
+        k.c2 = 1.0f - powf(k.beta2, (float)k.t);
     }
     return e->dev->ops->update(e->reduce_stream, &k);
 }

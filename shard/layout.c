@@ -1,6 +1,7 @@
 /* layout.c: builds the layout; see layout.h. */
 #include "shard/layout.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,9 +69,10 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     return 0;
 }
 
+/* Of different optimizers apart: a kind's states are kept for its own flats only. */
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
 {
-    return a->dtype == b->dtype && !a->grad == !b->grad;
+    return a->dtype == b->dtype && !a->grad == !b->grad && (!a->grad || a->optimizer == b->optimizer);
 }
 
 static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
@@ -100,6 +102,7 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
     struct zr_flat *f = &l->flats[l->n_flats++];
     *f = (struct zr_flat){.unit = unit,
                           .dtype = t->dtype,
+                          .optimizer = t->grad ? t->optimizer : ZR_OPTIMIZER_NONE,
                           .trainable = t->grad != NULL,
                           .in_place = goes_in_place(l, t),
                           .first_piece = l->n_pieces};
@@ -190,8 +193,13 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
-    int64_t v[] = {t->dtype,   t->n_elems,  t->n_slices,  t->unit,     t->grad != NULL,
-                   t->stacked, t->no_decay, t->overwrite, t->resident, t->pointer_per_begin};
+    const float scales[] = {t->lr_scale, t->decay_scale};
+    uint64_t scale_bits;
+    _Static_assert(sizeof scales == sizeof scale_bits, "both scales, as one word");
+    memcpy(&scale_bits, scales, sizeof scale_bits);
+    int64_t v[] = {
+        t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,    t->stacked,
+        t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits};
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 
@@ -227,6 +235,7 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool
     for (int32_t i = 0; i < n_tensors; i++) {
         l->slice_base[i + 1] = l->slice_base[i] + (int32_t)tensors[i].n_slices;
         l->n_params += tensors[i].n_elems;
+        l->most_lr_scale = fmaxf(l->most_lr_scale, tensors[i].lr_scale);
     }
     err = count_units(l, &l->n_units);
     if (err)

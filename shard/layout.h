@@ -2,14 +2,15 @@
  *
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
- *   flat    the tensors of one unit that share dtype and trainability, laid end to end: a run of total_bytes
- * that is cut into world slices of shard_bytes; rank r owns the r-th. A collective moves whole flats. piece
- * one tensor slice inside a flat.
+ *   flat    the tensors of one unit that share dtype, trainability and optimizer, laid end to end: a run of
+ *           total_bytes that is cut into world slices of shard_bytes; rank r owns the r-th. A collective
+ * moves whole flats. piece   one tensor slice inside a flat.
  *
- * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable), each 256-byte
- * aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked tensor
- * that has to lie in one buffer with the other slices (stages 0 and 1, where the model uses base + l*stride
- * with no bracket to re-point base): nothing can be padded there, so its last slices may be short or empty.
+ * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable, optimizer), each
+ * 256-byte aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked
+ * tensor that has to lie in one buffer with the other slices (stages 0 and 1, where the model uses base +
+ * l*stride with no bracket to re-point base): nothing can be padded there, so its last slices may be short or
+ * empty.
  *
  * Slices of a rank start at multiples of 256 bytes from the flat's start and pieces at multiples of 256, so
  * every shard boundary is a multiple of 32 elements from the start of its tensor slice, for every world and
@@ -29,11 +30,14 @@ struct zr_tensor {
     char *name;
     void **param, **grad; /* the model's own pointers; grad NULL: frozen */
     enum zr_dtype dtype;
-    int64_t shape[8]; /* row-major, ended by 0 or by all 8; the product is n_elems */
-    int64_t n_elems;  /* of the whole tensor */
-    int64_t n_slices; /* layers of a stacked tensor, else 1 */
-    int32_t unit;     /* of slice 0 */
-    bool stacked, no_decay, overwrite, resident;
+    int64_t shape[8];            /* row-major, ended by 0 or by all 8; the product is n_elems */
+    int64_t n_elems;             /* of the whole tensor */
+    int64_t n_slices;            /* layers of a stacked tensor, else 1 */
+    int32_t unit;                /* of slice 0 */
+    enum zr_optimizer optimizer; /* ZR_OPTIMIZER_NONE: that of the options */
+    float lr_scale,
+        decay_scale; /* multiply the learning rate and the kind's weight decay; finite, not negative */
+    bool stacked, overwrite, resident;
     bool pointer_per_begin; /* the model takes its pointers after each begin: several slices may be open */
 };
 
@@ -46,6 +50,7 @@ struct zr_piece {
 struct zr_flat {
     int32_t unit;
     enum zr_dtype dtype;
+    enum zr_optimizer optimizer; /* as its tensors have it; NONE too of frozen ones */
     bool trainable, in_place;
     int32_t first_piece, n_pieces;
     int64_t total_bytes, shard_bytes;
@@ -81,6 +86,7 @@ struct zr_layout {
     int64_t in_place_param_bytes, in_place_grad_bytes;
     int64_t state_elems; /* fp32 elements of one gradient shard array: all trainable flats' shards */
     int64_t n_params;    /* elements of the model */
+    float most_lr_scale; /* of its tensors */
     uint64_t hash;       /* of everything that must agree between ranks */
 };
 

@@ -33,12 +33,18 @@ struct zr_user_update {
     void *native_stream;         /* the device's own stream handle; NULL on the host */
 };
 
+/* What the tensors of one kind of optimizer are updated with. True values: a zero here means zero. */
+struct zr_hyper {
+    float beta1, beta2, eps, weight_decay;
+};
+
 struct zr_options {
     int stage; /* 0..3 */
 
-    enum zr_optimizer optimizer; /* ZR_OPTIMIZER_NONE: the user's update callback */
-    float beta1, beta2, eps;     /* true values: a zero here means zero */
-    float weight_decay;
+    enum zr_optimizer
+        optimizer; /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
+    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT]; /* by kind. May change between steps, but not so that a kind
+                                                  keeps states that the plan has no place for */
     float clip;           /* global L2 norm above which gradients are scaled down; 0: no clipping */
     double grad_scale;    /* multiplies gradients before everything else; finite, not 0 */
     int grad_accum_steps; /* micro-batches per step, >= 1 */
@@ -49,7 +55,7 @@ struct zr_options {
      * (host). */
     int (*update)(void *arg, const struct zr_user_update *u);
     void *update_arg;
-    int n_states; /* fp32 arrays kept per weight: those of optimizer and beta1, else the user's 0..4 */
+    int n_states; /* of update: fp32 arrays kept per weight, 0..4 */
 
     int prefetch;               /* units gathered ahead; 0: none */
     int64_t param_budget_bytes; /* for gathered parameters at stage 3, besides the shards; negative: what
@@ -77,5 +83,18 @@ struct zr_options {
 
     bool check; /* watch the run (engine_check.h) */
 };
+
+/* The kind that updates a tensor which names `kind`, ZR_OPTIMIZER_NONE: none. */
+static inline enum zr_optimizer zr_kind_of(const struct zr_options *o, enum zr_optimizer kind)
+{
+    return kind ? kind : o->optimizer;
+}
+
+/* And the fp32 arrays that it keeps per weight. */
+static inline int zr_states_of(const struct zr_options *o, enum zr_optimizer kind)
+{
+    enum zr_optimizer k = zr_kind_of(o, kind);
+    return k ? zr_optimizer_states(k, o->hyper[k].beta1) : o->n_states;
+}
 
 #endif

@@ -31,6 +31,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->grad_at);
     free(p->grad_slots);
     free(p->master_at);
+    free(p->state_at);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
     free((void *)p->spec.grad_slot_bytes);
@@ -71,11 +72,16 @@ bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
     return f->trainable || !p->resident[f->unit];
 }
 
+int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f)
+{
+    return f->trainable ? p->states_of[f->optimizer] : 0;
+}
+
 bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind)
 {
     if (kind == -2)
         return !f->trainable || f->dtype != ZR_F32;
-    return f->trainable && kind < p->n_states;
+    return f->trainable && kind < zr_plan_states(p, f);
 }
 
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
@@ -214,6 +220,15 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_STAGING] += p->reduce_bytes - staging;
 }
 
+/* How many states each kind in use keeps. */
+static void count_states(struct zr_plan *p, const struct zr_options *opt)
+{
+    for (int kind = 0; kind < ZR_OPTIMIZER_COUNT; kind++)
+        p->states_of[kind] = zr_states_of(opt, (enum zr_optimizer)kind);
+    for (int32_t i = 0; i < p->layout->n_flats; i++)
+        p->n_states = (int32_t)zr_max(p->n_states, zr_plan_states(p, &p->layout->flats[i]));
+}
+
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
@@ -225,9 +240,12 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
             p->master_at[i] = p->master_elems;
             p->master_elems += f->shard_elems * copies;
         }
+        for (int s = 0; s < p->n_states; s++) {
+            bool has = s < zr_plan_states(p, f);
+            p->state_at[s * l->n_flats + i] = has ? p->state_elems[s] : -1;
+            p->state_elems[s] += has ? f->shard_elems * copies : 0;
+        }
     }
-    p->n_states = opt->n_states;
-    p->state_elems = l->state_elems * copies;
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
         for (int kind = -2; kind < p->n_states; kind++)
             if (zr_plan_saves(p, &l->flats[i], kind))
@@ -236,7 +254,8 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_STAGING] += p->host_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
-    p->bytes[ZR_MEM_MOMENTS] = p->n_states * p->state_elems * (int64_t)sizeof(float);
+    for (int s = 0; s < p->n_states; s++)
+        p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
 }
 
 static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
@@ -296,6 +315,7 @@ static uint64_t hash_plan(const struct zr_plan *p)
                       s->n_grad_slots};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
     h = XXH64(p->bytes, sizeof p->bytes, h);
+    h = XXH64(p->states_of, sizeof p->states_of, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
     h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
     for (int32_t i = 0; i < p->spec.n_order; i++) {
@@ -321,7 +341,9 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->grad_at = calloc((size_t)l->n_units, sizeof *p->grad_at);
     p->resident = calloc((size_t)l->n_units, sizeof *p->resident);
     p->master_at = calloc((size_t)l->n_flats, sizeof *p->master_at);
-    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at) {
+    count_states(p, opt);
+    p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
+    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

@@ -69,8 +69,12 @@ struct zr_plan {
     int64_t *master_at; /* (n_flats) element in the master array, -1: the parameters are their own masters, or
                            frozen */
     int64_t master_elems; /* fp32 */
-    int32_t n_states;
-    int64_t state_elems; /* fp32, of each state */
+    int32_t n_states;     /* the most that any kind in use keeps */
+    int32_t
+        states_of[ZR_OPTIMIZER_COUNT];  /* that kind keeps; [ZR_OPTIMIZER_NONE]: a tensor that names none */
+    int64_t state_elems[ZR_MAX_STATES]; /* fp32, of each state's array */
+    int64_t
+        *state_at; /* (n_states, n_flats) element in the state's array, -1: its kind keeps fewer, or frozen */
 
     /* Memory of the host that the device reaches. */
     int64_t snapshot_bytes; /* 0: none is kept */
@@ -108,6 +112,9 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k);
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
 int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
+
+/* The fp32 states that each weight of the flat has; 0 of a frozen one. */
+int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f);
 
 /* A checkpoint holds this value of the flat (a kind as in zr_engine_read): f32 weights are their own masters
  * and are held once. */

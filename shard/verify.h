@@ -47,7 +47,8 @@ struct zr_verify_case {
     int n_evals;     /* forward passes before each step's micro-batches */
     bool late_evals; /* the same between the last backward and the step */
     int unbracketed; /* percent of units, stages 0 and 1 only */
-    bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd;
+    bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd,
+        mixed;
     bool caller;       /* the model computes on its own thread, as on the host */
     bool values;       /* reads, writes and means between steps */
     bool wait_result;  /* zero_step waits for the norm */

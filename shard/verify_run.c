@@ -45,13 +45,9 @@ static void set_options(struct zr_verify_world *v)
     const struct zr_verify_case *c = v->c;
     v->opt = (struct zr_options){.stage = c->stage,
                                  .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,
-                                 .beta1 = c->sgd ? 0 : 0.9f,
-                                 .beta2 = 0.999f,
-                                 .eps = 1e-8f,
                                  .clip = 1,
                                  .grad_scale = 1,
                                  .grad_accum_steps = c->accum,
-                                 .n_states = c->sgd ? 0 : 2,
                                  .prefetch = c->prefetch,
                                  .deterministic = c->deterministic,
                                  .grad_in_place = c->grad_in_place,
@@ -60,6 +56,10 @@ static void set_options(struct zr_verify_world *v)
                                  .n_order = v->script.n_order,
                                  .timeout_ms = 1000,
                                  .save_async = c->snapshots > 0};
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        v->opt.hyper[kind] = (struct zr_hyper){.beta1 = row->beta1, .beta2 = row->beta2, .eps = row->eps};
+    }
     if (c->user_update) {
         v->opt.optimizer = 0;
         v->opt.update = user_update;

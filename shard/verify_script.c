@@ -56,7 +56,10 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
                 x->dtype = ZR_BF16;
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
-            x->no_decay = zr_verify_chance(&s, 30);
+            x->lr_scale = 1;
+            x->decay_scale = zr_verify_chance(&s, 30) ? 0 : 1;
+            if (c->mixed) /* of several kinds, some without state */
+                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)*n * 7) % ZR_OPTIMIZER_COUNT);
             /* Stored instead of added: only where the model writes each gradient just once before it is
              * handed in. */
             bool often =

@@ -59,12 +59,13 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->device = z->config.user.device;
     c->copy_engine = z->config.user.copy_engine;
     c->stage = o->stage;
+    const struct zr_hyper *h = &o->hyper[o->optimizer]; /* those of other kinds are the library's own */
     c->optimizer = o->optimizer;
-    c->n_states = o->n_states;
-    c->beta1 = (double)o->beta1;
-    c->beta2 = (double)o->beta2;
-    c->eps = (double)o->eps;
-    c->weight_decay = (double)o->weight_decay;
+    c->n_states = zr_states_of(o, ZR_OPTIMIZER_NONE);
+    c->beta1 = (double)h->beta1;
+    c->beta2 = (double)h->beta2;
+    c->eps = (double)h->eps;
+    c->weight_decay = (double)z->config.user.weight_decay;
     c->clip = (double)o->clip;
     c->grad_scale = o->grad_scale;
     c->grad_sum = o->grad_sum;
@@ -100,11 +101,11 @@ static int name_tensor(struct zero_ctx *z)
     for (int32_t i = 0; !err && i < n; i++)
         for (int32_t r = 1; !err && r < world; r++)
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[i])
-                err = zr_fail(ZR_ERR_MISMATCH,
-                              "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, "
-                              "dtype, unit, flags or "
-                              "whether it has a gradient",
-                              i, z->layout->tensors[i].name, r);
+                err = zr_fail(
+                    ZR_ERR_MISMATCH,
+                    "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, "
+                    "dtype, unit, flags, optimizer, lr_scale, decay_scale or whether it has a gradient",
+                    i, z->layout->tensors[i].name, r);
     if (!err)
         err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");
 out:

@@ -1,6 +1,7 @@
 /* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
  * the rest is the engine's. */
 #include "zero/context.h"
+#include "zero/save.h"
 
 #include <math.h>
 #include <xxhash.h>
@@ -100,6 +101,10 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         return zr_fail_more(ZR_ERR_ARG, "zero_step");
     if (!isfinite(lr))
         return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
+    if (!isfinite(lr * z->layout->most_lr_scale))
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_step: lr is %g, and times lr_scale %g, which a tensor has, not finite",
+                       (double)lr, (double)z->layout->most_lr_scale);
     err = need_gradients(z, "zero_step");
     if (err)
         return err;
@@ -125,9 +130,12 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
         return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
-    if (value < ZERO_VALUE_PARAM || value >= ZERO_VALUE_STATE + z->plan->n_states)
-        return zr_fail(ZR_ERR_ARG, "%s: value is %d; allowed: 0..%d (with %d optimizer states)", call, value,
-                       ZERO_VALUE_STATE + z->plan->n_states - 1, z->plan->n_states);
+    int n_states = t->grad ? z->plan->states_of[t->optimizer] : 0;
+    if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: value is %d; allowed: 0..%d (tensor %s has %d optimizer states, those of %s)",
+                       call, value, ZERO_VALUE_STATE + n_states - 1, t->name, n_states,
+                       zr_optimizer_name(zr_kind_of(&z->config.options, t->optimizer)));
     if (value != ZERO_VALUE_PARAM && !t->grad)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call,
                        t->name);

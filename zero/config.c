@@ -140,14 +140,10 @@ static float or_default(float value, float fallback)
 static struct zr_options resolve_fields(const struct zero_config *c)
 {
     enum zr_optimizer kind = c->optimizer == ZERO_AUTO ? ZR_ADAMW : (enum zr_optimizer)c->optimizer;
-    const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
     struct zr_options o = {
         .stage = c->stage,
         .optimizer = c->update ? ZR_OPTIMIZER_NONE : kind,
-        .beta1 = or_default(c->beta1, row->beta1),
-        .beta2 = or_default(c->beta2, row->beta2),
-        .eps = or_default(c->eps, row->eps),
-        .weight_decay = c->weight_decay,
+        .n_states = c->n_states,
         .clip = c->clip,
         .grad_scale = c->grad_scale,
         .grad_accum_steps = c->grad_accum_steps,
@@ -164,7 +160,14 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .save_keep = c->save_keep,
         .check = c->check,
     };
-    o.n_states = c->update ? c->n_states : zr_optimizer_states(kind, o.beta1);
+    for (int i = 1; i < ZR_OPTIMIZER_COUNT; i++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)i);
+        bool chosen = i == (int)kind; /* whose numbers are the configuration's */
+        o.hyper[i] = (struct zr_hyper){.beta1 = chosen ? or_default(c->beta1, row->beta1) : row->beta1,
+                                       .beta2 = chosen ? or_default(c->beta2, row->beta2) : row->beta2,
+                                       .eps = chosen ? or_default(c->eps, row->eps) : row->eps,
+                                       .weight_decay = c->weight_decay};
+    }
     return o;
 }
 
@@ -172,7 +175,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 static void tell_zero_eps(const struct zr_config *c)
 {
     enum zr_optimizer kind = c->options.optimizer;
-    if (c->options.eps == 0 && kind && zr_optimizer_kind(kind)->eps_divides)
+    if (kind && c->options.hyper[kind].eps == 0 && zr_optimizer_kind(kind)->eps_divides)
         zr_warn(c->log, "eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
 }
 
@@ -220,11 +223,39 @@ void zr_config_release(struct zr_config *config)
     config->options.n_order = 0;
 }
 
+/* What each tensor's optimizer means beside the configuration. */
+static int check_optimizers(const struct zr_config *config, struct zr_tensor *t, int32_t n)
+{
+    const struct zr_options *o = &config->options;
+    for (int32_t i = 0; i < n; i++) {
+        if (o->optimizer == ZR_OPTIMIZER_NONE && t[i].optimizer)
+            return zr_fail(
+                ZR_ERR_ARG,
+                "tensors[%d] (%s): optimizer is %s but cfg.update is set, which updates every tensor; "
+                "allowed: 0",
+                i, t[i].name, zr_optimizer_kind(t[i].optimizer)->name);
+        if (o->optimizer == ZR_OPTIMIZER_NONE && t[i].decay_scale != 0 && t[i].decay_scale != 1)
+            return zr_fail(
+                ZR_ERR_ARG,
+                "tensors[%d] (%s): decay_scale is %g but cfg.update is set, whose decay is its own; "
+                "allowed: 0 or 1",
+                i, t[i].name, (double)t[i].decay_scale);
+        if (t[i].optimizer == o->optimizer) /* named or not, they are one kind */
+            t[i].optimizer = ZR_OPTIMIZER_NONE;
+    }
+    return 0;
+}
+
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out)
 {
     const struct zr_options *o = &config->options;
     bool in_place = zr_plan_in_place(o->stage);
+    int err = check_optimizers(config, tensors, n_tensors);
+    if (err) {
+        zr_tensors_free(tensors, n_tensors);
+        return err;
+    }
     /* Where the memory behind a gradient cannot be closed to the model. */
     bool gaps = o->check && in_place && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, world, in_place, gaps, out);

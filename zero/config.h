@@ -13,6 +13,10 @@
 #include "shard/options.h"
 #include "zero/zero.h"
 
+/* "adamw, adam, ... ", for messages. */
+#define ZR_OPTIMIZER_KEY(name, value, key, text) #key ", "
+#define ZR_OPTIMIZER_KEYS                        ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_KEY)
+
 struct zr_config {
     struct zero_config user; /* the program's, widened to this library's fields, the environment applied;
                                 ZERO_AUTO is still itself here. For what options does not carry: the sizes of

@@ -32,7 +32,6 @@ static const struct choice device_names[] = {
     {"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {NULL, 0}};
 #define OPTIMIZER_NAME(name, value, key, text) {#key, value},
 static const struct choice optimizer_names[] = {ZERO_OPTIMIZER_MAP(OPTIMIZER_NAME){NULL, 0}};
-#define OPTIMIZER_KEY(name, value, key, text) #key ", "
 static const struct choice dtype_names[] = {
     {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
 static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
@@ -95,7 +94,7 @@ static const struct field fields[] = {
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),
     FIELD(timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 to 2147483647"),
     FIELD_OR_AUTO(optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
-                  ZERO_OPTIMIZER_MAP(OPTIMIZER_KEY) "auto (-1)"),
+                  ZR_OPTIMIZER_KEYS "auto (-1)"),
     FIELD_OR_AUTO(beta1, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
     FIELD_OR_AUTO(beta2, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, BELOW_ONE, "0 and more, less than 1; auto (-1)"),
     FIELD_OR_AUTO(eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more; auto (-1)"),

@@ -88,6 +88,29 @@ static const struct zr_tensor *find_tensor(const struct loading *l, const char *
     return NULL;
 }
 
+static bool knows_optimizer(const char *name)
+{
+    bool known = !strcmp(name, zr_optimizer_name(ZR_OPTIMIZER_NONE));
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++)
+        known |= !strcmp(name, zr_optimizer_name((enum zr_optimizer)kind));
+    return known;
+}
+
+/* States are of use only to the optimizer that made them. */
+static int check_optimizer(const struct loading *l, const struct zr_manifest_tensor *m,
+                           const struct zr_tensor *t)
+{
+    const char *ours = zr_optimizer_name(zr_kind_of(&l->z->config.options, t->optimizer));
+    int32_t n_states = l->z->plan->states_of[t->optimizer];
+    if (strcmp(m->optimizer, ours) == 0 && m->n_states == n_states)
+        return 0;
+    return zr_fail(
+        ZR_ERR_ARG,
+        "%s: the optimizer of tensor %s is %s with %d states there%s, and %s with %d in this model",
+        l->folder, m->name, m->optimizer, m->n_states,
+        knows_optimizer(m->optimizer) ? "" : " (this library has none of that name)", ours, n_states);
+}
+
 static int check_tensor(const struct loading *l, const struct zr_manifest_tensor *m)
 {
     const struct zr_tensor *t = find_tensor(l, m->name, strlen(m->name));
@@ -108,14 +131,13 @@ static int check_tensor(const struct loading *l, const struct zr_manifest_tensor
     if (m->trainable != (t->grad != NULL))
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->trainable ? "trainable" : "frozen", t->grad ? "trainable" : "frozen");
-    return 0;
+    return m->trainable ? check_optimizer(l, m, t) : 0;
 }
 
 static int check_model(struct loading *l)
 {
     const struct zr_layout *layout = l->z->layout;
     const struct zr_manifest *m = &l->manifest;
-    const char *optimizer = zr_optimizer_name(l->z->config.options.optimizer);
     bool *seen = calloc((size_t)layout->n_tensors, sizeof *seen);
     int err =
         seen ? index_names(l) : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", layout->n_tensors);
@@ -132,9 +154,6 @@ static int check_model(struct loading *l)
         if (!seen[i])
             err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not there", l->folder,
                           layout->tensors[i].name);
-    if (!err && (strcmp(optimizer, m->optimizer) != 0 || m->n_states != l->z->plan->n_states))
-        err = zr_fail(ZR_ERR_ARG, "%s: optimizer is %s with %d states there and %s with %d here", l->folder,
-                      m->optimizer, m->n_states, optimizer, l->z->plan->n_states);
     free(seen);
     return err;
 }
@@ -187,7 +206,7 @@ static int in_order(const void *a, const void *b)
 
 static bool is_saved(const struct loading *l, const struct zr_tensor *t, int kind)
 {
-    struct zr_flat f = {.trainable = t->grad != NULL, .dtype = t->dtype};
+    struct zr_flat f = {.trainable = t->grad != NULL, .dtype = t->dtype, .optimizer = t->optimizer};
     return zr_plan_saves(l->z->plan, &f, kind);
 }
 

@@ -9,7 +9,8 @@
 
 #include <jansson.h>
 
-#define FORMAT        "libzero checkpoint 1"
+#define FORMAT        "libzero checkpoint " /* and its number */
+#define FORMATS       2
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -42,6 +43,13 @@ static json_t *print_bytes(const unsigned char *p, int64_t n)
     return o;
 }
 
+static json_t *print_format(int32_t format)
+{
+    char text[sizeof FORMAT + 12];
+    snprintf(text, sizeof text, "%s%d", FORMAT, format);
+    return json_string(text);
+}
+
 static json_t *print_tensors(const struct zr_manifest *m)
 {
     json_t *list = json_array();
@@ -55,8 +63,17 @@ static json_t *print_tensors(const struct zr_manifest *m)
             json_decref(shape);
             shape = NULL;
         }
-        if (json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype,
-                                                  "shape", shape, "trainable", (int)t->trainable))) {
+        json_t *o = json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype, "shape", shape,
+                              "trainable", (int)t->trainable);
+        if (m->format > 1 && t->trainable) {
+            ok = !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
+                 !json_object_set_new(o, "states", json_integer(t->n_states));
+            if (!ok) {
+                json_decref(o);
+                o = NULL;
+            }
+        }
+        if (json_array_append_new(list, o)) {
             json_decref(list);
             return NULL;
         }
@@ -82,11 +99,14 @@ static json_t *print_files(const struct zr_manifest *m)
 int64_t zr_manifest_bytes(const struct zr_manifest *m)
 {
     static const char tensor[] = "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false},",
+                      optimizer[] = ",\"optimizer\":\"\",\"states\":0",
                       file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
         const struct zr_manifest_tensor *t = &m->tensors[i];
         n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
+        if (m->format > 1 && t->trainable)
+            n += (int64_t)(sizeof optimizer + strlen(t->optimizer));
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
     }
@@ -123,7 +143,7 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
-    SET("format", json_string(FORMAT));
+    SET("format", print_format(m->format));
     SET("version", json_string(m->version));
     SET("step", json_integer(m->t));
     SET("skipped_steps", json_integer(m->n_skipped));
@@ -202,7 +222,38 @@ static int get_hash(const char *file, const json_t *o, const char *key, uint64_t
     return strlen(text) == 16 && !*end ? 0 : bad(file, key, "is not 16 hexadecimal digits");
 }
 
-static int get_tensor(const char *file, const json_t *o, struct zr_manifest_tensor *t)
+static int get_format(const char *file, const json_t *o, int32_t *format)
+{
+    char text[sizeof FORMAT + 12], known[sizeof text];
+    int err = get_text(file, o, "format", text, sizeof text);
+    if (err)
+        return err;
+    for (*format = 1; *format <= FORMATS; ++*format) {
+        snprintf(known, sizeof known, "%s%d", FORMAT, *format);
+        if (!strcmp(text, known))
+            return 0;
+    }
+    return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s1\" to \"%s%d\"", file, text,
+                   FORMAT, FORMAT, FORMATS);
+}
+
+/* What trains it, and how many states that keeps. */
+static int get_optimizer(const char *file, const json_t *o, const struct zr_manifest *m,
+                         struct zr_manifest_tensor *t)
+{
+    if (!t->trainable)
+        return 0;
+    if (m->format == 1) {
+        memcpy(t->optimizer, m->optimizer, sizeof t->optimizer);
+        t->n_states = m->n_states;
+        return 0;
+    }
+    int err = get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer);
+    return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
+}
+
+static int get_tensor(const char *file, const json_t *o, const struct zr_manifest *m,
+                      struct zr_manifest_tensor *t)
 {
     const char *name = json_string_value(json_object_get(o, "name"));
     const json_t *shape = json_object_get(o, "shape"), *trainable = json_object_get(o, "trainable");
@@ -216,6 +267,9 @@ static int get_tensor(const char *file, const json_t *o, struct zr_manifest_tens
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
                        name);
     t->trainable = json_is_true(trainable);
+    err = get_optimizer(file, o, m, t);
+    if (err)
+        return err;
     t->n_dims = (int32_t)json_array_size(shape);
     int64_t n = 8;
     for (int32_t i = 0; i < t->n_dims; i++) {
@@ -277,11 +331,8 @@ static int get_user(const char *file, const json_t *o, struct zr_manifest *m)
 
 static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
 {
-    char format[sizeof FORMAT + 8];
     int32_t block;
-    int err = get_text(file, o, "format", format, sizeof format);
-    if (!err && strcmp(format, FORMAT) != 0)
-        err = zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, format, FORMAT);
+    int err = get_format(file, o, &m->format);
 #define GET(call)                                                                                            \
     if (!err)                                                                                                \
     err = call
@@ -310,7 +361,7 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     if (!m->tensors || !m->files)
         return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_array_size(tensors));
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
-        err = get_tensor(file, json_array_get(tensors, i), &m->tensors[i]);
+        err = get_tensor(file, json_array_get(tensors, i), m, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
         err = get_file(file, json_array_get(files, i), &m->files[i]);
     return err;

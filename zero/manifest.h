@@ -22,6 +22,8 @@ struct zr_manifest_tensor {
     int32_t n_dims;
     int64_t shape[8];
     bool trainable;
+    char optimizer[16]; /* that trains it; "" of a frozen one */
+    int32_t n_states;   /* fp32 arrays that it keeps per weight */
 };
 
 struct zr_manifest_file {
@@ -31,12 +33,13 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
+    int32_t format;   /* 2; 1: of before, when all tensors had one optimizer */
     char version[32]; /* of the library that saved it */
     int64_t t;        /* steps taken, skipped ones not counted */
     int64_t n_skipped;
     int64_t n_micro; /* micro-batches of all ranks, in all steps */
     int32_t world, stage, n_states;
-    char optimizer[16];
+    char optimizer[16]; /* of tensors that name none, and its states; in format 1 of all */
     uint64_t config_hash, layout_hash;
     int32_t n_tensors, n_files;
     struct zr_manifest_tensor *tensors;

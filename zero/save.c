@@ -50,15 +50,16 @@ struct zr_save {
 /* Of what shapes the numbers, not of where they lie. */
 static uint64_t config_hash(const struct zr_options *o)
 {
+    const struct zr_hyper *h = &o->hyper[o->optimizer];
     double v[] = {(double)o->optimizer,
-                  (double)o->beta1,
-                  (double)o->beta2,
-                  (double)o->eps,
-                  (double)o->weight_decay,
+                  (double)h->beta1,
+                  (double)h->beta2,
+                  (double)h->eps,
+                  (double)h->weight_decay,
                   (double)o->clip,
                   o->grad_scale,
                   o->grad_sum,
-                  (double)o->n_states,
+                  (double)zr_states_of(o, ZR_OPTIMIZER_NONE),
                   o->deterministic,
                   (double)o->grad_accum_steps,
                   (double)o->wire_dtype};
@@ -204,16 +205,18 @@ static void run(void *arg)
 static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 {
     const struct zr_layout *l = z->layout;
-    *m = (struct zr_manifest){.t = z->engine.t,
+    const struct zr_options *o = &z->config.options;
+    *m = (struct zr_manifest){.format = 2,
+                              .t = z->engine.t,
                               .n_skipped = z->engine.n_skipped,
                               .n_micro = z->n_micro,
                               .world = z->world.world,
                               .stage = z->plan->stage,
-                              .n_states = z->plan->n_states,
-                              .config_hash = config_hash(&z->config.options),
+                              .n_states = z->plan->states_of[ZR_OPTIMIZER_NONE],
+                              .config_hash = config_hash(o),
                               .layout_hash = l->hash};
     snprintf(m->version, sizeof m->version, "%s", zero_version());
-    snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(z->config.options.optimizer));
+    snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(o->optimizer));
     m->tensors = calloc((size_t)l->n_tensors, sizeof *m->tensors);
     m->files = calloc((size_t)m->world, sizeof *m->files);
     m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;
@@ -228,6 +231,11 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
         t->n_dims = zr_tensor_dims(&l->tensors[i]);
         memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
         t->trainable = l->tensors[i].grad != NULL;
+        if (t->trainable) {
+            enum zr_optimizer kind = l->tensors[i].optimizer;
+            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(zr_kind_of(o, kind)));
+            t->n_states = z->plan->states_of[kind];
+        }
         ok = t->name != NULL;
     }
     for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)

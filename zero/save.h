@@ -34,7 +34,8 @@ const char *zr_kind_dtype(const struct zr_tensor *t, int kind);
 #define ZR_KIND_CHARS 16
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);
 bool zr_kind_parse(const char *text, size_t n, int *kind);
-const char *zr_optimizer_name(enum zr_optimizer kind); /* 0: "user", the model's own */
+/* In checkpoints; ZR_OPTIMIZER_NONE: "user", the model's own. */
+const char *zr_optimizer_name(enum zr_optimizer kind);
 int32_t zr_tensor_dims(const struct zr_tensor *t);
 
 /* "shard-00001-of-00004.safetensors", counted from 1. */

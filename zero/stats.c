@@ -35,7 +35,7 @@ static int64_t paper_bytes(const struct zr_plan *p)
         if (!t->grad)
             continue;
         grads += elems * size;
-        state += elems * (4.0 * p->n_states + (t->dtype == ZR_F32 ? 0 : 4));
+        state += elems * (4.0 * p->states_of[t->optimizer] + (t->dtype == ZR_F32 ? 0 : 4));
     }
     return (int64_t)(params / (p->stage >= 3 ? n : 1) + grads / (p->stage >= 2 ? n : 1) +
                      state / (p->stage >= 1 ? n : 1) + 0.5);

@@ -1,6 +1,7 @@
 /* tensors.c: checks the model's tensor table field by field and copies it. */
 #include "zero/context.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,39 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     return n;
 }
 
+/* 0 means 1, so that a table need not name it. */
+static int check_scale(const struct zero_tensor *t, int32_t i, const char *field, float scale)
+{
+    if (isfinite(scale) && scale >= 0)
+        return 0;
+    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s is %g; allowed: finite numbers above 0, or 0 for 1", i,
+                   t->name, field, (double)scale);
+}
+
+static int check_optimizer(const struct zero_tensor *t, int32_t i)
+{
+    int err = check_scale(t, i, "lr_scale", t->lr_scale);
+    if (!err)
+        err = check_scale(t, i, "decay_scale", t->decay_scale);
+    if (err)
+        return err;
+    if (t->optimizer < 0 || t->optimizer >= ZR_OPTIMIZER_COUNT)
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): optimizer is %d; allowed: " ZR_OPTIMIZER_KEYS
+                       "or 0 for cfg.optimizer",
+                       i, t->name, t->optimizer);
+    if ((t->flags & ZERO_NO_DECAY) && t->decay_scale != 0 && t->decay_scale != 1)
+        return zr_fail(ZR_ERR_ARG,
+                       "tensors[%d] (%s): decay_scale is %g with ZERO_NO_DECAY; allowed: one of the two", i,
+                       t->name, (double)t->decay_scale);
+    return 0;
+}
+
+static float scale_of(float scale)
+{
+    return scale == 0 ? 1 : scale;
+}
+
 static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, struct zr_tensor *out)
 {
     if (!t->name || !*t->name)
@@ -65,6 +99,9 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
                        t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
     if (t->unit < 0)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
+    int err = check_optimizer(t, i);
+    if (err)
+        return err;
     int64_t n = count_elems(t, i);
     if (n < 0)
         return ZR_ERR_ARG;
@@ -80,7 +117,9 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
                               .n_slices = stacked ? t->shape[0] : 1,
                               .unit = t->unit,
                               .stacked = stacked,
-                              .no_decay = t->flags & ZERO_NO_DECAY,
+                              .optimizer = (enum zr_optimizer)t->optimizer,
+                              .lr_scale = scale_of(t->lr_scale),
+                              .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & ZERO_RESIDENT,
                               .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN};

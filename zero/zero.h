@@ -151,6 +151,12 @@ struct zero_tensor {
     enum zero_dtype dtype; /* of *param and *grad */
     int32_t unit;          /* gathered together with it; units are 0..n-1 without gaps */
     uint32_t flags;
+    /* What updates it: enum zero_optimizer; 0: cfg.optimizer. cfg.beta1, beta2 and eps are those of
+     * cfg.optimizer; the other kinds have their defaults. Not with cfg.update, which updates every tensor. A
+     * kind's states are kept for its own tensors only. */
+    int32_t optimizer;
+    float lr_scale;    /* multiplies the lr of zero_step; 0: 1. A tensor that is not to move has grad NULL */
+    float decay_scale; /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
 };
 
 /* One call of the model's step, for cfg.order. */
@@ -164,7 +170,11 @@ typedef struct CUstream_st *zero_stream;
 typedef struct zero_ctx zero_ctx;
 
 /* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32
- * elements. */
+ * elements. A range lies within one layer of a stacked tensor, begins at a multiple of 32 elements of it, and
+ * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut. Each element is
+ * in one range of a step on the rank that updates it (at stage 0: on every rank), in any order of ranges.
+ * States begin at multiples of 256 bytes; master and grad too, but for stacked tensors, whose layers follow
+ * each other without a gap. */
 struct zero_update {
     const char *tensor;   /* its name */
     int32_t tensor_index; /* in the array given to zero_wrap */
@@ -173,7 +183,7 @@ struct zero_update {
     float *master;      /* weights: read and write; rounded to the model's dtype by the library afterwards */
     const float *grad;  /* reduced over ranks and micro-batches, scaled and clipped */
     float *state[4];    /* cfg.n_states of them, zero at first */
-    float lr;           /* as given to zero_step */
+    float lr;           /* as given to zero_step, times the tensor's lr_scale */
     int64_t t;          /* 1-based number of this step */
     zero_stream stream; /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
 };
@@ -404,7 +414,7 @@ enum zero_value {
     ZERO_VALUE_PARAM = 0, /* the weights in the tensor's dtype */
     ZERO_VALUE_MASTER =
         1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
-    ZERO_VALUE_STATE = 2 /* + i: the i-th fp32 optimizer state; not for frozen tensors */
+    ZERO_VALUE_STATE = 2 /* + i: the i-th fp32 state of the tensor's own optimizer; not for frozen tensors */
 };
 
 /* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as
@@ -529,10 +539,10 @@ ZERO_API int zero_save_wait(zero_ctx *z);
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and
  * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's
- * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and the optimizer must be
- * the same. Needs host memory for what this rank owns, for the time of the call. On failure (ZERO_ERR_IO,
- * ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed. Outside brackets,
- * between steps. */
+ * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer
+ * must be the same. Needs host memory for what this rank owns, for the time of the call. On failure
+ * (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed.
+ * Outside brackets, between steps. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,

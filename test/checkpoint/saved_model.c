@@ -111,7 +111,8 @@ uint64_t model_hash(struct model_rank *m)
         const struct zero_tensor *x = &m->tensors[t];
         int64_t n = elems(x);
         float *values = malloc((size_t)n * sizeof *values);
-        int last = x->grad ? ZERO_VALUE_STATE + m->z->plan->n_states : ZERO_VALUE_PARAM + 1;
+        int last = x->grad ? ZERO_VALUE_STATE + m->z->plan->states_of[m->z->layout->tensors[t].optimizer]
+                           : ZERO_VALUE_PARAM + 1;
         for (int v = ZERO_VALUE_PARAM; v < last; v++) {
             memset(values, 0xff, (size_t)n * sizeof *values);
             CHECK_OK(zero_read(m->z, t, v, 0, n, values));

@@ -332,12 +332,13 @@ static void test_misfits(void **state)
 static int change;
 static const struct {
     const char *a, *b;
-} told[] = {{"tensor embedding has shape [37, 9] there and [9, 37] in this model", ""},
-            {"tensor head has shape [1025] there and [1024] in this model", ""},
-            {"tensor layers/b is F32 there and BF16 in this model", ""},
-            {"tensor position is frozen there and trainable in this model", ""},
-            {"tensor scale is not in this model", ""},
-            {"optimizer is adamw with 2 states there and sgd with 0 here", ""}};
+} told[] = {
+    {"tensor embedding has shape [37, 9] there and [9, 37] in this model", ""},
+    {"tensor head has shape [1025] there and [1024] in this model", ""},
+    {"tensor layers/b is F32 there and BF16 in this model", ""},
+    {"tensor position is frozen there and trainable in this model", ""},
+    {"tensor scale is not in this model", ""},
+    {"the optimizer of tensor embedding is adamw with 2 states there, and sgd with 0 in this model", ""}};
 
 static void make_another(struct zero_tensor *t, struct zero_config *cfg)
 {

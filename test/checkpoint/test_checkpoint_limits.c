@@ -65,7 +65,8 @@ static void test_sizes(void **state)
         struct zr_manifest_file files[60] = {0};
         struct zr_st_entry entries[60] = {0};
         unsigned char user[100] = {1};
-        struct zr_manifest m = {.world = n,
+        struct zr_manifest m = {.format = 1 + n % 2,
+                                .world = n,
                                 .version = "1.0",
                                 .optimizer = "adamw",
                                 .tensors = tensors,
@@ -79,7 +80,12 @@ static void test_sizes(void **state)
         char *text, *head;
         for (int i = 0; i < n; i++) {
             print_name(names[i], i);
-            tensors[i] = (struct zr_manifest_tensor){.name = names[i], .dtype = "BF16", .n_dims = 1 + i % 8};
+            tensors[i] = (struct zr_manifest_tensor){.name = names[i],
+                                                     .dtype = "BF16",
+                                                     .n_dims = 1 + i % 8,
+                                                     .trainable = i % 3,
+                                                     .optimizer = "rmsprop",
+                                                     .n_states = 1};
             entries[i] = (struct zr_st_entry){.name = names[i], .dtype = "BF16", .n_dims = i % 8};
             int64_t bytes = 2;
             for (int d = 0; d < 8; d++) {
@@ -110,7 +116,7 @@ static void test_manifest_limit(void **state)
     (void)state;
     enum { N = ZR_MANIFEST_MAX / (6 << 20) + 1 };
     static struct zr_manifest_tensor tensors[N];
-    struct zr_manifest m = {.tensors = tensors, .n_tensors = N};
+    struct zr_manifest m = {.format = 2, .tensors = tensors, .n_tensors = N};
     char *name = malloc((1 << 20) + 1);
     memset(name, 1, 1 << 20); /* six characters each, as JSON */
     name[1 << 20] = 0;
@@ -131,7 +137,7 @@ static void test_long_manifest(void **state)
     struct zr_manifest_tensor tensors[N];
     struct zr_manifest_file file = {.name = "shard", .bytes = 8};
     struct zr_manifest found,
-        m = {.world = 1, .tensors = tensors, .n_tensors = N, .files = &file, .n_files = 1};
+        m = {.format = 2, .world = 1, .tensors = tensors, .n_tensors = N, .files = &file, .n_files = 1};
     char *name = calloc((1 << 20) + 1, 1), *text;
     int64_t n;
     memset(name, 'n', 1 << 20);

@@ -30,7 +30,7 @@ static const struct variant variants[] = {
 
 /* One element by the definition. real is float for the bits, double for the error. */
 #define DEFINE_REFERENCE(name, real, root)                                                                   \
-    static void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)             \
+    static inline void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)      \
     {                                                                                                        \
         real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_b1 = 1.0f - u->beta1, one_b2 = 1.0f - u->beta2;   \
         real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
@@ -85,8 +85,8 @@ struct errors {
     double w, s0, s1;
 };
 
-static struct errors rounding_of(const struct zr_update *u, double scale, double g0, double w0, double a0,
-                                 double b0, double w, double s0, double s1)
+static inline struct errors rounding_of(const struct zr_update *u, double scale, double g0, double w0,
+                                        double a0, double b0, double w, double s0, double s1)
 {
     const double half_ulp = 0x1p-24;
     bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = adam || u->kind == ZR_RMSPROP;

@@ -41,6 +41,8 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
                                   .grad = &w->grad[i],
                                   .dtype = ZR_F32,
                                   .n_elems = 4096,
+                                  .lr_scale = 1,
+                                  .decay_scale = 1,
                                   .n_slices = 1,
                                   .unit = i};
     }
@@ -48,7 +50,7 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
                                  .optimizer = ZR_ADAMW,
                                  .grad_scale = 1,
                                  .grad_accum_steps = 1,
-                                 .n_states = 2,
+                                 .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
                                  .prefetch = prefetch,
                                  .param_budget_bytes = budget,
                                  .deterministic = true,

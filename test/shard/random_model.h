@@ -59,6 +59,8 @@ static inline struct zr_tensor make_tensor(const char *name, int64_t n_elems, in
                           .dtype = ZR_F32,
                           .n_elems = n_elems,
                           .n_slices = 1,
+                          .lr_scale = 1,
+                          .decay_scale = 1,
                           .unit = unit};
     assert_non_null(t.name);
     return t;
@@ -81,10 +83,19 @@ static inline struct zr_tensor random_tensor(struct random_source *r, int32_t i,
     if (chance(r, frozen_percent))
         t.grad = NULL;
     t.dtype = chance(r, 50) ? ZR_F32 : ZR_BF16;
-    t.no_decay = chance(r, 30);
+    t.decay_scale = chance(r, 30) ? 0 : 1;
     t.overwrite = chance(r, 30);
     t.resident = chance(r, 4);
     return t;
+}
+
+/* In every other model some tensors name an optimizer. Drawn from the model, so that models stay as they are.
+ */
+static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; n % 2 && i < n; i++)
+        if ((t[i].n_elems + i) % 3 == 0)
+            t[i].optimizer = (enum zr_optimizer)((t[i].n_elems / 3 + i) % ZR_OPTIMIZER_COUNT);
 }
 
 /* A table of *n tensors over 1..max_units units without gaps, for zr_layout_make to take over. */
@@ -117,6 +128,7 @@ static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t 
         t[i - 1] = t[j];
         t[j] = swap;
     }
+    mix_optimizers(t, *n);
     return t;
 }
 

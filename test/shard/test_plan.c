@@ -105,6 +105,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     lay_out(p, t, n, chance(r, 20) ? 1 : 1 + (int)random_below(r, 16));
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.n_states = (int)random_below(r, ZR_MAX_STATES + 1);
+    p->opt.hyper[ZR_SGD].beta1 = p->opt.n_states % 2 ? 0.9f : 0; /* with a state, and without */
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
     p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZR_F32 : ZR_BF16;
@@ -248,6 +249,25 @@ static void check_slots(const struct zr_plan *p)
 
 /* ---- bytes ---- */
 
+/* Each flat has a place in the arrays of its optimizer's states, end to end, and in no other. */
+static void check_states(const struct zr_plan *p, int64_t copies)
+{
+    const struct zr_layout *l = p->layout;
+    CHECK(p->n_states <= ZR_MAX_STATES, "%d states", p->n_states);
+    for (int s = 0; s < ZR_MAX_STATES; s++) {
+        int64_t end = 0;
+        for (int32_t i = 0; i < l->n_flats; i++) {
+            const struct zr_flat *f = &l->flats[i];
+            bool has = f->trainable && s < p->states_of[f->optimizer];
+            CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
+                  "flat %d, state %d", i, s);
+            end += has ? f->shard_elems * copies : 0;
+        }
+        CHECK(end == p->state_elems[s] && (end > 0) == (s < p->n_states), "%lld elements of state %d",
+              (long long)end, s);
+    }
+}
+
 static void check_bytes(const struct zr_plan *p)
 {
     const struct zr_layout *l = p->layout;
@@ -257,16 +277,21 @@ static void check_bytes(const struct zr_plan *p)
         total += p->bytes[i];
     }
     CHECK(total == p->total_bytes, "%lld, not %lld", (long long)total, (long long)p->total_bytes);
+    int64_t states = 0;
+    for (int i = 0; i < ZR_MAX_STATES; i++)
+        states += p->state_elems[i];
     CHECK(total == p->gather_bytes + p->reduce_bytes + p->host_bytes +
-                       (p->master_elems + p->n_states * p->state_elems) * (int64_t)sizeof(float),
+                       (p->master_elems + states) * (int64_t)sizeof(float),
           "%lld bytes are not what is allocated", (long long)total);
+    CHECK(p->bytes[ZR_MEM_MOMENTS] == states * (int64_t)sizeof(float), "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && f->dtype != ZR_F32;
         CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
         master += has ? f->shard_elems * copies : 0;
     }
-    CHECK(master == p->master_elems && p->state_elems == l->state_elems * copies, "%lld", (long long)master);
+    CHECK(master == p->master_elems, "%lld", (long long)master);
+    check_states(p, copies);
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * l->state_elems * 4, "%lld",
           (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     for (int32_t s = 0; s < p->n_param_slots; s++)
@@ -297,10 +322,11 @@ static void check_shares(const struct zr_plan *p)
                 zr_round_up(l->pieces[f->first_piece + k].n, ZR_PIECE_ALIGN / zr_dtype_bytes(f->dtype));
     }
     int64_t copies = p->stage == 0 ? l->world : 1;
-    CHECK(p->state_elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
-          (long long)p->state_elems);
-    CHECK(p->state_elems <= (trainable / l->world + n_trainable * (most_pad + 1)) * copies, "%lld of %lld",
-          (long long)p->state_elems, (long long)trainable);
+    int64_t elems = l->state_elems * copies;
+    CHECK(elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
+          (long long)elems);
+    CHECK(elems <= (trainable / l->world + n_trainable * (most_pad + 1)) * copies, "%lld of %lld",
+          (long long)elems, (long long)trainable);
 }
 
 /* ---- traffic ---- */
@@ -345,8 +371,12 @@ static void check_run(const struct zr_plan *p)
 static void check_plan(const struct planned *p)
 {
     const struct zr_plan *q = p->plan;
-    CHECK(q->stage == p->opt.stage && q->world == p->layout->world && q->n_states == p->opt.n_states,
-          "stage %d", q->stage);
+    CHECK(q->stage == p->opt.stage && q->world == p->layout->world, "stage %d", q->stage);
+    for (int kind = 0; kind < ZR_OPTIMIZER_COUNT; kind++)
+        CHECK(q->states_of[kind] ==
+                  (kind ? zr_optimizer_states((enum zr_optimizer)kind, p->opt.hyper[kind].beta1)
+                        : p->opt.n_states),
+              "optimizer %d keeps %d states", kind, q->states_of[kind]);
     CHECK(q->n_sums == (p->opt.deterministic ? sums_for(p->opt.grad_accum_steps) : 1), "%d sums", q->n_sums);
     check_gather_arena(q);
     check_reduce_arena(q);

@@ -89,12 +89,13 @@ static void test_defaults(void **state)
         const struct zr_options *o = &both[i].options;
         assert_int_equal(o->stage, 0);
         assert_int_equal(o->optimizer, ZR_ADAMW);
-        assert_true(o->beta1 == 0.9f && o->beta2 == 0.999f && o->eps == 1e-8f);
-        assert_true(o->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
+        const struct zr_hyper *h = &o->hyper[ZR_ADAMW];
+        assert_true(h->beta1 == 0.9f && h->beta2 == 0.999f && h->eps == 1e-8f);
+        assert_true(h->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
         assert_int_equal(o->grad_accum_steps, 1);
         assert_false(o->grad_sum);
         assert_null(o->update);
-        assert_int_equal(o->n_states, 2);
+        assert_int_equal(zr_states_of(o, ZR_OPTIMIZER_NONE), 2);
         assert_int_equal(o->prefetch, 2);
         assert_int_equal(o->param_budget_bytes, -1);
         assert_true(o->deterministic);
@@ -127,17 +128,22 @@ static void test_defaults_by_optimizer(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.optimizer = ZERO_SGD;
     struct zr_options o = accepted(&cfg).options;
-    assert_true(o.beta1 == 0 && o.n_states == 0);
+    assert_true(o.hyper[ZR_SGD].beta1 == 0 && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0);
     cfg.beta1 = 0.5f;
     o = accepted(&cfg).options;
-    assert_true(o.beta1 == 0.5f && o.n_states == 1);
+    assert_true(o.hyper[ZR_SGD].beta1 == 0.5f && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 1);
+    /* The numbers are of the kind that it names; the others have their own. */
+    assert_true(o.hyper[ZR_ADAMW].beta1 == 0.9f && o.hyper[ZR_LION].beta2 == 0.99f);
+    assert_true(zr_states_of(&o, ZR_ADAMW) == 2 && zr_states_of(&o, ZR_SGD) == 1);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.optimizer = ZERO_RMSPROP;
     o = accepted(&cfg).options;
-    assert_true(o.beta2 == 0.99f && o.n_states == 1);
+    assert_true(o.hyper[ZR_RMSPROP].beta2 == 0.99f && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 1);
+    assert_int_equal(zr_states_of(&o, ZR_SGD), 0);
     cfg.optimizer = ZERO_ADAM;
     o = accepted(&cfg).options;
-    assert_true(o.optimizer == ZR_ADAM && o.beta2 == 0.999f && o.n_states == 2);
+    assert_true(o.optimizer == ZR_ADAM && o.hyper[ZR_ADAM].beta2 == 0.999f);
+    assert_int_equal(zr_states_of(&o, ZR_OPTIMIZER_NONE), 2);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.update = an_update;
     cfg.n_states = 3;
@@ -168,7 +174,8 @@ static void test_zero_means_zero(void **state)
     cfg.param_budget_bytes = 0;
     struct zr_config c = accepted(&cfg);
     struct zr_options o = c.options;
-    assert_true(o.beta1 == 0 && o.beta2 == 0 && o.eps == 0);
+    const struct zr_hyper *h = &o.hyper[ZR_ADAMW];
+    assert_true(h->beta1 == 0 && h->beta2 == 0 && h->eps == 0);
     assert_int_equal(o.prefetch, 0);
     assert_int_equal(o.param_budget_bytes, 0);
     assert_false(o.deterministic);
@@ -343,7 +350,8 @@ static void test_environment(void **state)
     setenv("ZERO_RANK", "not ours to read", 1);
     setenv("ZERO_WORLD_SIZE", "nor this", 1);
     struct zr_options o = accepted(&cfg).options;
-    assert_true(o.stage == 3 && o.optimizer == ZR_SGD && o.n_states == 0 && o.prefetch == 0);
+    assert_true(o.stage == 3 && o.optimizer == ZR_SGD && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0 &&
+                o.prefetch == 0);
     clear_environment(state);
 }
 

@@ -725,6 +725,84 @@ static void update_that_refuses(struct program *p)
     p->cfg.update = refuses;
 }
 
+static void unknown_optimizer(struct program *p)
+{
+    p->model.table[1].optimizer = 99;
+}
+
+static void negative_rate(struct program *p)
+{
+    p->model.table[2].lr_scale = -0.5f;
+}
+
+static void rate_that_is_no_number(struct program *p)
+{
+    p->model.table[TOY_FROZEN].lr_scale = NAN;
+}
+
+static void infinite_decay(struct program *p)
+{
+    p->model.table[0].decay_scale = INFINITY;
+}
+
+static void decay_and_none(struct program *p)
+{
+    p->model.table[2].decay_scale = 0.5f;
+}
+
+static void own_update_beside_optimizer(struct program *p)
+{
+    p->cfg.update = refuses;
+    p->model.table[1].optimizer = ZERO_SGD;
+}
+
+static void own_update_beside_decay(struct program *p)
+{
+    p->cfg.update = refuses;
+    p->model.table[1].decay_scale = 2;
+}
+
+static void other_optimizer(struct program *p)
+{
+    if (p->odd)
+        p->model.table[1].optimizer = ZERO_SGD;
+}
+
+static void other_rate(struct program *p)
+{
+    if (p->odd)
+        p->model.table[4].lr_scale = 0.5f;
+}
+
+static void large_rate(struct program *p)
+{
+    p->model.table[4].lr_scale = 1e30f;
+}
+
+static int large_lr(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_step(p->z, 1e30f, NULL);
+}
+
+static int reads_a_state_too_many(struct program *p)
+{
+    float x;
+    return zero_read(p->z, 1, ZERO_VALUE_STATE + 1, 0, 1, &x);
+}
+
+/* That of one kind named and of the same by default is one. */
+static void names_what_it_has(struct program *p)
+{
+    p->model.table[0].optimizer = p->odd ? ZERO_ADAMW : 0;
+    p->model.table[0].lr_scale = p->odd ? 1.0f : 0;
+}
+
+static void one_by_nesterov(struct program *p)
+{
+    p->model.table[1].optimizer = ZERO_NESTEROV;
+}
+
 static int trains_and_settles(struct program *p)
 {
     struct zero_step_info info;
@@ -926,6 +1004,95 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_MISMATCH,
      {"rank 1 called zero_read(tensor 0) in step 1", "rank 0 called zero_begin(unit 0, forward) in step 1"}},
+    {"names an optimizer that there is not",
+     ALL,
+     BOTH,
+     unknown_optimizer,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[1] (layers): optimizer is 99", "allowed: adamw", "or 0 for cfg.optimizer"}},
+    {"scales a learning rate by a negative number",
+     ALL,
+     W1,
+     negative_rate,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[2] (bias): lr_scale is -0.5", "or 0 for 1"}},
+    {"scales the learning rate of a frozen tensor by NaN",
+     ALL,
+     W1,
+     rate_that_is_no_number,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[3] (frozen): lr_scale is nan", "or 0 for 1"}},
+    {"scales the decay by infinity",
+     ALL,
+     W1,
+     infinite_decay,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[0] (embedding): decay_scale is inf", "or 0 for 1"}},
+    {"scales the decay of a tensor that has none",
+     ALL,
+     W1,
+     decay_and_none,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[2] (bias): decay_scale is 0.5 with ZERO_NO_DECAY"}},
+    {"names an optimizer beside its own update",
+     ALL,
+     W1,
+     own_update_beside_optimizer,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[1] (layers): optimizer is sgd but cfg.update is set"}},
+    {"scales the decay beside its own update",
+     ALL,
+     W1,
+     own_update_beside_decay,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[1] (layers): decay_scale is 2 but cfg.update is set"}},
+    {"names another optimizer on one rank",
+     ALL,
+     W2,
+     other_optimizer,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"tensors[1] (layers", "rank 1 and rank 0 differ", "optimizer"}},
+    {"scales the learning rate otherwise on one rank",
+     ALL,
+     W2,
+     other_rate,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"tensors[4] (head", "rank 1 and rank 0 differ", "lr_scale"}},
+    {"names the optimizer that it has, on one rank", ALL, W2, names_what_it_has, NULL, RIGHT},
+    {"steps by a rate that its scale makes infinite",
+     ALL,
+     BOTH,
+     large_rate,
+     large_lr,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_step: lr is 1e+30", "lr_scale 1e+30"}},
+    {"reads a state that the tensor's optimizer has not",
+     ALL,
+     BOTH,
+     one_by_nesterov,
+     reads_a_state_too_many,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_read: value is 3; allowed: 0..2", "tensor layers has 1 optimizer states, those of nesterov"}},
     {"wraps at another stage on one rank",
      ALL,
      W2,

@@ -1,0 +1,483 @@
+/* test_optimizers.c: each tensor is updated by its own optimizer, with its own rates.
+ *
+ * A model whose units hold tensors of several kinds is trained at every stage, by one to three ranks; a plain
+ * program does the same with the references of the kernels' tests, in fp32. Weights and states are the same
+ * to the bit, and memory is what each kind's states take. The ranges that cfg.update gets are looked at too.
+ */
+#include "test/kernels/optimizer_references.h"
+#include "test/zero/toy_net.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TENSORS = 9, UNITS = 4, MOST_ELEMS = 400, STEPS = 4 };
+
+struct spec {
+    const char *name;
+    int64_t shape[3];
+    bool bf16, frozen;
+    int32_t unit;
+    uint32_t flags;
+    int32_t optimizer;
+    float lr_scale, decay_scale;
+};
+
+/* cfg.optimizer is adam, with numbers of its own. Several kinds in one unit and dtype; a stacked tensor, of
+ * layers that are not a multiple of anything; a state for some. */
+static const struct spec specs[TENSORS] = {
+    {"embedding", {37, 9}, .unit = 0, .optimizer = ZERO_ADAMW, .decay_scale = 2},
+    {"position", {130}, .unit = 0, .optimizer = ZERO_SGD, .lr_scale = 0.5f},
+    {"table", {65}, .unit = 0, .optimizer = ZERO_LION, .lr_scale = 0.125f},
+    {"frozen", {20}, .frozen = true, .unit = 0, .optimizer = ZERO_LION},
+    {"layers", {2, 91}, .unit = 1, .flags = ZERO_STACKED, .optimizer = ZERO_NESTEROV},
+    {"bias", {70}, .bf16 = true, .unit = 1, .flags = ZERO_NO_DECAY},
+    {"gate", {64}, .bf16 = true, .unit = 1, .optimizer = ZERO_RMSPROP, .decay_scale = 0.25f},
+    {"norm", {33}, .unit = 2, .optimizer = ZERO_ADAM, .lr_scale = 1, .decay_scale = 1}, /* as if it named none
+                                                                                         */
+    {"head", {257}, .bf16 = true, .unit = 3, .optimizer = ZERO_SGD},
+};
+
+static const float LR = 0.0625f, DECAY = 0.1f, BETA1 = 0.75f, BETA2 = 0.96875f, EPS = 1e-6f;
+
+static int64_t elems(int t)
+{
+    return specs[t].shape[0] * (specs[t].shape[1] ? specs[t].shape[1] : 1);
+}
+
+static int64_t layers(int t)
+{
+    return specs[t].flags & ZERO_STACKED ? specs[t].shape[0] : 1;
+}
+
+static float noise(int64_t a, int64_t b)
+{
+    return random_unit(random_mix(random_mix((uint64_t)a) + (uint64_t)b));
+}
+
+static float from_bf16(uint16_t h)
+{
+    float x;
+    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&x, ZR_F32, &h, ZR_BF16, 1);
+    return x;
+}
+
+static uint16_t to_bf16(float x)
+{
+    uint16_t h;
+    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&h, ZR_BF16, &x, ZR_F32, 1);
+    return h;
+}
+
+/* As its dtype holds it. */
+static float rounded(int t, float x)
+{
+    return specs[t].bf16 ? from_bf16(to_bf16(x)) : x;
+}
+
+static float first_weight(int t, int64_t i)
+{
+    return rounded(t, noise(100 + t, i));
+}
+
+static float gradient(int t, int64_t i, float weight, int step, int rank)
+{
+    return rounded(t, 0.5f * weight + noise(step * 8 + rank, (int64_t)t << 32 | i));
+}
+
+static enum zr_optimizer kind_of(int t)
+{
+    return (enum zr_optimizer)(specs[t].optimizer ? specs[t].optimizer : ZERO_ADAM);
+}
+
+static float beta1_of(int t)
+{
+    return kind_of(t) == ZR_ADAM ? BETA1 : zr_optimizer_kind(kind_of(t))->beta1;
+}
+
+static int states_of(int t)
+{
+    return specs[t].frozen ? 0 : zr_optimizer_states(kind_of(t), beta1_of(t));
+}
+
+/* ---- the plain program ---- */
+
+struct plain {
+    float w[TENSORS][MOST_ELEMS], state[2][TENSORS][MOST_ELEMS];
+};
+
+static void plain_step(struct plain *p, int step, int world)
+{
+    float scale = (float)(1.0 / world);
+    for (int t = 0; t < TENSORS; t++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind(kind_of(t));
+        bool own = kind_of(t) == ZR_ADAM; /* cfg's numbers are adam's */
+        float lr_scale = specs[t].lr_scale == 0 ? 1 : specs[t].lr_scale,
+              decay_scale = specs[t].decay_scale == 0 ? 1 : specs[t].decay_scale;
+        struct zr_update u = {.kind = kind_of(t),
+                              .lr = LR * lr_scale,
+                              .beta1 = beta1_of(t),
+                              .beta2 = own ? BETA2 : row->beta2,
+                              .eps = own ? EPS : row->eps,
+                              .decay = specs[t].flags & ZERO_NO_DECAY ? 0 : DECAY * decay_scale,
+                              .c1 = 1,
+                              .c2 = 1,
+                              .t = step + 1};
+        if (row->bias_correction) {
+            u.c1 = 1.0f - powf(u.beta1, (float)u.t);
+            u.c2 = 1.0f - powf(u.beta2, (float)u.t);
+        }
+        for (int64_t i = 0; !specs[t].frozen && i < elems(t); i++) {
+            float seen = rounded(t, p->w[t][i]), sum = gradient(t, i, seen, step, 0);
+            for (int r = 1; r < world; r++)
+                sum += gradient(t, i, seen, step, r);
+            element_f32(&u, scale, sum, &p->w[t][i], &p->state[0][t][i], &p->state[1][t][i]);
+        }
+    }
+}
+
+static struct plain *plain_run(int world)
+{
+    struct plain *p = calloc(1, sizeof *p);
+    assert_non_null(p);
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < elems(t); i++)
+            p->w[t][i] = first_weight(t, i);
+    for (int step = 0; step < STEPS; step++)
+        plain_step(p, step, world);
+    return p;
+}
+
+/* ---- the wrapped one ---- */
+
+struct run {
+    int stage, prefetch;
+    const struct plain *want; /* NULL: the model's own optimizer */
+    struct ranges *ranges;    /* of all ranks */
+};
+
+struct model {
+    void *param[TENSORS], *grad[TENSORS];
+    struct zero_tensor table[TENSORS];
+};
+
+static void make_model(struct model *m)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const struct spec *s = &specs[t];
+        m->param[t] = malloc((size_t)elems(t) * 4);
+        m->table[t] = (struct zero_tensor){.name = s->name,
+                                           .param = &m->param[t],
+                                           .grad = s->frozen ? NULL : &m->grad[t],
+                                           .shape = {s->shape[0], s->shape[1]},
+                                           .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
+                                           .unit = s->unit,
+                                           .flags = s->flags,
+                                           .optimizer = s->optimizer,
+                                           .lr_scale = s->lr_scale,
+                                           .decay_scale = s->decay_scale};
+        for (int64_t i = 0; i < elems(t); i++)
+            if (s->bf16)
+                ((uint16_t *)m->param[t])[i] = to_bf16(first_weight(t, i));
+            else
+                ((float *)m->param[t])[i] = first_weight(t, i);
+    }
+}
+
+static struct zero_config configure(struct toy_rank *r, const struct run *o)
+{
+    struct zero_config cfg = toy_config(r, o->stage);
+    cfg.prefetch = o->prefetch;
+    cfg.optimizer = ZERO_ADAM;
+    cfg.beta1 = BETA1;
+    cfg.beta2 = BETA2;
+    cfg.eps = EPS;
+    cfg.weight_decay = DECAY;
+    return cfg;
+}
+
+static int train(struct toy_rank *r, struct model *m, zero_ctx *z)
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int32_t u = UNITS; !err && u-- > 0;) {
+            err = zero_begin(z, u, ZERO_BACKWARD);
+            for (int t = 0; !err && t < TENSORS; t++) {
+                int64_t n = elems(t) / layers(t), layer = u - specs[t].unit;
+                if (specs[t].frozen || layer < 0 || layer >= layers(t))
+                    continue;
+                for (int64_t i = layer * n; i < (layer + 1) * n; i++) {
+                    if (specs[t].bf16) {
+                        float w = from_bf16(((uint16_t *)m->param[t])[i]);
+                        ((uint16_t *)m->grad[t])[i] = to_bf16(gradient(t, i, w, step, r->rank));
+                    } else {
+                        float w = ((float *)m->param[t])[i];
+                        ((float *)m->grad[t])[i] = gradient(t, i, w, step, r->rank);
+                    }
+                }
+            }
+            if (!err)
+                err = zero_end(z, u, ZERO_BACKWARD);
+        }
+        if (!err)
+            err = zero_step(z, LR, NULL);
+    }
+    return err;
+}
+
+/* What a rank's states take, anew from the rules of layout.h. */
+static int64_t state_bytes(int stage, int world)
+{
+    bool counted[TENSORS] = {false};
+    int64_t bytes = 0;
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t size = specs[t].bf16 ? 2 : 4, copies = stage == 0 ? world : 1;
+        bool in_place = stage <= 1 && (specs[t].flags & ZERO_STACKED);
+        if (specs[t].frozen || counted[t])
+            continue;
+        int64_t end = elems(t) / layers(t) * size;
+        for (int o = t + 1; !in_place && o < TENSORS; o++)
+            if (layers(o) == 1 && !specs[o].frozen && specs[o].unit == specs[t].unit &&
+                specs[o].bf16 == specs[t].bf16 && kind_of(o) == kind_of(t)) {
+                end = (end + 255) / 256 * 256 + elems(o) * size;
+                counted[o] = true;
+            }
+        int64_t shard = ((end + world - 1) / world + 255) / 256 * 256 / size;
+        bytes += layers(t) * shard * copies * 4 * states_of(t);
+    }
+    return bytes;
+}
+
+static void compare(struct toy_rank *r, zero_ctx *z, int t, int32_t value, const float *want,
+                    const char *what)
+{
+    float got[MOST_ELEMS];
+    memset(got, 0xff, sizeof got);
+    if (zero_read(z, t, value, 0, elems(t), got)) {
+        toy_wrong(r, "%s of %s: %s\n", what, specs[t].name, zero_last_error());
+        return;
+    }
+    for (int64_t i = 0; i < elems(t); i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0) {
+            toy_wrong(r, "%s of %s, element %lld: %a, not %a\n", what, specs[t].name, (long long)i,
+                      (double)got[i], (double)want[i]);
+            return;
+        }
+}
+
+static void check_values(struct toy_rank *r, zero_ctx *z, const struct run *o)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        float x;
+        char says[128];
+        int n = states_of(t);
+        if (!specs[t].frozen)
+            compare(r, z, t, ZERO_VALUE_MASTER, o->want->w[t], "weights");
+        for (int s = 0; s < n; s++)
+            compare(r, z, t, ZERO_VALUE_STATE + s, o->want->state[s][t], "a state");
+        if (zero_read(z, t, ZERO_VALUE_STATE + n, 0, 1, &x) != ZERO_ERR_ARG)
+            toy_wrong(r, "%s has a state %d\n", specs[t].name, n);
+        snprintf(says, sizeof says, "tensor %s has %d optimizer states, those of %s", specs[t].name, n,
+                 zr_optimizer_kind(kind_of(t))->name);
+        if (!specs[t].frozen && !strstr(zero_last_error(), says))
+            toy_wrong(r, "%s\n", zero_last_error());
+    }
+}
+
+static void check_bytes(struct toy_rank *r, zero_ctx *z, const struct model *m, const struct zero_config *cfg)
+{
+    struct zero_stats s;
+    struct zero_plan_info plan;
+    int64_t want = state_bytes(cfg->stage, r->world);
+    if (zero_get_stats(z, &s) || zero_plan(m->table, TENSORS, cfg, &plan))
+        toy_wrong(r, "%s\n", zero_last_error());
+    else if (s.allocated.moments != want || s.planned.moments != want || plan.bytes.moments != want ||
+             s.allocated.total != s.planned.total)
+        toy_wrong(
+            r,
+            "states: %lld bytes allocated, %lld planned, %lld by zero_plan, not %lld; %lld in all, of %lld\n",
+            (long long)s.allocated.moments, (long long)s.planned.moments, (long long)plan.bytes.moments,
+            (long long)want, (long long)s.allocated.total, (long long)s.planned.total);
+}
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct run *o = r->arg;
+    struct model m = {0};
+    zero_ctx *z = NULL;
+    void *own[TENSORS];
+    struct zero_config cfg = configure(r, o);
+    make_model(&m);
+    memcpy(own, m.param, sizeof own);
+    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
+    if (!err)
+        err = train(r, &m, z);
+    if (err)
+        toy_wrong(r, "%s\n", zero_last_error());
+    else {
+        check_values(r, z, o);
+        check_bytes(r, z, &m, &cfg);
+    }
+    zero_unwrap(&z);
+    for (int t = 0; t < TENSORS; t++)
+        free(own[t]);
+}
+
+static void run_ranks(int world, void (*fn)(struct toy_rank *r), struct run *o)
+{
+    struct toy_rank ranks[MOST_TOY_RANKS];
+    toy_ranks(world, fn, o, ranks);
+    for (int i = 0; i < world; i++)
+        if (*ranks[i].wrong)
+            fail_msg("stage %d, world %d, rank %d: %s", o->stage, world, i, ranks[i].wrong);
+}
+
+static void each_by_its_own(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 3; world++) {
+        struct plain *p = plain_run(world);
+        for (int stage = 0; stage < 4; stage++)
+            run_ranks(world, run_rank,
+                      &(struct run){.stage = stage, .prefetch = stage == 3 ? 0 : 2, .want = p});
+        free(p);
+    }
+}
+
+/* ---- kinds that keep nothing ---- */
+
+static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
+{
+    struct model m = {0};
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    make_model(&m);
+    for (int t = 0; t < TENSORS; t++) {
+        m.table[t].optimizer = t % 2 ? 0 : optimizer;
+        free(m.param[t]);
+    }
+    cfg.optimizer = optimizer;
+    cfg.beta1 = beta1;
+    cfg.stage = 1;
+    cfg.world = 2;
+    if (zero_plan(m.table, TENSORS, &cfg, out))
+        fail_msg("%s", zero_last_error());
+}
+
+/* By name or by default, the layout is the same; beta1 of the configuration is of its own kind, named or not.
+ */
+static void stateless_kinds_take_none(void **state)
+{
+    (void)state;
+    struct zero_plan_info plain, momentum, adam;
+    plan_of(ZERO_SGD, 0, &plain);
+    plan_of(ZERO_SGD, 0.5f, &momentum);
+    plan_of(ZERO_ADAMW, 0.5f, &adam);
+    assert_int_equal(plain.bytes.moments, 0);
+    assert_true(momentum.bytes.moments > 0 && adam.bytes.moments == 2 * momentum.bytes.moments);
+    assert_int_equal(plain.bytes.total - plain.bytes.staging,
+                     momentum.bytes.total - momentum.bytes.staging - momentum.bytes.moments);
+}
+
+/* ---- the ranges of cfg.update ---- */
+
+/* How often each element was updated in this step, by all ranks. */
+struct ranges {
+    pthread_mutex_t lock;
+    int seen[TENSORS][MOST_ELEMS];
+    char wrong[1024];
+};
+
+static int look_at_range(void *arg, const struct zero_update *u)
+{
+    struct ranges *s = arg;
+    int t = u->tensor_index;
+    int64_t layer = elems(t) / layers(t), at = u->first % layer, end = at + u->n;
+    float scale = specs[t].lr_scale == 0 ? 1 : specs[t].lr_scale;
+    bool own_place = layers(t) == 1 || layer % 64 == 0;
+    pthread_mutex_lock(&s->lock);
+    const char *what = u->n < 1 || u->first < 0 || u->first + u->n > elems(t) ? "lies outside its tensor"
+                       : end > layer                                          ? "crosses the end of a layer"
+                       : at % 32 ? "does not begin at a multiple of 32 elements of its layer"
+                       : end != layer && u->n % 32 ? "is no multiple of 32 elements, before its layer's end"
+                       : (uintptr_t)u->state[0] % 256 || (uintptr_t)u->state[1] % 256
+                           ? "has states that are not aligned"
+                       : own_place && ((uintptr_t)u->master % 256 || (uintptr_t)u->grad % 256)
+                           ? "has weights or gradients that are not aligned"
+                       : (uintptr_t)u->master % 4 || (uintptr_t)u->grad % 4 ? "is not made of floats"
+                       : u->lr != LR * scale                                ? "has another learning rate"
+                       : strcmp(u->tensor, specs[t].name) != 0              ? "has another tensor's name"
+                       : u->state[2] || u->state[3]                         ? "has states beyond cfg.n_states"
+                                                                            : NULL;
+    if (what)
+        snprintf(s->wrong, sizeof s->wrong, "tensor %s, elements %lld..%lld: the range %s", u->tensor,
+                 (long long)u->first, (long long)(u->first + u->n - 1), what);
+    for (int64_t i = 0; !what && i < u->n; i++) {
+        s->seen[t][u->first + i]++;
+        u->master[i] -= u->lr * u->grad[i];
+        u->state[0][i] += 1;
+        u->state[1][i] += 2;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return what != NULL;
+}
+
+static void run_own(struct toy_rank *r)
+{
+    const struct run *o = r->arg;
+    struct model m = {0};
+    zero_ctx *z = NULL;
+    void *own[TENSORS];
+    struct zero_config cfg = toy_config(r, o->stage);
+    cfg.update = look_at_range;
+    cfg.update_arg = o->ranges;
+    cfg.n_states = 2;
+    cfg.prefetch = o->prefetch;
+    make_model(&m);
+    memcpy(own, m.param, sizeof own);
+    for (int t = 0; t < TENSORS; t++) {
+        m.table[t].optimizer = 0;
+        m.table[t].decay_scale = 0;
+    }
+    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
+    if (!err)
+        err = train(r, &m, z);
+    float x[MOST_ELEMS];
+    for (int t = 0; !err && t < TENSORS; t++) {
+        err = specs[t].frozen ? 0 : zero_read(z, t, ZERO_VALUE_STATE + 1, 0, elems(t), x);
+        for (int64_t i = 0; !err && !specs[t].frozen && i < elems(t); i++)
+            if (x[i] != 2 * STEPS)
+                toy_wrong(r, "state 1 of %s, element %lld, is %g\n", specs[t].name, (long long)i,
+                          (double)x[i]);
+    }
+    if (err)
+        toy_wrong(r, "%s\n", zero_last_error());
+    zero_unwrap(&z);
+    for (int t = 0; t < TENSORS; t++)
+        free(own[t]);
+}
+
+static void ranges_are_as_documented(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++)
+        for (int world = 1; world <= 3; world++) {
+            struct ranges s = {.lock = PTHREAD_MUTEX_INITIALIZER};
+            run_ranks(world, run_own,
+                      &(struct run){.stage = stage, .prefetch = stage == 3 ? 0 : 2, .ranges = &s});
+            assert_string_equal(s.wrong, "");
+            for (int t = 0; t < TENSORS; t++)
+                for (int64_t i = 0; i < elems(t); i++)
+                    assert_int_equal(s.seen[t][i], specs[t].frozen ? 0 : STEPS * (stage == 0 ? world : 1));
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_by_its_own),
+        cmocka_unit_test(stateless_kinds_take_none),
+        cmocka_unit_test(ranges_are_as_documented),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
