@@ -19,6 +19,8 @@
     X(STEP, "zero_step")                                                                                     \
     X(NORM, "zero_norm")                                                                                     \
     X(DROP, "zero_drop")                                                                                     \
+    X(GATHER_ALL, "zero_gather_all")                                                                         \
+    X(RELEASE_ALL, "zero_release_all")                                                                       \
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \

@@ -23,6 +23,7 @@ struct zr_core {
     int32_t n_micro;      /* zero_micro calls since the step */
     bool any_backward;    /* a backward bracket ended since the step */
     bool complete;        /* the step's gradients are reduced, and its norm was asked for */
+    bool all;             /* every parameter is gathered elsewhere; brackets need nothing */
     int32_t n_trainable;
     int32_t n_used;    /* trainable units whose backward bracket has ended since the step */
     int32_t n_overrun; /* those of them that had at least twice the passes that a step has */
@@ -448,6 +449,8 @@ static bool is_expected(const struct zr_core *c, const struct zr_call *call)
 #define SNAPSHOT_WORD (UINT64_C(3) << 40)
 #define NORM_WORD     (UINT64_C(4) << 40)
 #define DROP_WORD     (UINT64_C(5) << 40)
+#define ALL_WORD      (UINT64_C(6) << 40)
+#define RELEASE_WORD  (UINT64_C(7) << 40)
 
 /* FNV-1a's step: cheap, and any difference stays. */
 static void note(struct zr_core *c, uint64_t word)
@@ -517,10 +520,15 @@ static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
         drop_repeat(c);
 }
 
+static uint64_t call_word(const struct zr_call *call)
+{
+    return (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end;
+}
+
 static void follow(struct zr_core *c, const struct zr_call *call)
 {
     c->counts.n_calls++;
-    note(c, (uint64_t)(uint32_t)call->unit << 2 | (uint64_t)call->backward << 1 | call->is_end);
+    note(c, call_word(call));
     notice_evaluation(c, call);
     record(c, call);
     if (is_expected(c, call)) {
@@ -747,6 +755,12 @@ static int64_t overrun(const struct zr_core *c, const struct unit *u)
     "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
     "units more than once, declare that in cfg.order"
 
+static int refuse_in_all(const char *call)
+{
+    return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
+                   call);
+}
+
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
@@ -754,6 +768,17 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (*open)
         return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
                        phase_name(ev->backward));
+    if (c->all && ev->backward)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_begin: unit %d in backward while zero_gather_all holds all parameters; call "
+                       "zero_release_all first",
+                       ev->unit);
+    if (c->all) { /* it is there, and what the order will be is not learned from it */
+        note(c, call_word(&(struct zr_call){.unit = ev->unit}));
+        *open = true;
+        c->n_open++;
+        return 0;
+    }
     if (ev->backward && c->complete)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_begin: unit %d in backward after zero_norm, which ended the gradients of this "
@@ -817,6 +842,12 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     if (!*open)
         return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit,
                        phase_name(ev->backward));
+    if (c->all) {
+        note(c, call_word(&(struct zr_call){.unit = ev->unit, .is_end = 1}));
+        *open = false;
+        c->n_open--;
+        return 0;
+    }
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
     *open = false;
     c->n_open--;
@@ -885,6 +916,8 @@ static int micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_micro: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
+    if (c->all)
+        return refuse_in_all("zero_micro");
     if (c->complete)
         return zr_fail(ZR_ERR_ORDER, "zero_micro: zero_norm has ended the gradients of this step: call "
                                      "zero_step or zero_drop first");
@@ -1035,6 +1068,8 @@ static int norm(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_norm: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
+    if (c->all)
+        return refuse_in_all("zero_norm");
     int err = c->complete ? 0 : check_count(c, "zero_norm");
     if (err || c->complete)
         return err;
@@ -1053,6 +1088,8 @@ static int drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_drop: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
+    if (c->all)
+        return refuse_in_all("zero_drop");
     bool unseen = c->grad_resident && !zr_core_wrote_nothing(c); /* written without brackets, perhaps */
     if (!c->complete && !c->any_backward && !c->n_micro && !unseen)
         return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
@@ -1077,6 +1114,8 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
+    if (c->all)
+        return refuse_in_all("zero_step");
     int err = c->complete ? 0 : check_count(c, "zero_step");
     if (err)
         return err;
@@ -1117,6 +1156,8 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
     struct unit *u = &units(c)[ev->unit];
     if (u->open_fwd || u->open_bwd)
         return zr_fail(ZR_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
+    if (c->all)
+        return refuse_in_all("zero_write");
     if (u->pslot >= 0) {
         pslots(c)[u->pslot].unit = -1;
         touch_slot(c, u->pslot);
@@ -1140,21 +1181,76 @@ static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
+/* The unit is, or will be, in its place; false: open brackets and pins leave it no slot. */
+static bool fetch(struct zr_core *c, int32_t id, struct zr_action *out, int32_t *n)
+{
+    const struct unit *u = &units(c)[id];
+    int32_t slot = u->resident || u->pslot >= 0 ? u->pslot : pick_param_slot(c, u, NEVER);
+    if (!u->resident && slot < 0)
+        return false;
+    if (!u->resident && u->pslot < 0)
+        emit_gather(c, id, slot, out, n);
+    return true;
+}
+
+static void pin(struct zr_core *c, int32_t slot, int by)
+{
+    if (slot < 0)
+        return;
+    pslots(c)[slot].pins += by;
+    touch_slot(c, slot);
+}
+
+/* One unit after the other through the slots, the next being gathered while one is copied, where there are
+ * two. */
+static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
+{
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_gather_all: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
+    if (c->all)
+        return refuse_in_all("zero_gather_all");
+    for (int32_t i = 0; i < c->n_units; i++)
+        if (!units(c)[i].resident && units(c)[i].fits == c->n_pslots)
+            return zr_fail(ZR_ERR_BUDGET, "zero_gather_all: no parameter slot holds unit %d (%lld bytes)", i,
+                           (long long)units(c)[i].param_bytes);
+    note(c, ALL_WORD | (uint32_t)ev->unit);
+    for (int32_t i = 0; i < c->n_units; i++) {
+        fetch(c, i, out, n);
+        int32_t slot = units(c)[i].pslot;
+        pin(c, slot, 1);
+        if (i + 1 < c->n_units)
+            fetch(c, i + 1, out, n);
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_KEEP_PARAM, .unit = i, .slot = slot};
+        pin(c, slot, -1);
+    }
+    c->all = true;
+    return 0;
+}
+
+static int release_all(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (!c->all)
+        return zr_fail(ZR_ERR_ORDER, "zero_release_all: there was no zero_gather_all");
+    if (c->n_open)
+        return zr_fail(ZR_ERR_ORDER, "zero_release_all: unit %d has an open bracket; end it first",
+                       zr_core_open_unit(c));
+    note(c, RELEASE_WORD);
+    c->all = false;
+    prefetch(c, out, n);
+    return 0;
+}
+
 const char *zr_action_name(enum zr_action_kind kind)
 {
-    static const char *const name[] = {[ZR_ACT_USE_PARAM] = "use_param",
-                                       [ZR_ACT_HIDE_PARAM] = "hide_param",
-                                       [ZR_ACT_WAIT_PARAM] = "wait_param",
-                                       [ZR_ACT_USE_GRAD] = "use_grad",
-                                       [ZR_ACT_HIDE_GRAD] = "hide_grad",
-                                       [ZR_ACT_RETURN_GRADS] = "return_grads",
-                                       [ZR_ACT_GATHER] = "gather",
-                                       [ZR_ACT_REDUCE] = "reduce",
-                                       [ZR_ACT_FOLD] = "fold",
-                                       [ZR_ACT_NO_GRAD] = "no_grad",
-                                       [ZR_ACT_NORM] = "norm",
-                                       [ZR_ACT_UPDATE] = "update",
-                                       [ZR_ACT_SNAPSHOT] = "snapshot"};
+    static const char *const name[] = {
+        [ZR_ACT_USE_PARAM] = "use_param",   [ZR_ACT_HIDE_PARAM] = "hide_param",
+        [ZR_ACT_WAIT_PARAM] = "wait_param", [ZR_ACT_USE_GRAD] = "use_grad",
+        [ZR_ACT_HIDE_GRAD] = "hide_grad",   [ZR_ACT_RETURN_GRADS] = "return_grads",
+        [ZR_ACT_KEEP_PARAM] = "keep_param", [ZR_ACT_GATHER] = "gather",
+        [ZR_ACT_REDUCE] = "reduce",         [ZR_ACT_FOLD] = "fold",
+        [ZR_ACT_NO_GRAD] = "no_grad",       [ZR_ACT_NORM] = "norm",
+        [ZR_ACT_UPDATE] = "update",         [ZR_ACT_SNAPSHOT] = "snapshot"};
     return name[kind];
 }
 
@@ -1181,6 +1277,10 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return norm(c, out, n_out);
     case ZR_EV_DROP:
         return drop(c, out, n_out);
+    case ZR_EV_GATHER_ALL:
+        return gather_all(c, ev, out, n_out);
+    case ZR_EV_RELEASE_ALL:
+        return release_all(c, out, n_out);
     }
     return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
@@ -1216,6 +1316,11 @@ bool zr_core_wrote_nothing(const struct zr_core *c)
 bool zr_core_between_steps(const struct zr_core *c)
 {
     return !c->n_micro && !c->any_backward && !c->complete;
+}
+
+bool zr_core_holds_all(const struct zr_core *c)
+{
+    return c->all;
 }
 
 bool zr_core_complete(const struct zr_core *c)

@@ -57,12 +57,15 @@ enum zr_core_event_kind {
     ZR_EV_REWRITE,
     ZR_EV_SNAPSHOT,
     ZR_EV_NORM, /* the step's gradients are complete: what is left of them is reduced, and the norm found */
-    ZR_EV_DROP  /* the step is given up, with its gradients */
+    ZR_EV_DROP, /* the step is given up, with its gradients */
+    ZR_EV_GATHER_ALL, /* all parameters, to be read at any time until they are released */
+    ZR_EV_RELEASE_ALL
 };
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
-    int32_t unit;     /* BEGIN, END, REWRITE (its parameters were written from outside) */
+    int32_t unit;     /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL what
+                         all ranks must give alike */
     uint8_t backward; /* BEGIN, END */
 };
 
@@ -77,6 +80,8 @@ enum zr_action_kind {
     ZR_ACT_HIDE_GRAD,    /* the contribution is complete: record it on the compute stream */
     ZR_ACT_RETURN_GRADS, /* compute waits until the reduction of unit, the last one issued, and with it all
                             before it, have read their gradients: every gradient is the model's again */
+    ZR_ACT_KEEP_PARAM,   /* compute waits for the parameters of unit in slot and copies them to where all are;
+                            is   done with the slot then (record it) */
     ZR_ACT_FIRST_CARRIED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_CARRIED,
     ZR_ACT_REDUCE,  /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
@@ -134,6 +139,8 @@ bool zr_core_between_steps(const struct zr_core *c);
 bool zr_core_wrote_nothing(const struct zr_core *c);
 /* A norm was asked for since the step: its gradients are complete. */
 bool zr_core_complete(const struct zr_core *c);
+/* All parameters were gathered, and not released. */
+bool zr_core_holds_all(const struct zr_core *c);
 /* The parameters of unit are gathered (or being gathered) in *slot (-1: resident). */
 bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
 

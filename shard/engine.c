@@ -379,6 +379,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
     zr_watch_give_back(e->watch);
+    zr_engine_all_close(e);
     for (int32_t i = 0; i < e->n_events; i++)
         d->event_close(e->events[i]);
     if (e->master)
@@ -416,6 +417,7 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->grad_slot);
     free(e->kept_grad);
     free(e->late_grad);
+    free(e->all.at);
     free(e->lending);
     free(e->in_flight);
     free(e->bracketed);

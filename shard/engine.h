@@ -43,6 +43,14 @@ struct zr_lending {
     int32_t n_in_flight, n_open, n_unbracketed;
 };
 
+/* All parameters, gathered (engine_all.c). */
+struct zr_all {
+    char *base; /* memory of its own, bytes of it; NULL: none is needed */
+    int64_t bytes;
+    int64_t *at; /* (n_tensors) in it; -1: the tensor lies whole elsewhere */
+    bool apart;  /* in memory of the host, though the device has its own */
+};
+
 struct zr_engine {
     struct zr_device *dev;
     struct zr_comm *gather, *reduce;
@@ -87,6 +95,7 @@ struct zr_engine {
     bool result_due;              /* a step's outcome was not looked at yet */
     bool result_wanted;           /* the program asked for it */
     struct zr_step_result result; /* of the last step looked at */
+    struct zr_all all;
     float lr;
     double norm;         /* of the step to come, once it was asked for */
     bool norming;        /* what is pushed is of the step to come */
@@ -170,6 +179,18 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 int zr_engine_norm(struct zr_engine *e, double *norm);
 /* Gives the step up, with its gradients. */
 int zr_engine_drop(struct zr_engine *e);
+
+/* All parameters (engine_all.c). bytes: of memory that it takes besides the plan's; apart: in memory of the
+ * host, though the device has its own. open: takes it; local. gather: collective, blocking; the model's
+ * pointers go there; where: for messages and the calls' hash. release: back to where they were, and the
+ * memory is given back. close: the memory alone. */
+int64_t zr_engine_all_bytes(const struct zr_engine *e, bool apart);
+int zr_engine_all_open(struct zr_engine *e, bool apart);
+int zr_engine_all_gather(struct zr_engine *e, int32_t where);
+int zr_engine_all_release(struct zr_engine *e);
+void zr_engine_all_close(struct zr_engine *e);
+/* Copies the unit from its slot to where all are, on the compute stream. */
+int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
 
 /* What engine_step.c needs of engine_model.c: to take the first n of e->actions; to tell the communicator of
  * a call; to wait until the loop has carried out a job (0: none), without which waiting for its events would

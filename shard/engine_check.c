@@ -295,6 +295,24 @@ int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool gra
     return e->watch->guard ? for_pieces(e, unit, slot, grad, false) : 0;
 }
 
+static int set_all(struct zr_engine *e, enum zr_guard_mode mode)
+{
+    int err = 0;
+    for (int32_t t = 0; !err && e->watch && e->watch->guard && t < e->layout->n_tensors; t++)
+        err = zr_guard_set(e->watch->guard, t, mode);
+    return err;
+}
+
+int zr_watch_all(struct zr_engine *e, bool open)
+{
+    return set_all(e, open ? ZR_GUARD_OPEN : ZR_GUARD_CLOSED);
+}
+
+int zr_watch_all_read(struct zr_engine *e)
+{
+    return set_all(e, ZR_GUARD_READ);
+}
+
 int zr_watch_step(struct zr_engine *e)
 {
     struct zr_watch *w = e->watch;

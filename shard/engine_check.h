@@ -41,6 +41,10 @@ char *zr_watch_closed(const struct zr_watch *w, int32_t tensor, bool grad);
  * in struct zr_action. */
 int zr_watch_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
 int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
+/* All parameters, whole, where zr_watch_closed points: open to be written (open), then to be read, or closed
+ * again. Nothing where nothing is guarded. */
+int zr_watch_all(struct zr_engine *e, bool open);
+int zr_watch_all_read(struct zr_engine *e);
 /* The model's thread may have read every parameter that it was told is there, brackets or not. A fault of
  * the model's that only a look at the GPU's memory shows ends the context here. */
 int zr_watch_step(struct zr_engine *e);

@@ -325,6 +325,13 @@ static int act(struct zr_engine *e, const struct zr_action *a)
     case ZR_ACT_WAIT_PARAM:
         err = wait_param(e, a->unit);
         return err || !e->watch ? err : zr_watch_hand_out(e, a->unit, a->slot, false);
+    case ZR_ACT_KEEP_PARAM:
+        err = wait_param(e, a->unit);
+        if (!err)
+            err = zr_all_keep(e, a->unit, a->slot);
+        if (!err && e->watch && !repoint)
+            err = zr_watch_hand_out(e, a->unit, a->slot, false);
+        return err || a->slot < 0 ? err : d->event_record(e->param_free[a->slot], e->compute);
     case ZR_ACT_HIDE_PARAM:
         err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, false) : 0;
         if (err)
@@ -388,10 +395,16 @@ int zr_model_act(struct zr_engine *e, int32_t n)
 
 static const char *call_name(enum zr_core_event_kind kind)
 {
-    static const char *const name[] = {
-        [ZR_EV_BEGIN] = "zero_begin", [ZR_EV_END] = "zero_end",       [ZR_EV_MICRO] = "zero_micro",
-        [ZR_EV_STEP] = "zero_step",   [ZR_EV_REWRITE] = "zero_write", [ZR_EV_SNAPSHOT] = "zero_save",
-        [ZR_EV_NORM] = "zero_norm",   [ZR_EV_DROP] = "zero_drop"};
+    static const char *const name[] = {[ZR_EV_BEGIN] = "zero_begin",
+                                       [ZR_EV_END] = "zero_end",
+                                       [ZR_EV_MICRO] = "zero_micro",
+                                       [ZR_EV_STEP] = "zero_step",
+                                       [ZR_EV_REWRITE] = "zero_write",
+                                       [ZR_EV_SNAPSHOT] = "zero_save",
+                                       [ZR_EV_NORM] = "zero_norm",
+                                       [ZR_EV_DROP] = "zero_drop",
+                                       [ZR_EV_GATHER_ALL] = "zero_gather_all",
+                                       [ZR_EV_RELEASE_ALL] = "zero_release_all"};
     return name[kind];
 }
 
@@ -409,9 +422,13 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
 /* zero_write and zero_save say so themselves. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
-    static const enum zr_called_name name[] = {
-        [ZR_EV_BEGIN] = ZR_CALLED_BEGIN, [ZR_EV_END] = ZR_CALLED_END,   [ZR_EV_MICRO] = ZR_CALLED_MICRO,
-        [ZR_EV_STEP] = ZR_CALLED_STEP,   [ZR_EV_NORM] = ZR_CALLED_NORM, [ZR_EV_DROP] = ZR_CALLED_DROP};
+    static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
+                                               [ZR_EV_END] = ZR_CALLED_END,
+                                               [ZR_EV_MICRO] = ZR_CALLED_MICRO,
+                                               [ZR_EV_STEP] = ZR_CALLED_STEP,
+                                               [ZR_EV_NORM] = ZR_CALLED_NORM,
+                                               [ZR_EV_DROP] = ZR_CALLED_DROP,
+                                               [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         tell_called(e, &(struct zr_called){.name = name[ev->kind],

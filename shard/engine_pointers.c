@@ -29,12 +29,14 @@ void zr_engine_unpoint(struct zr_engine *e)
 
 static const char *call_of(const struct zr_core_event *ev)
 {
-    return ev->kind == ZR_EV_BEGIN  ? "zero_begin"
-           : ev->kind == ZR_EV_END  ? "zero_end"
-           : ev->kind == ZR_EV_STEP ? "zero_step"
-           : ev->kind == ZR_EV_NORM ? "zero_norm"
-           : ev->kind == ZR_EV_DROP ? "zero_drop"
-                                    : "zero_micro";
+    return ev->kind == ZR_EV_BEGIN         ? "zero_begin"
+           : ev->kind == ZR_EV_END         ? "zero_end"
+           : ev->kind == ZR_EV_STEP        ? "zero_step"
+           : ev->kind == ZR_EV_NORM        ? "zero_norm"
+           : ev->kind == ZR_EV_DROP        ? "zero_drop"
+           : ev->kind == ZR_EV_GATHER_ALL  ? "zero_gather_all"
+           : ev->kind == ZR_EV_RELEASE_ALL ? "zero_release_all"
+                                           : "zero_micro";
 }
 
 static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
@@ -79,7 +81,7 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
 {
     int err = 0;
     bool bracket = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END;
-    if (ev->kind == ZR_EV_STEP || ev->kind == ZR_EV_MICRO || ev->kind == ZR_EV_NORM || ev->kind == ZR_EV_DROP)
+    if (!bracket && ev->kind != ZR_EV_REWRITE && ev->kind != ZR_EV_SNAPSHOT)
         for (int32_t i = 0; !err && i < e->layout->n_tensors; i++)
             err = check_tensor(e, ev, i);
     const struct zr_unit *u = bracket ? &e->layout->units[ev->unit] : NULL;

@@ -173,6 +173,9 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     int kind = 0, err = check_range(z, "zero_write", tensor, value, first, n, &kind);
     if (err)
         return err;
+    err = zr_refuse_in_all(z, "zero_write");
+    if (err)
+        return err;
     if (!src && z->engine.rank == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
     zr_engine_called(&z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));

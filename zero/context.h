@@ -76,6 +76,13 @@ int zr_memory_check(struct zero_ctx *z, int n_local);
 /* The GPU's part of it; communicators: once more when they are open, and NCCL has taken its own. */
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 
+/* Whether every rank of this host, or of its GPU each, can take so many bytes more: ZR_ERR_NOMEM naming them.
+ */
+int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool on_host);
+
+/* Refuses the call while zero_gather_all holds all parameters, which it would change. */
+int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
+
 /* given_up.c: with cfg.check, what the model's pointers still point at is filled with NaN. */
 void zr_given_up_fill(const struct zero_ctx *z);
 

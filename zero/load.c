@@ -483,10 +483,13 @@ int zero_load(zero_ctx *z, const char *path)
     int32_t open = zr_core_open_unit(z->engine.core);
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "zero_load: unit %d has an open bracket; end it first", open);
+    int err = zr_refuse_in_all(z, "zero_load");
+    if (err)
+        return err;
     if (!zr_core_between_steps(z->engine.core))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_load: a step has begun; load before the first backward or after zero_step");
-    int err = zr_engine_check(&z->engine);
+    err = zr_engine_check(&z->engine);
     if (!err) {
         zr_engine_called(&z->engine, ZR_CALLED_LOAD, -1, 0);
         err = load(z, path);

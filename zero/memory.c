@@ -55,6 +55,13 @@ static int64_t group_available(void)
     return max - used + cache;
 }
 
+/* -1: nobody says. */
+static int64_t free_on_host(void)
+{
+    int64_t host = host_available(), group = group_available();
+    return host < 0 ? group : group < 0 ? host : zr_min(host, group);
+}
+
 static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes,
                   const char *more)
 {
@@ -126,11 +133,25 @@ int zr_memory_check(struct zero_ctx *z, int n_local)
     int err = zr_memory_check_gpu(z, false);
     if (err)
         return err;
-    int64_t host = host_available(), group = group_available();
-    int64_t free_bytes = host < 0 ? group : group < 0 ? host : zr_min(host, group);
+    int64_t free_bytes = free_on_host();
     if (free_bytes < 0 || on_host <= free_bytes / n_local)
         return 0;
     char where[64];
     snprintf(where, sizeof where, "of %d ranks on this host", n_local);
     return refuse(z->plan, on_host, where, free_bytes, "");
+}
+
+int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool on_host)
+{
+    int64_t free_bytes = -1, total_bytes;
+    int n = on_host ? z->world.world : 1; /* ranks of one host */
+    int err = 0;
+    if (on_host)
+        free_bytes = free_on_host();
+    else if (z->device->ops->memory)
+        err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
+    if (err || free_bytes < 0 || bytes <= free_bytes / n)
+        return err;
+    return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each of %d ranks on this %s, which has %lld free",
+                   (long long)bytes, n, on_host ? "host" : "GPU", (long long)free_bytes);
 }

@@ -461,7 +461,9 @@ static int import_one(struct weights *ws, const struct sources *s, const struct 
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
-    int err = check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
+    int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
+    if (!err)
+        err = check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);
     if (err)
         return err;
     struct weights ws = {.z = z, .dir = dir};

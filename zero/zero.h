@@ -502,6 +502,20 @@ ZERO_API int zero_drop(zero_ctx *z);
  * Outside brackets. */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
+/* Collective, blocking. All parameters, at every stage, until zero_release_all: *param of every tensor points
+ * at the whole of it, stacked ones too, and may be read (not written) without brackets: for evaluation,
+ * sampling, or the program's own save. Forward brackets inside are allowed and cost nothing; backward ones,
+ * zero_micro, zero_norm, zero_drop, zero_step, zero_write, zero_import and zero_load are refused. Between any
+ * two of the model's calls, outside brackets.
+ * where: 0, or ZERO_DEVICE_CUDA on a GPU: where the model computes; at stage 3 within an explicit
+ * cfg.param_budget_bytes. ZERO_DEVICE_HOST: in host memory, whatever the budget. What it takes comes on top
+ * of the plan, until the release: nothing at stages 0 and 1 (but for ZERO_DEVICE_HOST on a GPU), at stages 2
+ * and 3 the stacked tensors and what is sharded, whole. ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes,
+ * on all ranks, and nothing is changed. On a GPU pointers taken before are not good after it, nor those
+ * taken inside after zero_release_all, which waits for cfg.stream. */
+ZERO_API int zero_gather_all(zero_ctx *z, int where);
+ZERO_API int zero_release_all(zero_ctx *z);
+
 /* Collective, blocking. The reverse; rank 0's src counts, others may give NULL. Writing ZERO_VALUE_PARAM sets
  * the master weights to the same value; writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Outside
  * brackets. */

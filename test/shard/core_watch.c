@@ -213,6 +213,8 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     case ZR_EV_BEGIN:
         if (w->unit[unit].open[backward])
             return ZR_ERR_ORDER;
+        if (w->all)
+            return backward ? ZR_ERR_ORDER : 0;
         if (backward && (w->complete || (w->spec.units[unit].trainable && all_overrun(w, false))))
             return ZR_ERR_ORDER;
         if (needs_slot(w, unit) && !param_fits(w, unit))
@@ -223,14 +225,24 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     case ZR_EV_END:
         return w->unit[unit].open[backward] ? 0 : ZR_ERR_ORDER;
     case ZR_EV_MICRO:
-        return w->n_open || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER : 0;
+        return w->n_open || w->all || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER
+                                                                                                : 0;
     case ZR_EV_STEP:
     case ZR_EV_NORM:
-        return w->complete && !w->n_open ? 0 : expected_of_step(w);
+        return w->all ? ZR_ERR_ORDER : w->complete && !w->n_open ? 0 : expected_of_step(w);
     case ZR_EV_DROP:
-        return w->n_open || nothing_to_drop(w) ? ZR_ERR_ORDER : 0;
+        return w->n_open || w->all || nothing_to_drop(w) ? ZR_ERR_ORDER : 0;
+    case ZR_EV_GATHER_ALL:
+        if (w->n_open || w->all)
+            return ZR_ERR_ORDER;
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            if (needs_slot(w, i) && !param_fits(w, i))
+                return ZR_ERR_BUDGET;
+        return 0;
+    case ZR_EV_RELEASE_ALL:
+        return w->n_open || !w->all ? ZR_ERR_ORDER : 0;
     case ZR_EV_REWRITE:
-        return w->unit[unit].open[0] || w->unit[unit].open[1] ? ZR_ERR_ORDER : 0;
+        return w->unit[unit].open[0] || w->unit[unit].open[1] || w->all ? ZR_ERR_ORDER : 0;
     case ZR_EV_SNAPSHOT: {
         bool begun = w->n_open || w->n_micro || w->complete;
         for (int32_t i = 0; i < w->spec.n_units; i++)
@@ -246,8 +258,8 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
 static const char *action_name(int kind)
 {
     static const char *const name[] = {"?",         "USE_PARAM",    "HIDE_PARAM", "WAIT_PARAM", "USE_GRAD",
-                                       "HIDE_GRAD", "RETURN_GRADS", "GATHER",     "REDUCE",     "FOLD",
-                                       "NO_GRAD",   "NORM",         "UPDATE",     "SNAPSHOT"};
+                                       "HIDE_GRAD", "RETURN_GRADS", "KEEP_PARAM", "GATHER",     "REDUCE",
+                                       "FOLD",      "NO_GRAD",      "NORM",       "UPDATE",     "SNAPSHOT"};
     return name[kind >= 1 && kind <= ZR_ACT_SNAPSHOT ? kind : 0];
 }
 
@@ -425,6 +437,9 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         EXPECT(kind == ZR_EV_BEGIN && a->unit == unit);
         use_param(w, a);
         break;
+    case ZR_ACT_KEEP_PARAM:
+        EXPECT(kind == ZR_EV_GATHER_ALL && readable(w, a));
+        break;
     case ZR_ACT_HIDE_PARAM:
         EXPECT(kind == ZR_EV_END && a->unit == unit);
         hide_param(w, a);
@@ -535,6 +550,8 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
             w->pslot[i].fresh &= w->pslot[i].unit != unit;
         break;
     case ZR_EV_SNAPSHOT:
+    case ZR_EV_GATHER_ALL:
+    case ZR_EV_RELEASE_ALL:
         break;
     }
 }
@@ -565,10 +582,14 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
     bool trainable = (kind == ZR_EV_BEGIN || kind == ZR_EV_END) && backward && w->spec.units[unit].trainable;
     switch (kind) {
     case ZR_EV_BEGIN:
-        CHECK(count(w, ZR_ACT_USE_PARAM, unit) == 1, "begin of unit %d", unit);
+        CHECK(w->all ? w->n_out == 0 : count(w, ZR_ACT_USE_PARAM, unit) == 1, "begin of unit %d", unit);
         CHECK(count(w, ZR_ACT_USE_GRAD, unit) == trainable, "begin of unit %d", unit);
         break;
     case ZR_EV_END:
+        if (w->all) {
+            CHECK(w->n_out == 0, "end of unit %d", unit);
+            break;
+        }
         CHECK(count(w, ZR_ACT_HIDE_PARAM, unit) == (!w->unit[unit].open[0] && !w->unit[unit].open[1]),
               "end of unit %d", unit);
         CHECK(count(w, ZR_ACT_HIDE_GRAD, unit) == trainable, "end of unit %d", unit);
@@ -592,6 +613,16 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
         for (int32_t i = 0; i < w->spec.n_units; i++)
             CHECK(!w->unit[i].in_flight, "the gradient of unit %d is still being reduced", i);
         CHECK(w->last_reduced == -1, "the gradient of unit %d is still being reduced", w->last_reduced);
+        break;
+    case ZR_EV_GATHER_ALL:
+        for (int32_t i = 0; i < w->spec.n_units; i++)
+            CHECK(count(w, ZR_ACT_KEEP_PARAM, i) == 1, "unit %d of all", i);
+        w->all = true;
+        break;
+    case ZR_EV_RELEASE_ALL:
+        for (int32_t i = 0; i < w->n_out; i++)
+            CHECK(w->out[i].kind == ZR_ACT_GATHER, "a release does more than gather ahead");
+        w->all = false;
         break;
     case ZR_EV_SNAPSHOT:
         CHECK(w->n_out == 1 && w->out[0].kind == ZR_ACT_SNAPSHOT, "%d actions of a snapshot", w->n_out);
@@ -651,8 +682,12 @@ bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *un
         return false;
     *unit = 0;
     *backward = false;
-    if (strchr("SMNX", *p)) {
-        *kind = *p == 'S' ? ZR_EV_STEP : *p == 'M' ? ZR_EV_MICRO : *p == 'N' ? ZR_EV_NORM : ZR_EV_DROP;
+    static const char calls[] = "SMNXGR";
+    static const enum zr_core_event_kind kinds[] = {ZR_EV_STEP, ZR_EV_MICRO,      ZR_EV_NORM,
+                                                    ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_RELEASE_ALL};
+    const char *call = strchr(calls, *p);
+    if (call) {
+        *kind = kinds[call - calls];
         p++;
     } else if (*p == 'W') {
         char *end;

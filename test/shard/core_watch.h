@@ -47,6 +47,7 @@ struct watch {
     bool normed, stepping, collective; /* collective: the call is a step, what comes before it, or a
                                           micro-batch's end */
     bool complete;                     /* the norm was asked for */
+    bool all;                          /* all parameters are gathered */
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };
@@ -60,7 +61,8 @@ void watch_close(struct watch *w);
 int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward);
 
 /* Parses calls: "0(" begins unit 0 in forward and "0)" ends it, "0[" and "0]" in backward, "S" steps, "M"
- * ends a micro-batch, "N" asks for the norm, "X" drops the step, "W3" rewrites unit 3. False at the end. */
+ * ends a micro-batch, "N" asks for the norm, "X" drops the step, "G" gathers all, "R" releases them, "W3"
+ * rewrites unit 3. False at the end. */
 bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, bool *backward);
 /* Makes the calls of a script; all must succeed. "!" behind a call: it must return gradients, and without it
  * must not, if the script has any "!" at all. */

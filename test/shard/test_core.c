@@ -607,6 +607,42 @@ static void norms_and_drops(void **state)
         }
 }
 
+/* All parameters pass through the slots, whatever is in them; brackets need nothing then, and the order
+ * stays.
+ */
+static void everything_at_once(void **state)
+{
+    (void)state;
+    for (int32_t n_slots = 1; n_slots <= 4; n_slots++)
+        for (int stage = 0; stage < 4; stage++) {
+            struct model m;
+            struct watch w;
+            make_model(&m, 4, n_slots, 1, DEFAULT_ORDER);
+            if (stage < 3)
+                make_resident(&m, stage);
+            m.spec.grad_resident = stage < 2;
+            m.spec.n_grad_slots = stage < 2 ? 0 : 2;
+            watch_open(&w, &m.spec);
+            watch_run(&w, DEFAULT_ORDER "S");
+            int64_t before = w.n_gathers;
+            for (int32_t u = 0; u < 4; u++)
+                before -= slot_of(&w, u) >= 0;
+            watch_run(&w, "G");
+            assert_int_equal(w.n_gathers - before, stage < 3 ? 0 : 4);
+            refused(&w, ZR_EV_GATHER_ALL, 0, false, ZR_ERR_ORDER, "call zero_release_all first");
+            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "unit 1 in backward while zero_gather_all");
+            refused(&w, ZR_EV_STEP, 1, true, ZR_ERR_ORDER, "zero_step: zero_gather_all holds");
+            watch_run(&w, "3( 1( 2( 0( 3) 1) 2) ");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+            watch_run(&w, "0) R");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "there was no zero_gather_all");
+            watch_run(&w, "0(0) 1(1) 2(2) 3(3) 3[3] G 2(2) R 2[2] 1[1] 0[0] N G R S" DEFAULT_ORDER "S");
+            assert_int_equal(zr_core_counts(w.core).n_replans, 0);
+            assert_int_equal(zr_core_counts(w.core).n_strays, 0);
+            watch_close(&w);
+        }
+}
+
 /* A dropped step is not learned from. */
 static void dropped_steps_are_forgotten(void **state)
 {
@@ -808,9 +844,9 @@ static void brackets_buy_overlap(void **state)
 static void hash_tells_calls_apart(void **state)
 {
     (void)state;
-    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 6 };
-    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM,
-                                                     ZR_EV_DROP};
+    enum { N_UNITS = 64, N_CALLS = 4 * N_UNITS, N = N_CALLS + 7 };
+    static const enum zr_core_event_kind others[] = {ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT,
+                                                     ZR_EV_NORM,  ZR_EV_DROP, ZR_EV_GATHER_ALL};
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
@@ -830,7 +866,7 @@ static void hash_tells_calls_apart(void **state)
     int32_t n_out;
     for (int i = 0; i < N; i++) {
         struct zr_core *c = zr_core_init(mem, &spec);
-        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 5]};
+        struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % 6]};
         if (i < N_CALLS) {
             ev = (struct zr_core_event){.kind = ZR_EV_BEGIN, .unit = i / 4, .backward = i & 1};
             if (i & 2) { /* the end, after the same begin */
@@ -1070,7 +1106,7 @@ static bool brackets_allowed(const struct watch *w, int32_t unit)
 static void stray(struct random_source *r, struct watch *w)
 {
     int32_t unit = (int32_t)random_below(r, w->spec.n_units + 2) - 1;
-    switch (random_below(r, 14)) {
+    switch (random_below(r, 15)) {
     case 0:
         watch_call(w, ZR_EV_STEP, 0, false);
         break;
@@ -1079,6 +1115,11 @@ static void stray(struct random_source *r, struct watch *w)
         break;
     case 4:
         watch_call(w, ZR_EV_DROP, 0, false);
+        break;
+    case 5:
+        watch_call(w, ZR_EV_GATHER_ALL, 0, false);
+        if (chance(r, 50))
+            watch_call(w, ZR_EV_RELEASE_ALL, 0, false);
         break;
     case 1:
         watch_call(w, ZR_EV_MICRO, 0, false);
@@ -1100,6 +1141,8 @@ static bool finish_step(struct random_source *r, struct watch *w)
         for (int b = 0; b < 2; b++)
             if (w->unit[u].open[b])
                 assert_int_equal(watch_call(w, ZR_EV_END, u, b), 0);
+    if (w->all)
+        assert_int_equal(watch_call(w, ZR_EV_RELEASE_ALL, 0, false), 0);
     if (chance(r, 20))
         watch_call(w, ZR_EV_NORM, 0, false);
     if (chance(r, 10))
@@ -1222,6 +1265,7 @@ int main(void)
         cmocka_unit_test(too_many_micro_batches),
         cmocka_unit_test(norms_and_drops),
         cmocka_unit_test(dropped_steps_are_forgotten),
+        cmocka_unit_test(everything_at_once),
         cmocka_unit_test(writes_nothing),
         cmocka_unit_test(no_slot_names_holders),
         cmocka_unit_test(an_end_makes_room),

@@ -1,0 +1,322 @@
+/* test_gather_all.c: all parameters at once: what the model's pointers show then, what is allowed meanwhile,
+ * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
+ * are sharded, resident and stacked, f32 and bf16; cfg.check on and off. */
+#include "test/zero/toy_net.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3, WORLDS = 3 };
+
+struct setup {
+    int stage, prefetch;
+    int where;     /* of zero_gather_all */
+    bool gathers;  /* between steps and within them */
+    bool resident; /* one unit */
+    bool unbracketed;
+};
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+static void expect(struct toy_rank *r, int err, int code, const char *says)
+{
+    if (err != code || !strstr(zero_last_error(), says))
+        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+}
+
+/* What a plain pointer shows is what zero_read gives, to the last byte. */
+static int compare(struct toy_rank *r, struct toy *m, zero_ctx *z)
+{
+    int err = 0;
+    for (int t = 0; !err && t < TOY_TENSORS; t++) {
+        size_t n = (size_t)toy_elems(t) * (m->table[t].dtype == ZERO_F32 ? 4 : 2);
+        unsigned char *x = malloc(n);
+        memset(x, 0xff, n);
+        TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), x));
+        if (!err && (!m->param[t] || memcmp(m->param[t], x, n)))
+            toy_wrong(r, "tensor %s is not what it should be", m->table[t].name);
+        free(x);
+    }
+    return err;
+}
+
+static int look_at_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
+{
+    const struct setup *s = r->arg;
+    int err = 0;
+    void *before[TOY_TENSORS];
+    memcpy(before, m->param, sizeof before);
+    TRY(zero_gather_all(z, s->where));
+    TRY(compare(r, m, z));
+    TRY(toy_forward(m, z, true)); /* brackets are free */
+    TRY(toy_forward(m, z, false));
+    TRY(compare(r, m, z));
+    TRY(zero_release_all(z));
+    if (!err && memcmp(before, m->param, sizeof before))
+        toy_wrong(r, "a pointer is not where it was");
+    return err;
+}
+
+static zero_ctx *wrap(struct toy_rank *r, struct toy *m, int *err)
+{
+    const struct setup *s = r->arg;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    toy_make(m);
+    cfg.prefetch = s->prefetch;
+    if (s->resident)
+        m->table[0].flags |= ZERO_RESIDENT;
+    *err = zero_wrap(&z, m->table, TOY_TENSORS, &cfg);
+    if (*err)
+        toy_note(r, *err);
+    return z;
+}
+
+static void train(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    int err;
+    bool brackets = !s->unbracketed;
+    zero_ctx *z = wrap(r, &m, &err);
+    if (!err && s->gathers)
+        TRY(look_at_all(r, &m, z));
+    for (int step = 0; !err && step < STEPS; step++) {
+        TRY(toy_forward(&m, z, brackets));
+        TRY(toy_backward(&m, z, brackets, step, r->rank));
+        if (!err && s->gathers && step == 1)
+            TRY(look_at_all(r, &m, z)); /* its gradients are not touched */
+        TRY(zero_step(z, 1e-2f, NULL));
+        if (!err && s->gathers)
+            TRY(look_at_all(r, &m, z));
+    }
+    struct zero_stats stats;
+    TRY(zero_get_stats(z, &stats));
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "more is held than planned");
+    if (!err && stats.n_replans)
+        toy_wrong(r, "the order was learned anew %d times", (int)stats.n_replans);
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void look(const struct toy_rank *r, int world, const char *what)
+{
+    for (int k = 0; k < world; k++)
+        if (r[k].err || r[k].wrong[0])
+            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
+}
+
+static void everything_is_there(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int way = 0; way < 8; way++) {
+                struct setup s = {.stage = stage,
+                                  .prefetch = way & 1 ? 0 : 1,
+                                  .resident = way & 2,
+                                  .where = way & 4 ? ZERO_DEVICE_HOST : 0,
+                                  .unbracketed = stage < 2 && (way & 2)};
+                struct toy_rank plain[WORLDS], r[WORLDS];
+                char what[64];
+                snprintf(what, sizeof what, "stage %d world %d way %d", stage, world, way);
+                toy_ranks(world, train, &s, plain);
+                look(plain, world, what);
+                s.gathers = true;
+                toy_ranks(world, train, &s, r);
+                look(r, world, what);
+                for (int k = 0; k < world; k++)
+                    if (r[k].hash != plain[0].hash)
+                        fail_msg("%s: other weights on rank %d", what, k);
+            }
+}
+
+/* ---- what is refused meanwhile ---- */
+
+static void call_wrongly(struct toy_rank *r)
+{
+    struct toy m;
+    int err;
+    double norm;
+    float x[8] = {0};
+    static const char *const held = "zero_gather_all holds all parameters";
+    zero_ctx *z = wrap(r, &m, &err);
+    expect(r, zero_gather_all(NULL, 0), ZERO_ERR_ARG, "zero_gather_all: z is NULL");
+    expect(r, zero_release_all(NULL), ZERO_ERR_ARG, "zero_release_all: z is NULL");
+    expect(r, zero_gather_all(z, ZERO_DEVICE_CUDA), ZERO_ERR_ARG, "where is 2; allowed: 0, ZERO_DEVICE_HOST");
+    expect(r, zero_gather_all(z, -1), ZERO_ERR_ARG, "where is -1");
+    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
+    TRY(zero_begin(z, 1, ZERO_FORWARD));
+    expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "zero_gather_all: unit 1 has an open bracket");
+    TRY(zero_end(z, 1, ZERO_FORWARD));
+    TRY(toy_forward(&m, z, true));
+    TRY(toy_backward(&m, z, true, 0, r->rank));
+    TRY(zero_gather_all(z, 0));
+    expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "all parameters are there already");
+    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, held);
+    expect(r, zero_micro(z), ZERO_ERR_ORDER, held);
+    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, held);
+    expect(r, zero_drop(z), ZERO_ERR_ORDER, held);
+    expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, held);
+    expect(r, zero_write(z, 0, ZERO_VALUE_PARAM, 0, 8, x), ZERO_ERR_ORDER, held);
+    expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, held);
+    expect(r, zero_import(z, "/tmp", NULL, 0), ZERO_ERR_ORDER, held);
+    TRY(zero_begin(z, 1, ZERO_FORWARD));
+    expect(r, zero_begin(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "already open");
+    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "zero_release_all: unit 1 has an open bracket");
+    TRY(zero_end(z, 1, ZERO_FORWARD));
+    expect(r, zero_end(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "is not open");
+    TRY(zero_release_all(z));
+    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
+    TRY(zero_step(z, 1e-2f, NULL));
+    TRY(zero_gather_all(z, 0));
+    TRY(zero_unwrap(&z)); /* releases */
+    if (!err && m.param[0])
+        toy_wrong(r, "a pointer is left");
+    toy_free(&m);
+}
+
+static void wrong_moments(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .prefetch = 0};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, call_wrongly, &s, r);
+            look(r, world, "wrong moments");
+        }
+}
+
+/* ---- room ---- */
+
+static void ask_beyond_the_budget(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, 3);
+    int err = 0;
+    toy_make(&m);
+    cfg.param_budget_bytes = 1024;
+    cfg.prefetch = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    void *before = m.param[0];
+    if (!err)
+        expect(r, zero_gather_all(z, 0), ZERO_ERR_BUDGET, "bytes besides the");
+    if (!err && m.param[0] != before)
+        toy_wrong(r, "a refused call changed a pointer");
+    TRY(zero_gather_all(z, ZERO_DEVICE_HOST));
+    TRY(compare(r, &m, z));
+    TRY(zero_release_all(z));
+    TRY(toy_forward(&m, z, true));
+    TRY(toy_backward(&m, z, true, 0, r->rank));
+    TRY(zero_step(z, 1e-2f, NULL));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void beyond_the_budget(void **state)
+{
+    (void)state;
+    struct toy_rank r[WORLDS];
+    toy_ranks(2, ask_beyond_the_budget, NULL, r);
+    look(r, 2, "budget");
+}
+
+/* ---- ranks that differ ---- */
+
+static void differ(struct toy_rank *r)
+{
+    struct toy m;
+    int err;
+    zero_ctx *z = wrap(r, &m, &err);
+    if (r->rank == 0)
+        TRY(zero_gather_all(z, 0));
+    TRY(toy_forward(&m, z, true));
+    TRY(toy_backward(&m, z, true, 0, r->rank));
+    TRY(zero_step(z, 1e-2f, NULL));
+    TRY(toy_hash(z, 2, &r->hash));
+    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, "zero_gather_all"))
+        toy_wrong(r, "%d %s", err, r->text);
+    r->err = 0;
+    expect(r, zero_gather_all(z, 0), ZERO_ERR_MISMATCH, "");
+    expect(r, zero_release_all(z), ZERO_ERR_MISMATCH, "");
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void ranks_that_differ(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct setup s = {.stage = stage, .prefetch = 0};
+        struct toy_rank r[WORLDS];
+        toy_ranks(2, differ, &s, r);
+        look(r, 2, "one rank asks alone");
+    }
+}
+
+/* ---- watched ---- */
+
+/* With cfg.check what is gathered may only be read, and only until it is released. */
+static void touch_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    int err = 0;
+    toy_make(&m);
+    cfg.check = 1;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(zero_gather_all(z, 0));
+    float *kept = m.param[0];
+    if (!err && s->gathers)
+        kept[7] = 1;
+    TRY(zero_release_all(z));
+    volatile float seen = err ? 0 : kept[7];
+    (void)seen;
+    TRY(toy_forward(&m, z, true));
+    if (err != ZERO_ERR_ORDER ||
+        !strstr(r->text, s->gathers ? "writes tensor embedding (unit 0, element 7) which may only be read"
+                                    : "reads tensor embedding (unit 0, element 7)"))
+        toy_wrong(r, "%d %s", err, r->text);
+    r->err = 0;
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void touches_are_found(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 2; stage <= 3; stage++)
+            for (int writes = 0; writes < 2; writes++) {
+                struct setup s = {.stage = stage, .gathers = writes};
+                struct toy_rank r[WORLDS];
+                toy_ranks(world, touch_wrongly, &s, r);
+                look(r, world, writes ? "a write" : "a late read");
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(everything_is_there), cmocka_unit_test(wrong_moments),
+        cmocka_unit_test(beyond_the_budget),   cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(touches_are_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

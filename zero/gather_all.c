@@ -1,0 +1,80 @@
+/* gather_all.c: all parameters, please: checked, agreed on by all ranks, and the rest is the engine's
+ * (engine_all.c). */
+#include "zero/context.h"
+
+static int check_call(struct zero_ctx *z, const char *call)
+{
+    if (!z)
+        return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+    int err = zr_engine_check(&z->engine);
+    if (err)
+        return err;
+    int32_t open = zr_core_open_unit(z->engine.core);
+    return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+}
+
+int zr_refuse_in_all(const struct zero_ctx *z, const char *call)
+{
+    if (!zr_core_holds_all(z->engine.core))
+        return 0;
+    return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
+                   call);
+}
+
+/* The budget is for gathered parameters where the model computes: the slots are in it already. */
+static int check_budget(const struct zero_ctx *z, int64_t bytes)
+{
+    int64_t budget = z->config.options.param_budget_bytes, slots = 0;
+    for (int32_t i = 0; i < z->plan->n_param_slots; i++)
+        slots += z->plan->param_slots[i].bytes;
+    if (z->plan->stage < 3 || budget < 0 || bytes + slots <= budget)
+        return 0;
+    return zr_fail(
+        ZR_ERR_BUDGET,
+        "all parameters take %lld bytes besides the %lld of the slots; param_budget_bytes is %lld: "
+        "raise it, or ask for ZERO_DEVICE_HOST",
+        (long long)bytes, (long long)slots, (long long)budget);
+}
+
+/* What this rank finds out alone. */
+static int take_room(struct zero_ctx *z, int where)
+{
+    bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = gpu && on_host;
+    struct zr_core_event ev = {.kind = ZR_EV_GATHER_ALL, .unit = where};
+    int64_t bytes = zr_engine_all_bytes(&z->engine, apart);
+    int err = zr_pointers_check(&z->engine, &ev);
+    if (!err && !on_host)
+        err = check_budget(z, bytes);
+    if (!err)
+        err = zr_memory_check_room(z, bytes, !gpu || on_host);
+    if (!err)
+        err = zr_engine_all_open(&z->engine, apart);
+    return err;
+}
+
+int zero_gather_all(zero_ctx *z, int where)
+{
+    int err = check_call(z, "zero_gather_all");
+    if (err)
+        return err;
+    bool gpu = !z->device->ops->host_memory;
+    if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
+        return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
+                       gpu ? ", ZERO_DEVICE_CUDA" : " (ZERO_DEVICE_CUDA where cfg.device is)");
+    if (zr_core_holds_all(z->engine.core))
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_gather_all: all parameters are there already; call zero_release_all first");
+    zr_engine_called(&z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
+    err = zr_agree_in_run(z, take_room(z, where));
+    if (!err)
+        err = zr_engine_all_gather(&z->engine, where);
+    else
+        zr_engine_all_close(&z->engine);
+    return err ? zr_fail_more(err, "zero_gather_all") : 0;
+}
+
+int zero_release_all(zero_ctx *z)
+{
+    int err = check_call(z, "zero_release_all");
+    return err ? err : zr_engine_all_release(&z->engine);
+}
