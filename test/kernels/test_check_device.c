@@ -111,6 +111,7 @@ static void test_tables(void **state)
                           ? NULL
                           : "at +128: zero (test, unit 3, step 7) on rank 0's b overwrites what copy_rows");
         open_bed(&t, 1);
+        d = t.dev->ops;
         d->zero(t.b, t.x + 1024 + at, 64);
         rows = (struct zr_copy_rows){t.x, t.x + 1024, 64, 160, 128, 128};
         d->copy_rows(t.a, &rows, 1);
