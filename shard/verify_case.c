@@ -64,6 +64,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.norms = zr_verify_chance(&s, 50) ? 100 : 50;
     if (zr_verify_chance(&s, 20))
         c.drops = 60;
+    if (zr_verify_chance(&s, 25))
+        c.alls = 50;
     c.mixed = !c.user_update && zr_verify_chance(&s, 30);
     *out = c;
 }
@@ -76,7 +78,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool) X(resident, bool) X(declared, bool)    \
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
-    X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(mixed, bool)
+    X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)

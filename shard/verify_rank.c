@@ -80,11 +80,21 @@ static int do_norm(struct zr_verify_rank *r, const struct zr_deed *d)
     return err;
 }
 
+static int gather_all(struct zr_verify_rank *r)
+{
+    int err = zr_turn_agree(r, zr_engine_all_open(&r->engine, false));
+    if (!err)
+        return zr_engine_all_gather(&r->engine, 0);
+    zr_engine_all_close(&r->engine);
+    return err;
+}
+
 static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 {
-    static const char *const during[] = {"zero_begin", "zero_end",  "compute",    "zero_micro",
-                                         "zero_step",  "zero_read", "zero_write", "zero_mean",
-                                         "zero_save",  "compute",   "zero_norm",  "zero_drop"};
+    static const char *const during[] = {"zero_begin",      "zero_end",        "compute",    "zero_micro",
+                                         "zero_step",       "zero_read",       "zero_write", "zero_mean",
+                                         "zero_save",       "compute",         "zero_norm",  "zero_drop",
+                                         "zero_gather_all", "zero_release_all"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : d->kind == ZR_DO_END ? ZR_EV_END
@@ -115,6 +125,10 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
         return zr_script_zero(r);
     case ZR_DO_NORM:
         return do_norm(r, d);
+    case ZR_DO_GATHER_ALL:
+        return gather_all(r);
+    case ZR_DO_RELEASE_ALL:
+        return zr_engine_all_release(&r->engine);
     case ZR_DO_DROP:
         memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
         return zr_engine_drop(&r->engine);

@@ -195,6 +195,18 @@ static void snapshot(struct writing *w, uint64_t *s, int32_t step)
         add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
 }
 
+/* All at once: some of them used without brackets, some inside them. */
+static void all_at_once(struct writing *w, uint64_t *s, const int32_t *list)
+{
+    if (!zr_verify_chance(s, w->c->alls))
+        return;
+    add(w->s, (struct zr_deed){.kind = ZR_DO_GATHER_ALL, .unit = -1, .step = w->step});
+    for (int32_t i = 0; i < w->c->n_units; i++)
+        use(w, list[i], false);
+    forward(w, list, w->c->n_units);
+    add(w->s, (struct zr_deed){.kind = ZR_DO_RELEASE_ALL, .unit = -1, .step = w->step});
+}
+
 /* where: as in zr_verify_case.zeroes. Where the sum of the micro-batches is kept, the first alone may be
  * preceded by it. */
 static void zero(struct writing *w, int where, int micro)
@@ -305,6 +317,7 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
         }
         if (c->late_evals)
             forward(&w, all, c->n_units);
+        all_at_once(&w, &s, all);
         if (zr_verify_chance(&s, c->norms)) {
             add(&script, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w.step});
             if (c->values) /* which writes where the norms were exchanged */
@@ -314,6 +327,9 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
         }
         add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
         zero(&w, 4, 0);
+        w.step++;
+        all_at_once(&w, &s, all);
+        w.step--;
         values(&w, &s, w.step + 1);
         snapshot(&w, &s, w.step + 1);
     }

@@ -43,7 +43,9 @@ enum zr_deed_kind {
     ZR_DO_SNAPSHOT,
     ZR_DO_ZERO, /* the model zeroes all gradients that it has a pointer to */
     ZR_DO_NORM,
-    ZR_DO_DROP
+    ZR_DO_DROP,
+    ZR_DO_GATHER_ALL,
+    ZR_DO_RELEASE_ALL
 };
 struct zr_deed {
     uint8_t kind, backward;
