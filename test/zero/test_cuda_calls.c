@@ -225,8 +225,11 @@ static void stop_calling(struct toy_rank *r)
     while (!err && stops && s->n_told + 1 < r->world && toy_now_ms() - from < HANG_MS)
         usleep(1000);
     struct zero_step_info info;
-    if (!err)
-        err = stops ? zero_begin(z, 0, ZERO_FORWARD) : zero_step(z, 1e-2f, &info);
+    if (!err && !stops)
+        err = zero_step(z, 1e-2f, &info);
+    /* It may be the last to hear. */
+    for (; !err && stops && toy_now_ms() - from < HANG_MS; usleep(1000))
+        err = forward(z, 0);
     toy_note(r, err);
     s->n_told++;
     zero_unwrap(&z);
@@ -253,17 +256,22 @@ static void test_a_rank_stops_calling(void **state)
 /* ---- what is found while the model computes ---- */
 
 struct watching {
-    bool waits; /* rank 1's collective waits in vain; else NCCL tells it of an error */
-    atomic_bool knows, is_there;
-    atomic_int n_asked; /* calls of rank 1 after that, when rank 0 knows */
+    bool waits;                  /* rank 1's collective waits in vain; else NCCL tells it of an error */
+    atomic_bool is_there, knows; /* rank 0: its backward has been called; it has heard */
+    atomic_int n_asked;          /* calls of rank 1 after that */
 };
+
+static void wait_for(atomic_bool *what)
+{
+    int64_t from = toy_now_ms();
+    while (!*what && toy_now_ms() - from < HANG_MS)
+        usleep(1000);
+}
 
 static void held_up(void *arg)
 {
     struct watching *w = arg;
-    int64_t from = toy_now_ms();
-    while (!w->knows && toy_now_ms() - from < HANG_MS)
-        usleep(1000);
+    wait_for(&w->knows);
 }
 
 /* Rank 1's collective is under way, and its model computes until rank 0 has heard. */
@@ -286,14 +294,16 @@ static void computes_for_long(struct toy_rank *r)
     if (err) {
         toy_wrong(r, "%s", zero_last_error());
     } else if (r->rank == 0) {
+        w->is_there = true;
         err = w->waits ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
         toy_note(r, err);
         if (w->n_asked)
             toy_wrong(r, "rank 1 called first");
     } else {
+        wait_for(&w->is_there);
         if (!w->waits)
             nccl_stand_in_async(r->rank + 1, ncclSystemError);
-        held_up(w);
+        wait_for(&w->knows);
         w->n_asked++;
         toy_note(r, zero_step(z, 1e-2f, &info));
     }
