@@ -4,6 +4,7 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/disk.h"
+#include "bench/failed.h"
 #include "bench/report.h"
 #include "bench/train.h"
 
@@ -66,11 +67,6 @@ static const struct option_table table = {
     .finish = finish,
     OPTIONS_WITH_MODEL(struct options),
 };
-
-static int told(int err)
-{
-    return err ? zr_fail(err, "%s", zero_last_error()) : 0;
-}
 
 static void on_line(void *arg, const char *line)
 {

@@ -22,6 +22,7 @@
 
 typedef uint16_t real; /* the upper half of a float's bits */
 #define GPT2_ZERO_DTYPE ZERO_BF16
+#define GPT2_DTYPE_NAME "bf16"
 #define GPT2_GEMM_DTYPE ZR_BF16
 #define GPT2_NAME(name) name##_bf16
 
@@ -46,6 +47,7 @@ GPT2_ANYWHERE real from_float(float f)
 
 typedef float real;
 #define GPT2_ZERO_DTYPE ZERO_F32
+#define GPT2_DTYPE_NAME "f32"
 #define GPT2_GEMM_DTYPE ZR_F32
 #define GPT2_NAME(name) name##_f32
 

@@ -1,5 +1,6 @@
 /* overhead_world.c: see overhead_world.h. */
 #include "bench/overhead_world.h"
+#include "bench/failed.h"
 #include "bench/report.h"
 
 #include "kernels/device.h"
@@ -65,7 +66,7 @@ static int join(struct worlds *w, int rank)
         w->cfg.rendezvous = w->meeting[k];
         err = zero_wrap(&w->z[k], w->own[k], w->n, &w->cfg);
     }
-    return err ? zr_fail(err, "%s", zero_last_error()) : 0;
+    return told(err);
 }
 
 static void leave(struct worlds *w)
@@ -101,8 +102,7 @@ static int by_turns(struct worlds *w, int64_t passes, int (*measure)(void *arg, 
                 times[k * passes + i] = t;
         }
     }
-    if (err)
-        zr_fail(err, "%s", zero_last_error());
+    told(err);
     for (int k = 0; !err && k < 2; k++)
         ns[k] = report_median(times + k * passes, passes);
     free(times);

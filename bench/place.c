@@ -1,6 +1,6 @@
 /* place.c: see place.h. */
 #include "bench/place.h"
-#include "zero/zero.h"
+#include "bench/failed.h"
 
 static int open_host(struct place *p, int n_threads)
 {
@@ -16,9 +16,9 @@ static int open_cuda(struct place *p, int gpu)
 {
     int32_t local_rank = gpu;
     if (gpu == PLACE_GPU_OF_RANK) {
-        int rank_err = zero_find_rank(NULL, NULL, NULL, &local_rank);
+        int rank_err = told(zero_find_rank(NULL, NULL, NULL, &local_rank));
         if (rank_err) {
-            return zr_fail(rank_err, "%s", zero_last_error());
+            return rank_err;
         }
     }
     int err = zr_cuda_device_open(local_rank, &p->dev);
@@ -48,4 +48,23 @@ void place_close(struct place *p)
         p->dev->ops->close(p->dev);
     }
     *p = (struct place){0};
+}
+
+zero_stream place_stream(const struct place *p)
+{
+    return p->dev->ops->stream_native(p->stream);
+}
+
+const char *place_name(const struct place *p)
+{
+    return p->dev->ops->name;
+}
+
+int64_t place_used_bytes(const struct place *p)
+{
+    int64_t free_bytes, total_bytes;
+    if (!p->dev->ops->memory || p->dev->ops->memory(p->dev, &free_bytes, &total_bytes)) {
+        return 0;
+    }
+    return total_bytes - free_bytes;
 }

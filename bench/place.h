@@ -3,6 +3,7 @@
 #define ZERO_BENCH_PLACE_H
 
 #include "kernels/gemm.h"
+#include "zero/zero.h"
 
 struct place {
     struct zr_device *dev;
@@ -17,6 +18,11 @@ struct place {
  * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_rank). Returns 0 or a zr_err
  * (ZR_ERR_NOTSUP: no usable GPU, the message says why), holding nothing. */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
+/* The stream as libzero takes it: NULL on the host. */
+zero_stream place_stream(const struct place *p);
+const char *place_name(const struct place *p); /* "host", "cuda" */
+/* Of a GPU's memory, what is in use, by others too; 0 on the host. */
+int64_t place_used_bytes(const struct place *p);
 /* Finishes what is on the stream. A place that was not opened is allowed. */
 void place_close(struct place *p);
 

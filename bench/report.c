@@ -50,6 +50,11 @@ void report_line(json_t *object)
     json_decref(object);
 }
 
+int64_t report_now_ns(void)
+{
+    return zr_now_ns();
+}
+
 void report_text(const struct report *r, const char *fmt, ...)
 {
     if (r->quiet || r->json) {

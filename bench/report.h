@@ -41,6 +41,9 @@ struct report {
     int64_t last_line_ns;
 };
 
+/* Nanoseconds on a clock that does not jump. */
+int64_t report_now_ns(void);
+
 /* Prints a line for people; nothing with --json. */
 void report_text(const struct report *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Tells of a step. On a terminal or in a log, steps that follow within half a second are left out, but for

@@ -3,10 +3,12 @@
  * This file is the worked example of wrapping a C model. All that wrapping adds to the plain program stands
  * in the section of that name: the table of tensors, and zero_wrap in place of the memory for gradients and
  * optimizer state. Below it, begin() and end() are the brackets around each use of a unit, and zero_step
- * replaces the optimizer's loop. With --plain, r->z is NULL and none of it happens. */
+ * replaces the optimizer's loop. With --plain, r->z is NULL and none of it happens. Of libzero it uses what
+ * zero/zero.h shows, and nothing of its inside. */
 #include "bench/train.h"
 #include "bench/arguments.h"
 #include "bench/bytes_data.h"
+#include "bench/failed.h"
 #include "bench/gpt2.h"
 #include "bench/gpt2_names.h"
 #include "bench/plain.h"
@@ -76,12 +78,6 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     memcpy(out, table, sizeof table);
 }
 
-/* The library's message, kept where the rest of this program keeps its own. */
-static int told(int err)
-{
-    return err ? zr_fail(err, "%s", zero_last_error()) : 0;
-}
-
 static void log_line(void *arg, const char *line)
 {
     const struct run *r = arg;
@@ -106,13 +102,13 @@ static int wrap(struct run *r)
     cfg.save_async = o->save_async;
     cfg.save_keep = (int32_t)o->keep;
     cfg.device = o->device;
-    cfg.stream = r->place.dev->ops->stream_native(r->place.stream);
+    cfg.stream = place_stream(&r->place);
     cfg.log = o->log ? log_line : NULL;
     cfg.log_arg = r;
     int32_t layers = (int32_t)o->model.config.layers;
     struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
     if (!order) {
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the order of calls");
+        return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
     }
     train_call_order(order, layers);
     cfg.order = order;
@@ -197,22 +193,11 @@ static int share(struct run *r, double *loss, bool *stop)
     return 0;
 }
 
-/* Of a GPU's memory, what is in use, by others too; 0 on the host. */
-static int64_t device_bytes(const struct run *r)
-{
-    const struct zr_device *dev = r->place.dev;
-    int64_t free_bytes, total_bytes;
-    if (!dev->ops->memory || dev->ops->memory(r->place.dev, &free_bytes, &total_bytes)) {
-        return 0;
-    }
-    return total_bytes - free_bytes;
-}
-
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 {
     const struct train_options *o = r->o;
     struct gpt2 *m = &r->model;
-    int64_t T = o->model.config.context, start = zr_now_ns();
+    int64_t T = o->model.config.context, start = report_now_ns();
     for (int64_t a = 0; a < o->accum; a++) {
         TRY(gpt2_next_batch(m));
         bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, T, o->seed, step,
@@ -225,15 +210,15 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     double ramp = step < N_WARMUP_STEPS ? (double)(step + 1) / N_WARMUP_STEPS : 1.0;
     TRY(optimize(r, (float)(o->lr * ramp), &info));
     TRY(gpt2_take_loss(m, loss)); /* in one wait with the norm */
-    *stop =
-        step + 1 == o->steps || (o->seconds > 0 && (double)(zr_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
+    *stop = step + 1 == o->steps ||
+            (o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
     TRY(share(r, loss, stop));
 
-    double ms = (double)(zr_now_ns() - start) * 1e-6;
+    double ms = (double)(report_now_ns() - start) * 1e-6;
     /* Now and then, for it takes the kernel a while to count. What a step needs is held from the first one
      * on, so no peak falls between. */
     if (*stop || ((step + 1) & step) == 0) {
-        int64_t now = resident_bytes(), on_device = device_bytes(r);
+        int64_t now = resident_bytes(), on_device = place_used_bytes(&r->place);
         r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
         r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
     }
@@ -308,13 +293,13 @@ static int load(struct run *r, int64_t *next_step)
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
     if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1],
                &v[2], &v[3]) != 5) {
-        return zr_fail(ZR_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+        return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     }
     p = (struct position){seed, v[0], v[1], v[2], v[3]};
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
-        return zr_fail(ZR_ERR_ARG,
-                       "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
-                       seed, v[1], (unsigned long long)o->seed, (long long)r->data.n_bytes);
+        return failed(ZERO_ERR_ARG,
+                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld", seed,
+                      v[1], (unsigned long long)o->seed, (long long)r->data.n_bytes);
     }
     *next_step = p.next_step;
     report_text(&r->report, "going on from step %lld\n", v[0]);
@@ -328,7 +313,7 @@ static int move_weights(struct run *r)
     int32_t layers = (int32_t)o->model.config.layers, n = GPT2_N_NAMES(layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
-    int err = map && text ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d names", n);
+    int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
         gpt2_names(map, text, layers);
         err = told(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
@@ -352,7 +337,7 @@ static int summarize(struct run *r, double loss)
     struct report_summary s = {
         .world = r->world,
         .stage = -1,
-        .device = r->place.dev->ops->name,
+        .device = place_name(&r->place),
         .loss = loss,
         .tokens_per_step = r->world * o->accum * o->batch * o->model.config.context,
         .flop_per_token = gpt2_flop_per_token(&o->model.config),
@@ -391,8 +376,8 @@ static int load_text(struct run *r)
     int64_t needed = o->batch * o->model.config.context + 1;
     TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
     if (r->data.n_bytes < needed) {
-        return zr_fail(ZR_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+        return failed(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
+                      (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
     return 0;
 }
@@ -408,7 +393,7 @@ static void introduce(const struct run *r)
                  s.backend);
     }
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n", o->model.name,
-                (double)gpt2_n_params(&o->model.config) * 1e-6, zr_dtype_name(GPT2_GEMM_DTYPE), how,
+                (double)gpt2_n_params(&o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
                 report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
 }
 
@@ -439,7 +424,7 @@ static int train(struct run *r)
     if (o->import_from) {
         TRY(move_weights(r));
     }
-    r->start_ns = zr_now_ns();
+    r->start_ns = report_now_ns();
     int64_t first = 0;
     if (o->load) {
         TRY(load(r, &first));
@@ -463,7 +448,7 @@ int train_run(const struct train_options *o)
     struct run r = {.o = o, .world = 1, .report = {.json = o->json}};
     int err = train(&r);
     if (err) {
-        fprintf(stderr, "zero-bench train: %s\n", zr_error_text());
+        fprintf(stderr, "zero-bench train: %s\n", failed_text());
     }
     zero_unwrap(&r.z);
     plain_close(&r.plain);
@@ -474,5 +459,5 @@ int train_run(const struct train_options *o)
     if (!err) {
         return EXIT_SUCCESS;
     }
-    return r.bad_input || err == ZR_ERR_ARG || err == ZR_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+    return r.bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
 }

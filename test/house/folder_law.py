@@ -25,6 +25,9 @@ EXCEPTIONS = {
     "comm/sim.h": {"kernels/sim_device.h"},
     "bench/verify_cmd.c": {"shard/verify.h"},
 }
+# Shows how a program is wrapped, so it uses of libzero what a program can.
+WORKED_EXAMPLE = "bench/train.c"
+INSIDE = re.compile(r"\b(zr|ZR)_\w+|->ops\b")
 REPEATED_NAMES = {"meson.build", "README.md", "run.sh"}  # run.sh: the two commands of the README
 SOURCE = (".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
@@ -102,6 +105,13 @@ def check_includes(root, path):
                 yield f"{at}: <{target}> belongs in {' or '.join(sorted(floors))}/"
 
 
+def check_example(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            for match in INSIDE.finditer(line):
+                yield f"{path}:{number}: {match[0]} is libzero's inside; this is what a program of a user's looks like"
+
+
 def check(root):
     names = {}
     for path in files_of(root):
@@ -118,6 +128,8 @@ def check(root):
             names.setdefault(name, path)
         if name.endswith(SOURCE):
             yield from check_includes(root, path)
+        if path == WORKED_EXAMPLE:
+            yield from check_example(root, path)
 
 
 def self_test():
@@ -150,6 +162,7 @@ def self_test():
         ("cuBLAS in a bench's kernels", {"bench/a.cu": "#include <cublasLt.h>\n"}, "bench/a.cu:1:"),
         ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
         ("two files of one name", {"test/unit/core.c": ""}, "test/unit/core.c:1:"),
+        ("the worked example calls what is inside", {"bench/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train.c:2:"),
         ("a common file", {"zero/common.h": ""}, "zero/common.h:1:"),
         ("a folder of utils", {"bench/utils/a.c": ""}, "bench/utils/a.c:1:"),
     ]

@@ -1,0 +1,23 @@
+/* failed.c: see failed.h. */
+#include "bench/failed.h"
+#include "kernels/device.h"
+#include "zero/zero.h"
+
+int failed(int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    zr_vfail(code, fmt, ap);
+    va_end(ap);
+    return code;
+}
+
+int told(int err)
+{
+    return err ? zr_fail(err, "%s", zero_last_error()) : 0;
+}
+
+const char *failed_text(void)
+{
+    return zr_error_text();
+}
