@@ -24,6 +24,7 @@
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \
     X(MEAN, "zero_mean")                                                                                     \
+    X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
     X(SAVE_WAIT, "zero_save_wait")                                                                           \
     X(LOAD, "zero_load")                                                                                     \

@@ -263,7 +263,19 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
 enum { ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
-/* Collective: takes over the model's parameters from rank 0. */
+/* Buffers (engine_buffers.c), all collective and blocking; no *param is NULL. read, write: elements of one,
+ * of which rank 0's count; dst may be NULL, and src on other ranks. spread: rank 0's values to all. compare:
+ * *element is the first that is not rank 0's here, or -1. mean: of f32 and bf16. */
+int zr_engine_read_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, void *dst);
+int zr_engine_write_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, const void *src);
+int zr_engine_spread_buffer(struct zr_engine *e, int32_t tensor);
+int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *element);
+int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor);
+/* Local, blocking: between the model's memory and a row of all of them, zr_buffer_room apart (out of it: in
+ * the order of the model's stream). */
+int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model);
+
+/* Collective: takes over the model's parameters from rank 0, and gives its buffers to all. */
 int zr_engine_adopt(struct zr_engine *e);
 /* Collective: each of values[0..n) becomes its mean over ranks; n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);

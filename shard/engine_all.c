@@ -10,12 +10,17 @@
 
 static bool is_guarded(const struct zr_engine *e)
 {
-    return e->layout->n_tensors > 0 && zr_watch_closed(e->watch, 0, false);
+    int32_t t = 0;
+    while (t < e->layout->n_tensors && e->layout->tensors[t].buffer)
+        t++;
+    return t < e->layout->n_tensors && zr_watch_closed(e->watch, t, false);
 }
 
 static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
+    if (t->buffer) /* is whole where it is */
+        return false;
     if (apart)
         return true;
     if (e->plan->grad_resident)
@@ -105,6 +110,8 @@ static void point(struct zr_engine *e, bool whole)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         const struct zr_tensor *x = &e->layout->tensors[t];
+        if (x->buffer)
+            continue;
         int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
         char *home = NULL; /* of its first slice, where the others follow */

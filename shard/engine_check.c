@@ -59,6 +59,8 @@ static int32_t region_of(const struct zr_watch *w, int32_t piece, bool grad)
  * begins right after, and must be found closed. */
 static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_slices, bool grad)
 {
+    if (x->buffer) /* the model's own memory */
+        return (struct zr_guard_region){.align = 64};
     int64_t stride = x->n_elems / x->n_slices * zr_dtype_bytes(x->dtype);
     return (struct zr_guard_region){.bytes = grad && !x->grad ? 0 : n_slices * stride,
                                     .align = x->stacked && stride ? zr_min(stride & -stride, 64) : 64};

@@ -119,6 +119,8 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
 void zr_engine_point(struct zr_engine *e)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
+        if (e->layout->tensors[t].buffer)
+            continue;
         zr_point_param(e, t, zr_watch_closed(e->watch, t, false));
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_watch_closed(e->watch, t, true));

@@ -20,6 +20,8 @@ void zr_engine_unpoint(struct zr_engine *e)
 {
     for (int32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct zr_tensor *t = &e->layout->tensors[i];
+        if (t->buffer)
+            continue;
         if (*t->param == e->told_param[i])
             *t->param = NULL;
         if (t->grad && *t->grad == e->told_grad[i])
@@ -52,6 +54,8 @@ static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, cons
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)
 {
     const struct zr_tensor *t = &e->layout->tensors[i];
+    if (t->buffer)
+        return 0;
     if (*t->param != e->told_param[i])
         return moved(ev, t, "param", *t->param, e->told_param[i]);
     if (t->grad && *t->grad != e->told_grad[i])

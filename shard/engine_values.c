@@ -200,8 +200,10 @@ int zr_engine_adopt(struct zr_engine *e)
 {
     int err = 0;
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
-        err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, e->layout->tensors[t].n_elems,
-                              *e->layout->tensors[t].param);
+        err = e->layout->tensors[t].buffer
+                  ? zr_engine_spread_buffer(e, t)
+                  : zr_engine_write(e, t, ZR_VALUE_PARAM, 0, e->layout->tensors[t].n_elems,
+                                    *e->layout->tensors[t].param);
     struct zr_comm_stats s;
     e->gather->ops->stats(e->gather, &s);
     e->wire_at_open = s.wire_bytes;

@@ -37,9 +37,24 @@ int64_t zr_flat_owned(const struct zr_flat *f, int rank, int64_t *first)
     return (hi - lo) / size;
 }
 
+int64_t zr_buffer_room(const struct zr_tensor *t)
+{
+    return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype), ZR_PIECE_ALIGN);
+}
+
 static int64_t slice_elems(const struct zr_tensor *t)
 {
     return t->n_elems / t->n_slices;
+}
+
+static int no_tensor(const struct zr_layout *l, int64_t unit, int64_t n)
+{
+    if (n == 0)
+        return zr_fail(ZR_ERR_ARG, "all %d tensors are buffers; a model has at least one parameter",
+                       l->n_tensors);
+    return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps%s",
+                   (long long)unit, (long long)n - 1,
+                   l->n_buffers ? " (a buffer belongs to no unit, whatever its entry says)" : "");
 }
 
 /* Units are 0..n-1, each with at least one tensor. */
@@ -47,7 +62,8 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
 {
     int64_t n = 0;
     for (int32_t i = 0; i < l->n_tensors; i++)
-        n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
+        if (!l->tensors[i].buffer)
+            n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
     /* Slices cannot fill more units than there are slices: if any unit is empty, one of the first n_slices +
      * 1 is, however high the numbers go. */
     int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
@@ -56,15 +72,14 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %lld units", (long long)n_looked_at);
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
-        if (t->unit < n_looked_at)
+        if (!t->buffer && t->unit < n_looked_at)
             memset(seen + t->unit, 1, (size_t)zr_min(t->n_slices, n_looked_at - t->unit));
     }
     while (gap < n_looked_at && seen[gap])
         gap++;
     free(seen);
-    if (gap < n_looked_at)
-        return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps",
-                       (long long)gap, (long long)n - 1);
+    if (n == 0 || gap < n_looked_at)
+        return no_tensor(l, gap, n);
     *n_units = (int32_t)n;
     return 0;
 }
@@ -198,8 +213,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
     _Static_assert(sizeof scales == sizeof scale_bits, "both scales, as one word");
     memcpy(&scale_bits, scales, sizeof scale_bits);
     int64_t v[] = {
-        t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,    t->stacked,
-        t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits};
+        t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,     t->stacked,
+        t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits, t->buffer};
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 
@@ -234,6 +249,11 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool
         goto no_memory;
     for (int32_t i = 0; i < n_tensors; i++) {
         l->slice_base[i + 1] = l->slice_base[i] + (int32_t)tensors[i].n_slices;
+        if (tensors[i].buffer) {
+            l->n_buffers++;
+            l->buffer_bytes += zr_buffer_room(&tensors[i]);
+            continue;
+        }
         l->n_params += tensors[i].n_elems;
         l->most_lr_scale = fmaxf(l->most_lr_scale, tensors[i].lr_scale);
     }

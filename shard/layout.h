@@ -32,12 +32,13 @@ struct zr_tensor {
     enum zr_dtype dtype;
     int64_t shape[8];            /* row-major, ended by 0 or by all 8; the product is n_elems */
     int64_t n_elems;             /* of the whole tensor */
-    int64_t n_slices;            /* layers of a stacked tensor, else 1 */
-    int32_t unit;                /* of slice 0 */
+    int64_t n_slices;            /* layers of a stacked tensor, else 1; 0: a buffer, which lies in no unit */
+    int32_t unit;                /* of slice 0; of a buffer 0 */
     enum zr_optimizer optimizer; /* ZR_OPTIMIZER_NONE: that of the options */
     float lr_scale,
         decay_scale; /* multiply the learning rate and the kind's weight decay; finite, not negative */
     bool stacked, overwrite, resident;
+    bool buffer;            /* not trained, and its memory stays the model's (engine_buffers.c) */
     bool pointer_per_begin; /* the model takes its pointers after each begin: several slices may be open */
 };
 
@@ -76,7 +77,7 @@ struct zr_layout {
     bool in_place; /* stacked tensors lie in one buffer */
     bool gaps;     /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay
                       zero: where they are not, the model wrote there (check_stored.c) */
-    int32_t n_tensors, n_units, n_flats, n_pieces;
+    int32_t n_tensors, n_units, n_flats, n_pieces, n_buffers;
     struct zr_tensor *tensors;
     struct zr_unit *units;
     struct zr_flat *flats;   /* by unit */
@@ -84,10 +85,11 @@ struct zr_layout {
     int32_t *piece_of;   /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
     int32_t *slice_base; /* (n_tensors + 1) */
     int64_t in_place_param_bytes, in_place_grad_bytes;
-    int64_t state_elems; /* fp32 elements of one gradient shard array: all trainable flats' shards */
-    int64_t n_params;    /* elements of the model */
-    float most_lr_scale; /* of its tensors */
-    uint64_t hash;       /* of everything that must agree between ranks */
+    int64_t state_elems;  /* fp32 elements of one gradient shard array: all trainable flats' shards */
+    int64_t n_params;     /* elements of the model, without buffers */
+    int64_t buffer_bytes; /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
+    float most_lr_scale;  /* of its tensors */
+    uint64_t hash;        /* of everything that must agree between ranks */
 };
 
 /* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and
@@ -99,6 +101,9 @@ void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
 /* Of all that must agree between ranks; not of the pointers. */
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed);
 void zr_tensors_free(struct zr_tensor *t, int32_t n);
+
+/* Of one buffer's copy in a row of them. */
+int64_t zr_buffer_room(const struct zr_tensor *t);
 
 /* Elements [*first, *first + result) of the flat that rank owns; 0 when it owns none. */
 int64_t zr_flat_owned(const struct zr_flat *f, int rank, int64_t *first);

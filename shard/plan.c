@@ -212,9 +212,11 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     for (int32_t u = 0; u < l->n_units; u++)
         widest = zr_max(widest, l->units[u].elems);
     for (int32_t t = 0; t < l->n_tensors; t++)
-        largest = zr_max(largest, l->tensors[t].n_elems * (int64_t)sizeof(float));
+        largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
     p->full_grad_at = take(&end, p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0);
     p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
+    if (l->n_buffers) /* room for a piece of each rank, for their mean */
+        p->values_bytes = zr_max(p->values_bytes, (int64_t)p->world * ZR_PIECE_ALIGN);
     p->values_at = take(&end, p->values_bytes);
     p->reduce_bytes = zr_round_up(end, 4096) + scratch_bytes;
     p->bytes[ZR_MEM_STAGING] += p->reduce_bytes - staging;
@@ -250,7 +252,10 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         for (int kind = -2; kind < p->n_states; kind++)
             if (zr_plan_saves(p, &l->flats[i], kind))
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
+    p->snapshot_buffers_at = p->snapshot_bytes;
+    p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
     p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * ZR_EXCHANGE_BYTES;
+    p->words_bytes += l->n_buffers ? p->values_bytes : 0;
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_STAGING] += p->host_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);

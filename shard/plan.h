@@ -77,9 +77,11 @@ struct zr_plan {
         *state_at; /* (n_states, n_flats) element in the state's array, -1: its kind keeps fewer, or frozen */
 
     /* Memory of the host that the device reaches. */
-    int64_t snapshot_bytes; /* 0: none is kept */
-    int64_t words_bytes;    /* the outcome of a step, and what each rank said in an exchange */
-    int64_t host_bytes;     /* both; part of total_bytes */
+    int64_t snapshot_bytes;      /* 0: none is kept */
+    int64_t snapshot_buffers_at; /* in it, of the buffers' copies, in the table's order */
+    int64_t words_bytes; /* the outcome of a step, what each rank said in an exchange, and with buffers
+                            values_bytes of their values */
+    int64_t host_bytes;  /* both; part of total_bytes */
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
     struct zr_traffic traffic; /* of one steady step on rank 0 */

@@ -136,6 +136,9 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
                        "%s: value is %d; allowed: 0..%d (tensor %s has %d optimizer states, those of %s)",
                        call, value, ZERO_VALUE_STATE + n_states - 1, t->name, n_states,
                        zr_optimizer_name(zr_kind_of(&z->config.options, t->optimizer)));
+    if (value != ZERO_VALUE_PARAM && t->buffer)
+        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is a buffer: it has no master weights and no states", call,
+                       t->name);
     if (value != ZERO_VALUE_PARAM && !t->grad)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call,
                        t->name);
@@ -159,13 +162,30 @@ static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
     return XXH3_64bits(words, sizeof words);
 }
 
+int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
+{
+    if (!z->layout->tensors[tensor].buffer)
+        return zr_engine_read(&z->engine, tensor, kind, first, n, dst);
+    int err = zr_agree_in_run(z, zr_buffers_check(z));
+    return err ? err : zr_engine_read_buffer(&z->engine, tensor, first, n, dst);
+}
+
+static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
+                        const void *src)
+{
+    if (!z->layout->tensors[tensor].buffer)
+        return zr_engine_write(&z->engine, tensor, kind, first, n, src);
+    int err = zr_agree_in_run(z, zr_buffers_check(z));
+    return err ? err : zr_engine_write_buffer(&z->engine, tensor, first, n, src);
+}
+
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
     if (err)
         return err;
     zr_engine_called(&z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
-    return zr_engine_read(&z->engine, tensor, kind, first, n, dst);
+    return zr_values_read(z, tensor, kind, first, n, dst);
 }
 
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
@@ -179,7 +199,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     if (!src && z->engine.rank == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
     zr_engine_called(&z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
-    return zr_engine_write(&z->engine, tensor, kind, first, n, src);
+    return values_write(z, tensor, kind, first, n, src);
 }
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)

@@ -29,8 +29,9 @@ struct zero_ctx {
     struct zr_folder_locks locks; /* rank 0's, of the folders that it saves into */
     struct zr_save *save;         /* begun and not ended; NULL: none */
     int64_t n_saves;              /* begun */
-    int64_t n_micro;              /* micro-batches of all ranks, in all steps */
-    unsigned char *user_data;     /* the program's own, for the next save or of the last load */
+    bool told_unequal_buffers;
+    int64_t n_micro;          /* micro-batches of all ranks, in all steps */
+    unsigned char *user_data; /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
     struct zero_ctx *next_left; /* of those that a forked child has let go */
     void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
@@ -63,6 +64,15 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 
 /* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
+
+/* calls.c. As zero_read, of a range that was checked; kind as in zr_engine_read. */
+int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
+
+/* buffers.c. check: local; ZR_ERR_ORDER for one whose *param is NULL. compare: collective, blocking; whether
+ * all ranks' are equal (whole_numbers: of these only), else this thread's message names the first that is
+ * not. */
+int zr_buffers_check(const struct zero_ctx *z);
+int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
 /* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
  * this rank's. Returns the save's failure. */

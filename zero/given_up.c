@@ -103,13 +103,15 @@ void zr_given_up_fill(const struct zero_ctx *z)
     if (read_ranges(&r)) {
         int32_t n_filled = 0;
         for (int32_t i = 0; i < l->n_tensors; i++) {
+            if (l->tensors[i].buffer)
+                continue;
             size_t n_bytes = (size_t)(l->tensors[i].n_elems * zr_dtype_bytes(l->tensors[i].dtype));
             n_filled += fill_within(&r, *l->tensors[i].param, n_bytes) == n_bytes;
         }
         zr_info(log,
                 "check: the model's own buffers of %d of %d tensors were filled with NaN; the others are in "
                 "memory that is shared or read-only",
-                n_filled, l->n_tensors);
+                n_filled, l->n_tensors - l->n_buffers);
     } else {
         zr_warn(log,
                 "check: the model's own buffers were not filled with NaN: /proc/self/maps cannot be read");

@@ -33,6 +33,7 @@ struct loading {
     int64_t n_ranges;
     const struct zr_tensor **by_name;
     char *staged; /* laid out as a snapshot */
+    int64_t buffers_at;
     struct zr_extents own;
 };
 
@@ -111,6 +112,11 @@ static int check_optimizer(const struct loading *l, const struct zr_manifest_ten
         knows_optimizer(m->optimizer) ? "" : " (this library has none of that name)", ours, n_states);
 }
 
+static const char *kind_name(bool trainable, bool buffer)
+{
+    return buffer ? "a buffer" : trainable ? "trainable" : "frozen";
+}
+
 static int check_tensor(const struct loading *l, const struct zr_manifest_tensor *m)
 {
     const struct zr_tensor *t = find_tensor(l, m->name, strlen(m->name));
@@ -128,9 +134,9 @@ static int check_tensor(const struct loading *l, const struct zr_manifest_tensor
     if (strcmp(dtype, m->dtype) != 0)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->dtype, dtype);
-    if (m->trainable != (t->grad != NULL))
+    if (m->trainable != (t->grad != NULL) || m->buffer != t->buffer)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
-                       m->trainable ? "trainable" : "frozen", t->grad ? "trainable" : "frozen");
+                       kind_name(m->trainable, m->buffer), kind_name(t->grad, t->buffer));
     return m->trainable ? check_optimizer(l, m, t) : 0;
 }
 
@@ -359,13 +365,17 @@ static int read_all(struct loading *l)
         err = open_shards(l);
     if (err)
         return err;
-    zr_engine_runs(&z->engine, add_bytes, &bytes);
+    err = zr_buffers_check(z);
+    if (err)
+        return err;
+    zr_engine_runs(&z->engine, add_bytes, &l->buffers_at);
+    bytes = l->buffers_at + z->layout->buffer_bytes;
     /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
      * and nobody uses it now. */
     l->staged = z->engine.snapshot ? z->engine.snapshot : malloc((size_t)bytes + 1);
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
-    err = zr_extents_of(z, l->staged, &l->own);
+    err = zr_extents_of(z, l->staged, l->buffers_at, &l->own);
     return err ? err : fetch(l);
 }
 
@@ -424,6 +434,8 @@ static int apply(struct loading *l)
     int err = zr_engine_restore_begin(&z->engine);
     if (!err)
         err = zr_engine_runs(&z->engine, restore_run, l);
+    if (!err && z->layout->n_buffers)
+        err = zr_engine_copy_buffers(&z->engine, l->staged + l->buffers_at, true);
     if (!err)
         err = zr_engine_restore_end(&z->engine);
     else

@@ -65,13 +65,15 @@ static json_t *print_tensors(const struct zr_manifest *m)
         }
         json_t *o = json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype, "shape", shape,
                               "trainable", (int)t->trainable);
-        if (m->format > 1 && t->trainable) {
-            ok = !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
+        ok = o != NULL;
+        if (m->format > 1 && t->trainable)
+            ok = ok && !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
                  !json_object_set_new(o, "states", json_integer(t->n_states));
-            if (!ok) {
-                json_decref(o);
-                o = NULL;
-            }
+        if (t->buffer) /* only of those that are: as before there were any */
+            ok = ok && !json_object_set_new(o, "buffer", json_true());
+        if (!ok) {
+            json_decref(o);
+            o = NULL;
         }
         if (json_array_append_new(list, o)) {
             json_decref(list);
@@ -98,7 +100,8 @@ static json_t *print_files(const struct zr_manifest *m)
 
 int64_t zr_manifest_bytes(const struct zr_manifest *m)
 {
-    static const char tensor[] = "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false},",
+    static const char tensor[] =
+        "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       optimizer[] = ",\"optimizer\":\"\",\"states\":0",
                       file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
@@ -257,19 +260,21 @@ static int get_tensor(const char *file, const json_t *o, const struct zr_manifes
 {
     const char *name = json_string_value(json_object_get(o, "name"));
     const json_t *shape = json_object_get(o, "shape"), *trainable = json_object_get(o, "trainable");
+    const json_t *buffer = json_object_get(o, "buffer");
     if (!name || !*name)
         return bad(file, "tensors", "one has no name");
     int err = get_text(file, o, "dtype", t->dtype, sizeof t->dtype);
     if (err)
         return err;
-    if (!json_is_boolean(trainable) || json_array_size(shape) < 1 || json_array_size(shape) > 8 ||
-        !zr_st_dtype_bytes(t->dtype))
+    if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
+        json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
         return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
                        name);
     t->trainable = json_is_true(trainable);
     err = get_optimizer(file, o, m, t);
     if (err)
         return err;
+    t->buffer = buffer != NULL;
     t->n_dims = (int32_t)json_array_size(shape);
     int64_t n = 8;
     for (int32_t i = 0; i < t->n_dims; i++) {

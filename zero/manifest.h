@@ -21,7 +21,7 @@ struct zr_manifest_tensor {
     char dtype[8]; /* safetensors': "F32", "BF16", "F16" */
     int32_t n_dims;
     int64_t shape[8];
-    bool trainable;
+    bool trainable, buffer;
     char optimizer[16]; /* that trains it; "" of a frozen one */
     int32_t n_states;   /* fp32 arrays that it keeps per weight */
 };

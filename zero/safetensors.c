@@ -26,6 +26,13 @@ int64_t zr_st_dtype_bytes(const char *dtype)
     return 0;
 }
 
+const char *zr_st_dtype_of(enum zr_dtype t)
+{
+    static const char *const name[] = {
+        [ZR_F32] = "F32", [ZR_BF16] = "BF16", [ZR_F16] = "F16", [ZR_I32] = "I32", [ZR_I64] = "I64"};
+    return name[t];
+}
+
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS])
 {
     size_t at = 0;

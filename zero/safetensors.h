@@ -7,6 +7,7 @@
 #ifndef ZR_ZERO_SAFETENSORS_H
 #define ZR_ZERO_SAFETENSORS_H
 
+#include "kernels/device.h"
 #include "zero/files.h"
 
 #define ZR_ST_MAX_HEADER 100000000 /* bytes: the format's own limit */
@@ -28,6 +29,8 @@ struct zr_st {
 
 /* Bytes of an element, 0 for a dtype that the format does not have. */
 int64_t zr_st_dtype_bytes(const char *dtype);
+/* The format's name of it. */
+const char *zr_st_dtype_of(enum zr_dtype t);
 bool zr_is_utf8(const char *text);
 /* "[2, 3]" */
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS]);

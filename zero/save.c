@@ -236,6 +236,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
             snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(zr_kind_of(o, kind)));
             t->n_states = z->plan->states_of[kind];
         }
+        t->buffer = l->tensors[i].buffer;
         ok = t->name != NULL;
     }
     for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
@@ -284,7 +285,10 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
         err = zr_fail(ZR_ERR_ARG, "dir has %zu characters from the root on; allowed: %d", strlen(s->root),
                       longest);
     if (!err)
-        err = zr_extents_of(z, z->engine.snapshot, &s->extents);
+        err = zr_buffers_check(z);
+    if (!err)
+        err = zr_extents_of(z, z->engine.snapshot, z->world.rank == 0 ? z->plan->snapshot_buffers_at : -1,
+                            &s->extents);
     if (!err)
         err = zr_shard_check(z->layout, &s->extents);
     if (!err && z->world.rank == 0)
@@ -482,6 +486,12 @@ static int start(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;
     if (z->engine.snapshot) {
+        /* The model may write its buffers as soon as this call returns. */
+        if (z->world.rank == 0 && z->layout->n_buffers)
+            err =
+                zr_engine_copy_buffers(&z->engine, z->engine.snapshot + z->plan->snapshot_buffers_at, false);
+        if (err)
+            return err;
         err = zr_engine_take_snapshot(&z->engine, on_snapshot, s);
         s->copying = !err;
     } else {
@@ -495,6 +505,24 @@ static int start(struct zero_ctx *z, struct zr_save *s)
     }
     s->started = !err && !thread;
     return err;
+}
+
+/* What is saved is rank 0's. */
+static int tell_unequal_buffers(struct zero_ctx *z)
+{
+    bool equal, strict = z->config.options.check;
+    if (z->world.world == 1 || !z->layout->n_buffers)
+        return 0;
+    int err = zr_buffers_compare(z, false, &equal);
+    if (err || equal)
+        return err;
+    if (strict)
+        err = zr_fail_more(ZR_ERR_MISMATCH, "zero_sync_buffers first");
+    else if (z->world.rank == 0 && !z->told_unequal_buffers)
+        zr_warn(z->config.options.log, "zero_save saves rank 0's buffers, but %s; zero_sync_buffers first",
+                zr_error_text());
+    z->told_unequal_buffers = true;
+    return zr_agree_in_run(z, err); /* a rank may check alone */
 }
 
 int zero_save(zero_ctx *z, const char *dir)
@@ -512,6 +540,8 @@ int zero_save(zero_ctx *z, const char *dir)
         return err;
     struct zr_save *s = NULL;
     err = zr_agree_in_run(z, open_save(z, dir, &s));
+    if (!err)
+        err = tell_unequal_buffers(z);
     if (!err)
         err = make_folder(z, s);
     if (err) {

@@ -3,7 +3,7 @@
  * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank
  * owns, named TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32
  * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
- * follow each other are one entry. */
+ * follow each other are one entry. Buffers, of kind model, are in rank 0's file. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
@@ -25,9 +25,10 @@ struct zr_extents {
     int64_t n;
 };
 
-/* What this rank owns: where it is, or (base not NULL) where it is relative to a buffer laid out as the
- * snapshot is. *out is released with free(out->list). ZR_ERR_NOMEM. */
-int zr_extents_of(struct zero_ctx *z, char *base, struct zr_extents *out);
+/* What this rank owns: where it is, or (base not NULL) where it is relative to memory laid out as the
+ * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.
+ * *out is released with free(out->list). ZR_ERR_NOMEM. */
+int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 
 /* safetensors' name of the dtype that a kind of the tensor has. */
 const char *zr_kind_dtype(const struct zr_tensor *t, int kind);

@@ -14,9 +14,7 @@
 
 const char *zr_kind_dtype(const struct zr_tensor *t, int kind)
 {
-    if (kind != ZR_VALUE_PARAM || t->dtype == ZR_F32)
-        return "F32";
-    return t->dtype == ZR_BF16 ? "BF16" : "F16";
+    return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32);
 }
 
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
@@ -100,16 +98,37 @@ static int in_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-int zr_extents_of(struct zero_ctx *z, char *base, struct zr_extents *out)
+/* Each whole, as one range. base: where their copies are, or NULL. */
+static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
+{
+    for (int32_t i = 0; i < z->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &z->layout->tensors[i];
+        if (!t->buffer)
+            continue;
+        out->list[out->n++] = (struct zr_extent){.tensor = i,
+                                                 .kind = ZR_VALUE_PARAM,
+                                                 .n = t->n_elems,
+                                                 .size = zr_dtype_bytes(t->dtype),
+                                                 .at = base ? base : *t->param};
+        if (base)
+            base += zr_buffer_room(t);
+    }
+}
+
+int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
 {
     *out = (struct zr_extents){0};
     struct collecting c = {.z = z, .base = base, .out = out};
+    int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
     zr_engine_runs(&z->engine, add_run, &c);
+    out->n += n_buffers;
     struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
     if (!list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
     *out = (struct zr_extents){.list = list};
     zr_engine_runs(&z->engine, add_run, &c);
+    if (n_buffers)
+        add_buffers(z, base ? base + buffers_at : NULL, out);
     qsort(list, (size_t)out->n, sizeof *list, in_order);
     return 0;
 }

@@ -30,6 +30,8 @@ static int64_t paper_bytes(const struct zr_plan *p)
     double params = 0, grads = 0, state = 0, n = p->world;
     for (int32_t i = 0; i < p->layout->n_tensors; i++) {
         const struct zr_tensor *t = &p->layout->tensors[i];
+        if (t->buffer)
+            continue;
         double elems = (double)t->n_elems, size = (double)zr_dtype_bytes(t->dtype);
         params += elems * size;
         if (!t->grad)

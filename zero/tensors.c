@@ -6,7 +6,8 @@
 #include <string.h>
 
 #define KNOWN_FLAGS                                                                                          \
-    (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN)
+    (ZERO_STACKED | ZERO_NO_DECAY | ZERO_GRAD_OVERWRITE | ZERO_RESIDENT | ZERO_POINTER_PER_BEGIN |           \
+     ZERO_BUFFER)
 
 /* Of all tensors together. With these no sum of bytes over states, gradient sums, ranks and padding leaves an
  * int64_t, and no table over units needs offsets of more than 32 bits. */
@@ -78,6 +79,50 @@ static float scale_of(float scale)
     return scale == 0 ? 1 : scale;
 }
 
+static int check_buffer(const struct zero_tensor *t, int32_t i)
+{
+    if (t->grad)
+        return bad(t, i, "grad is set, but a ZERO_BUFFER is not trained; allowed: NULL");
+    if (t->flags & ~(uint32_t)ZERO_BUFFER)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "tensors[%d] (%s): flags is 0x%x; allowed with ZERO_BUFFER: no other flag, as a buffer "
+            "belongs to no unit and has no gradient",
+            i, t->name, t->flags);
+    if (t->optimizer != 0 || t->lr_scale != 0 || t->decay_scale != 0)
+        return bad(t, i,
+                   "optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained; allowed: 0");
+    return 0;
+}
+
+/* Of what is in the table of a model. */
+static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
+{
+    bool buffer = t->flags & ZERO_BUFFER;
+    switch (t->dtype) {
+    case ZERO_F32:
+    case ZERO_BF16:
+        return 0;
+    case ZERO_F16:
+        return for_plan
+                   ? 0
+                   : zr_fail(ZR_ERR_NOTSUP,
+                             "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, "
+                             "ZERO_BF16",
+                             i, t->name);
+    case ZERO_I32:
+    case ZERO_I64:
+        if (buffer)
+            return 0;
+        return zr_fail(
+            ZR_ERR_ARG,
+            "tensors[%d] (%s): dtype is %s, which is for a ZERO_BUFFER; allowed: ZERO_F32, ZERO_BF16", i,
+            t->name, t->dtype == ZERO_I32 ? "ZERO_I32" : "ZERO_I64");
+    }
+    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16%s", i, t->name,
+                   (int)t->dtype, buffer ? ", ZERO_I32, ZERO_I64" : "");
+}
+
 static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, struct zr_tensor *out)
 {
     if (!t->name || !*t->name)
@@ -86,21 +131,19 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
         return bad(t, i, "param is NULL; it must be the address of the model's pointer");
     if (!for_plan && !*t->param)
         return bad(t, i, "*param is NULL; the parameters must be allocated and initialised before zero_wrap");
-    if (t->dtype != ZERO_F32 && t->dtype != ZERO_BF16 && t->dtype != ZERO_F16)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16", i, t->name,
-                       (int)t->dtype);
-    if (t->dtype == ZERO_F16 && !for_plan)
-        return zr_fail(ZR_ERR_NOTSUP,
-                       "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, ZERO_BF16",
-                       i, t->name);
+    bool buffer = t->flags & ZERO_BUFFER;
+    int err = check_dtype(t, i, for_plan);
+    if (err)
+        return err;
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i,
                        t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
-    if (t->unit < 0)
+    if (buffer && (err = check_buffer(t, i)))
+        return err;
+    if (t->unit < 0 && !buffer)
         return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
-    int err = check_optimizer(t, i);
-    if (err)
+    if (!buffer && (err = check_optimizer(t, i)))
         return err;
     int64_t n = count_elems(t, i);
     if (n < 0)
@@ -114,8 +157,11 @@ static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, stru
                               .grad = t->grad,
                               .dtype = (enum zr_dtype)t->dtype,
                               .n_elems = n,
-                              .n_slices = stacked ? t->shape[0] : 1,
-                              .unit = t->unit,
+                              .n_slices = buffer    ? 0
+                                          : stacked ? t->shape[0]
+                                                    : 1,
+                              .unit = buffer ? 0 : t->unit,
+                              .buffer = buffer,
                               .stacked = stacked,
                               .optimizer = (enum zr_optimizer)t->optimizer,
                               .lr_scale = scale_of(t->lr_scale),

@@ -93,11 +93,6 @@ static int64_t elem_bytes(const struct weights *ws, const struct weight *w)
     return zr_dtype_bytes(ws->z->layout->tensors[w->tensor].dtype);
 }
 
-static const char *dtype_name(enum zr_dtype t)
-{
-    return t == ZR_F32 ? "F32" : t == ZR_BF16 ? "BF16" : "F16";
-}
-
 static void file_name(int32_t file, int32_t n_files, char out[64])
 {
     snprintf(out, 64, "model-%05d-of-%05d.safetensors", file + 1, n_files);
@@ -139,7 +134,7 @@ static int export_one(struct weights *ws, const struct weight *w, char *buffer, 
     for (int64_t k = 0; k < w->n; k += piece) {
         int64_t n = zr_min(piece, w->n - k);
         char *dst = buffer && !*local ? buffer : NULL;
-        int err = zr_engine_read(&z->engine, w->tensor, ZR_VALUE_PARAM, w->first + k, n, dst);
+        int err = zr_values_read(z, w->tensor, ZR_VALUE_PARAM, w->first + k, n, dst);
         if (err)
             return err;
         if (!dst)
@@ -163,7 +158,7 @@ static int begin_file(struct weights *ws, int32_t file, char path[ZR_PATH_BYTES]
         if (w->file != file)
             continue;
         entries[n] = (struct zr_st_entry){.name = (char *)(uintptr_t)w->name,
-                                          .dtype = dtype_name(ws->z->layout->tensors[w->tensor].dtype),
+                                          .dtype = zr_st_dtype_of(ws->z->layout->tensors[w->tensor].dtype),
                                           .n_dims = w->n_dims};
         memcpy(entries[n++].shape, w->shape, sizeof w->shape);
     }
@@ -376,12 +371,16 @@ static int check_weight(const struct weights *ws, const struct sources *s, const
         return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
                        ws->dir, file, w->name, theirs, t->name, ours);
     }
-    if (strcmp(e->dtype, "F32") != 0 && (strcmp(e->dtype, "BF16") != 0))
+    const char *own = zr_st_dtype_of(t->dtype);
+    if (t->buffer && strcmp(e->dtype, own) != 0)
+        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
+                       w->name, e->dtype, t->name, own);
+    if (!t->buffer && strcmp(e->dtype, "F32") != 0 && strcmp(e->dtype, "BF16") != 0)
         return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16", ws->dir, file, w->name,
                        e->dtype);
-    if (!t->grad && strcmp(e->dtype, dtype_name(t->dtype)) != 0)
+    if (!t->grad && strcmp(e->dtype, own) != 0)
         return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is frozen and %s", ws->dir, file,
-                       w->name, e->dtype, t->name, dtype_name(t->dtype));
+                       w->name, e->dtype, t->name, own);
     return 0;
 }
 
@@ -414,14 +413,19 @@ static int find_weights(struct weights *ws, struct sources *s)
     return err;
 }
 
-/* Trainable weights go in as fp32 masters, which the model's own are rounded from; frozen ones have none. */
+/* Trainable weights go in as fp32 masters, which the model's own are rounded from; others have none. */
+static int64_t import_bytes(const struct zr_tensor *t)
+{
+    return t->grad ? (int64_t)sizeof(float) : zr_dtype_bytes(t->dtype);
+}
+
 static int import_one(struct weights *ws, const struct sources *s, const struct weight *w, char *buffer,
                       char *turned, int *local, bool *stopped)
 {
     struct zero_ctx *z = ws->z;
     const struct zr_tensor *t = &z->layout->tensors[w->tensor];
-    int64_t size = t->grad ? (int64_t)sizeof(float) : zr_dtype_bytes(t->dtype);
-    int64_t piece = w->transposed ? w->n : zr_min(w->n, PIECE_BYTES / (int64_t)sizeof(float));
+    int64_t size = import_bytes(t);
+    int64_t piece = w->transposed ? w->n : zr_min(w->n, PIECE_BYTES / size);
     for (int64_t k = 0; k < w->n; k += piece) {
         int64_t n = zr_min(piece, w->n - k);
         char *src = buffer;
@@ -475,7 +479,9 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         err = find_weights(&ws, &s);
     int64_t bytes = PIECE_BYTES;
     for (int32_t i = 0; i < ws.n; i++)
-        bytes = zr_max(bytes, ws.list[i].transposed ? ws.list[i].n * (int64_t)sizeof(float) : 0);
+        if (ws.list[i].transposed)
+            bytes =
+                zr_max(bytes, ws.list[i].n * zr_max(4, import_bytes(&z->layout->tensors[ws.list[i].tensor])));
     if (!err && reads) {
         buffer = malloc((size_t)bytes * 2);
         err =

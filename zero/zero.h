@@ -96,7 +96,13 @@ enum zero_err {
 #undef ZERO_ERR_ENUM
 };
 
-enum zero_dtype { ZERO_F32 = 1, ZERO_BF16 = 2, ZERO_F16 = 3 };
+enum zero_dtype {
+    ZERO_F32 = 1,
+    ZERO_BF16 = 2,
+    ZERO_F16 = 3,
+    ZERO_I32 = 4, /* of a ZERO_BUFFER only, as counters are */
+    ZERO_I64 = 5
+};
 
 enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
 
@@ -135,15 +141,22 @@ enum {
     ZERO_GRAD_OVERWRITE =
         1 << 2,             /* backward stores all of this gradient, adding nothing: it need not be zeroed */
     ZERO_RESIDENT = 1 << 3, /* keep its unit gathered for the whole step at stage 3 */
-    ZERO_POINTER_PER_BEGIN = 1 << 4 /* stacked: the model reads *param and *grad anew after each zero_begin
-                                       and keeps them for that layer, so several layers may be open at once */
+    ZERO_POINTER_PER_BEGIN =
+        1 << 4,          /* stacked: the model reads *param and *grad anew after each zero_begin
+                            and keeps them for that layer, so several layers may be open at once */
+    ZERO_BUFFER = 1 << 5 /* not trained, but saved, and to agree over ranks: running statistics,
+                            counters. grad NULL, no other flag; see zero_sync_buffers */
 };
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
  * *param and *grad whenever the tensor's place changes. The
  * model does not assign them between zero_wrap and zero_unwrap: zero_begin and zero_end (of its unit),
  * zero_micro and zero_step return ZERO_ERR_ORDER when they find another value, NULL included, and change
- * nothing; the message has the value to put back. */
+ * nothing; the message has the value to put back.
+ *
+ * A buffer (ZERO_BUFFER) is the exception: its memory, of the host or of cfg.device, and its pointer stay the
+ * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
+ * ZERO_I32 or ZERO_I64; the model may give it another place of that size between two calls. */
 struct zero_tensor {
     const char *name;      /* unique; used in errors, traces and checkpoints */
     void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
@@ -525,6 +538,22 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 /* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits
  * whatever the order (the sum is exact). For losses and metrics. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
+
+/* How zero_sync_buffers makes the ranks' buffers equal. */
+enum zero_sync {
+    ZERO_SYNC_MEAN = 1, /* the mean over ranks, with the same bits whatever their order (the sum is exact);
+                           NaN where one is not finite. Buffers of integers have to be equal already */
+    ZERO_SYNC_RANK0 = 2 /* rank 0's */
+};
+
+/* Collective, blocking. zero_wrap gives rank 0's buffers to all ranks; from then on each rank's forward
+ * changes its own, and this makes all of them equal again: before an evaluation, and before zero_save, which
+ * saves rank 0's (and warns once where those of others differ, or with cfg.check fails with
+ * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
+ * ZERO_SYNC_MEAN would have to average. No buffers: nothing happens. Outside brackets. Beyond that a buffer
+ * is read by zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks),
+ * exported and imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. */
+ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
  * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,

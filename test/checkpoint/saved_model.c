@@ -19,6 +19,7 @@ static const struct {
     int64_t shape[8];
     bool bf16, frozen, stacked;
     int unit;
+    enum zero_dtype buffer; /* 0: it is none */
 } table[MODEL_TENSORS] = {
     {"embedding", {37, 9}, true, false, false, 0},
     {"layers/w", {MODEL_LAYERS, 33, 21}, true, false, true, 1},
@@ -27,6 +28,8 @@ static const struct {
     {"mask", {5, 1, 13}, true, true, false, 2},
     {"head", {1025}, false, false, false, 0},
     {"scale", {1}, true, false, false, 3},
+    {"running", {7, 43}, .frozen = true, .unit = -1, .buffer = ZERO_F32},
+    {"count", {3}, .frozen = true, .buffer = ZERO_I64},
 };
 
 void model_check(bool ok, const char *file, int line, const char *what)
@@ -57,6 +60,8 @@ static int forward_unit(struct model_rank *m, int unit, uint64_t *seen)
     for (int t = 0; !err && t < MODEL_TENSORS; t++) {
         const struct zero_tensor *x = &m->tensors[t];
         int64_t slices = table[t].stacked ? x->shape[0] : 1, n = elems(x) / slices, slice = unit - x->unit;
+        if (x->flags & ZERO_BUFFER)
+            continue;
         size_t bytes = (size_t)n * (x->dtype == ZERO_BF16 ? 2 : 4);
         if (slice >= 0 && slice < slices)
             *seen = XXH64((const char *)m->place[t].param + (size_t)slice * bytes, bytes, *seen);
@@ -86,6 +91,17 @@ static int backward_unit(struct model_rank *m, int unit, uint64_t micro)
     return err ? err : zero_end(m->z, unit, ZERO_BACKWARD);
 }
 
+/* As normalization's running statistics go on, from what this rank alone has seen. */
+static void change_buffers(struct model_rank *m, uint64_t seen)
+{
+    for (int t = 0; t < MODEL_TENSORS; t++)
+        for (int64_t i = 0; table[t].buffer && i < elems(&m->tensors[t]); i++)
+            if (table[t].buffer == ZERO_F32)
+                ((float *)m->place[t].param)[i] += noise(seen, (uint64_t)m->rank, (uint64_t)i);
+            else
+                ((int64_t *)m->place[t].param)[i] += i + 1;
+}
+
 int model_steps(struct model_rank *m, int n)
 {
     int err = 0;
@@ -100,8 +116,9 @@ int model_steps(struct model_rank *m, int n)
             err = backward_unit(m, u, micro);
         if (!err)
             err = zero_step(m->z, 1e-2f, NULL);
+        change_buffers(m, seen);
     }
-    return err;
+    return err || n < 1 ? err : zero_sync_buffers(m->z, ZERO_SYNC_MEAN);
 }
 
 uint64_t model_hash(struct model_rank *m)
@@ -110,13 +127,14 @@ uint64_t model_hash(struct model_rank *m)
     for (int t = 0; t < MODEL_TENSORS; t++) {
         const struct zero_tensor *x = &m->tensors[t];
         int64_t n = elems(x);
-        float *values = malloc((size_t)n * sizeof *values);
+        size_t size = table[t].buffer == ZERO_I64 ? 8 : 4;
+        void *values = malloc((size_t)n * size);
         int last = x->grad ? ZERO_VALUE_STATE + m->z->plan->states_of[m->z->layout->tensors[t].optimizer]
                            : ZERO_VALUE_PARAM + 1;
         for (int v = ZERO_VALUE_PARAM; v < last; v++) {
-            memset(values, 0xff, (size_t)n * sizeof *values);
+            memset(values, 0xff, (size_t)n * size);
             CHECK_OK(zero_read(m->z, t, v, 0, n, values));
-            h = XXH64(values, (size_t)n * sizeof *values, h + (uint64_t)v);
+            h = XXH64(values, (size_t)n * size, h + (uint64_t)v);
         }
         free(values);
     }
@@ -164,6 +182,10 @@ static void *run_rank(void *arg)
                                   .dtype = table[t].bf16 ? ZERO_BF16 : ZERO_F32,
                                   .unit = table[t].unit,
                                   .flags = table[t].stacked ? ZERO_STACKED : 0};
+        if (table[t].buffer) {
+            x->dtype = table[t].buffer;
+            x->flags = ZERO_BUFFER;
+        }
         memcpy(x->shape, table[t].shape, sizeof x->shape);
     }
     if (o->change)
@@ -171,22 +193,28 @@ static void *run_rank(void *arg)
     for (int t = 0; t < MODEL_TENSORS; t++) {
         struct zero_tensor *x = &m.tensors[t];
         int64_t n = elems(x);
-        own[t] = m.place[t].param = malloc((size_t)n * 4);
+        own[t] = m.place[t].param = malloc((size_t)n * 8);
         for (int64_t i = 0; i < n; i++) {
             float w = noise(o->scrambled ? 77 : 7, (uint64_t)t, (uint64_t)i);
             if (x->dtype == ZERO_BF16)
                 ((uint16_t *)own[t])[i] = bf16_from_float(w);
+            else if (x->dtype == ZERO_I64)
+                ((int64_t *)own[t])[i] = 1 + o->scrambled;
             else
                 ((float *)own[t])[i] = w;
         }
     }
     CHECK_OK(zero_wrap(&m.z, m.tensors, MODEL_TENSORS, &cfg));
     for (int t = 0; t < MODEL_TENSORS; t++)
-        free(own[t]);
+        if (!table[t].buffer)
+            free(own[t]);
     if (o->files)
         m.z->files = o->files;
     s->fn(&m, s->arg);
     zero_unwrap(&m.z);
+    for (int t = 0; t < MODEL_TENSORS; t++)
+        if (table[t].buffer)
+            free(own[t]);
     return NULL;
 }
 

@@ -2,13 +2,14 @@
  * checkpoints.
  *
  * Its gradient depends on the weights that it is shown, on the step and on the micro-batch, so training goes
- * on alike only from the same state, and from the same place in it. */
+ * on alike only from the same state, and from the same place in it. It has buffers, which each rank changes
+ * in a way of its own, and which agree when model_steps returns. */
 #ifndef ZR_TEST_SAVED_MODEL_H
 #define ZR_TEST_SAVED_MODEL_H
 
 #include "zero/context.h"
 
-#define MODEL_TENSORS 7
+#define MODEL_TENSORS 9
 #define MODEL_LAYERS  7
 
 struct model_rank {

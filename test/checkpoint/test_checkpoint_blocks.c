@@ -235,7 +235,7 @@ static void save_from_device(struct model_rank *m, void *arg)
     dev->ops = host_ops;
     struct zr_extents x;
     int64_t bytes = 0;
-    CHECK_OK(zr_extents_of(m->z, NULL, &x));
+    CHECK_OK(zr_extents_of(m->z, NULL, 0, &x));
     for (int64_t i = 0; i < x.n; i++)
         bytes += x.list[i].n * x.list[i].size;
     free(x.list);

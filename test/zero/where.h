@@ -6,6 +6,7 @@
 #include "zero/zero.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* This program can train on a GPU. */
 extern const bool where_has_gpu;
@@ -17,5 +18,9 @@ void where_close(struct zero_config *cfg);
 
 /* Waits until what zero_begin has put on cfg's stream is done: then the CPU may touch the unit. */
 void where_wait(const struct zero_config *cfg);
+
+/* Memory where the model computes, zeroed. */
+void *where_alloc(size_t n_bytes);
+void where_release(void *at);
 
 #endif

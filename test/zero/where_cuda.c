@@ -42,3 +42,16 @@ void where_wait(const struct zero_config *cfg)
     if (cfg->device == ZERO_DEVICE_CUDA)
         must("cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)cfg->stream));
 }
+
+void *where_alloc(size_t n_bytes)
+{
+    void *at;
+    must("cudaMalloc", cudaMalloc(&at, n_bytes));
+    must("cudaMemset", cudaMemset(at, 0, n_bytes));
+    return at;
+}
+
+void where_release(void *at)
+{
+    must("cudaFree", cudaFree(at));
+}

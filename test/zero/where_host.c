@@ -1,6 +1,8 @@
 /* where_host.c: see where.h. */
 #include "test/zero/where.h"
 
+#include <stdlib.h>
+
 const bool where_has_gpu = false;
 
 void where_open(int rank, struct zero_config *cfg)
@@ -16,4 +18,14 @@ void where_close(struct zero_config *cfg)
 void where_wait(const struct zero_config *cfg)
 {
     (void)cfg;
+}
+
+void *where_alloc(size_t n_bytes)
+{
+    return calloc(1, n_bytes);
+}
+
+void where_release(void *at)
+{
+    free(at);
 }

@@ -1,0 +1,99 @@
+/* buffers.c: zero_sync_buffers, and what other calls have to know of buffers: that each has memory, and
+ * whether all ranks' are equal. */
+#include "zero/context.h"
+
+static bool is_whole_number(const struct zr_tensor *t)
+{
+    return t->dtype == ZR_I32 || t->dtype == ZR_I64;
+}
+
+int zr_buffers_check(const struct zero_ctx *z)
+{
+    for (int32_t i = 0; z->layout->n_buffers && i < z->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &z->layout->tensors[i];
+        if (t->buffer && !*t->param)
+            return zr_fail(ZR_ERR_ORDER,
+                           "*param of buffer %s is NULL; its memory stays the model's, and is there until "
+                           "zero_unwrap",
+                           t->name);
+    }
+    return 0;
+}
+
+int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
+{
+    int64_t element, *all = z->from_all;
+    int err = 0;
+    *equal = true;
+    for (int32_t i = 0; !err && *equal && i < z->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &z->layout->tensors[i];
+        if (!t->buffer || (whole_numbers && !is_whole_number(t)))
+            continue;
+        err = zr_engine_compare_buffer(&z->engine, i, &element);
+        if (!err)
+            err = zr_engine_exchange(&z->engine, &element, sizeof element, all);
+        for (int r = 0; !err && *equal && r < z->world.world; r++)
+            if (all[r] >= 0) {
+                *equal = false;
+                zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s is not the same on rank %d as on rank 0",
+                        (long long)all[r], t->name, r);
+            }
+    }
+    return err;
+}
+
+static int sync_one(struct zero_ctx *z, int32_t tensor, enum zero_sync how)
+{
+    if (how == ZERO_SYNC_RANK0)
+        return zr_engine_spread_buffer(&z->engine, tensor);
+    return is_whole_number(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(&z->engine, tensor);
+}
+
+/* Before anything moves: NCCL would wait for what the others do not send. */
+static int agree_how(struct zero_ctx *z, int32_t how)
+{
+    int32_t *all = z->from_all;
+    int err = zr_engine_exchange(&z->engine, &how, sizeof how, all);
+    for (int r = 1; !err && r < z->world.world; r++)
+        if (all[r] != all[0])
+            err = zr_fail(ZR_ERR_MISMATCH,
+                          "how is %d on rank %d and %d on rank 0; all ranks must give the same", all[r], r,
+                          all[0]);
+    return err;
+}
+
+static int sync_all(struct zero_ctx *z, enum zero_sync how)
+{
+    bool equal = true;
+    int err = zr_agree_in_run(z, zr_buffers_check(z));
+    if (!err)
+        err = agree_how(z, (int32_t)how);
+    if (!err && how == ZERO_SYNC_MEAN)
+        err = zr_buffers_compare(z, true, &equal);
+    if (!err && !equal)
+        err = zr_fail_more(ZR_ERR_MISMATCH, "integers have no mean");
+    for (int32_t i = 0; !err && i < z->layout->n_tensors; i++)
+        if (z->layout->tensors[i].buffer)
+            err = sync_one(z, i, how);
+    return err;
+}
+
+int zero_sync_buffers(zero_ctx *z, int32_t how)
+{
+    if (!z)
+        return zr_fail(ZR_ERR_ARG, "zero_sync_buffers: z is NULL");
+    int err = zr_engine_check(&z->engine);
+    if (err)
+        return err;
+    if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
+        return zr_fail(ZR_ERR_ARG,
+                       "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
+    int32_t open = zr_core_open_unit(z->engine.core);
+    if (open >= 0)
+        return zr_fail(ZR_ERR_ORDER, "zero_sync_buffers: unit %d has an open bracket; end it first", open);
+    zr_engine_called(&z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
+    if (z->world.world == 1 || !z->layout->n_buffers)
+        return 0;
+    err = sync_all(z, (enum zero_sync)how);
+    return err ? zr_fail_more(err, "zero_sync_buffers") : 0;
+}
