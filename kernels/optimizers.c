@@ -4,6 +4,8 @@
 
 #include "kernels/update_element.h"
 
+#include <stdio.h>
+
 #define NUMBERED(NAME, name, number)                                                                         \
     _Static_assert(number >= 1 && number < ZR_OPTIMIZER_COUNT, "optimizers are numbered without gaps");      \
     _Static_assert(NAME##_STATES <= ZR_OPTIMIZER_STATES, "more states than kernels have places for");
@@ -25,4 +27,11 @@ const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind)
 int zr_optimizer_states(enum zr_optimizer kind, float beta1)
 {
     return kinds[kind].momentum_only && beta1 == 0 ? 0 : kinds[kind].n_states;
+}
+
+void zr_optimizer_list_states(enum zr_optimizer kind, int n, char *text, size_t text_bytes)
+{
+    int at = snprintf(text, text_bytes, "%d state%s per weight", n, n == 1 ? "" : "s");
+    for (int i = 0; i < n && at >= 0 && (size_t)at < text_bytes; i++)
+        at += snprintf(text + at, text_bytes - (size_t)at, "%s%s", i ? ", " : ": ", kinds[kind].state[i]);
 }

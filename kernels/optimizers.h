@@ -8,6 +8,7 @@
 #define ZR_KERNELS_OPTIMIZERS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* X(NAME, name, number). Numbers are 1, 2, ... without gaps, and those of zero/zero.h. */
@@ -50,6 +51,8 @@ struct zr_optimizer_kind {
 const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind);
 /* States that it keeps with this beta1; kind is one of the list. */
 int zr_optimizer_states(enum zr_optimizer kind, float beta1);
+/* "2 states per weight: first moment, second moment", of its first n; n as above. kind is one of the list. */
+void zr_optimizer_list_states(enum zr_optimizer kind, int n, char *text, size_t text_bytes);
 
 #endif
 

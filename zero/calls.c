@@ -4,6 +4,7 @@
 #include "zero/save.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <xxhash.h>
 
 static int need_context(const struct zero_ctx *z, const char *call)
@@ -131,11 +132,15 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
     int n_states = t->grad ? z->plan->states_of[t->optimizer] : 0;
-    if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states))
-        return zr_fail(ZR_ERR_ARG,
-                       "%s: value is %d; allowed: 0..%d (tensor %s has %d optimizer states, those of %s)",
-                       call, value, ZERO_VALUE_STATE + n_states - 1, t->name, n_states,
-                       zr_optimizer_name(zr_kind_of(&z->config.options, t->optimizer)));
+    if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states)) {
+        enum zr_optimizer kind_of = zr_kind_of(&z->config.options, t->optimizer);
+        char states[128];
+        snprintf(states, sizeof states, "%d states per weight", n_states);
+        if (kind_of)
+            zr_optimizer_list_states(kind_of, n_states, states, sizeof states);
+        return zr_fail(ZR_ERR_ARG, "%s: value is %d; allowed: 0..%d (tensor %s has those of %s, %s)", call,
+                       value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(kind_of), states);
+    }
     if (value != ZERO_VALUE_PARAM && t->buffer)
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is a buffer: it has no master weights and no states", call,
                        t->name);

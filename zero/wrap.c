@@ -327,6 +327,33 @@ static void tell_residents(const struct zero_ctx *z)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
 }
 
+/* Which optimizer has what, where there is more than one. */
+static void tell_optimizers(const struct zero_ctx *z)
+{
+    const struct zr_layout *l = z->layout;
+    int32_t n_tensors[ZR_OPTIMIZER_COUNT] = {0};
+    int64_t n_elems[ZR_OPTIMIZER_COUNT] = {0};
+    bool any = false;
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        enum zr_optimizer kind = zr_kind_of(&z->config.options, t->optimizer);
+        n_tensors[kind] += t->grad != NULL;
+        n_elems[kind] += t->grad ? t->n_elems : 0;
+        any |= t->grad && t->optimizer;
+    }
+    for (int kind = 1; any && z->world.rank == 0 && kind < ZR_OPTIMIZER_COUNT; kind++) {
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        char states[128];
+        if (!n_tensors[kind])
+            continue;
+        zr_optimizer_list_states((enum zr_optimizer)kind,
+                                 zr_states_of(&z->config.options, (enum zr_optimizer)kind), states,
+                                 sizeof states);
+        zr_info(z->config.options.log, "%s (%s) updates %d tensors of %lld elements; %s", row->name,
+                row->source, n_tensors[kind], (long long)n_elems[kind], states);
+    }
+}
+
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
               const struct zero_config *cfg)
 {
@@ -349,6 +376,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
     tell_residents(z);
+    tell_optimizers(z);
     tell_how_gradients_add_up(z);
     tell_default_stream(z);
     *out = z;

@@ -724,7 +724,7 @@ static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
     REFUSED(zero_read(z, TOY_TENSORS, 0, 0, 1, x), ZERO_ERR_ARG, "tensor is 5", "0..4");
     REFUSED(zero_read(z, 0, -1, 0, 1, x), ZERO_ERR_ARG, "value is -1", "0..3");
     REFUSED(zero_write(z, 0, 4, 0, 1, x), ZERO_ERR_ARG, "zero_write", "value is 4", "0..3",
-            "has 2 optimizer states, those of adamw");
+            "those of adamw, 2 states per weight: first moment, second moment");
     REFUSED(zero_read(z, 0, 0, -1, 1, x), ZERO_ERR_ARG, "embedding", "first is -1", "165");
     REFUSED(zero_read(z, 0, 0, 0, -1, x), ZERO_ERR_ARG, "embedding", "n is -1", "165");
     REFUSED(zero_read(z, 0, 0, 165, 1, x), ZERO_ERR_ARG, "embedding", "first is 165", "n is 1", "165");
