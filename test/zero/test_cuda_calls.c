@@ -116,6 +116,17 @@ static int forward(zero_ctx *z, int unit)
     return err ? err : zero_end(z, unit, ZERO_FORWARD);
 }
 
+/* Where units are resident its calls wait for nobody: they only ask whether all is well, and may be the last
+ * to hear. */
+static int call_until_told(zero_ctx *z)
+{
+    int64_t from = toy_now_ms();
+    int err = 0;
+    for (; !err && toy_now_ms() - from < HANG_MS; usleep(1000))
+        err = forward(z, 0);
+    return err;
+}
+
 static int micro_batch(struct toy *m, zero_ctx *z, cudaStream_t stream)
 {
     int err = 0;
@@ -227,9 +238,8 @@ static void stop_calling(struct toy_rank *r)
     struct zero_step_info info;
     if (!err && !stops)
         err = zero_step(z, 1e-2f, &info);
-    /* It may be the last to hear. */
-    for (; !err && stops && toy_now_ms() - from < HANG_MS; usleep(1000))
-        err = forward(z, 0);
+    if (!err && stops)
+        err = call_until_told(z);
     toy_note(r, err);
     s->n_told++;
     zero_unwrap(&z);
@@ -255,9 +265,23 @@ static void test_a_rank_stops_calling(void **state)
 
 /* ---- what is found while the model computes ---- */
 
+enum finding { BY_NCCL, BY_QUERY, BY_WAITING, N_FINDINGS };
+
+static const struct {
+    int code;
+    const char *says[3];
+} findings[N_FINDINGS] = {
+    [BY_NCCL] = {ZERO_ERR_SYSTEM, {"NCCL's reduce communicator: unhandled system error", "", ""}},
+    [BY_QUERY] = {ZERO_ERR_SYSTEM, {"cudaEventQuery: cudaErrorLaunchFailure", "", ""}},
+    [BY_WAITING] = {ZERO_ERR_MISMATCH,
+                    {"waited 3000 ms for the other ranks",
+                     "rank 1 called zero_begin(unit 0, forward) in step 1",
+                     "rank 0 called zero_mean in step 1"}},
+};
+
 struct watching {
-    bool waits;                  /* rank 1's collective waits in vain; else NCCL tells it of an error */
-    atomic_bool is_there, knows; /* rank 0: its backward has been called; it has heard */
+    enum finding by;
+    atomic_bool is_there, knows; /* rank 0: the other may find it now; it has heard */
     atomic_int n_asked;          /* calls of rank 1 after that */
 };
 
@@ -274,38 +298,49 @@ static void held_up(void *arg)
     wait_for(&w->knows);
 }
 
-/* Rank 1's collective is under way, and its model computes until rank 0 has heard. */
+/* Has nothing under way, or what is behind a model that takes its time, and waits far longer than rank 1. */
+static int rank_0_hears(struct watching *w, struct toy *m, zero_ctx *z, cudaStream_t stream)
+{
+    struct zero_step_info info;
+    double mean = 1;
+    int err = 0;
+    if (w->by == BY_NCCL) {
+        cudaLaunchHostFunc(stream, held_up, w);
+        err = micro_batch(m, z, stream);
+    }
+    w->is_there = true;
+    if (err || w->by == BY_QUERY)
+        return err ? err : call_until_told(z);
+    return w->by == BY_WAITING ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
+}
+
+/* Rank 1's collectives are under way, and its model computes until rank 0 has heard. */
 static void computes_for_long(struct toy_rank *r)
 {
     struct watching *w = r->arg;
-    struct zero_config cfg = config(r, 2, r->rank == 1 && w->waits ? SHORT_MS : LONG_MS);
+    struct zero_config cfg = config(r, 1, r->rank == 1 && w->by == BY_WAITING ? SHORT_MS : LONG_MS);
     struct toy m;
-    struct zero_step_info info;
     zero_ctx *z = NULL;
-    double mean = 1;
     toy_make(&m);
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
-    if (!err && !w->waits && r->rank == 0)
-        cudaLaunchHostFunc((cudaStream_t)cfg.stream, held_up, w);
-    if (!err && (!w->waits || r->rank == 1))
-        err = micro_batch(&m, z, (cudaStream_t)cfg.stream);
-    if (err) {
-        toy_wrong(r, "%s", zero_last_error());
-    } else if (r->rank == 0) {
-        w->is_there = true;
-        err = w->waits ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
-        toy_note(r, err);
+    if (!err && r->rank == 0) {
+        toy_note(r, rank_0_hears(w, &m, z, (cudaStream_t)cfg.stream));
         if (w->n_asked)
             toy_wrong(r, "rank 1 called first");
-    } else {
+    } else if (!err) {
+        err = micro_batch(&m, z, (cudaStream_t)cfg.stream);
+        if (err)
+            toy_wrong(r, "%s", zero_last_error());
         wait_for(&w->is_there);
-        if (!w->waits)
+        if (w->by == BY_NCCL)
             nccl_stand_in_async(r->rank + 1, ncclSystemError);
+        if (w->by == BY_QUERY)
+            stand_in_fail("cudaEventQuery", 1, cudaErrorLaunchFailure, false);
         wait_for(&w->knows);
         w->n_asked++;
-        toy_note(r, zero_step(z, 1e-2f, &info));
+        toy_note(r, call_until_told(z));
     }
     w->knows = true;
     zero_unwrap(&z);
@@ -316,19 +351,18 @@ static void computes_for_long(struct toy_rank *r)
 static void test_the_watcher_tells_all(void **state)
 {
     (void)state;
-    for (int waits = 0; waits <= 1; waits++) {
-        struct watching w = {.waits = waits};
+    for (int by = 0; by < N_FINDINGS; by++) {
+        struct watching w = {.by = (enum finding)by};
         struct toy_rank r[2] = {0};
         run(2, computes_for_long, &w, r);
-        for (int i = 0; i < 2; i++) {
-            const char *says = waits ? "waited 3000 ms for the other ranks"
-                                     : "NCCL's reduce communicator: unhandled system error";
-            if (r[i].err != (waits ? ZERO_ERR_MISMATCH : ZERO_ERR_SYSTEM) || !strstr(r[i].text, says) ||
-                (waits && !strstr(r[i].text, "rank 1 called zero_begin(unit 0, forward) in step 1")) ||
-                (waits && !strstr(r[i].text, "rank 0 called zero_mean in step 1")))
-                fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
-        }
-        assert_non_null(strstr(r[0].text, waits ? "(rank 1: " : " (found by rank 1)"));
+        for (int i = 0; i < 2; i++)
+            for (int k = 0; k < 3; k++)
+                if (r[i].err != findings[by].code || !strstr(r[i].text, findings[by].says[k]))
+                    fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
+        if (by == BY_NCCL)
+            assert_non_null(strstr(r[0].text, " (found by rank 1)"));
+        if (by == BY_WAITING)
+            assert_non_null(strstr(r[0].text, "(rank 1: "));
         printf("%s\n", r[0].text);
     }
 }
