@@ -761,6 +761,16 @@ static int refuse_in_all(const char *call)
                    call);
 }
 
+/* A forward bracket while all parameters are held: its unit is there, and the order of a step is not learned
+ * from it. */
+static int bracket_in_all(struct zr_core *c, int32_t unit, bool *open, bool begins)
+{
+    note(c, call_word(&(struct zr_call){.unit = unit, .is_end = !begins}));
+    *open = begins;
+    c->n_open += begins ? 1 : -1;
+    return 0;
+}
+
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
@@ -773,12 +783,8 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
                        "zero_begin: unit %d in backward while zero_gather_all holds all parameters; call "
                        "zero_release_all first",
                        ev->unit);
-    if (c->all) { /* it is there, and what the order will be is not learned from it */
-        note(c, call_word(&(struct zr_call){.unit = ev->unit}));
-        *open = true;
-        c->n_open++;
-        return 0;
-    }
+    if (c->all)
+        return bracket_in_all(c, ev->unit, open, true);
     if (ev->backward && c->complete)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_begin: unit %d in backward after zero_norm, which ended the gradients of this "
@@ -842,12 +848,8 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     if (!*open)
         return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit,
                        phase_name(ev->backward));
-    if (c->all) {
-        note(c, call_word(&(struct zr_call){.unit = ev->unit, .is_end = 1}));
-        *open = false;
-        c->n_open--;
-        return 0;
-    }
+    if (c->all)
+        return bracket_in_all(c, ev->unit, open, false);
     follow(c, &(struct zr_call){.unit = ev->unit, .backward = ev->backward, .is_end = 1});
     *open = false;
     c->n_open--;
