@@ -18,7 +18,8 @@ PROGRAM = r"""
 int main(void)
 {
     float w[4] = {1, 2, 3, 4}, g[4], *param = w, *grad = g, back[4];
-    struct zero_tensor tensor = {"w", (void **)&param, (void **)&grad, {4}, ZERO_F32, 0, 0};
+    struct zero_tensor tensor = {
+        .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     char header[32];
     zero_ctx *z;
