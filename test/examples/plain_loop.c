@@ -1,6 +1,6 @@
-/* plain_loop.c: what examples/minimal.c would do without libzero: one rank, all samples, gradients in memory
- * of the program's own, and AdamW as its paper has it (arXiv:1711.05101), in double precision. Linked in
- * place of the library, it makes the plain program of the same text. */
+/* plain_loop.c: what zero/examples/minimal.c would do without libzero: one rank, all samples, gradients in
+ * memory of the program's own, and AdamW as its paper has it (arXiv:1711.05101), in double precision. Linked
+ * in place of the library, it makes the plain program of the same text. */
 #include "zero/zero.h"
 
 #include <math.h>

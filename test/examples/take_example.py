@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a program of the example that a text shows: examples/minimal.c with that example in place of its own.
+"""Makes a program of the example that a text shows: zero/examples/minimal.c with that example in place of its own.
 
     take_example.py TEXT PROGRAM OUT
 

@@ -1,4 +1,4 @@
-"""examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
+"""zero/examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
 the same program with the example of README.md, or of zero.h, in it.
 
     test_minimal.py ZERO_RUN PLAIN PROGRAM
