@@ -607,6 +607,23 @@ static void norms_and_drops(void **state)
         }
 }
 
+/* A norm begins a step, brackets or not. */
+static void norm_without_brackets(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 0, 0, "");
+    make_resident(&m, 1);
+    watch_open(&w, &m.spec);
+    w.unit[0].no_brackets = w.unit[1].no_brackets = true;
+    watch_run(&w, "N");
+    refused(&w, ZR_EV_SNAPSHOT, -1, false, ZR_ERR_ORDER, "a step has begun");
+    watch_run(&w, "S N X");
+    assert_int_equal(watch_call(&w, ZR_EV_SNAPSHOT, -1, false), 0);
+    watch_close(&w);
+}
+
 /* All parameters pass through the slots, whatever is in them; brackets need nothing then, and the order
  * stays.
  */
@@ -635,6 +652,8 @@ static void everything_at_once(void **state)
             watch_run(&w, "3( 1( 2( 0( 3) 1) 2) ");
             refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) R");
+            if (stage == 3)
+                assert_true(slot_of(&w, 0) >= 0); /* gathered ahead again */
             refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "there was no zero_gather_all");
             watch_run(&w, "0(0) 1(1) 2(2) 3(3) 3[3] G 2(2) R 2[2] 1[1] 0[0] N G R S" DEFAULT_ORDER "S");
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
@@ -1265,6 +1284,7 @@ int main(void)
         cmocka_unit_test(too_many_micro_batches),
         cmocka_unit_test(norms_and_drops),
         cmocka_unit_test(dropped_steps_are_forgotten),
+        cmocka_unit_test(norm_without_brackets),
         cmocka_unit_test(everything_at_once),
         cmocka_unit_test(writes_nothing),
         cmocka_unit_test(no_slot_names_holders),
