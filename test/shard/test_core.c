@@ -649,6 +649,11 @@ static void everything_at_once(void **state)
             refused(&w, ZR_EV_GATHER_ALL, 0, false, ZR_ERR_ORDER, "call zero_release_all first");
             refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "unit 1 in backward while zero_gather_all");
             refused(&w, ZR_EV_STEP, 1, true, ZR_ERR_ORDER, "zero_step: zero_gather_all holds");
+            uint64_t held = zr_core_hash(w.core);
+            watch_run(&w, "1(");
+            uint64_t begun = zr_core_hash(w.core);
+            watch_run(&w, "1)");
+            assert_true(begun != held && zr_core_hash(w.core) != begun);
             watch_run(&w, "3( 1( 2( 0( 3) 1) 2) ");
             refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) R");
