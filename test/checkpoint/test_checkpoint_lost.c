@@ -40,7 +40,8 @@ static void stand(void *arg)
 static int copy_slowly(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     const char *to = dst, *snapshot = copying->snapshot;
-    if (to >= snapshot && to < snapshot + copying->plan->snapshot_bytes) {
+    bool shards = s != copying->compute; /* buffers are copied at once, by the thread that saves */
+    if (shards && to >= snapshot && to < snapshot + copying->plan->snapshot_bytes) {
         int err = own->call(s, stand, NULL, 0);
         if (err)
             return err;
