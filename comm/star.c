@@ -120,13 +120,13 @@ static void tell(struct zr_rendezvous *r, int rank, const char *why)
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->seats[i].state == ZR_SEAT_HERE)
             (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
-    if (r->on_lost && !r->closing && !zr_fork_ending())
+    if (r->on_lost && !r->closing)
         r->on_lost(r->arg, rank, why);
 }
 
 void zr_star_tell_failure(struct zr_rendezvous *r)
 {
-    if (r->detached && r->code && r->on_failed && !r->closing && !zr_fork_ending())
+    if (r->detached && r->code && r->on_failed && !r->closing)
         r->on_failed(r->arg, r->code, r->text);
 }
 
@@ -171,6 +171,13 @@ static void leave(struct zr_rendezvous *r, int rank)
 }
 
 /* --- frames and ends of links --- */
+
+/* Nothing is heard any more. At exit the others learn one after the other that this rank goes, and those who
+ * know leave at once: what they do now must not be told to those who do not know yet as the cause. */
+static bool is_deaf(const struct zr_rendezvous *r)
+{
+    return r->closing || zr_fork_ending();
+}
 
 /* A rank tells that it cannot go on; it is still here, and its goodbye will follow. */
 static void on_fail(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
@@ -246,7 +253,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
 static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     struct zr_rendezvous *r = l->owner;
-    if (r->closing)
+    if (is_deaf(r))
         return;
     if (r->w.rank != 0 && r->accepted)
         on_star_frame(r, l, f, payload);
@@ -289,7 +296,7 @@ void zr_star_expect(struct zr_rendezvous *r, size_t n)
 static void on_end(struct zr_link *l, int code, const char *why)
 {
     struct zr_rendezvous *r = l->owner;
-    if (r->closing)
+    if (is_deaf(r))
         return;
     bool known = r->w.rank == 0 ? l->rank > 0 : r->accepted;
     if (known && code == ZR_ERR_NOMEM && !r->detached) {

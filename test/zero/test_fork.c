@@ -10,12 +10,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 enum { HANG_S = 60 };
+
+static int last_words_take_ms;
+
+/* What a rank says last, at exit, goes this way and nothing else of it does. */
+ssize_t send(int fd, const void *data, size_t n, int flags)
+{
+    ssize_t sent = syscall(SYS_sendto, fd, data, n, flags, NULL, 0);
+    sleep_ms(last_words_take_ms);
+    return sent;
+}
 
 /* A rank of a job of toys, wrapped at the stage that arg points to. */
 struct job {
@@ -182,6 +193,19 @@ static void test_exit_without_unwrap(void **state)
         }
 }
 
+/* Rank 0 tells the others one after the other that it goes. The first to hear it fails and leaves at once,
+ * while rank 0's own threads still run: its leaving is not what the last to hear is told. */
+static void test_exit_is_told_slowly(void **state)
+{
+    (void)state;
+    int stage = 3;
+    last_words_take_ms = 300;
+    struct rank *r = run_ranks(true, 3, train_while_one_goes, &stage, rank_0_goes);
+    last_words_take_ms = 0;
+    for (int i = 1; i < 3; i++)
+        expect_rank(&r[i], ZERO_ERR_PEER, "rank 0 was lost");
+}
+
 /* The one that goes is killed while a child of its own lives on, which had copies of its sockets. The others
  * wait for nobody: their calls of stage 1 ask only whether something is known to have failed. So no timeout
  * of theirs can find it, and no look at its process: only that its connection closes. */
@@ -246,6 +270,7 @@ int main(void)
         cmocka_unit_test(test_child_calls),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_exit_without_unwrap),
+        cmocka_unit_test(test_exit_is_told_slowly),
         cmocka_unit_test(test_death_is_found_by_its_connection),
     };
     return cmocka_run_group_tests_name("ranks that fork or exit", tests, NULL, NULL);
