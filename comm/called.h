@@ -20,6 +20,7 @@
     X(NORM, "zero_norm")                                                                                     \
     X(DROP, "zero_drop")                                                                                     \
     X(GATHER_ALL, "zero_gather_all")                                                                         \
+    X(CARRY, "zero_carry")                                                                                   \
     X(RELEASE_ALL, "zero_release_all")                                                                       \
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \

@@ -107,6 +107,8 @@ const struct zr_host_kernels *zr_host_kernels(enum zr_isa isa);
  * cannot be had. */
 const struct zr_host_kernels *zr_host_kernels_best(void);
 
+#define ZR_MAX_CARRIED 8 /* doubles of the program's own in a step's record */
+
 /* What a rank tells the others at a step. Written in two parts: norm by sum_squares (zeroed before), the rest
  * by put. */
 struct zr_step_record {
@@ -118,6 +120,7 @@ struct zr_step_record {
         float lr;             /* every rank must give the same */
         uint32_t unused;      /* 0 */
     } words;
+    double carried[ZR_MAX_CARRIED]; /* the program's own, as many as it gave; for the host */
 };
 
 /* What all ranks' records together say, for the host. */

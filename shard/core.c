@@ -1111,7 +1111,7 @@ static int drop(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
+static int step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_step: unit %d has an open bracket; end it first",
@@ -1121,7 +1121,7 @@ static int step(struct zr_core *c, struct zr_action *out, int32_t *n)
     int err = c->complete ? 0 : check_count(c, "zero_step");
     if (err)
         return err;
-    note(c, STEP_WORD);
+    note(c, STEP_WORD | (uint32_t)ev->unit);
 
     if (!c->complete)
         complete_grads(c, out, n);
@@ -1270,7 +1270,7 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     case ZR_EV_MICRO:
         return micro(c, out, n_out);
     case ZR_EV_STEP:
-        return step(c, out, n_out);
+        return step(c, ev, out, n_out);
     case ZR_EV_REWRITE:
         return rewrite(c, ev);
     case ZR_EV_SNAPSHOT:

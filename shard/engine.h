@@ -33,6 +33,9 @@ struct zr_step_result {
     double grad_norm;
     bool clipped, skipped;
     int64_t save_written; /* the last save whose files all ranks had written then */
+    int64_t t;            /* the engine's, after it */
+    int32_t n_carried;
+    double carried[ZR_MAX_CARRIED]; /* means over ranks of what zr_engine_give gave */
 };
 
 /* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
@@ -97,7 +100,9 @@ struct zr_engine {
     struct zr_step_result result; /* of the last step looked at */
     struct zr_all all;
     float lr;
-    double norm;         /* of the step to come, once it was asked for */
+    double norm;                /* of the step to come, once it was asked for */
+    int32_t n_given, n_carried; /* given: for the step to come; carried: by the last one that was begun */
+    double given[ZR_MAX_CARRIED], carried[ZR_MAX_CARRIED];
     bool norming;        /* what is pushed is of the step to come */
     uint64_t *late_grad; /* (n_pieces) of engine_late.c: hashes; NULL: not looked at */
     int64_t n_waits, wait_ns;
@@ -173,6 +178,11 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
 
 /* The step: result may be NULL; if not, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
+
+/* n values of this rank that the next zr_engine_step carries; as many on every rank. Local. */
+void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);
+/* The outcome of the last step, without a wait: *known false: it is not there yet. */
+int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result);
 
 /* The norm of the gradients so far, as zr_engine_step will find it; asked again, the same without another
  * look. Waits for it. */
@@ -279,6 +289,8 @@ int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model);
 int zr_engine_adopt(struct zr_engine *e);
 /* Collective: each of values[0..n) becomes its mean over ranks; n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
+/* The mean over ranks of the i-th double of n_bytes that each left in e->words. */
+double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i);
 /* Collective, blocking: mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* Collective: everyone is here and nothing is in flight. */

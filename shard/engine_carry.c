@@ -160,6 +160,9 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
                                         .lr = job->lr};
     TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));
     TRY(d->put(e->reduce_stream, &own->words, &words, sizeof words));
+    int64_t carried_bytes = e->n_carried * (int64_t)sizeof *e->carried;
+    if (carried_bytes)
+        TRY(d->put(e->reduce_stream, own->carried, e->carried, carried_bytes));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         int64_t first, n = zr_flat_owned(flat, e->rank, &first);
@@ -168,6 +171,9 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
     }
     struct zr_tag tag = tag_of(job);
     TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag));
+    for (int r = 0; carried_bytes && r < e->world; r++)
+        TRY(d->copy(e->reduce_stream, e->words + r * carried_bytes, zr_engine_record(e, r)->carried,
+                    carried_bytes));
     double scale = e->opt.grad_scale;
     if (!e->opt.grad_sum)
         scale /= (double)e->world * e->opt.grad_accum_steps;

@@ -4,6 +4,7 @@
 #include "shard/engine.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
@@ -74,6 +75,18 @@ static int look(struct zr_engine *e)
     return zr_engine_check(e);
 }
 
+/* What the ranks carried in the step, as its norm brought it. The sums are exact, as zr_engine_mean's. */
+static void take_means(struct zr_engine *e)
+{
+    int64_t bytes = e->n_carried * (int64_t)sizeof *e->carried;
+    struct zr_access seen = {e->words, e->world * bytes, false};
+    if (bytes)
+        zr_declare(e->dev, NULL, &seen, 1);
+    e->result.n_carried = e->n_carried;
+    for (int32_t i = 0; i < e->n_carried; i++)
+        e->result.carried[i] = zr_mean_of(e, bytes, i);
+}
+
 /* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
  * by then. */
 int zr_engine_settle(struct zr_engine *e)
@@ -89,6 +102,7 @@ int zr_engine_settle(struct zr_engine *e)
                                         .clipped = o->clipped,
                                         .skipped = o->skipped,
                                         .save_written = o->save_written};
+    take_means(e);
     if (o->skipped && !e->result_wanted && e->n_skipped == 0)
         zr_warn(
             e->opt.log,
@@ -97,6 +111,7 @@ int zr_engine_settle(struct zr_engine *e)
             e->step);
     e->t += !o->skipped;
     e->n_skipped += o->skipped;
+    e->result.t = e->t;
     if (o->skipped)
         zr_watch_skipped(e);
     e->save_seen = o->save_written;
@@ -118,6 +133,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     if (zr_core_complete(e->core) && zr_core_open_unit(e->core) < 0)
         return 0;
     e->lr = 0;
+    e->n_carried = 0;
     e->norming = true;
     err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_NORM, .unit = -1});
     if (!err)
@@ -138,6 +154,32 @@ int zr_engine_drop(struct zr_engine *e)
     if (!err)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
     e->n_dropped += !err;
+    if (!err)
+        e->n_given = 0;
+    return err;
+}
+
+void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
+{
+    if (n)
+        memcpy(e->given, values, (size_t)n * sizeof *values);
+    e->n_given = n;
+}
+
+int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
+{
+    int err = 0;
+    *known = !e->result_due;
+    if (e->result_due && (!e->loop || zr_loop_carried(e->loop, e->norm_job))) {
+        int done = e->dev->ops->event_query(e->step_norm);
+        *known = done > 0;
+        err = done < 0 ? zr_engine_fail(e, done, zr_error_text()) : 0;
+    }
+    e->result_wanted |= *known;
+    if (!err && *known)
+        err = zr_engine_settle(e);
+    if (!err && *known)
+        *result = e->result;
     return err;
 }
 
@@ -149,7 +191,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_engine_settle(e);
     if (err)
         return err;
-    struct zr_core_event ev = {.kind = ZR_EV_STEP};
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = e->n_given};
     err = zr_pointers_check(e, &ev);
     if (!err)
         err = zr_late_check(e);
@@ -160,6 +202,9 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     zr_model_called(e, &ev);
     e->step++;
     e->lr = lr;
+    memcpy(e->carried, e->given, sizeof e->carried);
+    e->n_carried = e->n_given;
+    e->n_given = 0;
     zr_watch_call(e->watch, "zero_step", -1, "", e->step);
     err = zr_watch_step(e);
     if (err)

@@ -243,6 +243,18 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     return err;
 }
 
+double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
+{
+    struct zr_exact_sum sum;
+    zr_exact_reset(&sum);
+    for (int r = 0; r < e->world; r++) {
+        double x;
+        memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
+        zr_exact_add(&sum, x);
+    }
+    return zr_exact_value(&sum) / e->world;
+}
+
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
 {
     struct asked a = {.call = ASKED_MEAN, .n = n};
@@ -251,16 +263,8 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
     struct zr_access seen = {e->words, e->world * n_bytes, false};
     if (!err)
         zr_declare(e->dev, NULL, &seen, 1);
-    for (int32_t i = 0; !err && i < n; i++) {
-        struct zr_exact_sum sum;
-        zr_exact_reset(&sum);
-        for (int r = 0; r < e->world; r++) {
-            double x;
-            memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
-            zr_exact_add(&sum, x);
-        }
-        values[i] = zr_exact_value(&sum) / e->world;
-    }
+    for (int32_t i = 0; !err && i < n; i++)
+        values[i] = zr_mean_of(e, n_bytes, i);
     return err;
 }
 

@@ -225,6 +225,11 @@ void zr_loop_kick(struct zr_loop *l)
         uv_async_send(&l->wake);
 }
 
+bool zr_loop_carried(const struct zr_loop *l, uint64_t number)
+{
+    return atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number;
+}
+
 void zr_loop_await(struct zr_loop *l, uint64_t number)
 {
     /* Usually the job was carried out long ago, or is being carried out now. */

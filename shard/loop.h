@@ -57,6 +57,8 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
 void zr_loop_kick(struct zr_loop *l);
 /* Blocks until job `number` has been carried out. */
 void zr_loop_await(struct zr_loop *l, uint64_t number);
+/* Job `number` has been carried out. */
+bool zr_loop_carried(const struct zr_loop *l, uint64_t number);
 /* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed),
  * joins, frees. Also for a loop that was never started: then everything runs on the calling thread. NULL is
  * allowed. */

@@ -24,7 +24,7 @@ enum zr_mem {
 const char *zr_mem_name(enum zr_mem m);
 
 #define ZR_EXCHANGE_BYTES                                                                                    \
-    640 /* of one rank's record in the agreement at each step; see struct zr_step_record */
+    704 /* of one rank's record in the agreement at each step; see struct zr_step_record */
 #define ZR_CONTROL_BYTES 256         /* step scalars */
 #define ZR_OUTCOME_BYTES 256         /* what the host reads of a step; struct zr_step_outcome */
 #define ZR_VALUE_BYTES   (256 << 10) /* at most: staging of zero_read, zero_write */

@@ -53,9 +53,16 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
 {
     struct zr_step_result result;
     bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    const double values[] = {r->id, 1};
+    if (r->v->c->values)
+        zr_engine_give(&r->engine, values, 2);
     int err = zr_engine_step(&r->engine, 0.1f, r->v->c->wait_result ? &result : NULL);
     if (err)
         return err;
+    if (r->v->c->wait_result && r->v->c->values &&
+        (result.n_carried != 2 || result.carried[0] != (r->engine.world - 1) / 2.0 || result.carried[1] != 1))
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, d->step,
+                  result.carried[0], result.carried[1]);
     if (r->v->c->wait_result && any && result.skipped != poisoned)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, d->step,
                   poisoned ? "not skipped" : "skipped");

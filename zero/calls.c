@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <xxhash.h>
 
 static int need_context(const struct zero_ctx *z, const char *call)
@@ -60,8 +61,13 @@ int zero_micro(zero_ctx *z)
 static void give_step_info(const struct zero_ctx *z, const struct zr_step_result *r,
                            struct zero_step_info *info)
 {
-    const struct zero_step_info out = {
-        .t = z->engine.t, .grad_norm = r->grad_norm, .clipped = r->clipped, .skipped = r->skipped};
+    struct zero_step_info out = {.t = r->t,
+                                 .grad_norm = r->grad_norm,
+                                 .clipped = r->clipped,
+                                 .skipped = r->skipped,
+                                 .n_carried = r->n_carried};
+    _Static_assert(sizeof out.carried == sizeof r->carried, "as many values");
+    memcpy(out.carried, r->carried, (size_t)r->n_carried * sizeof *out.carried);
     zr_copy_out(info, z->config.user.step_info_size, &out, sizeof out);
 }
 
@@ -118,6 +124,41 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     if (!err && info)
         give_step_info(z, &r, info);
     return err;
+}
+
+int zero_carry(zero_ctx *z, const double *values, int32_t n)
+{
+    int err = need_healthy(z, "zero_carry");
+    if (err)
+        return err;
+    if (n < 0 || n > ZR_MAX_CARRIED || (n && !values))
+        return zr_fail(ZR_ERR_ARG, "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL",
+                       n, values ? "set" : "NULL", ZR_MAX_CARRIED);
+    zr_engine_called(&z->engine, ZR_CALLED_CARRY, -1, (uint64_t)n);
+    zr_engine_give(&z->engine, values, n);
+    return 0;
+}
+
+int zero_last_step(zero_ctx *z, struct zero_step_info *info)
+{
+    struct zr_step_result r;
+    bool known;
+    int err = need_healthy(z, "zero_last_step");
+    if (err)
+        return err;
+    if (!info)
+        return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
+    if (zr_config_needs(&z->config.user, offsetof(struct zero_config, step_info_size)))
+        return zr_fail_more(ZR_ERR_ARG, "zero_last_step");
+    if (z->engine.step == 0)
+        return zr_fail(ZR_ERR_ORDER, "zero_last_step: there was no zero_step yet");
+    err = zr_engine_last(&z->engine, &known, &r);
+    if (err)
+        return err;
+    if (!known)
+        return ZERO_PENDING;
+    give_step_info(z, &r, info);
+    return 0;
 }
 
 /* Checks a range and turns the public value into the engine's. */

@@ -371,6 +371,8 @@ struct zero_step_info {
     double grad_norm; /* global, of the scaled gradient, before clipping */
     int32_t clipped;  /* 1: it was above cfg.clip */
     int32_t skipped;  /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
+    int32_t n_carried, reserved; /* reserved: 0 */
+    double carried[8];           /* n_carried means over ranks of what zero_carry gave to this step */
 };
 
 /* One tensor of a file of weights. */
@@ -494,6 +496,19 @@ ZERO_API int zero_micro(zero_ctx *z);
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
+
+/* The outcome of the last zero_step without a wait, for logging: 0 and *info, or ZERO_PENDING, which is not
+ * an error, and *info as it was, while the step's norm is not known on this rank yet; it is before the next
+ * zero_step returns. Not collective: ranks may learn it at different times. ZERO_ERR_ORDER before the first
+ * zero_step. */
+ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
+enum { ZERO_PENDING = 1 };
+
+/* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in an exchange that it makes
+ * anyhow; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
+ * outcome: zero_step's info or zero_last_step. Copied; given again, the last ones count; zero_drop forgets
+ * them. Every rank gives as many. Local; does not wait. */
+ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
  * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info

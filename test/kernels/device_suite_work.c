@@ -408,7 +408,7 @@ static struct zr_step_outcome finish(struct zr_device *dev, const struct finishi
 {
     const struct zr_device_ops *ops = dev->ops;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
-    enum { STRIDE = 640 };
+    enum { STRIDE = 704 };
     char *records = device_memory(dev, f->n_ranks * STRIDE);
     struct zr_step_scalars *on_device = device_memory(dev, sizeof *on_device);
     void *outcome;

@@ -18,7 +18,7 @@
 enum { STEPS = 3, WORLDS = 3 };
 
 /* What a run does besides training. */
-enum { NORMS = 1, DROPS = 2, POISON = 4 };
+enum { NORMS = 1, DROPS = 2, CARRIES = 3 };
 
 struct setup {
     int stage, accum, world, extras;
@@ -31,6 +31,12 @@ struct setup {
         if (!err && (err = (call)))                                                                          \
             toy_note(r, err);                                                                                \
     } while (0)
+
+static void expect(struct toy_rank *r, int err, int code, const char *says)
+{
+    if (err != code || !strstr(zero_last_error(), says))
+        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+}
 
 static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int step, int n)
 {
@@ -208,13 +214,122 @@ static void drops_what_is_not_finite(void **state)
         }
 }
 
-/* ---- wrong moments ---- */
+/* ---- what a step carries, and its outcome without a wait ---- */
 
-static void expect(struct toy_rank *r, int err, int code, const char *says)
+static double loss_of(int rank, int step, int i)
 {
-    if (err != code || !strstr(zero_last_error(), says))
-        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+    return 1.0 / (3 + rank + 7 * step + 31 * i) * (i % 2 ? -1e9 : 1e-9);
 }
+
+static bool same(double a, double b)
+{
+    return !memcmp(&a, &b, sizeof a);
+}
+
+/* The means are those of zero_mean, to the last bit, and come with the step's outcome, asked for or not. */
+static void carry(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct zero_step_info info, last;
+    toy_make(&m);
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    expect(r, zero_last_step(z, &last), ZERO_ERR_ORDER, "there was no zero_step yet");
+    for (int step = 0; !err && step < 10; step++) {
+        int n = step % 10 == 9 ? 0 : step; /* 0..8, and none again */
+        double values[8], means[8];
+        for (int i = 0; i < n; i++)
+            means[i] = values[i] = loss_of(r->rank, step, i);
+        TRY(zero_mean(z, means, n));
+        if (step == 5) { /* a step that is dropped forgets what it was given */
+            TRY(zero_carry(z, values, 2));
+            TRY(micro_batches(r, &m, z, 50, 1));
+            TRY(zero_drop(z));
+        }
+        if (step == 6)
+            TRY(zero_carry(z, values, 1)); /* the last ones count */
+        TRY(zero_carry(z, values, n));
+        memset(values, 0xff, sizeof values);
+        TRY(micro_batches(r, &m, z, step, 1));
+        double norm;
+        if (step % 3 == 0)
+            TRY(zero_norm(z, &norm));
+        bool waits = step % 2;
+        TRY(zero_step(z, 1e-2f, waits ? &info : NULL));
+        memset(&last, 0xff, sizeof last);
+        int code = err ? err : zero_last_step(z, &last);
+        if (!err && (code == ZERO_PENDING ? waits || last.t != -1 : code != 0))
+            toy_wrong(r, "step %d: %d, t %d", step, code, (int)last.t);
+        double nothing = 0;
+        TRY(zero_mean(z, &nothing, 1)); /* whatever was under way is known after it */
+        TRY(zero_last_step(z, &last));
+        if (!err && waits && memcmp(&info, &last, sizeof last))
+            toy_wrong(r, "step %d: zero_last_step says something else than zero_step", step);
+        if (!err && (last.t != step + 1 || last.skipped || last.n_carried != n || !(last.grad_norm > 0)))
+            toy_wrong(r, "step %d: t %d, skipped %d, %d carried, norm %g", step, (int)last.t, last.skipped,
+                      last.n_carried, last.grad_norm);
+        for (int i = 0; !err && i < n; i++)
+            if (!same(last.carried[i], means[i]))
+                toy_wrong(r, "step %d: %.17g came back for %.17g", step, last.carried[i], means[i]);
+    }
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void carries_values(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, carry, &s, r);
+            look(r, world, "carried values");
+        }
+}
+
+/* What is carried need not be finite, and comes with a step that is skipped. */
+static void carry_through_a_skipped_step(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, 2);
+    struct zero_step_info info;
+    toy_make(&m);
+    int err = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(toy_forward(&m, z, true));
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        TRY(zero_begin(z, u, ZERO_BACKWARD));
+        if (!err)
+            toy_add_gradient(&m, u, 0, r->rank);
+        if (!err && u == 0)
+            toy_poison_gradient(&m, 0, INFINITY);
+        TRY(zero_end(z, u, ZERO_BACKWARD));
+    }
+    double values[2] = {r->rank ? 1 : NAN, r->rank + 1};
+    TRY(zero_carry(z, values, 2));
+    TRY(zero_step(z, 1e-2f, &info));
+    if (!err && (!info.skipped || info.t != 0 || info.n_carried != 2 || !isnan(info.carried[0]) ||
+                 info.carried[1] != 1.5))
+        toy_wrong(r, "skipped %d, t %d, %d carried: %g, %g", info.skipped, (int)info.t, info.n_carried,
+                  info.carried[0], info.carried[1]);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void carries_through_a_skipped_step(void **state)
+{
+    (void)state;
+    struct toy_rank r[WORLDS];
+    toy_ranks(2, carry_through_a_skipped_step, NULL, r);
+    look(r, 2, "skipped");
+}
+
+/* ---- wrong moments ---- */
 
 static void call_wrongly(struct toy_rank *r)
 {
@@ -229,6 +344,12 @@ static void call_wrongly(struct toy_rank *r)
     expect(r, zero_drop(NULL), ZERO_ERR_ARG, "zero_drop: z is NULL");
     TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     expect(r, zero_norm(z, NULL), ZERO_ERR_ARG, "zero_norm: norm is NULL");
+    expect(r, zero_carry(NULL, &norm, 1), ZERO_ERR_ARG, "zero_carry: z is NULL");
+    expect(r, zero_carry(z, NULL, 1), ZERO_ERR_ARG, "zero_carry: n is 1, values is NULL");
+    expect(r, zero_carry(z, &norm, 9), ZERO_ERR_ARG, "zero_carry: n is 9");
+    expect(r, zero_carry(z, &norm, -1), ZERO_ERR_ARG, "zero_carry: n is -1");
+    expect(r, zero_last_step(NULL, NULL), ZERO_ERR_ARG, "zero_last_step: z is NULL");
+    expect(r, zero_last_step(z, NULL), ZERO_ERR_ARG, "zero_last_step: info is NULL");
     if (s->stage > 1) {
         expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
         expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
@@ -333,12 +454,15 @@ static void differ(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
+    static const char *const says[] = {"", "zero_norm", "zero_drop", "zero_carry"};
     double norm;
     bool odd = r->rank == r->world - 1;
     toy_make(&m);
     int err = 0;
     TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     TRY(micro_batches(r, &m, z, 0, 1));
+    if (odd && s->extras == CARRIES)
+        TRY(zero_carry(z, &(double){1}, 1));
     if (odd && s->extras == NORMS)
         TRY(zero_norm(z, &norm));
     if (odd && s->extras == DROPS)
@@ -349,7 +473,7 @@ static void differ(struct toy_rank *r)
         TRY(micro_batches(r, &m, z, step, 1));
         TRY(zero_step(z, 1e-2f, NULL));
     }
-    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, s->extras == NORMS ? "zero_norm" : "zero_drop"))
+    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->extras]))
         toy_wrong(r, "%d %s", err, r->text);
     expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
     expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
@@ -363,11 +487,14 @@ static void ranks_that_differ(void **state)
     (void)state;
     for (int world = 2; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++)
-            for (int what = NORMS; what <= DROPS; what++) {
+            for (int what = NORMS; what <= CARRIES; what++) {
                 struct setup s = {.stage = stage, .extras = what, .brackets = true};
                 struct toy_rank r[WORLDS];
                 toy_ranks(world, differ, &s, r);
-                look(r, world, what == NORMS ? "a norm on one rank" : "a drop on one rank");
+                look(r, world,
+                     what == NORMS   ? "a norm on one rank"
+                     : what == DROPS ? "a drop on one rank"
+                                     : "a value on one rank");
             }
 }
 
@@ -375,6 +502,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(leaves_no_trace),   cmocka_unit_test(drops_what_is_not_finite),
+        cmocka_unit_test(carries_values),    cmocka_unit_test(carries_through_a_skipped_step),
         cmocka_unit_test(wrong_moments),     cmocka_unit_test(gradients_written_late),
         cmocka_unit_test(ranks_that_differ),
     };
