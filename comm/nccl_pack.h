@@ -4,7 +4,8 @@
  * norms whose slices are some KB, and at stages 0 and 1, where stacked tensors lie in place, slices that are
  * short or empty on the last ranks, past whose end a collective would go. These travel as one: every rank has
  * a row in a room at the end of the communicator's own arena, into which one kernel copies its slices one
- * after the other, and from which another copies what has arrived. What does not fit goes in rounds.
+ * after the other, and out of which another copies or adds up what has arrived. What does not fit goes in
+ * rounds.
  *
  * Packed are
  *   - segments whose last slices are short, however long the others (but not by the fixed tree: a send may be

@@ -26,12 +26,36 @@ static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
+enum { N_TYPES = 2 };
+static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
+_Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
+
+/* This rank's slices out of rows that lie alike, added up, to where they belong. */
+static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                     const void *const *rows, int n_rows)
+{
+    const struct zr_nccl *m = p->m;
+    int err = 0;
+    for (int t = 0; t < N_TYPES && !err; t++) {
+        struct zr_sum_range table[ZR_NCCL_PARTS];
+        int n = 0;
+        for (int k = 0; k < p->n; k++) {
+            const struct zr_nccl_part *part = &p->part[k];
+            const struct zr_reduce_seg *g = &seg[part->seg];
+            int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.rank);
+            float *dst = (float *)(m->arena + g->dst) + part->at / size;
+            if (g->dtype == types[t] && bytes > 0)
+                table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
+        }
+        if (n)
+            err = m->pair->dev->ops->sum_ranges(s, table, n, rows, n_rows, types[t]);
+    }
+    return err;
+}
+
 /* ---- by NCCL ---- */
 
 /* A sum is of one type, so each has rows of its own: in one room, one group. */
-enum { N_TYPES = 2 };
-static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
-
 struct packs {
     struct zr_nccl_pack of[N_TYPES];
 };
@@ -86,47 +110,21 @@ static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, co
     return res;
 }
 
-/* n bytes of the sum at own, the first of them byte at of this rank's slice, to where they belong. */
-static int keep_sum(const struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *g, int64_t at,
-                    const char *own, int64_t n)
-{
-    const struct zr_device_ops *d = m->pair->dev->ops;
-    int64_t size = zr_dtype_bytes(g->dtype);
-    float *dst = (float *)(m->arena + g->dst) + at / size;
-    if (n <= 0)
-        return 0;
-    return g->accumulate ? d->add(s, dst, own, g->dtype, n / size)
-                         : d->cast(s, dst, ZR_F32, own, g->dtype, n / size);
-}
-
 static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct packs *p,
                       const struct zr_reduce_seg *seg, int n_seg)
 {
+    const struct zr_device_ops *d = m->pair->dev->ops;
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        if (!goes_packed(p, i) && !goes_straight(g))
-            err = keep_sum(m, s, g, 0, m->arena + g->src + m->base.rank * g->shard_bytes,
-                           g->total_bytes / m->base.world);
+        const char *own = m->arena + g->src + m->base.rank * g->shard_bytes;
+        float *dst = (float *)(m->arena + g->dst);
+        int64_t n = g->total_bytes / m->base.world / zr_dtype_bytes(g->dtype);
+        if (n == 0 || goes_packed(p, i) || goes_straight(g))
+            continue;
+        err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
     }
     return err;
-}
-
-/* This rank's row. What is only to be copied goes as one kernel. */
-static int keep_row(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg)
-{
-    struct zr_nccl_copies t = {.n = 0};
-    int err = 0, me = p->m->base.rank;
-    for (int k = 0; k < p->n && !err; k++) {
-        const struct zr_nccl_part *part = &p->part[k];
-        const struct zr_reduce_seg *g = &seg[part->seg];
-        const char *own = zr_nccl_part_at(p, part, me);
-        int64_t n = zr_nccl_part_bytes(p, part, me);
-        const struct zr_copy_rows c = {
-            .dst = p->m->arena + g->dst + part->at, .src = own, .row_bytes = part->n, .bytes = n};
-        err = goes_straight(g) ? zr_nccl_copy(p->m, s, &t, &c) : keep_sum(p->m, s, g, part->at, own, n);
-    }
-    return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
@@ -153,8 +151,10 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
         *res = *res ? *res : ended;
         if (!*res && first)
             err = keep_whole(m, s, &p, seg, n_seg);
-        for (int t = 0; t < N_TYPES && !err && !*res; t++)
-            err = keep_row(&p.of[t], s, seg);
+        for (int t = 0; t < N_TYPES && !err && !*res; t++) {
+            const void *own = p.of[t].room + m->base.rank * p.of[t].row;
+            err = keep_rows(&p.of[t], s, seg, &own, 1);
+        }
         more = next_round(&p);
     }
     return err;
@@ -214,37 +214,27 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
     return res ? res : ended;
 }
 
-/* bytes of this rank's own slice, the first of them byte at, and what has arrived for them at place. */
-static int add_up(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *g, int64_t at,
-                  int64_t bytes, const char *own, int64_t place, int64_t room)
-{
-    int64_t size = zr_dtype_bytes(g->dtype);
-    const void *src[ZR_MAX_SOURCES];
-    if (bytes == 0)
-        return 0;
-    for (int r = 0; r < m->base.world; r++)
-        src[r] = r == m->base.rank ? own : arrival(m, r, room, place);
-    float *dst = (float *)(m->arena + g->dst) + at / size;
-    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.world, g->dtype, bytes / size, g->accumulate);
-}
-
 static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece *p, int64_t room)
 {
-    int me = m->base.rank;
-    const char *own = m->arena + p->seg->src + me * p->seg->shard_bytes + p->at;
-    return add_up(m, s, p->seg, p->at, piece_bytes(p, me), own, p->place, room);
+    const struct zr_reduce_seg *g = p->seg;
+    int64_t size = zr_dtype_bytes(g->dtype), n = piece_bytes(p, m->base.rank) / size;
+    const void *src[ZR_MAX_SOURCES];
+    if (n == 0)
+        return 0;
+    for (int r = 0; r < m->base.world; r++)
+        src[r] = r == m->base.rank ? m->arena + g->src + r * g->shard_bytes + p->at
+                                   : arrival(m, r, room, p->place);
+    float *dst = (float *)(m->arena + g->dst) + p->at / size;
+    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.world, g->dtype, n, g->accumulate);
 }
 
-static int add_row(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_pack *p,
-                   const struct zr_reduce_seg *seg, int64_t room)
+static int add_rows(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_pack *p,
+                    const struct zr_reduce_seg *seg, int64_t room)
 {
-    int err = 0, me = m->base.rank;
-    for (int k = 0; k < p->n && !err; k++) {
-        const struct zr_nccl_part *part = &p->part[k];
-        err = add_up(m, s, &seg[part->seg], part->at, zr_nccl_part_bytes(p, part, me),
-                     zr_nccl_part_at(p, part, me), part->place, room);
-    }
-    return err;
+    const void *rows[ZR_MAX_SOURCES];
+    for (int r = 0; r < m->base.world && p->n; r++)
+        rows[r] = r == m->base.rank ? p->room + r * p->row : arrival(m, r, room, 0);
+    return p->n ? keep_rows(p, s, seg, rows, m->base.world) : 0;
 }
 
 int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
@@ -282,7 +272,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
         err = fill_rows(&p, s);
         *res = err ? ncclSuccess : swap_pieces(m, native, &p, piece, n, room);
         if (!err && !*res)
-            err = add_row(m, s, &p, seg, room);
+            err = add_rows(m, s, &p, seg, room);
         for (int k = 0; k < n && !err && !*res; k++)
             err = add_piece(m, s, &piece[k], room);
     }

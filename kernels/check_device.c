@@ -197,6 +197,27 @@ static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int
     return s->check->inner->ops->sum_tree(s->inner, dst, src, n_src, st, n, accumulate);
 }
 
+static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                      const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "sum_ranges");
+    struct zr_recorder *rec = &s->check->rec;
+    int64_t size = zr_dtype_bytes(st);
+    for (int i = 0; i < n_sums; i++) {
+        const struct zr_sum_range *r = &table[i];
+        for (int j = 0; j < n_src; j++)
+            zr_shadow_read(rec, l, (const char *)src[j] + r->at * size, r->n * size);
+        if (r->accumulate)
+            zr_shadow_read(rec, l, r->dst, r->n * (int64_t)sizeof *r->dst);
+        zr_shadow_write(rec, l, r->dst, r->n * (int64_t)sizeof *r->dst);
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->sum_ranges(s->inner, table, n_sums, src, n_src, st);
+}
+
 static int finish(struct zr_stream *s, const struct zr_finish *f)
 {
     const struct zr_access used[] = {{f->records, f->n_ranks * f->stride_bytes, false},
@@ -268,13 +289,14 @@ static const struct zr_device_ops check_ops = {
     .cast = cast,
     .add = add,
     .sum_tree = sum_tree,
+    .sum_ranges = sum_ranges,
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
     .finish = finish,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 33,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 34,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -177,10 +177,8 @@ struct scale_op {
 
 /* Up to N sources, N a power of two: the tree over [at, at + n) splits at the largest power of two below n.
  */
-template <class From, int N> struct tree_op {
-    float *dst;
+template <class From, int N> struct tree_sources {
     int n_src;
-    bool accumulate;
     const From *src[N];
 
     template <int W, int AT, int SIZE> __device__ __forceinline__ floats<W> sum(int64_t i, int n) const
@@ -202,18 +200,58 @@ template <class From, int N> struct tree_op {
         }
     }
 
-    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    /* W elements from i, to dst. */
+    template <int W> __device__ __forceinline__ void keep(float *dst, int64_t i, bool accumulate) const
     {
         floats<W> total = sum<W, 0, N>(i, n_src);
         if (accumulate) {
             floats<W> was;
-            was.load(dst + i);
+            was.load(dst);
             for (int j = 0; j < W; j++)
                 total.v[j] = vec_add(was.v[j], total.v[j]);
         }
-        total.store(dst + i);
+        total.store(dst);
     }
 };
+
+template <class From, int N> struct tree_op {
+    float *dst;
+    bool accumulate;
+    struct tree_sources<From, N> from;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        from.template keep<W>(dst + i, i, accumulate);
+    }
+};
+
+/* A table of such sums: a block of threads belongs to one of them. */
+struct sum_range {
+    struct zr_sum_range r;
+    int32_t first_block;
+    int32_t width; /* elements of an access: WIDTH where all operands are aligned for it, else 1 */
+};
+
+template <class From, int N> struct sum_table {
+    struct sum_range sum[ZR_MAX_SUMS];
+    int n;
+    struct tree_sources<From, N> from;
+};
+
+template <class From, int N>
+__global__ void __launch_bounds__(THREADS) sum_ranges(const __grid_constant__ struct sum_table<From, N> t)
+{
+    int k = 0;
+    while (k + 1 < t.n && (int)blockIdx.x >= t.sum[k + 1].first_block)
+        k++;
+    const struct zr_sum_range &r = t.sum[k].r;
+    const int width = t.sum[k].width;
+    int64_t i = (((int64_t)blockIdx.x - t.sum[k].first_block) * THREADS + threadIdx.x) * width;
+    if (width == WIDTH && i + WIDTH <= r.n)
+        t.from.template keep<WIDTH>(r.dst + i, r.at + i, r.accumulate);
+    else
+        for (int64_t end = i + width; i < end && i < r.n; i++)
+            t.from.template keep<1>(r.dst + i, r.at + i, r.accumulate);
+}
 
 template <zr_optimizer KIND, update_variant VARIANT, update_param OUT> struct update_op {
     struct zr_update u;
@@ -478,20 +516,22 @@ __global__ void __launch_bounds__(THREADS) finish(struct zr_finish f)
         zr_finish_write(&f, &sum, first_other < f.n_ranks ? first_other : -1, save_written);
 }
 
+template <class From, int N> struct tree_sources<From, N> sources_of(const void *const *src, int n_src) {
+    struct tree_sources<From, N> from = {
+    };
+    from.n_src = n_src;
+    for (int k = 0; k < n_src; k++)
+        from.src[k] = static_cast<const From *>(src[k]);
+    return from;
+}
+
 template <class From, int N>
 cudaError_t tree_of(cudaStream_t s, float *dst, const void *const *src, int n_src, int64_t n, bool accumulate)
 {
-    struct tree_op<From, N> op = {
-        dst, n_src, accumulate,
-        {
-        }
-    };
     struct operand all[N + 1] = {{dst, sizeof(float)}};
-    for (int k = 0; k < n_src; k++) {
-        op.src[k] = static_cast<const From *>(src[k]);
+    for (int k = 0; k < n_src; k++)
         all[k + 1] = operand{src[k], sizeof(From)};
-    }
-    return run_each(s, op, n, all, n_src + 1);
+    return run_each(s, tree_op<From, N>{dst, accumulate, sources_of<From, N>(src, n_src)}, n, all, n_src + 1);
 }
 
 template <class From>
@@ -504,6 +544,42 @@ cudaError_t tree(cudaStream_t s, float *dst, const void *const *src, int n_src, 
     if (n_src <= 8)
         return tree_of<From, 8>(s, dst, src, n_src, n, accumulate);
     return tree_of<From, ZR_MAX_SOURCES>(s, dst, src, n_src, n, accumulate);
+}
+
+template <class From, int N>
+cudaError_t ranges_of(cudaStream_t s, const struct zr_sum_range *table, int n_sums, const void *const *src,
+                      int n_src)
+{
+    static_assert(sizeof(struct sum_table<From, N>) <= 4096, "all that a kernel takes as arguments");
+    struct sum_table<From, N> t = {
+    };
+    int64_t n_blocks = 0;
+    t.from = sources_of<From, N>(src, n_src);
+    for (int i = 0; i < n_sums; i++) {
+        const struct zr_sum_range &r = table[i];
+        if (r.n <= 0)
+            continue;
+        bool aligned = (uintptr_t)r.dst % (WIDTH * sizeof(float)) == 0;
+        for (int k = 0; k < n_src; k++)
+            aligned &= (uintptr_t)(t.from.src[k] + r.at) % (WIDTH * sizeof(From)) == 0;
+        const int width = aligned ? WIDTH : 1;
+        t.sum[t.n++] = {r, (int32_t)n_blocks, width};
+        n_blocks += ceil_div(r.n, THREADS * width);
+        if (n_blocks > INT32_MAX)
+            return cudaErrorInvalidValue;
+    }
+    return n_blocks ? launch(sum_ranges<From, N>, n_blocks, s, t) : cudaSuccess;
+}
+
+template <class From>
+cudaError_t ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums, const void *const *src,
+                   int n_src)
+{
+    if (n_src <= 2)
+        return ranges_of<From, 2>(s, table, n_sums, src, n_src);
+    if (n_src <= 8)
+        return ranges_of<From, 8>(s, table, n_sums, src, n_src);
+    return ranges_of<From, ZR_MAX_SOURCES>(s, table, n_sums, src, n_src);
 }
 
 } // namespace
@@ -555,6 +631,13 @@ cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src,
 {
     return st == ZR_F32 ? tree<float>(s, dst, src, n_src, n, accumulate)
                         : tree<uint16_t>(s, dst, src, n_src, n, accumulate);
+}
+
+cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
+                               const void *const *src, int n_src, enum zr_dtype st)
+{
+    return st == ZR_F32 ? ranges<float>(s, table, n_sums, src, n_src)
+                        : ranges<uint16_t>(s, table, n_sums, src, n_src);
 }
 
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,

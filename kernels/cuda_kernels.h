@@ -22,6 +22,8 @@ cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void
 cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n);
 cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                              int64_t n, bool accumulate);
+cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
+                               const void *const *src, int n_src, enum zr_dtype st);
 /* most_blocks: as many as the GPU runs at once. */
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
                                 int most_blocks);

@@ -64,6 +64,14 @@ static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, 
                : ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
 }
 
+static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                         const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    return err ? err
+               : ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));
+}
+
 /* sum_squares' tile leaves room for six blocks on a multiprocessor of 228 KB of shared memory, four on one of
  * 164. */
 enum { SQUARES_BLOCKS = 6 };
@@ -121,6 +129,7 @@ const struct zr_device_ops zr_cuda_ops = {
     .cast = op_cast,
     .add = op_add,
     .sum_tree = op_sum_tree,
+    .sum_ranges = op_sum_ranges,
     .sum_squares = op_sum_squares,
     .scale = op_scale,
     .update = op_update,

@@ -174,6 +174,14 @@ struct zr_copy_rows {
 };
 #define ZR_MAX_COPIES 64 /* of a table */
 
+/* One entry of a table of sums: n elements, of every source those from element at on. */
+struct zr_sum_range {
+    float *dst;
+    int64_t at, n;
+    bool accumulate;
+};
+#define ZR_MAX_SUMS 64 /* of a table */
+
 enum zr_stream_kind {
     ZR_STREAM_QUEUE, /* asynchronous: on the host a thread with an in-order queue */
     ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling
@@ -246,6 +254,10 @@ struct zr_device_ops {
     int (*add)(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
     int (*sum_tree)(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate); /* the array src is copied */
+    /* n_sums (0 to ZR_MAX_SUMS) of sum_tree's over the same sources, at once, in no order: no dst may overlap
+     * another, nor a source. One kernel on a GPU. Table and array are copied. */
+    int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                      const void *const *src, int n_src, enum zr_dtype st);
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);

@@ -94,6 +94,7 @@ static const struct zr_device_ops host_ops = {
     .cast = zr_host_cast,
     .add = zr_host_add,
     .sum_tree = zr_host_sum_tree,
+    .sum_ranges = zr_host_sum_ranges,
     .sum_squares = zr_host_sum_squares,
     .scale = zr_host_scale,
     .update = zr_host_update,

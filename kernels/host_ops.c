@@ -193,6 +193,46 @@ int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, in
     return 0;
 }
 
+struct sums {
+    const struct zr_host_kernels *k;
+    int n_sums, n_src;
+    enum zr_dtype src_dtype;
+    struct zr_sum_range table[ZR_MAX_SUMS];
+    const char *src[ZR_MAX_SOURCES];
+};
+
+static void sum_ranges_op(void *arg)
+{
+    struct sums *t = *(struct sums **)arg;
+    for (int i = 0; i < t->n_sums; i++) {
+        const struct zr_sum_range *r = &t->table[i];
+        const void *src[ZR_MAX_SOURCES];
+        for (int j = 0; j < t->n_src; j++)
+            src[j] = t->src[j] + r->at * zr_dtype_bytes(t->src_dtype);
+        t->k->sum_tree(r->dst, src, t->n_src, t->src_dtype, r->n, r->accumulate);
+    }
+    free(t);
+}
+
+int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                       const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    if (err || n_sums == 0)
+        return err;
+    struct sums *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "sum_ranges: no memory for %d sums", n_sums);
+    t->k = s->dev->kernels;
+    t->n_sums = n_sums;
+    t->n_src = n_src;
+    t->src_dtype = st;
+    memcpy(t->table, table, (size_t)n_sums * sizeof *table);
+    memcpy(t->src, src, (size_t)n_src * sizeof *src);
+    zr_host_put(s, sum_ranges_op, &t, sizeof t);
+    return 0;
+}
+
 static void sum_squares_op(void *arg)
 {
     const struct args *a = arg;

@@ -95,6 +95,26 @@ int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n)
     return err;
 }
 
+int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src)
+{
+    if (n_sums < 0 || n_sums > ZR_MAX_SUMS)
+        return zr_fail(ZR_ERR_ARG, "sum_ranges: %d sums, 0 to %d are allowed", n_sums, ZR_MAX_SUMS);
+    int err = zr_check_dtype("sum_ranges", src);
+    if (!err && (n_src < 1 || n_src > ZR_MAX_SOURCES))
+        err = zr_fail(ZR_ERR_ARG, "sum_ranges: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+    for (int i = 0; i < n_sums && !err; i++) {
+        const struct zr_sum_range *a = &table[i];
+        const int64_t size = sizeof(float);
+        if (a->n < 0 || a->at < 0)
+            err = zr_fail(ZR_ERR_ARG, "sum_ranges: sum %d: at is %lld, n %lld: must not be negative", i,
+                          (long long)a->at, (long long)a->n);
+        for (int k = 0; k < i && !err; k++)
+            if (a->n > 0 && table[k].n > 0 && !apart(a->dst, a->n * size, table[k].dst, table[k].n * size))
+                err = zr_fail(ZR_ERR_ARG, "sum_ranges: sums %d and %d overlap: not allowed", k, i);
+    }
+    return err;
+}
+
 int zr_check_update(const struct zr_update *u)
 {
     int err = zr_check_count("update", "n", u->n);

@@ -13,6 +13,7 @@ int zr_check_put(int64_t bytes);
 int zr_check_copy_rows(const struct zr_copy_rows *table, int n);
 int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
 int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
+int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src);
 int zr_check_update(const struct zr_update *u);
 
 #endif

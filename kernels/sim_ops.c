@@ -108,6 +108,19 @@ static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int
     return err;
 }
 
+static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                      const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    for (int i = 0; i < n_sums && !err; i++) {
+        const void *from[ZR_MAX_SOURCES];
+        for (int j = 0; j < n_src; j++)
+            from[j] = (const char *)src[j] + table[i].at * zr_dtype_bytes(st);
+        err = sum_tree(s, table[i].dst, from, n_src, st, table[i].n, table[i].accumulate);
+    }
+    return err;
+}
+
 /* A function of this file, with what it touches. */
 static int call_with(struct zr_stream *s, const char *name, void (*fn)(void *), const void *arg,
                      size_t arg_bytes, const struct zr_access *a, int n)
@@ -246,6 +259,7 @@ const struct zr_device_ops zr_sim_ops = {
     .cast = cast,
     .add = add,
     .sum_tree = sum_tree,
+    .sum_ranges = sum_ranges,
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,

@@ -227,20 +227,26 @@ enum {
 
 /* A layer's tensors in place: n small ones, most of them ragged and one not, and a large one that divides
  * evenly. */
+struct layer_kind {
+    int n;
+    enum zr_dtype dtype; /* of gradients */
+    bool accumulate;
+};
+
 struct layer {
     int n, world;
     struct zr_gather_seg g[MOST_SMALL + 1];
     struct zr_reduce_seg r[MOST_SMALL + 1];
 };
 
-static void make_layer(struct layer *l, int n, int world)
+static void make_layer(struct layer *l, const struct layer_kind *k, int world)
 {
-    *l = (struct layer){.n = n + 1, .world = world};
-    for (int i = 0; i <= n; i++) {
-        int64_t at = i < n ? SMALL_APART * i : LARGE_AT, shard = i < n ? SMALL_BYTES : LARGE_BYTES;
-        int64_t total = shard * world - (i > 0 && i < n ? 128 + 4 * i : 0);
+    *l = (struct layer){.n = k->n + 1, .world = world};
+    for (int i = 0; i < l->n; i++) {
+        int64_t at = i < k->n ? SMALL_APART * i : LARGE_AT, shard = i < k->n ? SMALL_BYTES : LARGE_BYTES;
+        int64_t total = shard * world - (i > 0 && i < k->n ? 128 + 4 * i : 0);
         l->g[i] = (struct zr_gather_seg){at, shard, at, shard, total};
-        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, shard, total, ZR_F32, false};
+        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, shard, total, k->dtype, k->accumulate};
     }
 }
 
@@ -253,45 +259,76 @@ static int segment_at(const struct layer *l, int64_t at)
     return -1;
 }
 
+/* Element i of what rank has anywhere in an arena; sums of them are exact in bf16 too. */
+static float put_in(int64_t i, int rank)
+{
+    return (float)(i % 16 + rank);
+}
+
+/* An arena of floats, but of bf16 where the reduce arena's gradients are. */
+static void fill(char *x, int rank, enum zr_dtype dtype)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    for (int64_t i = 0; i < ARENA_BYTES / 4; i++)
+        ((float *)x)[i] = put_in(i, rank);
+    for (int64_t i = 0; dtype == ZR_BF16 && i < SUMS_AT / 2; i++) {
+        float v = put_in(i, rank);
+        k->cast((uint16_t *)x + i, ZR_BF16, &v, ZR_F32, 1);
+    }
+}
+
+static void check_gathered(struct rank *me, const struct layer *l, const float *x)
+{
+    for (int64_t i = 0; i < ARENA_BYTES / 4; i++) {
+        int k = segment_at(l, i * 4);
+        float want = put_in(i, k < 0 ? me->w.rank : (int)((i * 4 - l->g[k].dst) / l->g[k].shard_bytes));
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
+    }
+}
+
+static void check_reduced(struct rank *me, const struct layer *l, const float *x)
+{
+    int world = me->w.world, rank = me->w.rank;
+    for (int64_t i = SUMS_AT / 4; i < ARENA_BYTES / 4; i++) {
+        int64_t k = (i * 4 - SUMS_AT) / 1024;
+        const struct zr_reduce_seg *r = &l->r[k < l->n ? k : l->n - 1];
+        int64_t e = i - r->dst / 4, size = zr_dtype_bytes(r->dtype);
+        bool is_sum =
+            e >= 0 && e * size < r->shard_bytes && rank * r->shard_bytes + e * size < r->total_bytes;
+        float want = is_sum && !r->accumulate ? 0 : put_in(i, rank);
+        for (int p = 0; p < world && is_sum; p++)
+            want += put_in((r->src + rank * r->shard_bytes) / size + e, p);
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
+    }
+}
+
 /* Gathers and reduces the layer; what lies around its tensors stays as it is. */
 static void move_layer(struct rank *me)
 {
+    const struct layer_kind *kind = me->arg;
     struct office o;
     struct zr_tag tag = {.unit = 1};
-    int world = me->w.world, rank = me->w.rank, err = 0;
     struct layer l;
-    make_layer(&l, *(int *)me->arg, world);
+    int err = 0;
+    make_layer(&l, kind, me->w.world);
     RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
-    float *x = malloc(ARENA_BYTES);
-    for (int i = 0; i < ARENA_BYTES / 4; i++)
-        x[i] = (float)(i % 1000 + rank);
-    err = office_store(&o, 0, (char *)x, ARENA_BYTES);
+    char *x = malloc(ARENA_BYTES);
+    fill(x, me->w.rank, ZR_F32);
+    err = office_store(&o, 0, x, ARENA_BYTES);
+    fill(x, me->w.rank, kind->dtype);
     if (!err)
-        err = office_store(&o, 1, (char *)x, ARENA_BYTES);
+        err = office_store(&o, 1, x, ARENA_BYTES);
     if (!err)
         err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
     if (!err)
         err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
     if (!err)
-        err = office_fetch(&o, 0, (char *)x, ARENA_BYTES);
-    for (int i = 0; i < ARENA_BYTES / 4; i++) {
-        int k = segment_at(&l, i * 4);
-        float want = (float)(i % 1000 + (k < 0 ? rank : (i * 4 - l.g[k].dst) / l.g[k].shard_bytes));
-        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", i, (double)x[i], (double)want);
-    }
+        err = office_fetch(&o, 0, x, ARENA_BYTES);
+    check_gathered(me, &l, (float *)x);
     if (!err)
-        err = office_fetch(&o, 1, (char *)x, ARENA_BYTES);
-    for (int i = SUMS_AT / 4; i < ARENA_BYTES / 4; i++) {
-        int64_t k = (i * 4 - SUMS_AT) / 1024, in = (i * 4 - SUMS_AT) % 1024;
-        const struct zr_reduce_seg *r = &l.r[k < l.n ? k : l.n - 1];
-        in = i * 4 - r->dst;
-        bool is_sum = in >= 0 && in < r->shard_bytes && rank * r->shard_bytes + in < r->total_bytes;
-        int64_t at = (r->src + rank * r->shard_bytes + in) / 4;
-        float want =
-            is_sum ? (float)(world * (at % 1000) + world * (world - 1) / 2) : (float)(i % 1000 + rank);
-        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", i, (double)x[i], (double)want);
-    }
+        err = office_fetch(&o, 1, x, ARENA_BYTES);
+    check_reduced(me, &l, (float *)x);
     free(x);
     note_error(me, err);
     RANK_CHECK(me, office_close(&o), "handles are left");
@@ -302,13 +339,14 @@ struct moved {
     int64_t kernels, copies; /* opening and closing included */
 };
 
-static struct moved count_layer(int world, int n)
+static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accumulate)
 {
+    struct layer_kind kind = {n, dtype, accumulate};
     struct nccl_stand_in_counts before;
     struct moved m = {.kernels = -stand_in_calls("cudaLaunchKernel"),
                       .copies = -stand_in_calls("cudaMemcpyAsync")};
     nccl_stand_in_counts(&before);
-    struct rank *r = run_ranks(false, world, move_layer, &n, NULL);
+    struct rank *r = run_ranks(false, world, move_layer, &kind, NULL);
     nccl_stand_in_counts(&m.nccl);
     for (int i = 0; i < world; i++)
         expect_rank(&r[i], 0, "");
@@ -322,52 +360,57 @@ static struct moved count_layer(int world, int n)
 }
 
 /* Two collectives, of what is packed and of the large tensor, in one group, and two kernels around them:
- * whatever the number of small tensors and the world. */
+ * whatever the number of small tensors, the world, the gradients' dtype, and whether they are added up. */
 static void test_packed(void **state)
 {
     (void)state;
-    for (int world = 2; world <= 8; world++) {
-        customize(false, LONG_MS);
-        struct moved few = count_layer(world, 2), one = count_layer(world, 0);
-        for (int n = 3; n <= MOST_SMALL - 1; n += 2) {
-            struct moved m = count_layer(world, n);
-            assert_int_equal(m.nccl.n_calls, world * 2 * 2);
-            assert_int_equal(m.nccl.n_groups, world * 2);
-            assert_int_equal(m.nccl.n_symmetric, HEADER_HAS_WINDOWS ? m.nccl.n_calls : 0);
-            assert_int_equal(m.nccl.n_copy_engine, HEADER_HAS_WINDOWS ? world * 2 : 0);
-            assert_int_equal(m.kernels, few.kernels);
-            assert_int_equal(m.copies, few.copies);
+    for (int world = 2; world <= 8; world++)
+        for (int kind = 0; kind < 3; kind++) {
+            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            bool accumulate = kind == 2;
+            customize(false, LONG_MS);
+            struct moved one = count_layer(world, 0, dtype, accumulate);
+            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+                struct moved m = count_layer(world, n, dtype, accumulate);
+                assert_int_equal(m.nccl.n_calls, world * 2 * 2);
+                assert_int_equal(m.nccl.n_groups, world * 2);
+                assert_int_equal(m.nccl.n_symmetric, HEADER_HAS_WINDOWS ? m.nccl.n_calls : 0);
+                assert_int_equal(m.nccl.n_copy_engine, HEADER_HAS_WINDOWS ? world * 2 : 0);
+                assert_int_equal(m.kernels - one.kernels, 2 * world * 2);
+                assert_int_equal(m.copies, one.copies);
+            }
+            /* The large one travels as it lies. */
+            assert_int_equal(one.nccl.n_calls, world * 2);
         }
-        /* The large one travels as it lies. */
-        assert_int_equal(one.nccl.n_calls, world * 2);
-        assert_int_equal(few.kernels - one.kernels, world * 4);
-        assert_int_equal(few.copies - one.copies, 0);
-    }
 }
 
-/* By the fixed tree: one message to and from each peer for what is packed. */
+/* By the fixed tree: one message to and from each peer for what is packed, and the same kernels. */
 static void test_packed_fixed(void **state)
 {
     (void)state;
-    for (int world = 2; world <= 8; world += 3) {
-        customize(true, LONG_MS);
-        struct moved one = count_layer(world, 0);
-        assert_int_equal(one.nccl.n_calls, world + world * (world - 1) * 2);
-        for (int n = 2; n <= MOST_SMALL - 1; n++) {
-            struct moved m = count_layer(world, n);
-            assert_int_equal(m.nccl.n_calls, world * 2 + world * (world - 1) * 2 * 2);
-            assert_int_equal(m.nccl.n_groups, world * 2);
-            assert_int_equal(m.copies, one.copies);
+    for (int world = 2; world <= 8; world += 3)
+        for (int kind = 0; kind < 3; kind++) {
+            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            bool accumulate = kind == 2;
+            customize(true, LONG_MS);
+            struct moved one = count_layer(world, 0, dtype, accumulate);
+            assert_int_equal(one.nccl.n_calls, world + world * (world - 1) * 2);
+            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+                struct moved m = count_layer(world, n, dtype, accumulate);
+                assert_int_equal(m.nccl.n_calls, world * 2 + world * (world - 1) * 2 * 2);
+                assert_int_equal(m.nccl.n_groups, world * 2);
+                assert_int_equal(m.kernels - one.kernels, 2 * world * 2);
+                assert_int_equal(m.copies, one.copies);
+            }
         }
-    }
 }
 
-/* One small tensor that divides evenly is not packed: there is nothing to pack it with. A ragged one is. */
+/* One small tensor that divides evenly is not packed: there is nothing to pack it with. */
 static void test_packed_alone(void **state)
 {
     (void)state;
     customize(false, LONG_MS);
-    struct moved none = count_layer(3, 0), even = count_layer(3, 1);
+    struct moved none = count_layer(3, 0, ZR_F32, false), even = count_layer(3, 1, ZR_F32, false);
     assert_int_equal(even.nccl.n_calls, 3 * 2 * 2);
     assert_int_equal(even.kernels, none.kernels);
 }

@@ -233,6 +233,100 @@ static void test_sums(void **state)
     dev->ops->stream_close(s);
 }
 
+/* --- tables of sums --- */
+
+/* Ranges of sources laid out alike, of any length and, but for their elements', any alignment. */
+static void run_sum_ranges(struct zr_device *dev, struct zr_stream *s)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    enum { LENGTH = 20000 };
+    float *start = malloc(LENGTH * sizeof *start), *got = malloc(LENGTH * sizeof *got),
+          *want = malloc(LENGTH * sizeof *want), *dst = device_memory(dev, LENGTH * sizeof *dst);
+    for (int round = 0; round < 24; round++) {
+        enum zr_dtype dtype = round % 2 ? ZR_BF16 : ZR_F32;
+        int n_src = round < 2 ? ZR_MAX_SOURCES : 1 + (int)(random_bits(&suite_rng) % 9), n = 0;
+        int64_t size = zr_dtype_bytes(dtype), at = 0, to = 0;
+        char *given[ZR_MAX_SOURCES];
+        const void *src[ZR_MAX_SOURCES], *part[ZR_MAX_SOURCES], *freed[ZR_MAX_SOURCES];
+        struct zr_sum_range table[ZR_MAX_SUMS];
+        for (int i = 0; i < LENGTH; i++)
+            start[i] = random_normal(&suite_rng);
+        for (int j = 0; j < n_src; j++) {
+            given[j] = malloc(LENGTH * sizeof(float));
+            for (int i = 0; i < LENGTH; i++)
+                want[i] = random_normal(&suite_rng);
+            k->cast(given[j], dtype, want, ZR_F32, LENGTH);
+            freed[j] = src[j] = device_memory(dev, LENGTH * size);
+            assert_int_equal(ops->copy(s, (void *)(uintptr_t)src[j], given[j], LENGTH * size), 0);
+            assert_int_equal(ops->stream_sync(s), 0);
+        }
+        memcpy(want, start, LENGTH * sizeof *want);
+        for (int most = (int)(random_bits(&suite_rng) % (ZR_MAX_SUMS + 1)); n < most; n++) {
+            bool aligned = random_bits(&suite_rng) % 2, accumulate = random_bits(&suite_rng) % 2;
+            int64_t length = (int64_t)(random_bits(&suite_rng) % (n % 9 ? 300 : 3000));
+            at += aligned ? -at & 31 : (int64_t)(random_bits(&suite_rng) % 5);
+            to += aligned ? -to & 31 : (int64_t)(random_bits(&suite_rng) % 5);
+            if (at + length > LENGTH || to + length > LENGTH)
+                break;
+            table[n] = (struct zr_sum_range){dst + to, at, length, accumulate};
+            for (int j = 0; j < n_src; j++)
+                part[j] = given[j] + at * size;
+            k->sum_tree(want + to, part, n_src, dtype, length, accumulate);
+            at += length;
+            to += length;
+        }
+        assert_int_equal(ops->copy(s, dst, start, LENGTH * sizeof *dst), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        assert_int_equal(ops->sum_ranges(s, table, n, src, n_src, dtype), 0);
+        memset(table, 0xff, sizeof table); /* they were copied */
+        memset(src, 0, sizeof src);
+        assert_int_equal(ops->copy(s, got, dst, LENGTH * sizeof *dst), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        assert_memory_equal(got, want, LENGTH * sizeof *got);
+        for (int j = 0; j < n_src; j++) {
+            ops->free(dev, (void *)(uintptr_t)freed[j], LENGTH * size);
+            free(given[j]);
+        }
+    }
+    ops->free(dev, dst, LENGTH * sizeof *dst);
+    free(start);
+    free(got);
+    free(want);
+}
+
+static void test_sum_ranges(void **state)
+{
+    struct zr_device *dev = *state;
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    run_sum_ranges(dev, s);
+    float *p = device_memory(dev, 4096);
+    const void *src[] = {p};
+    const struct zr_sum_range table[] = {
+        {p + 100, 0, 10, false}, {p + 109, 20, 1, false}, {p + 200, -1, 4, false}};
+    const struct {
+        const char *text;
+        int first, n, n_src, code;
+        enum zr_dtype dtype;
+    } cases[] = {{"sums 0 and 1 overlap", 0, 2, 1, ZR_ERR_ARG, ZR_F32},
+                 {"sum 0: at is -1, n 4", 2, 1, 1, ZR_ERR_ARG, ZR_F32},
+                 {"65 sums, 0 to 64", 0, 65, 1, ZR_ERR_ARG, ZR_F32},
+                 {"n_src is 0", 0, 1, 0, ZR_ERR_ARG, ZR_F32},
+                 {"n_src is 65", 0, 1, 65, ZR_ERR_ARG, ZR_F32},
+                 {"not for f16", 0, 1, 1, ZR_ERR_NOTSUP, ZR_F16}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(
+            ops->sum_ranges(s, table + cases[i].first, cases[i].n, src, cases[i].n_src, cases[i].dtype),
+            cases[i].code);
+        if (!strstr(zr_error_text(), "sum_ranges: ") || !strstr(zr_error_text(), cases[i].text))
+            fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
+    }
+    assert_int_equal(ops->sum_ranges(s, table, 0, src, 1, ZR_F32), 0);
+    ops->free(dev, p, 4096);
+    ops->stream_close(s);
+}
+
 /* --- tables of copies --- */
 
 enum { TABLE_BYTES = 1 << 17, POISON = 0xa5 };
@@ -497,6 +591,7 @@ int suite_of_work(struct zr_device *dev)
         cmocka_unit_test(test_finish),
         cmocka_unit_test(test_copy_rows),
         cmocka_unit_test(test_copy_rows_refused),
+        cmocka_unit_test(test_sum_ranges),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

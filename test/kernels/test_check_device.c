@@ -120,6 +120,32 @@ static void test_tables(void **state)
     }
 }
 
+/* Of sums: what every source has of a range is read, and what a sum is added to. */
+static void test_tables_of_sums(void **state)
+{
+    (void)state;
+    struct bed t;
+    for (int at = 0; at <= 1024; at += 256)
+        for (int add = 0; add < 2; add++) {
+            open_bed(&t, 1);
+            const struct zr_device_ops *d = t.dev->ops;
+            static char out[64];
+            const void *src[] = {t.x + 1024, t.x + 1792};
+            const struct zr_sum_range sums[] = {{(float *)t.x, 64, 16, add},
+                                                {(float *)(t.x + 512), 256, 16, add}};
+            if (at == 0)
+                d->copy(t.b, out, t.x, 64);
+            else
+                d->zero(t.b, t.x + 1024 + at, 64);
+            d->sum_ranges(t.a, sums, 2, src, 2, ZR_F32);
+            /* 1024 + 256: of the first source; 1024 + 1024: of the first, and of the second, at 64 */
+            close_bed(&t, at == 0     ? "sum_ranges (test, unit 3, step 7) on rank 0's a overwrites what copy"
+                          : at == 256 ? "at +1280: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
+                          : at == 1024 ? "at +2048: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
+                                       : NULL);
+        }
+}
+
 /* An event stands for what was recorded when it was waited for. */
 static void test_old_record(void **state)
 {
@@ -226,10 +252,15 @@ static void test_snapshot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_streams), cmocka_unit_test(test_reads),
-        cmocka_unit_test(test_tables),      cmocka_unit_test(test_old_record),
-        cmocka_unit_test(test_host_waits),  cmocka_unit_test(test_calls_say_what_they_touch),
-        cmocka_unit_test(test_others),      cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_two_streams),
+        cmocka_unit_test(test_reads),
+        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_tables_of_sums),
+        cmocka_unit_test(test_old_record),
+        cmocka_unit_test(test_host_waits),
+        cmocka_unit_test(test_calls_say_what_they_touch),
+        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_snapshot),
     };
     struct zr_device *host;
     struct zr_check *check;

@@ -93,6 +93,15 @@ static void test_a_table_is_one_kernel(void **state)
         assert_int_equal(dev->ops->copy_rows(s, table, n), 0);
         assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
     }
+    const void *src[] = {at, at + 1024, at + 2048};
+    struct zr_sum_range sums[ZR_MAX_SUMS];
+    for (int n = 0; n <= ZR_MAX_SUMS; n += 16) {
+        for (int i = 0; i < n; i++)
+            sums[i] = (struct zr_sum_range){(float *)p + (1 << 17) + 1000 * i, i, 999, i % 2};
+        assert_int_equal(dev->ops->sum_ranges(s, sums, n, src, 3, ZR_BF16), 0);
+        launches += n > 0;
+        assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
+    }
     assert_int_equal(stand_in_calls("cudaMemcpyAsync"), copies);
     dev->ops->free(dev, p, 1 << 20);
     dev->ops->stream_close(s);

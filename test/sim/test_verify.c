@@ -224,7 +224,7 @@ static void order_over_communicators(void **state)
 }
 
 /* A table of copies takes tags along, row by row, and leaves what lies between the rows. */
-static void tables_of_copies(void **state)
+static void tables(void **state)
 {
     (void)state;
     const struct zr_sim_options o = {.world = 1, .yield = never};
@@ -255,6 +255,22 @@ static void tables_of_copies(void **state)
         zr_shadow_expect(rec, zr_sim_line_of(s), at + want[i].at, want[i].bytes, c);
     }
     assert_int_equal(rec->n_reports, 0);
+    /* A table of sums takes a range of every source. */
+    struct zr_content grad = {.kind = ZR_TAG_GRAD, .size = 4, .flat = 7, .value = 5, .n = 1};
+    zr_sim_mark(w, at + 2048, 1024, grad);
+    const void *src[] = {at + 2048, at + 2048};
+    const struct zr_sum_range sums[] = {{(float *)(at + 3328), 64, 16, false},
+                                        {(float *)(at + 3584), 96, 16, false}};
+    assert_int_equal(dev->ops->sum_ranges(s, sums, 2, src, 2, ZR_F32), 0);
+    struct zr_content sum = grad;
+    sum.first = 64;
+    sum.value = 10;
+    sum.n = 2;
+    zr_shadow_expect(rec, zr_sim_line_of(s), at + 3328, 64, sum);
+    sum.first = 96;
+    zr_shadow_expect(rec, zr_sim_line_of(s), at + 3584, 64, sum);
+    assert_int_equal(rec->n_reports, 0);
+    assert_int_equal(dev->ops->sum_ranges(s, sums, 65, src, 2, ZR_F32), ZR_ERR_ARG);
     struct zr_copy_rows bad = rows;
     bad.dst = at + 32;
     assert_int_equal(dev->ops->copy_rows(s, &bad, 1), ZR_ERR_ARG);
@@ -274,7 +290,7 @@ int main(void)
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
-        cmocka_unit_test(tables_of_copies),
+        cmocka_unit_test(tables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
