@@ -50,10 +50,10 @@ enum { STAND_IN_MOST_DEVICES = 16 };
 /* The machine as it is; writable while no stream or memory exists. */
 struct stand_in_machine *stand_in_the_machine(void);
 
-/* From now on the k-th call of that name (counted from 1; NULL: of any name, a thread's queries one after
- * another being one, so that the number does not depend on how long anything takes) returns err, once; with
- * lost, that and every later call on the calling thread's current device does, and its streams run nothing
- * more. k 0: none. */
+/* From now on the k-th call of that name returns err, once; with lost, that and every later call on the
+ * calling thread's current device does, and its streams run nothing more. k counts from 1; 0: none. call
+ * NULL: of any name, but where a thread only asks, call after call, no more than two of each count, so that
+ * the number does not depend on how long anything takes. */
 void stand_in_fail(const char *call, int k, cudaError_t err, bool lost);
 /* Calls of that name (NULL: of any, as above) since the last stand_in_fail or stand_in_end. */
 int64_t stand_in_calls(const char *call);

@@ -200,15 +200,20 @@ bool stand_in_has_context(int device)
     return has;
 }
 
-/* A query right after another of the same thread, as a wait makes them. How many there are depends on the
- * time that the wait takes. */
+/* A thread that waits by asking repeats the same few calls, and how often depends on the time that the wait
+ * takes. In a row of calls that only ask, each counts twice at most: once on the way in and once on the way
+ * out, where a call is made around others. */
 static bool asks_again(const char *call)
 {
-    static _Thread_local bool asked;
-    bool asks = strcmp(call, "cudaEventQuery") == 0 || strcmp(call, "cudaStreamQuery") == 0;
-    bool again = asks && asked;
-    asked = asks;
-    return again;
+    static const char *const asking[] = {"cudaEventQuery", "cudaStreamQuery", "cudaGetDevice",
+                                         "cudaThreadExchangeStreamCaptureMode"};
+    enum { N_ASKING = sizeof asking / sizeof *asking };
+    static _Thread_local int n_asked[N_ASKING];
+    for (int i = 0; i < N_ASKING; i++)
+        if (strcmp(call, asking[i]) == 0)
+            return ++n_asked[i] > 2;
+    memset(n_asked, 0, sizeof n_asked);
+    return false;
 }
 
 cudaError_t stand_in_begin(const char *call)
