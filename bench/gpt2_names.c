@@ -37,7 +37,8 @@ void gpt2_names(struct zero_weight *map, char (*text)[40], int32_t layers)
             } else {
                 snprintf(text[n], sizeof text[n], "%s", names[t].name);
             }
-            map[n] = (struct zero_weight){text[n], t, names[t].stacked ? l : -1, names[t].transposed};
+            map[n] =
+                (struct zero_weight){text[n], t, names[t].stacked ? ZERO_SLICE(l) : 0, names[t].transposed};
         }
     }
 }

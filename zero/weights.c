@@ -34,6 +34,27 @@ struct weights {
     int32_t n, n_files;
 };
 
+/* Whether an entry is of the whole tensor, or of which slice. */
+static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr_tensor *t, int32_t n_dims,
+                         bool *whole, int64_t *slice)
+{
+    char given[32];
+    *whole = m->slice == 0;
+    *slice = *whole ? 0 : (int64_t)m->slice - ZERO_SLICE(0);
+    if (*whole || (*slice >= 0 && *slice < t->shape[0] && n_dims > 1))
+        return 0;
+    snprintf(given, sizeof given, *slice < 0 ? "%d" : "ZERO_SLICE(%d)", *slice < 0 ? m->slice : (int)*slice);
+    if (n_dims < 2)
+        return zr_fail(ZR_ERR_ARG,
+                       "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0, "
+                       "all of it",
+                       i, m->name, given, t->name);
+    return zr_fail(ZR_ERR_ARG,
+                   "map[%d] (%s): slice is %s of tensor %s; allowed: 0 (all of it), ZERO_SLICE(0) "
+                   "to ZERO_SLICE(%lld)",
+                   i, m->name, given, t->name, (long long)t->shape[0] - 1);
+}
+
 static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, int32_t i, struct weight *w)
 {
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
@@ -45,17 +66,18 @@ static int resolve_one(const struct zero_ctx *z, const struct zero_weight *m, in
     int32_t n_dims = 0;
     while (n_dims < 8 && t->shape[n_dims])
         n_dims++;
-    bool whole = m->slice < 0;
-    if (m->slice >= t->shape[0] || (!whole && n_dims < 2))
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): slice is %d of tensor %s, whose first dimension is %lld", i,
-                       m->name, m->slice, t->name, (long long)t->shape[0]);
+    bool whole;
+    int64_t slice;
+    int err = resolve_slice(m, i, t, n_dims, &whole, &slice);
+    if (err)
+        return err;
     *w = (struct weight){.name = m->name,
                          .tensor = m->tensor,
                          .transposed = m->transposed,
                          .n_dims = whole ? n_dims : n_dims - 1};
     memcpy(w->shape, t->shape + !whole, (size_t)w->n_dims * sizeof *w->shape);
     w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
-    w->first = whole ? 0 : m->slice * w->n;
+    w->first = slice * w->n;
     if (m->transposed && w->n_dims != 2)
         return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
                        m->name, w->n_dims);
@@ -80,7 +102,7 @@ static int resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n,
     out->n = n;
     err = n < 1 ? zr_fail(ZR_ERR_ARG, "n is %d; allowed: 1 and more", n) : 0;
     for (int32_t i = 0; !err && i < n; i++) {
-        struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i, .slice = -1};
+        struct zero_weight w = {.name = z->layout->tensors[map ? 0 : i].name, .tensor = i};
         if (map)
             zr_copy_in(&w, sizeof w, map, i, z->config.user.weight_size);
         err = resolve_one(z, &w, i, &out->list[i]);

@@ -379,9 +379,14 @@ struct zero_step_info {
 struct zero_weight {
     const char *name;
     int32_t tensor;     /* in the array given to zero_wrap */
-    int32_t slice;      /* of its first dimension, as a tensor of the others; negative: all of it */
+    int32_t slice;      /* 0: all of it; ZERO_SLICE(i): the i-th of its first dimension, as a tensor of the
+                           others (a layer of a stacked one); any other number is refused */
     int32_t transposed; /* 1: two dimensions, which the file has the other way round */
 };
+
+/* What zero_weight.slice holds for slice i, from 0 on. Not i itself, so that an entry that leaves the field
+ * out has the whole tensor, not the first slice in silence. */
+#define ZERO_SLICE(i) (0x40000000 + (i))
 
 /* What ZERO_CONFIG_INIT writes; every other field is 0. X(field, value) */
 #define ZERO_CONFIG_DEFAULTS(X)                                                                              \

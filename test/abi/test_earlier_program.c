@@ -139,9 +139,9 @@ static int step_once(struct toy *m, zero_ctx *z, const struct toy_rank *r, int s
 /* Two weights, one of them a slice, out under other names and back in. */
 static void weights_out_and_in(struct toy_rank *r, zero_ctx *z, const char *dir)
 {
-    const struct zero_weight map[] = {{.name = "a", .tensor = 0, .slice = -1},
-                                      {.name = "b", .tensor = TOY_STACKED, .slice = 1},
-                                      {.name = "c", .tensor = 2, .slice = -1}};
+    const struct zero_weight map[] = {{.name = "a", .tensor = 0},
+                                      {.name = "b", .tensor = TOY_STACKED, .slice = ZERO_SLICE(1)},
+                                      {.name = "c", .tensor = 2}};
     float was[120], now[120], other[120];
     memset(other, 0, sizeof other);
     NEED(zero_export(z, dir, map, 3, 0) == 0);
