@@ -65,7 +65,10 @@ static int agree_how(struct zero_ctx *z, int32_t how)
 static int sync_all(struct zero_ctx *z, enum zero_sync how)
 {
     bool equal = true;
-    int err = zr_agree_in_run(z, zr_buffers_check(z));
+    int err = zr_buffers_check(z);
+    if (z->world.world == 1)
+        return err;
+    err = zr_agree_in_run(z, err);
     if (!err)
         err = agree_how(z, (int32_t)how);
     if (!err && how == ZERO_SYNC_MEAN)
@@ -92,7 +95,7 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
     if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "zero_sync_buffers: unit %d has an open bracket; end it first", open);
     zr_engine_called(&z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
-    if (z->world.world == 1 || !z->layout->n_buffers)
+    if (!z->layout->n_buffers)
         return 0;
     err = sync_all(z, (enum zero_sync)how);
     return err ? zr_fail_more(err, "zero_sync_buffers") : 0;
