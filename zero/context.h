@@ -29,6 +29,8 @@ struct zero_ctx {
     struct zr_folder_locks locks; /* rank 0's, of the folders that it saves into */
     struct zr_save *save;         /* begun and not ended; NULL: none */
     int64_t n_saves;              /* begun */
+    /* The last that all ranks know to be on the disk; "": none. */
+    char saved_path[ZR_PATH_BYTES];
     bool told_unequal_buffers;
     int64_t n_micro;          /* micro-batches of all ranks, in all steps */
     unsigned char *user_data; /* the program's own, for the next save or of the last load */

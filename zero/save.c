@@ -458,6 +458,8 @@ int zr_save_end(struct zero_ctx *z)
             zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
                     zr_error_text());
     }
+    if (!err)
+        zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
     free_save(s);
     return err ? zr_fail(err, "%s", text) : 0;
 }
@@ -569,6 +571,16 @@ int zero_save_wait(zero_ctx *z)
         err = zr_save_end(z);
     }
     return err ? zr_fail_more(err, "zero_save_wait") : 0;
+}
+
+int zero_get_saved(zero_ctx *z, const char **path)
+{
+    if (!z || !path)
+        return zr_fail(ZR_ERR_ARG, "zero_get_saved: %s is NULL", z ? "path" : "z");
+    if (zr_engine_check_process(&z->engine))
+        return zr_fail_more(ZR_ERR_ORDER, "zero_get_saved");
+    *path = *z->saved_path ? z->saved_path : NULL;
+    return 0;
 }
 
 int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)

@@ -599,6 +599,13 @@ ZERO_API int zero_save(zero_ctx *z, const char *dir);
  * none. zero_save, zero_load and zero_unwrap do the same first. */
 ZERO_API int zero_save_wait(zero_ctx *z);
 
+/* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
+ * dir/save-SERIAL-step-T from the root on, the same on every rank, valid until the next zero_save,
+ * zero_save_wait, zero_load or zero_unwrap; NULL when this context has saved none. It is the last one that is
+ * known to be on the disk: with cfg.save_async the one begun last from zero_save_wait on, the one before it
+ * until then. A save that failed changes nothing. Local; does not wait. */
+ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
+
 /* Collective, blocking. Loads a checkpoint: path is one, or a folder of them, of which the one saved last is
  * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and
  * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's

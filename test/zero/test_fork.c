@@ -58,6 +58,7 @@ static int call_everything(struct job *j)
     double d = 0;
     struct zero_stats stats;
     const void *data;
+    const char *path;
     int64_t bytes;
     int n = 0;
 #define REFUSED(call)                                                                                        \
@@ -73,6 +74,7 @@ static int call_everything(struct job *j)
     REFUSED(zero_mean(j->z, &d, 1))
     REFUSED(zero_save(j->z, "nowhere"))
     REFUSED(zero_save_wait(j->z))
+    REFUSED(zero_get_saved(j->z, &path))
     REFUSED(zero_load(j->z, "nowhere"))
     REFUSED(zero_export(j->z, "nowhere", NULL, 0, 0))
     REFUSED(zero_import(j->z, "nowhere", NULL, 0))

@@ -301,6 +301,11 @@ static int saves_in_a_step(struct program *p)
     return err ? err : zero_save(p->z, "/tmp");
 }
 
+static int asks_nobody_what_was_saved(struct program *p)
+{
+    return zero_get_saved(p->z, NULL);
+}
+
 static int loads_from_nowhere(struct program *p)
 {
     return zero_load(p->z, "/tmp/there-is-no-such-checkpoint");
@@ -1298,6 +1303,14 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_IO,
      {"zero_save", "there-is-no-such-folder"}},
+    {"asks what was saved, and gives no place for it",
+     ALL,
+     W1,
+     NULL,
+     asks_nobody_what_was_saved,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_get_saved: path is NULL"}},
     {"loads what is not there",
      ALL,
      BOTH,

@@ -1,0 +1,118 @@
+/* test_checkpoint_kept.c: where the last checkpoint is, and which ones stay: as ranks are told. */
+#include "test/checkpoint/memory_files.h"
+#include "test/checkpoint/saved_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct memory_files *disk;
+
+static void saved_is(struct model_rank *m, const char *expected)
+{
+    const char *path = "poison";
+    CHECK_OK(zero_get_saved(m->z, &path));
+    model_check(expected ? path && !strcmp(path, expected) : !path, __FILE__, __LINE__,
+                expected ? expected : "NULL");
+}
+
+/* ---- where it is ---- */
+
+static void ask_for_it(struct model_rank *m, void *arg)
+{
+    bool async = *(bool *)arg;
+    const char *path = NULL;
+    char first[64];
+    CHECK_THAT(zero_get_saved(NULL, &path) == ZERO_ERR_ARG && zero_get_saved(m->z, NULL) == ZERO_ERR_ARG);
+    saved_is(m, NULL);
+    CHECK_OK(model_steps(m, 1));
+    uint64_t hash = model_hash(m);
+    CHECK_OK(zero_save(m->z, "run"));
+    saved_is(m, async ? NULL : "run/save-00000001-step-00000001");
+    CHECK_OK(zero_save_wait(m->z));
+    saved_is(m, "run/save-00000001-step-00000001");
+    CHECK_OK(zero_get_saved(m->z, &path));
+    snprintf(first, sizeof first, "%s", path);
+
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "other"));
+    saved_is(m, async ? first : "other/save-00000001-step-00000002");
+    CHECK_OK(zero_save_wait(m->z));
+    saved_is(m, "other/save-00000001-step-00000002");
+
+    CHECK_OK(zero_load(m->z, first)); /* it is what zero_load wants */
+    CHECK_THAT(model_hash(m) == hash && m->z->engine.t == 1);
+    saved_is(m, "other/save-00000001-step-00000002");
+
+    /* One that fails, and the wait that tells it. */
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    if (m->rank == 0)
+        memory_files_fault(disk, FAULT_EIO, 20, true);
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    int err = zero_save(m->z, "run");
+    CHECK_THAT((err ? err : zero_save_wait(m->z)) == ZERO_ERR_IO);
+    saved_is(m, "other/save-00000001-step-00000002");
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    if (m->rank == 0)
+        memory_files_fault(disk, FAULT_NONE, 0, false);
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zero_get_saved(m->z, &path)); /* what failed may have left a folder, whose number is taken */
+    CHECK_THAT(path && !strncmp(path, "run/save-", 9) && strcmp(path, first) != 0);
+    CHECK_OK(zero_load(m->z, path));
+}
+
+static void test_where_it_is(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 6; way++) {
+        bool async = way % 2;
+        disk = memory_files_open();
+        struct model_options o = {
+            .stage = way / 2 + 1, .world = way / 2 + 1, .async = async, .files = memory_files_table(disk)};
+        model_run(&o, ask_for_it, &async);
+        memory_files_close(disk);
+    }
+}
+
+/* A program may go elsewhere after it saved: the path stays good. */
+static void save_and_leave(struct model_rank *m, void *arg)
+{
+    const char *base = arg, *path;
+    char gone[ZR_PATH_BYTES];
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_THAT(path && *path == '/' && strstr(path, base));
+    CHECK_THAT(!chdir("/"));
+    snprintf(gone, sizeof gone, "%s", path);
+    CHECK_OK(zero_load(m->z, gone));
+    CHECK_OK(zr_folder_remove(&zr_files_posix, gone, NULL));
+}
+
+static void test_from_the_root(void **state)
+{
+    (void)state;
+    char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8];
+    assert_non_null(mkdtemp(base));
+    assert_int_equal(chdir(base), 0);
+    model_run(&(struct model_options){.stage = 2, .world = 1}, save_and_leave, base);
+    snprintf(run, sizeof run, "%s/run", base);
+    assert_int_equal(rmdir(run), 0);
+    assert_int_equal(rmdir(base), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_where_it_is),
+        cmocka_unit_test(test_from_the_root),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
