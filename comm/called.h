@@ -27,6 +27,7 @@
     X(MEAN, "zero_mean")                                                                                     \
     X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
     X(SAVE, "zero_save")                                                                                     \
+    X(SAVE_KEPT, "zero_save_kept")                                                                           \
     X(SAVE_WAIT, "zero_save_wait")                                                                           \
     X(LOAD, "zero_load")                                                                                     \
     X(EXPORT, "zero_export")                                                                                 \

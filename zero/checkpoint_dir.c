@@ -14,12 +14,16 @@
 struct name {
     int64_t serial, t;
     bool hidden; /* being written, or left so */
+    bool kept;   /* never removed, once it is finished */
     char text[ZR_CHECKPOINT_NAME_BYTES];
 };
 
-static void print_name(int64_t serial, int64_t t, char out[ZR_CHECKPOINT_NAME_BYTES])
+#define KEPT "-kept"
+
+static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
 {
-    snprintf(out, ZR_CHECKPOINT_NAME_BYTES, "save-%08" PRId64 "-step-%08" PRId64, serial, t);
+    snprintf(out, ZR_CHECKPOINT_NAME_BYTES, "save-%08" PRId64 "-step-%08" PRId64 "%s", serial, t,
+             kept ? KEPT : "");
 }
 
 static bool parse_name(const char *text, struct name *out)
@@ -34,7 +38,9 @@ static bool parse_name(const char *text, struct name *out)
         return false;
     out->serial = serial;
     out->t = t;
-    print_name(serial, t, again);
+    size_t n = strlen(text), end = sizeof KEPT - 1;
+    out->kept = n > end && !strcmp(text + n - end, KEPT);
+    print_name(serial, t, out->kept, again);
     return !strcmp(again, text + out->hidden);
 }
 
@@ -98,7 +104,7 @@ static int make_root(const struct zr_files *fs, const char *root)
 }
 
 int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks, struct zr_log *log,
-                        const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES])
+                        const char *root, int64_t t, bool kept, char name[ZR_CHECKPOINT_NAME_BYTES])
 {
     struct list l;
     bool missing;
@@ -116,7 +122,7 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     free(l.names);
     if (err)
         return err;
-    print_name(serial, t, name);
+    print_name(serial, t, kept, name);
     snprintf(hidden, sizeof hidden, ".%s", name);
     err = zr_path_join(path, root, hidden);
     return err ? err : zr_folder_make(fs, path, NULL);
@@ -161,11 +167,15 @@ int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char 
 {
     struct list l;
     char path[ZR_PATH_BYTES];
-    int kept = 1;
+    int kept = 0;
     int err = list_saves(fs, root, NULL, &l);
     for (size_t i = 0; !err && i < l.n; i++) {
         struct name *n = &l.names[i];
-        if (!strcmp(n->text, name))
+        if (!strcmp(n->text, name)) {
+            kept += !n->kept;
+            continue;
+        }
+        if (n->kept && !n->hidden)
             continue;
         err = zr_path_join(path, root, n->text);
         if (err)

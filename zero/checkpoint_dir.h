@@ -1,9 +1,10 @@
 /* checkpoint_dir.h: the folder that holds a run's checkpoints: names, which is the latest, which may go.
  *
- * A checkpoint is a folder save-SERIAL-step-T with a manifest that validates and with every file it names, in
- * the size it names. SERIAL counts the saves into this folder: the latest is the last saved, also when a run
- * was taken back to an earlier step. While it is written its name begins with a dot; a folder of such a name
- * is never a checkpoint. One context at a time saves into a folder (folder_lock.h). */
+ * A checkpoint is a folder save-SERIAL-step-T, or save-SERIAL-step-T-kept for one that stays, with a manifest
+ * that validates and with every file it names, in the size it names. SERIAL counts the saves into this
+ * folder: the latest is the last saved, also when a run was taken back to an earlier step. While it is
+ * written its name begins with a dot; a folder of such a name is never a checkpoint. One context at a time
+ * saves into a folder (folder_lock.h). */
 #ifndef ZR_ZERO_CHECKPOINT_DIR_H
 #define ZR_ZERO_CHECKPOINT_DIR_H
 
@@ -15,15 +16,15 @@
 #define ZR_CHECKPOINT_NAME_BYTES 64
 
 /* Makes root if it is missing (one level), takes its lock, and makes in it the folder .NAME for a checkpoint
- * of step t; name is what it will be called. Blocking; ZR_ERR_IO. */
+ * of step t; name is what it will be called; kept: as one that stays. Blocking; ZR_ERR_IO. */
 int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks, struct zr_log *log,
-                        const char *root, int64_t t, char name[ZR_CHECKPOINT_NAME_BYTES]);
+                        const char *root, int64_t t, bool kept, char name[ZR_CHECKPOINT_NAME_BYTES]);
 /* The manifest, last: a temporary file, synced, renamed, and the folder synced. */
 int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m);
 /* .NAME becomes NAME, and root itself, durably. */
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name);
-/* Removes what is older than the `keep` latest (0: nothing), and what other saves left unfinished; never
- * `name`. */
+/* Removes what is older than the `keep` latest (0: nothing) but for those that stay, which do not count, and
+ * what other saves left unfinished; never `name`. */
 int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep);
 
 /* Reads a folder's manifest and checks that what it names is there. *out is released with zr_manifest_free.

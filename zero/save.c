@@ -1,4 +1,4 @@
-/* save.c: zero_save: who does what when, over all ranks.
+/* save.c: zero_save and zero_save_kept: who does what when, over all ranks.
  *
  * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's.
  *
@@ -37,6 +37,7 @@ struct zr_save {
 
     uv_thread_t thread;
     bool started, copying; /* copying: the snapshot was asked for */
+    bool kept;             /* by zero_save_kept */
     uv_mutex_t lock;
     uv_cond_t changed;
     _Atomic bool cancelled;
@@ -262,7 +263,7 @@ static void name_folder(struct zr_save *s)
 }
 
 /* All that can be found out before anything is written. */
-static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
+static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_save **out)
 {
     struct zr_save *s = calloc(1, sizeof *s);
     if (!s)
@@ -277,6 +278,7 @@ static int open_save(struct zero_ctx *z, const char *dir, struct zr_save **out)
         return zr_fail(ZR_ERR_SYSTEM, "a condition could not be made");
     }
     s->z = z;
+    s->kept = kept;
     s->commit_told = z->world.world == 1;
     int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES;
     /* The program may change its working directory while the file is written. */
@@ -309,13 +311,37 @@ struct begun {
     char text[ZR_EXCHANGE_BYTES - 4 - ZR_CHECKPOINT_NAME_BYTES];
 };
 
+static const char *call_of(bool kept)
+{
+    return kept ? "zero_save_kept" : "zero_save";
+}
+
+/* What each rank was asked for, before anything is written. */
+struct wanted {
+    int32_t kept;
+};
+
+static int agree_on_kind(struct zero_ctx *z, const struct zr_save *s)
+{
+    struct wanted mine = {.kept = s->kept}, *all = z->from_all;
+    if (z->world.world == 1)
+        return 0;
+    int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    for (int r = 1; !err && r < z->world.world; r++)
+        if (all[r].kept != all[0].kept)
+            err = zr_fail(ZR_ERR_MISMATCH,
+                          "rank %d calls %s and rank 0 %s; every rank must make the same calls", r,
+                          call_of(all[r].kept), call_of(all[0].kept));
+    return err;
+}
+
 /* Rank 0 makes the folder, and tells all its name. */
 static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
-        mine.err =
-            zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, z->engine.t, mine.name);
+        mine.err = zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, z->engine.t,
+                                       s->kept, mine.name);
     if (mine.err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = 0;
@@ -527,13 +553,14 @@ static int tell_unequal_buffers(struct zero_ctx *z)
     return zr_agree_in_run(z, err); /* a rank may check alone */
 }
 
-int zero_save(zero_ctx *z, const char *dir)
+static int save(zero_ctx *z, const char *dir, bool kept)
 {
+    const char *call = call_of(kept);
     if (!z || !dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "zero_save: %s", !z ? "z is NULL" : "dir is NULL or empty");
-    int err = check_call(z, "zero_save");
+        return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
+    int err = check_call(z, call);
     if (!err) {
-        zr_engine_called(&z->engine, ZR_CALLED_SAVE, -1, 0);
+        zr_engine_called(&z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);
     }
     if (!err)
@@ -541,7 +568,9 @@ int zero_save(zero_ctx *z, const char *dir)
     if (err)
         return err;
     struct zr_save *s = NULL;
-    err = zr_agree_in_run(z, open_save(z, dir, &s));
+    err = zr_agree_in_run(z, open_save(z, dir, kept, &s));
+    if (!err)
+        err = agree_on_kind(z, s);
     if (!err)
         err = tell_unequal_buffers(z);
     if (!err)
@@ -549,7 +578,7 @@ int zero_save(zero_ctx *z, const char *dir)
     if (err) {
         if (s)
             free_save(s);
-        return zr_fail_more(err, "zero_save");
+        return zr_fail_more(err, call);
     }
     s->number = ++z->n_saves;
     z->save = s;
@@ -558,7 +587,17 @@ int zero_save(zero_ctx *z, const char *dir)
         int ended = zr_save_end(z);
         err = err ? err : ended;
     }
-    return err ? zr_fail_more(err, "zero_save") : 0;
+    return err ? zr_fail_more(err, call) : 0;
+}
+
+int zero_save(zero_ctx *z, const char *dir)
+{
+    return save(z, dir, false);
+}
+
+int zero_save_kept(zero_ctx *z, const char *dir)
+{
+    return save(z, dir, true);
 }
 
 int zero_save_wait(zero_ctx *z)

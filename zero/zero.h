@@ -595,12 +595,18 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  * tells the outcome. */
 ZERO_API int zero_save(zero_ctx *z, const char *dir);
 
+/* The same, of a checkpoint that cfg.save_keep does not remove and does not count: a milestone, the best so
+ * far, the end of an epoch. It is dir/save-SERIAL-step-T-kept: the name says so, to later runs too, and
+ * renaming a checkpoint to or from it is how to change one's mind. zero_load takes it for the latest like any
+ * other. ZERO_ERR_MISMATCH, and nothing written, where other ranks call zero_save. */
+ZERO_API int zero_save_kept(zero_ctx *z, const char *dir);
+
 /* Collective, blocking. Until the save begun last is on the disk; returns its failure, once. 0 when there is
  * none. zero_save, zero_load and zero_unwrap do the same first. */
 ZERO_API int zero_save_wait(zero_ctx *z);
 
 /* Where the checkpoint is that was saved last, for zero_load, and for copying it elsewhere: *path is
- * dir/save-SERIAL-step-T from the root on, the same on every rank, valid until the next zero_save,
+ * dir/save-SERIAL-step-T (or -kept) from the root on, the same on every rank, valid until the next zero_save,
  * zero_save_wait, zero_load or zero_unwrap; NULL when this context has saved none. It is the last one that is
  * known to be on the disk: with cfg.save_async the one begun last from zero_save_wait on, the one before it
  * until then. A save that failed changes nothing. Local; does not wait. */

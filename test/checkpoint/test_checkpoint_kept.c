@@ -108,11 +108,137 @@ static void test_from_the_root(void **state)
     assert_int_equal(rmdir(base), 0);
 }
 
+/* ---- which stay ---- */
+
+struct names {
+    char text[16][ZR_PATH_BYTES];
+    int n;
+};
+
+static int add_name(void *arg, const char *name)
+{
+    struct names *l = arg;
+    CHECK_THAT(l->n < 16);
+    snprintf(l->text[l->n++], sizeof *l->text, "%s", name);
+    return 0;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+/* Of what there is in a folder, in one line. */
+static void folder_holds(const struct zr_files *fs, const char *expected)
+{
+    struct names l = {0};
+    char all[1024] = "";
+    CHECK_OK(zr_folder_walk(fs, "run", NULL, add_name, &l));
+    qsort(l.text, (size_t)l.n, sizeof *l.text, by_text);
+    for (int i = 0; i < l.n; i++)
+        if (strcmp(l.text[i], ".lock") != 0)
+            snprintf(all + strlen(all), sizeof all - strlen(all), "%.60s\n", l.text[i]);
+    model_check(!strcmp(all, expected), __FILE__, __LINE__, all);
+}
+
+struct keeping {
+    bool async;
+    uint64_t hashes[16];
+};
+
+/* k: kept; s: not. Each after a step more. */
+static void save_as(struct model_rank *m, struct keeping *k, const char *how)
+{
+    for (; *how; how++) {
+        CHECK_OK(model_steps(m, 1));
+        uint64_t h = model_hash(m);
+        if (m->rank == 0)
+            k->hashes[m->step] = h;
+        CHECK_OK(*how == 'k' ? zero_save_kept(m->z, "run") : zero_save(m->z, "run"));
+    }
+    CHECK_OK(zero_save_wait(m->z));
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+}
+
+static void keep_some(struct model_rank *m, void *arg)
+{
+    struct keeping *k = arg;
+    CHECK_THAT(zero_save_kept(NULL, "run") == ZERO_ERR_ARG && zero_save_kept(m->z, "") == ZERO_ERR_ARG);
+    save_as(m, k, "kssk");
+    saved_is(m, "run/save-00000004-step-00000004-kept");
+    if (m->rank == 0)
+        folder_holds(m->z->files, "save-00000001-step-00000001-kept\n"
+                                  "save-00000002-step-00000002\nsave-00000003-step-00000003\n"
+                                  "save-00000004-step-00000004-kept\n");
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    save_as(m, k, "ss");
+}
+
+/* A later run, which finds them: the latest is the latest, whatever its name. */
+static void go_on_keeping(struct model_rank *m, void *arg)
+{
+    struct keeping *k = arg;
+    if (m->rank == 0)
+        folder_holds(m->z->files, "save-00000001-step-00000001-kept\nsave-00000004-step-00000004-kept\n"
+                                  "save-00000005-step-00000005\nsave-00000006-step-00000006\n");
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(m->z->engine.t == 6 && model_hash(m) == k->hashes[6]);
+    m->step = 6;
+    save_as(m, k, "k");
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(m->z->engine.t == 7 && model_hash(m) == k->hashes[7]);
+    /* One that is renamed stays no more. */
+    if (m->rank == 0)
+        CHECK_OK(zr_file_rename(m->z->files, "run/save-00000004-step-00000004-kept",
+                                "run/save-00000004-step-00000004"));
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    save_as(m, k, "s");
+    if (m->rank == 0)
+        folder_holds(m->z->files, "save-00000001-step-00000001-kept\nsave-00000006-step-00000006\n"
+                                  "save-00000007-step-00000007-kept\nsave-00000008-step-00000008\n");
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zero_load(m->z, "run/save-00000001-step-00000001-kept"));
+    CHECK_THAT(m->z->engine.t == 1 && model_hash(m) == k->hashes[1]);
+}
+
+/* One of which the writing was not finished is no checkpoint, and goes. */
+static void leave_one_unfinished(struct model_rank *m, void *arg)
+{
+    struct keeping *k = arg;
+    CHECK_OK(zr_folder_make(m->z->files, "run/.save-00000009-step-00000009-kept", NULL));
+    m->step = 8;
+    CHECK_OK(zero_load(m->z, "run"));
+    save_as(m, k, "s");
+    folder_holds(m->z->files, "save-00000001-step-00000001-kept\nsave-00000007-step-00000007-kept\n"
+                              "save-00000008-step-00000008\nsave-00000010-step-00000009\n");
+}
+
+static void test_which_stay(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        struct keeping k = {.async = way % 2};
+        disk = memory_files_open();
+        struct model_options o = {.stage = 3,
+                                  .world = way / 2 ? 3 : 1,
+                                  .async = k.async,
+                                  .keep = 2,
+                                  .files = memory_files_table(disk)};
+        model_run(&o, keep_some, &k);
+        o.scrambled = true;
+        model_run(&o, go_on_keeping, &k);
+        o.world = 1;
+        model_run(&o, leave_one_unfinished, &k);
+        memory_files_close(disk);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where_it_is),
         cmocka_unit_test(test_from_the_root),
+        cmocka_unit_test(test_which_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

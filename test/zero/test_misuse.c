@@ -301,6 +301,18 @@ static int saves_in_a_step(struct program *p)
     return err ? err : zero_save(p->z, "/tmp");
 }
 
+static int keeps_in_a_step(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_save_kept(p->z, "/tmp");
+}
+
+static int keeps_on_one_rank(struct program *p)
+{
+    const char *dir = "/tmp/there-is-no-such-folder/ckpt";
+    return p->odd ? zero_save_kept(p->z, dir) : zero_save(p->z, dir);
+}
+
 static int asks_nobody_what_was_saved(struct program *p)
 {
     return zero_get_saved(p->z, NULL);
@@ -1303,6 +1315,22 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_IO,
      {"zero_save", "there-is-no-such-folder"}},
+    {"saves one to keep inside a step",
+     ALL,
+     BOTH,
+     NULL,
+     keeps_in_a_step,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_save_kept: a step has begun"}},
+    {"saves one to keep, on one rank alone",
+     ALL,
+     W2,
+     NULL,
+     keeps_on_one_rank,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_save", "rank 1 calls zero_save_kept and rank 0 zero_save; every rank"}},
     {"asks what was saved, and gives no place for it",
      ALL,
      W1,
