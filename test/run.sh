@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
 done
 
 # Instrumented programs are slow: fewer of the random cases, which the plain build runs in full.
-[ "$sanitize" = none ] || export N_FLIPS=2000 N_SUBSETS=10 N_KILLS=30
+[ "$sanitize" = none ] || export N_FLIPS=2000 N_SUBSETS=10 N_KILLS=30 EVERY=6
 
 # What each build is made of, and which tests run in it. Laws of the tree are checked once, in the plain build; warnings are
 # errors there only, because instrumented code makes gcc see sizes that cannot be.

@@ -1,8 +1,9 @@
 /* test_checkpoint_faults.c: every file call of a save and of a load fails in turn, in every way; and the
  * power fails at every one, with what was not synced kept in part. What was committed is always there, and
- * nothing else ever is. */
+ * nothing else ever is. EVERY=n: every n-th file call; N_SUBSETS: of what is kept. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/kernels/random.h"
 #include "zero/checkpoint_dir.h"
 
 #include <pthread.h>
@@ -15,7 +16,8 @@
 
 #include <cmocka.h>
 
-static int n_subsets = 100;
+static int n_subsets = 100, every = 1;
+static int64_t first_call = 1; /* of those that fail */
 static uint64_t first_seed;
 
 static void quiet(void *arg, const char *line)
@@ -115,7 +117,7 @@ static void fail_saves(struct model_rank *m, void *arg)
                 continue; /* a call that is interrupted for ever is never done */
             bool done = false;
             int64_t k;
-            for (k = 1; !done; k++) {
+            for (k = faults[f] == FAULT_SHORT && always ? 1 : first_call; !done; k += every) {
                 begin_fault(m, h, faults[f], k, always);
                 int err = save_and_wait(m);
                 done = end_fault(m, h, k, err) ||
@@ -137,13 +139,13 @@ static void fail_saves(struct model_rank *m, void *arg)
                     CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 }
                 m->step = 3;
-                if (!done && k % 8 == 0) {
+                if (!done && k / every % 8 == 0) {
                     CHECK_OK(save_and_wait(m));
                     CHECK_THAT(loaded_step(m, h) == 3);
                 }
             }
             if (m->rank == 0 && faults[f] == FAULT_EIO && !always)
-                printf("%lld file calls in a save of %d ranks\n", (long long)k - 2, m->world);
+                printf("%lld file calls in a save of %d ranks\n", (long long)h->n_calls, m->world);
         }
     }
 }
@@ -172,7 +174,7 @@ static void fail_loads(struct model_rank *m, void *arg)
     begin_history(m, h);
     for (size_t f = 0; f < 4; f++) {
         bool done = false;
-        for (int64_t k = 1; !done; k++) {
+        for (int64_t k = first_call; !done; k += every) {
             m->step = 2;
             begin_fault(m, h, faults[f], k, false);
             int err = zero_load(m->z, "run");
@@ -304,10 +306,12 @@ static void test_power_failures(void **state)
 
 int main(void)
 {
-    const char *seed = getenv("SEED"), *n = getenv("N_SUBSETS");
+    const char *seed = getenv("SEED"), *n = getenv("N_SUBSETS"), *e = getenv("EVERY");
     first_seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) * 1000;
     n_subsets = n ? atoi(n) : n_subsets;
     printf("SEED=%llu\n", (unsigned long long)first_seed);
+    every = e && atoi(e) > 0 ? atoi(e) : every;
+    first_call = 1 + (int64_t)(random_mix(first_seed) % (uint64_t)every);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_save_calls_fail),
         cmocka_unit_test(test_load_calls_fail),

@@ -1,5 +1,6 @@
 /* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then
- * on: an error, nothing lost, nothing left behind, and everything works afterwards. */
+ * on: an error, nothing lost, nothing left behind, and everything works afterwards. EVERY=n: one in n, among
+ * several ranks in 5 n; EVERY=1: all. */
 #include "test/checkpoint/saved_model.h"
 
 #include <pthread.h>
@@ -89,6 +90,8 @@ static int no_sync(void *arg, int fd)
 
 static uint64_t hashes[3];
 
+static int every_alone = 1, every_among = 5; /* one in so many fails: of a rank alone, of one among several */
+
 static void reach(struct model_rank *m, void *arg)
 {
     for (int i = 1; i <= 2; i++) {
@@ -107,7 +110,7 @@ static void fail_calls(struct model_rank *m, void *arg)
 {
     bool for_good = *(bool *)arg, done = false;
     reach(m, NULL);
-    for (int64_t k = 1; !done; k++) {
+    for (int64_t k = 1 + rand() % every_alone; !done; k += every_alone) {
         begin_failing(k, for_good);
         int err = zero_save(m->z, run);
         if (!err)
@@ -124,10 +127,10 @@ static void fail_calls(struct model_rank *m, void *arg)
         CHECK_OK(zero_save(m->z, run));
         CHECK_OK(zero_save_wait(m->z));
         if (done)
-            printf("%lld allocations in a save\n", (long long)k);
+            printf("%lld allocations in a save\n", (long long)n_calls);
     }
     done = false;
-    for (int64_t k = 1; !done; k++) {
+    for (int64_t k = 1 + rand() % every_alone; !done; k += every_alone) {
         begin_failing(k, for_good);
         int err = zero_load(m->z, run);
         done = end_failing() < k;
@@ -138,7 +141,7 @@ static void fail_calls(struct model_rank *m, void *arg)
         CHECK_THAT(err == 0 || !done);
         CHECK_THAT(model_hash(m) == hashes[2]);
         if (done)
-            printf("%lld allocations in a load\n", (long long)k);
+            printf("%lld allocations in a load\n", (long long)n_calls);
     }
     done = false;
     for (int64_t k = 1; !done && k < 100; k++) {
@@ -275,13 +278,12 @@ static void test_allocations_of_calls(void **state)
 }
 
 /* EVERY in the environment: 1 takes minutes. */
-static int every = 5;
 
 static void test_allocations_among_ranks(void **state)
 {
     (void)state;
     for (int way = 0; way < 4; way++) {
-        struct among a = {.for_good = way & 1, .first = 1 + rand() % every, .every = every};
+        struct among a = {.for_good = way & 1, .first = 1 + rand() % every_among, .every = every_among};
         struct zr_files files = zr_files_posix;
         files.fsync = no_sync;
         for (int step = 1; step <= 2; step++)
@@ -343,7 +345,10 @@ int main(void)
     };
     const char *e = getenv("EVERY"), *given = getenv("SEED");
     unsigned seed = given ? (unsigned)atoi(given) : (unsigned)time(NULL);
-    every = e && atoi(e) > 0 ? atoi(e) : every;
+    if (e && atoi(e) > 0) {
+        every_alone = atoi(e);
+        every_among = every_alone == 1 ? 1 : 5 * every_alone;
+    }
     srand(seed);
     printf("SEED=%u\n", seed);
     if (!mkdtemp(folder))
