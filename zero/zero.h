@@ -11,17 +11,16 @@
  *     static void train(struct model *m)
  *     {
  *         struct zero_tensor tensors[] = {
- *             {.name = "w1", .param = (void **)&m->w1, .grad = (void **)&m->dw1,
- *              .shape = {N_HIDDEN, N_IN}, .dtype = ZERO_F32, .unit = 0},
- *             {.name = "w2", .param = (void **)&m->w2, .grad = (void **)&m->dw2,
- *              .shape = {N_HIDDEN}, .dtype = ZERO_F32, .unit = 1},
- *         };
+ *             {.name = "w1", .param = (void **)&m->w1, .grad = (void **)&m->dw1, .shape = {N},
+ *              .dtype = ZERO_F32, .unit = 0},
+ *             {.name = "w2", .param = (void **)&m->w2, .grad = (void **)&m->dw2, .shape = {N},
+ *              .dtype = ZERO_F32, .unit = 1}};
  *         struct zero_config cfg = ZERO_CONFIG_INIT;
  *         zero_ctx *z;
+ *
  *         cfg.stage = 3;
  *         must(zero_wrap(&z, tensors, 2, &cfg));
- *         for (int step = 1; step <= N_STEPS; step++) {
- *             next_batch(m, step);
+ *         for (int step = 1; step <= 200; step++) {
  *             for (int unit = 0; unit < 2; unit++) {
  *                 must(zero_begin(z, unit, ZERO_FORWARD));
  *                 forward(m, unit);
@@ -33,10 +32,9 @@
  *                 must(zero_end(z, unit, ZERO_BACKWARD));
  *             }
  *             must(zero_step(z, 3e-2f, NULL));
- *             double loss = mean_square_error(m);
- *             must(zero_mean(z, &loss, 1));
+ *             must(zero_mean(z, &m->loss, 1));
  *             if (m->rank == 0 && step % 20 == 0)
- *                 printf("step %d loss %.6f\n", step, loss);
+ *                 printf("step %d loss %.6f\n", step, m->loss);
  *         }
  *         must(zero_unwrap(&z));
  *     }
