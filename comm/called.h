@@ -21,6 +21,12 @@
     X(DROP, "zero_drop")                                                                                     \
     X(GATHER_ALL, "zero_gather_all")                                                                         \
     X(CARRY, "zero_carry")                                                                                   \
+    X(TUNE_CLIP, "zero_tune(clip)")                                                                          \
+    X(TUNE_BETA1, "zero_tune(beta1)")                                                                        \
+    X(TUNE_BETA2, "zero_tune(beta2)")                                                                        \
+    X(TUNE_EPS, "zero_tune(eps)")                                                                            \
+    X(TUNE_DECAY, "zero_tune(weight_decay)")                                                                 \
+    X(SET_STEP, "zero_set_step")                                                                             \
     X(RELEASE_ALL, "zero_release_all")                                                                       \
     X(READ, "zero_read")                                                                                     \
     X(WRITE, "zero_write")                                                                                   \

@@ -42,6 +42,7 @@ struct zr_optimizer_kind {
     /* Elements whose update needs nothing of other elements: ranges are cut at multiples of it. 1 where
      * every element is on its own. */
     int granule;
+    bool no_beta1, no_beta2; /* that it does not use; eps it uses where eps_divides */
     bool bias_correction;    /* c1 and c2 of struct zr_update are 1 - beta^t; else 1 */
     bool eps_divides;        /* eps is added to a denominator that may be 0 */
     float beta1, beta2, eps; /* defaults, also of those that it does not use */

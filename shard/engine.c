@@ -325,6 +325,7 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
     e->opt = *parts->opt;
+    zr_tuned_open(e);
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;
     e->on_fail_arg = parts->on_fail_arg;

@@ -54,6 +54,14 @@ struct zr_all {
     bool apart;  /* in memory of the host, though the device has its own */
 };
 
+/* What steps are taken with, and may change between them (engine_tune.c). */
+struct zr_tuned {
+    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
+    float clip;
+    bool has_states;   /* before the first step: states were written, loaded or are those of other steps */
+    uint64_t last_job; /* that was told to take it; 0: none was */
+};
+
 struct zr_engine {
     struct zr_device *dev;
     struct zr_comm *gather, *reduce;
@@ -99,6 +107,8 @@ struct zr_engine {
     bool result_wanted;           /* the program asked for it */
     struct zr_step_result result; /* of the last step looked at */
     struct zr_all all;
+    struct zr_tuned tuned[2]; /* the one of tuned_now is the next step's; the loop reads both */
+    int tuned_now;
     float lr;
     double norm;                /* of the step to come, once it was asked for */
     int32_t n_given, n_carried; /* given: for the step to come; carried: by the last one that was begun */
@@ -183,6 +193,17 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);
 /* The outcome of the last step, without a wait: *known false: it is not there yet. */
 int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result);
+
+/* Between steps: what the next step is taken with, to be changed at once; every rank gives the same. Waits
+ * for the step before the last to have been issued. opt.hyper and opt.clip are what the engine began with. */
+struct zr_tuned *zr_engine_tune(struct zr_engine *e);
+/* The number of the last step is t; the optimizer's states are those that belong to it. Between steps; every
+ * rank gives the same. Waits for the last step's norm. */
+int zr_engine_set_step(struct zr_engine *e, int64_t t);
+/* For zr_engine_open; and what all ranks must have alike at a step, hashed: these numbers, the step's number
+ * and how many values it carries. */
+void zr_tuned_open(struct zr_engine *e);
+uint32_t zr_tuned_digest(const struct zr_engine *e);
 
 /* The norm of the gradients so far, as zr_engine_step will find it; asked again, the same without another
  * look. Waits for it. */

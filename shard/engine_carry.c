@@ -182,7 +182,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
                                 .n_ranks = e->world,
                                 .rank = e->rank,
                                 .scale = scale,
-                                .clip = e->opt.clip,
+                                .clip = job->tuned->clip,
                                 .scalars = zr_engine_scalars(e),
                                 .outcome = e->outcome};
     TRY(d->finish(e->reduce_stream, &f));
@@ -265,7 +265,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     const struct zr_options *o = &e->opt;
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     enum zr_optimizer kind = zr_kind_of(o, f->optimizer);
-    const struct zr_hyper *hyper = &o->hyper[kind];
+    const struct zr_hyper *hyper = &up->job->tuned->hyper[kind];
     struct zr_update k = {.kind = kind,
                           .param_dtype = f->dtype,
                           .lr = up->job->lr * t->lr_scale,
@@ -290,6 +290,9 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);
         k.c2 = 1.0f - powf(k.beta2, (float)k.t);
     }
+    /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
+    if (k.t == 1 && up->job->tuned->has_states)
+        k.t = 2;
     return e->dev->ops->update(e->reduce_stream, &k);
 }
 

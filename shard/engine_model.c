@@ -141,6 +141,10 @@ static void push(struct zr_engine *e, const struct zr_action *a)
                          .lr = e->lr,
                          .t = e->t + 1};
     e->n_jobs++;
+    if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
+        job.tuned = &e->tuned[e->tuned_now];
+        e->tuned[e->tuned_now].last_job = e->n_jobs;
+    }
     if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
         e->unit_job[a->unit] = e->n_jobs;
     if (a->kind == ZR_ACT_NORM)

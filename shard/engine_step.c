@@ -47,11 +47,11 @@ static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
         snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->step + e->norming,
                  o->other);
     else if (o->other_called)
-        snprintf(
-            text, sizeof text,
-            "step %u: rank %d made other calls (zero_begin, zero_end, zero_norm, zero_drop) since zero_wrap "
-            "than rank %d",
-            e->step + e->norming, o->other, e->rank);
+        snprintf(text, sizeof text,
+                 "step %u: rank %d made other calls (zero_begin, zero_end, zero_norm, zero_tune ...) since "
+                 "zero_wrap "
+                 "than rank %d",
+                 e->step + e->norming, o->other, e->rank);
     else
         snprintf(text, sizeof text,
                  "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", e->step,
@@ -191,7 +191,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_engine_settle(e);
     if (err)
         return err;
-    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = e->n_given};
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e)};
     err = zr_pointers_check(e, &ev);
     if (!err)
         err = zr_late_check(e);

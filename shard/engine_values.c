@@ -189,6 +189,8 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
     int err = for_chunks(e, &a, (char *)(uintptr_t)src, write_any_chunk);
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     int32_t n_actions;
+    if (!err && kind >= 0 && n)
+        zr_engine_tune(e)->has_states = true;
     for (int32_t s = 0; !err && kind < 0 && s < t->n_slices; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
         err = zr_core_step(e->core, &ev, e->actions, &n_actions);

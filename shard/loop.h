@@ -15,10 +15,12 @@
 
 /* An action and what the model's thread knew when it gave it. */
 struct zr_stamp;
+struct zr_tuned;
 
 struct zr_job {
     struct zr_action action;
-    struct zr_stamp *known; /* of a check (engine_check.h); NULL: none */
+    struct zr_stamp *known;       /* of a check (engine_check.h); NULL: none */
+    const struct zr_tuned *tuned; /* NORM, UPDATE: the step's */
     uint64_t call_hash;
     uint32_t step;
     float lr;

@@ -43,9 +43,8 @@ struct zr_options {
 
     enum zr_optimizer
         optimizer; /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
-    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT]; /* by kind. May change between steps, but not so that a kind
-                                                  keeps states that the plan has no place for */
-    float clip;           /* global L2 norm above which gradients are scaled down; 0: no clipping */
+    struct zr_hyper hyper[ZR_OPTIMIZER_COUNT]; /* by kind, at first (zr_engine_tune) */
+    float clip;           /* global L2 norm above which gradients are scaled down; 0: no clipping; at first */
     double grad_scale;    /* multiplies gradients before everything else; finite, not 0 */
     int grad_accum_steps; /* micro-batches per step, >= 1 */
     bool grad_in_place;   /* stages 0 and 1: the model sums a step's micro-batches in its own gradients */

@@ -71,6 +71,9 @@ void zr_copy_out(void *dst, size_t dst_bytes, const void *src, size_t src_bytes)
  * variable that nothing reads is warned of. */
 int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log);
 
+/* What the field named key may hold as a number, ZERO_AUTO apart, as a float; it is one of the floats. */
+int zr_config_check_number(const char *key, double value, float *out);
+
 /* Every field by itself against its range. */
 int zr_config_check_fields(const struct zero_config *cfg);
 

@@ -303,6 +303,20 @@ static int check_field(const struct zero_config *cfg, const struct field *f)
     return zr_fail(ZR_ERR_ARG, "%s is %" PRId64 "; allowed: %s", f->key, v.i, f->allowed);
 }
 
+int zr_config_check_number(const char *key, double value, float *out)
+{
+    size_t i = 0;
+    while (strcmp(key, fields[i].key) != 0)
+        i++;
+    const struct field *f = &fields[i];
+    *out = (float)value;
+    bool vanishes = value != 0 && *out == 0;
+    if (isfinite(*out) && (double)*out >= f->lo && (double)*out <= f->hi && !vanishes)
+        return 0;
+    return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %.*s", key, value, (int)strcspn(f->allowed, ";"),
+                   f->allowed);
+}
+
 int zr_config_check_fields(const struct zero_config *cfg)
 {
     for (size_t i = 0; i < N_FIELDS; i++) {

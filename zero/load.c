@@ -442,7 +442,9 @@ static int apply(struct loading *l)
         zr_engine_drain(&z->engine); /* nothing may read staged any more */
     if (err)
         return err;
-    z->engine.t = m->t;
+    err = zr_engine_set_step(&z->engine, m->t);
+    if (err)
+        return err;
     z->engine.n_skipped = m->n_skipped;
     z->n_micro = m->n_micro;
     free(z->user_data);

@@ -528,6 +528,21 @@ ZERO_API int zero_norm(zero_ctx *z, double *norm);
  * nothing changed, while a bracket is open, or when there is nothing to drop as far as brackets tell. */
 ZERO_API int zero_drop(zero_ctx *z);
 
+/* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
+ * or "weight_decay", within the field's range. optimizer: an enum zero_optimizer that a tensor has; 0:
+ * cfg.optimizer's, with "weight_decay" every kind's, and with "clip", which is of the whole step, nothing
+ * else. With cfg.update "clip" alone. A number that the kind does not use is refused, and a momentum (beta1)
+ * of one that began with 0 and keeps none. Between steps. Every rank gives the same: does not wait, and where
+ * ranks differ the next zero_step ends the context with ZERO_ERR_MISMATCH. Checkpoints do not hold these
+ * numbers: after zero_load those of this context go on, as after zero_wrap those of cfg. */
+ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
+
+/* The number of the last step is t (0 and more): the next is t + 1, for bias corrections, info.t, cfg.update
+ * and checkpoints. For states that come from elsewhere: zero_write them, and set the count that they belong
+ * to. (What zero_write or zero_load put into states is never thrown away, at the first step neither.) Between
+ * steps. Every rank gives the same, as of zero_tune. Waits for the last step's norm. */
+ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
+
 /* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element
  * size of the value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it.
  * Outside brackets. */

@@ -409,6 +409,70 @@ static int steps_twice(struct program *p)
     return err ? err : zero_step(p->z, 1e-2f, NULL);
 }
 
+/* ---- the step's numbers ---- */
+
+static int carries_nine(struct program *p)
+{
+    double x[9] = {0};
+    return zero_carry(p->z, x, 9);
+}
+
+static int odd_one_carries(struct program *p)
+{
+    double x = 1;
+    int err = p->odd ? zero_carry(p->z, &x, 1) : 0;
+    return err ? err : train(p);
+}
+
+static int looks_back_at_nothing(struct program *p)
+{
+    struct zero_step_info info;
+    return zero_last_step(p->z, &info);
+}
+
+static int tunes_the_learning_rate(struct program *p)
+{
+    return zero_tune(p->z, 0, "lr", 1e-3);
+}
+
+static int tunes_to_no_number(struct program *p)
+{
+    return zero_tune(p->z, 0, "weight_decay", NAN);
+}
+
+static int tunes_in_a_step(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_tune(p->z, 0, "clip", 1);
+}
+
+static void plain_sgd(struct program *p)
+{
+    p->cfg.optimizer = ZERO_SGD;
+}
+
+static int begins_a_momentum(struct program *p)
+{
+    return zero_tune(p->z, 0, "beta1", 0.9);
+}
+
+static int odd_one_tunes(struct program *p)
+{
+    int err = zero_tune(p->z, 0, "clip", p->odd ? 2 : 1);
+    return err ? err : train(p);
+}
+
+static int goes_below_the_first_step(struct program *p)
+{
+    return zero_set_step(p->z, -1);
+}
+
+static int odd_one_sets_the_step(struct program *p)
+{
+    int err = p->odd ? zero_set_step(p->z, 7) : 0;
+    return err ? err : train(p);
+}
+
 static void budget_for_all(struct program *p)
 {
     p->cfg.param_budget_bytes = 1 << 20;
@@ -1719,6 +1783,79 @@ static const struct misuse rows[] = {
      ZERO_ERR_ARG,
      {"nccl_comm"}},
 
+    {"carries nine values", ALL, BOTH, NULL, carries_nine, ERROR, ZERO_ERR_ARG, {"zero_carry: n is 9"}},
+    {"carries a value on one rank",
+     ALL,
+     W2,
+     NULL,
+     odd_one_carries,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_carry", "rank 1 called"}},
+    {"looks back at nothing",
+     ALL,
+     BOTH,
+     NULL,
+     looks_back_at_nothing,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_last_step: there was no zero_step yet"}},
+    {"tunes the learning rate",
+     ALL,
+     BOTH,
+     NULL,
+     tunes_the_learning_rate,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_tune: key is \"lr\"", "allowed: clip"}},
+    {"tunes to no number",
+     ALL,
+     BOTH,
+     NULL,
+     tunes_to_no_number,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_tune: weight_decay is nan"}},
+    {"tunes in a step",
+     ALL,
+     BOTH,
+     NULL,
+     tunes_in_a_step,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_tune: a step has begun"}},
+    {"begins a momentum",
+     ALL,
+     BOTH,
+     plain_sgd,
+     begins_a_momentum,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"beta1 of sgd is", "was 0 at zero_wrap"}},
+    {"tunes on one rank",
+     ALL,
+     W2,
+     NULL,
+     odd_one_tunes,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_tune(clip)", "rank 1 called"}},
+    {"goes below the first step",
+     ALL,
+     BOTH,
+     NULL,
+     goes_below_the_first_step,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_set_step: t is -1"}},
+    {"sets the step on one rank",
+     ALL,
+     W2,
+     NULL,
+     odd_one_sets_the_step,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_set_step", "rank 1 called"}},
     {"steps twice", ALL, BOTH, NULL, steps_twice, ERROR, ZERO_ERR_ORDER, {"zero_step: "}},
     {"never steps", ALL, BOTH, NULL, never_steps, LINE, 0, {"zero_step"}},
     {"leaves a step unfinished",

@@ -1,0 +1,460 @@
+/* test_tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, the number of
+ * the step, and states that come from elsewhere.
+ *
+ * A toy model trains at every stage on one to three ranks that are threads. What is changed on the way must
+ * end, bit by bit, as what a configuration says from the start. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
+
+/* A number, and what it is at first. */
+struct knob {
+    const char *key;
+    int optimizer; /* of the configuration */
+    float first, then;
+};
+
+static const struct knob knobs[] = {
+    {"clip", ZERO_ADAMW, 0, 0.05f},         {"clip", ZERO_SGD, 0.05f, 0},
+    {"beta1", ZERO_ADAMW, 0.9f, 0},         {"beta2", ZERO_ADAM, 0.999f, 0.5f},
+    {"eps", ZERO_ADAMW, 1e-8f, 1e-2f},      {"weight_decay", ZERO_ADAMW, 0.1f, 0.5f},
+    {"beta1", ZERO_SGD, 0.9f, 0.25f},       {"weight_decay", ZERO_SGD, 0, 0.25f},
+    {"beta2", ZERO_RMSPROP, 0.99f, 0.5f},   {"beta1", ZERO_LION, 0.9f, 0.1f},
+    {"beta1", ZERO_NESTEROV, 0.9f, 0.125f}, {"eps", ZERO_RMSPROP, 1e-8f, 1e-3f}};
+enum { N_KNOBS = sizeof knobs / sizeof *knobs };
+
+struct setup {
+    int stage;
+    const struct knob *knob;
+    bool starts_so; /* the configuration has it; else it is changed before the first step */
+    bool resumes;   /* half way: another context, whose configuration has it, loads a checkpoint */
+    bool waits;     /* for every step's outcome */
+    int optimizer, way;
+    char *folder;
+};
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+static void expect(struct toy_rank *r, int err, int code, const char *says)
+{
+    if (err != code || !strstr(zero_last_error(), says))
+        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+}
+
+static int n_states_of(int optimizer)
+{
+    return optimizer == ZERO_ADAMW || optimizer == ZERO_ADAM ? 2 : 1;
+}
+
+static void put(struct zero_config *cfg, const struct knob *k, float x)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%.9g", (double)x);
+    cfg->optimizer = k->optimizer;
+    if (k->optimizer == ZERO_SGD)
+        cfg->beta1 = 0.9f;
+    if (zero_config_set(cfg, k->key, text))
+        abort();
+}
+
+static int train(struct toy *m, zero_ctx *z, int step, int rank, struct zero_step_info *info)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, step, rank);
+    return err ? err : zero_step(z, 1e-2f, info);
+}
+
+static void look(const struct toy_rank *r, int world, const char *what)
+{
+    for (int k = 0; k < world; k++)
+        if (r[k].err || r[k].wrong[0])
+            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
+}
+
+/* ---- numbers ---- */
+
+static void from_the_start(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    int err = 0;
+    toy_make(&m);
+    put(&cfg, s->knob, s->starts_so ? s->knob->then : s->knob->first);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (!s->starts_so)
+        TRY(zero_tune(z, 0, s->knob->key, (double)s->knob->then));
+    for (int step = 0; !err && step < 3; step++)
+        TRY(train(&m, z, step, r->rank, NULL));
+    TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void tuned_before_the_first_step(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_KNOBS; i++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .knob = &knobs[i], .starts_so = true};
+            int world = 1 + (i + stage) % WORLDS;
+            struct toy_rank a[WORLDS], b[WORLDS];
+            toy_ranks(world, from_the_start, &s, a);
+            look(a, world, "configured");
+            s.starts_so = false;
+            toy_ranks(world, from_the_start, &s, b);
+            look(b, world, "tuned");
+            for (int k = 0; k < world; k++)
+                if (b[k].hash != a[0].hash)
+                    fail_msg("%s of optimizer %d, stage %d, world %d: other weights", knobs[i].key,
+                             knobs[i].optimizer, stage, world);
+        }
+}
+
+/* Half way to another number: by zero_tune, or by a checkpoint and another configuration. */
+static void half_way(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m, again;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    int err = 0;
+    toy_make(&m);
+    toy_make(&again);
+    put(&cfg, s->knob, s->knob->first);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    struct toy *now = &m;
+    for (int step = 0; !err && step < STEPS; step++) {
+        if (step == STEPS / 2 && s->resumes) {
+            TRY(zero_save(z, s->folder));
+            TRY(zero_unwrap(&z));
+            put(&cfg, s->knob, s->knob->then);
+            now = &again;
+            TRY(zero_wrap(&z, now->table, TOY_TENSORS, &cfg));
+            TRY(zero_load(z, s->folder));
+        } else if (step == STEPS / 2) {
+            TRY(zero_tune(z, s->knob->optimizer * (strcmp(s->knob->key, "clip") != 0), s->knob->key,
+                          (double)s->knob->then));
+        }
+        TRY(train(now, z, step, r->rank, NULL));
+    }
+    TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+    toy_free(&again);
+}
+
+static void tuned_half_way(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_KNOBS; i++) {
+        char folder[] = "/tmp/zero-tune-XXXXXX", command[64];
+        assert_non_null(mkdtemp(folder));
+        struct setup s = {.stage = i % 4, .knob = &knobs[i], .folder = folder};
+        int world = 1 + (i + i / 4) % WORLDS;
+        struct toy_rank a[WORLDS], b[WORLDS];
+        toy_ranks(world, half_way, &s, a);
+        look(a, world, "tuned half way");
+        s.resumes = true;
+        toy_ranks(world, half_way, &s, b);
+        look(b, world, "resumed");
+        snprintf(command, sizeof command, "rm -r %s", folder);
+        assert_int_equal(system(command), 0);
+        for (int k = 0; k < world; k++)
+            if (b[k].hash != a[0].hash)
+                fail_msg("%s of optimizer %d, stage %d: other weights", knobs[i].key, knobs[i].optimizer,
+                         i % 4);
+    }
+}
+
+/* Another number at every step, while the steps before are under way: each is taken with its own. */
+static void every_step(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct zero_step_info info;
+    int err = 0;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < 4 * STEPS; step++) {
+        TRY(zero_tune(z, 0, "clip", 0.001 * (step + 1)));
+        TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
+        TRY(zero_tune(z, ZERO_ADAMW, "beta2", 0.999 - 0.03 * step));
+        TRY(zero_tune(z, 0, "eps", 1e-8 * (step + 1)));
+        TRY(zero_tune(z, 0, "weight_decay", 0.1 * step));
+        TRY(train(&m, z, step, r->rank, s->waits ? &info : NULL));
+        double nothing = 0;
+        if (s->waits)
+            TRY(zero_mean(z, &nothing, 1));
+    }
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void tuned_at_every_step(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .waits = true};
+            struct toy_rank a[WORLDS], b[WORLDS];
+            toy_ranks(world, every_step, &s, a);
+            look(a, world, "waiting");
+            s.waits = false;
+            toy_ranks(world, every_step, &s, b);
+            look(b, world, "not waiting");
+            assert_int_equal(a[0].hash, b[0].hash);
+        }
+}
+
+/* ---- states from elsewhere, and the number of the step ---- */
+
+static struct zero_config config_of(struct toy_rank *r, const struct setup *s)
+{
+    struct zero_config cfg = toy_config(r, s->stage);
+    cfg.optimizer = s->optimizer;
+    if (s->optimizer == ZERO_SGD)
+        cfg.beta1 = 0.9f;
+    return cfg;
+}
+
+/* How states get into another context. */
+enum { BY_HAND = 1, BY_HAND_AND_COUNT, SAVED_UNTRAINED };
+
+static void carry_over(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    int way = s->way;
+    struct toy m, other;
+    zero_ctx *from = NULL, *to = NULL;
+    struct zero_config cfg = config_of(r, s);
+    struct zero_step_info info;
+    int err = 0, n_states = n_states_of(s->optimizer);
+    uint64_t hash = 0;
+    toy_make(&m);
+    toy_make(&other);
+    TRY(zero_wrap(&from, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < 2; step++)
+        TRY(train(&m, from, step, r->rank, NULL));
+    TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
+    for (int t = 0; t < TOY_TENSORS; t++)
+        for (int value = ZERO_VALUE_MASTER; t != TOY_FROZEN && value < ZERO_VALUE_STATE + n_states; value++) {
+            float x[MOST_VALUES];
+            TRY(zero_read(from, t, value, 0, toy_elems(t), x));
+            TRY(zero_write(to, t, value, 0, toy_elems(t), x));
+        }
+    if (way == BY_HAND_AND_COUNT)
+        TRY(zero_set_step(to, 2));
+    if (way == SAVED_UNTRAINED) {
+        TRY(zero_save(to, s->folder));
+        TRY(zero_unwrap(&to));
+        toy_free(&other);
+        toy_make(&other);
+        TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
+        TRY(zero_load(to, s->folder));
+    }
+    for (int step = 2; !err && step < 4; step++) {
+        TRY(train(&m, from, step, r->rank, NULL));
+        TRY(train(&other, to, step, r->rank, &info));
+        if (!err && info.t != (way == BY_HAND_AND_COUNT ? step + 1 : step - 1))
+            toy_wrong(r, "step %d: t is %d", step, (int)info.t);
+    }
+    TRY(toy_hash(from, n_states, &r->hash));
+    TRY(toy_hash(to, n_states, &hash));
+    if (!err && hash != r->hash)
+        toy_wrong(r, "the states were lost on the way");
+    zero_unwrap(&from);
+    zero_unwrap(&to);
+    toy_free(&m);
+    toy_free(&other);
+}
+
+/* Bit by bit, where the kind has no bias correction whatever the count. */
+static void states_go_on(void **state)
+{
+    (void)state;
+    static const struct {
+        int optimizer, way;
+    } cases[] = {{ZERO_ADAMW, BY_HAND_AND_COUNT}, {ZERO_ADAM, BY_HAND_AND_COUNT},
+                 {ZERO_SGD, BY_HAND_AND_COUNT},   {ZERO_SGD, BY_HAND},
+                 {ZERO_NESTEROV, BY_HAND},        {ZERO_RMSPROP, BY_HAND},
+                 {ZERO_SGD, SAVED_UNTRAINED},     {ZERO_NESTEROV, SAVED_UNTRAINED}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int stage = 0; stage <= 3; stage++) {
+            char folder[] = "/tmp/zero-tune-XXXXXX", command[64];
+            assert_non_null(mkdtemp(folder));
+            struct setup s = {
+                .stage = stage, .optimizer = cases[i].optimizer, .way = cases[i].way, .folder = folder};
+            struct toy_rank r[WORLDS];
+            int world = 1 + ((int)i + stage) % WORLDS;
+            char what[64];
+            snprintf(what, sizeof what, "optimizer %d, way %d, stage %d", s.optimizer, s.way, stage);
+            toy_ranks(world, carry_over, &s, r);
+            snprintf(command, sizeof command, "rm -r %s", folder);
+            assert_int_equal(system(command), 0);
+            look(r, world, what);
+        }
+}
+
+/* ---- bad input ---- */
+
+static int user_update(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] -= u->lr * u->grad[i];
+    return 0;
+}
+
+static void call_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    int err = 0;
+    toy_make(&m);
+    cfg.optimizer = ZERO_SGD;
+    m.table[0].optimizer = ZERO_RMSPROP;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(train(&m, z, 0, r->rank, NULL));
+    expect(r, zero_tune(NULL, 0, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
+    expect(r, zero_tune(z, 0, NULL, 1), ZERO_ERR_ARG, "zero_tune: key is NULL");
+    expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG, "zero_tune: key is \"lr\"; allowed: clip, beta1");
+    expect(r, zero_tune(z, 0, "grad_scale", 1), ZERO_ERR_ARG, "zero_tune: key is \"grad_scale\"");
+    expect(r, zero_tune(z, 0, "clip", NAN), ZERO_ERR_ARG, "zero_tune: clip is nan; allowed: a finite number");
+    expect(r, zero_tune(z, 0, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
+    expect(r, zero_tune(z, 0, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
+    expect(r, zero_tune(z, 0, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
+    expect(r, zero_tune(z, ZERO_SGD, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
+    expect(r, zero_tune(z, 0, "weight_decay", INFINITY), ZERO_ERR_ARG, "zero_tune: weight_decay is inf");
+    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 1), ZERO_ERR_ARG, "zero_tune: beta2 is 1; allowed: 0 and");
+    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
+    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
+    expect(r, zero_tune(z, ZERO_RMSPROP, "beta1", 0.5), ZERO_ERR_ARG, "rmsprop uses no beta1");
+    expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "sgd uses no beta2");
+    expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd uses no eps");
+    expect(r, zero_tune(z, ZERO_LION, "beta1", 0.5), ZERO_ERR_ARG, "no tensor's is lion");
+    expect(r, zero_tune(z, 99, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is 99");
+    expect(r, zero_tune(z, -1, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is -1");
+    expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG, "beta1 of sgd is 0.5, but was 0 at zero_wrap");
+    expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "keeps no momentum");
+    expect(r, zero_set_step(NULL, 1), ZERO_ERR_ARG, "zero_set_step: z is NULL");
+    expect(r, zero_set_step(z, -1), ZERO_ERR_ARG, "zero_set_step: t is -1");
+    expect(r, zero_set_step(z, INT64_MAX), ZERO_ERR_ARG, "zero_set_step: t is 9223372036854775807");
+    TRY(zero_begin(z, 1, ZERO_FORWARD));
+    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: unit 1 has an open bracket");
+    expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: unit 1 has an open bracket");
+    TRY(zero_end(z, 1, ZERO_FORWARD));
+    TRY(toy_forward(&m, z, true));
+    TRY(toy_backward(&m, z, true, 1, r->rank));
+    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
+    expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: a step has begun");
+    TRY(zero_step(z, 1e-2f, NULL));
+    zero_unwrap(&z);
+    toy_free(&m);
+
+    cfg.optimizer = ZERO_AUTO;
+    cfg.update = user_update;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    expect(r, zero_tune(z, 0, "weight_decay", 0.5), ZERO_ERR_ARG, "cfg.update updates every tensor");
+    TRY(zero_tune(z, 0, "clip", 0.5));
+    TRY(train(&m, z, 0, r->rank, NULL));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void wrong_calls(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, call_wrongly, &s, r);
+            look(r, world, "wrong calls");
+        }
+}
+
+/* The last rank gives another number, or none, or another count: an error on all that names the call. */
+static void differ(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments", "zero_tune(eps)",
+                                       "zero_set_step in step 2 with other arguments", "zero_tune(clip)"};
+    char both[32];
+    snprintf(both, sizeof both, "rank %d called", r->world - 1);
+    bool odd = r->rank == r->world - 1;
+    int err = 0;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(train(&m, z, 0, r->rank, NULL));
+    if (s->way == 0)
+        TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
+    if (s->way == 1 && odd)
+        TRY(zero_tune(z, 0, "eps", 1e-6));
+    if (s->way == 2)
+        TRY(zero_set_step(z, odd ? 5 : 4));
+    if (s->way == 3 && !odd)
+        TRY(zero_tune(z, 0, "clip", 1e-6));
+    for (int step = 1; !err && step < 4; step++)
+        TRY(train(&m, z, step, r->rank, NULL));
+    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
+        toy_wrong(r, "%d %s", err, r->text);
+    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
+    expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
+    r->err = 0;
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void ranks_that_differ(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int way = 0; way < 4; way++) {
+                struct setup s = {.stage = stage, .way = way};
+                struct toy_rank r[WORLDS];
+                char what[32];
+                snprintf(what, sizeof what, "way %d, stage %d", way, stage);
+                toy_ranks(world, differ, &s, r);
+                look(r, world, what);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tuned_before_the_first_step),
+        cmocka_unit_test(tuned_half_way),
+        cmocka_unit_test(tuned_at_every_step),
+        cmocka_unit_test(states_go_on),
+        cmocka_unit_test(wrong_calls),
+        cmocka_unit_test(ranks_that_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
