@@ -278,8 +278,9 @@ int zr_late_check(const struct zr_engine *e);
 void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed);
 int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
 
-/* Points the model at what is resident at stages 0 and 1, for good; at NULL else. */
-void zr_engine_point(struct zr_engine *e);
+/* Points the model at what is resident at stages 0 and 1, for good; at NULL else, and while there are no
+ * values. */
+void zr_engine_point(struct zr_engine *e, bool values);
 void zr_engine_unpoint(struct zr_engine *e); /* all at NULL, but those that the model assigned since */
 /* Stores in the model's pointer, and remembers it (engine_pointers.c). */
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
@@ -306,8 +307,13 @@ int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor);
  * the order of the model's stream). */
 int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model);
 
-/* Collective: takes over the model's parameters from rank 0, and gives its buffers to all. */
-int zr_engine_adopt(struct zr_engine *e);
+/* Collective: gives rank 0's buffers to all, and params: takes over the model's parameters from rank 0. */
+int zr_engine_adopt(struct zr_engine *e, bool params);
+/* Collective, blocking: the parameters by a callback, as cfg.init in zero.h (engine_init.c). */
+int zr_engine_init(struct zr_engine *e,
+                   int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
+/* Local, blocking: this rank's optimizer states are zero again, where a load was given up. */
+int zr_engine_zero_states(struct zr_engine *e);
 /* Collective: each of values[0..n) becomes its mean over ranks; n <= 64. */
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
 /* The mean over ranks of the i-th double of n_bytes that each left in e->words. */
@@ -362,6 +368,8 @@ void zr_engine_snapshot_read(struct zr_engine *e);
 int zr_engine_restore_begin(struct zr_engine *e);
 int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src);
 int zr_engine_restore_end(struct zr_engine *e);
+/* Collective, blocking: resident parameters, of which every rank has its part. */
+int zr_engine_gather_residents(struct zr_engine *e);
 
 /* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
 static inline int32_t zr_grad_place(int32_t unit, int32_t slot)

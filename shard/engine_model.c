@@ -116,7 +116,7 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
         zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
-void zr_engine_point(struct zr_engine *e)
+void zr_engine_point(struct zr_engine *e, bool values)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         if (e->layout->tensors[t].buffer)
@@ -125,7 +125,7 @@ void zr_engine_point(struct zr_engine *e)
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_watch_closed(e->watch, t, true));
     }
-    for (int32_t u = 0; e->plan->grad_resident && u < e->layout->n_units; u++)
+    for (int32_t u = 0; values && e->plan->grad_resident && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
         e->lending[t].n_unbracketed = (int32_t)e->layout->tensors[t].n_slices;

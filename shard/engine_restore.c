@@ -73,6 +73,28 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
     return err;
 }
 
+int zr_engine_gather_residents(struct zr_engine *e)
+{
+    int err = zr_engine_drain(e);
+    for (int32_t u = 0; !err && e->world > 1 && u < e->layout->n_units; u++)
+        if (e->plan->resident[u])
+            err = gather_resident(e, u);
+    /* Nobody's shard may change before everybody has gathered it. */
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_barrier(e);
+}
+
+static int zero_run(void *arg, const struct zr_run *run)
+{
+    struct zr_engine *e = arg;
+    return run->kind >= 0 && run->n ? e->dev->ops->zero(e->reduce_stream, run->at, run->n * run->size) : 0;
+}
+
+int zr_engine_zero_states(struct zr_engine *e)
+{
+    int err = zr_engine_runs(e, zero_run, e);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
+}
+
 int zr_engine_restore_end(struct zr_engine *e)
 {
     int32_t n_actions;

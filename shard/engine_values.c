@@ -198,14 +198,16 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
     return err;
 }
 
-int zr_engine_adopt(struct zr_engine *e)
+int zr_engine_adopt(struct zr_engine *e, bool params)
 {
     int err = 0;
-    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
-        err = e->layout->tensors[t].buffer
-                  ? zr_engine_spread_buffer(e, t)
-                  : zr_engine_write(e, t, ZR_VALUE_PARAM, 0, e->layout->tensors[t].n_elems,
-                                    *e->layout->tensors[t].param);
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
+        const struct zr_tensor *x = &e->layout->tensors[t];
+        if (x->buffer)
+            err = zr_engine_spread_buffer(e, t);
+        else if (params)
+            err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
+    }
     struct zr_comm_stats s;
     e->gather->ops->stats(e->gather, &s);
     e->wire_at_open = s.wire_bytes;

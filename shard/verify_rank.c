@@ -177,9 +177,9 @@ static int wrap(struct zr_verify_rank *r)
         zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
                   r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
     zr_sim_speaker(v->sim)->during = "zero_wrap values";
-    err = zr_engine_adopt(&r->engine);
+    err = zr_engine_adopt(&r->engine, true);
     if (!err)
-        zr_engine_point(&r->engine);
+        zr_engine_point(&r->engine, true);
     return err;
 }
 

@@ -14,7 +14,7 @@ struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
     double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
-    double save_async, device, copy_engine, check;
+    double save_async, device, copy_engine, check, init_from;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
@@ -43,6 +43,7 @@ struct card {
     X(wire_dtype)                                                                                            \
     X(n_order)                                                                                               \
     X(save_async)                                                                                            \
+    X(init_from)                                                                                             \
     X(copy_engine)                                                                                           \
     X(check)
 
@@ -58,6 +59,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
     c->device = z->config.user.device;
     c->copy_engine = z->config.user.copy_engine;
+    c->init_from = z->config.user.init_from;
     c->stage = o->stage;
     const struct zr_hyper *h = &o->hyper[o->optimizer]; /* those of other kinds are the library's own */
     c->optimizer = o->optimizer;

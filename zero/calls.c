@@ -37,6 +37,8 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
+    if (z->awaited && (err = zr_awaited_refuse(z, call, -1)))
+        return err;
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
     return zr_engine_call(&z->engine, &ev);
 }
@@ -54,6 +56,8 @@ int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 int zero_micro(zero_ctx *z)
 {
     int err = need_context(z, "zero_micro");
+    if (!err && z->awaited)
+        err = zr_awaited_refuse(z, "zero_micro", -1);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return err ? err : zr_engine_call(&z->engine, &ev);
 }
@@ -89,7 +93,9 @@ int zero_norm(zero_ctx *z, double *norm)
         return err;
     if (!norm)
         return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
-    err = need_gradients(z, "zero_norm");
+    err = zr_awaited_refuse(z, "zero_norm", -1);
+    if (!err)
+        err = need_gradients(z, "zero_norm");
     return err ? err : zr_engine_norm(&z->engine, norm);
 }
 
@@ -112,7 +118,9 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
         return zr_fail(ZR_ERR_ARG,
                        "zero_step: lr is %g, and times lr_scale %g, which a tensor has, not finite",
                        (double)lr, (double)z->layout->most_lr_scale);
-    err = need_gradients(z, "zero_step");
+    err = zr_awaited_refuse(z, "zero_step", -1);
+    if (!err)
+        err = need_gradients(z, "zero_step");
     if (err)
         return err;
     struct zr_step_result r;
@@ -219,15 +227,24 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
 static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
                         const void *src)
 {
-    if (!z->layout->tensors[tensor].buffer)
-        return zr_engine_write(&z->engine, tensor, kind, first, n, src);
-    int err = zr_agree_in_run(z, zr_buffers_check(z));
-    return err ? err : zr_engine_write_buffer(&z->engine, tensor, first, n, src);
+    if (z->layout->tensors[tensor].buffer) {
+        int err = zr_agree_in_run(z, zr_buffers_check(z));
+        return err ? err : zr_engine_write_buffer(&z->engine, tensor, first, n, src);
+    }
+    int err = z->awaited ? zr_agree_in_run(z, zr_awaited_reserve(z, tensor)) : 0;
+    if (!err)
+        err = zr_engine_write(&z->engine, tensor, kind, first, n, src);
+    if (!err && kind < 0)
+        zr_awaited_note(z, tensor, first, n);
+    return err;
 }
 
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
+    if (err)
+        return err;
+    err = zr_awaited_refuse(z, "zero_read", tensor);
     if (err)
         return err;
     zr_engine_called(&z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));

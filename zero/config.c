@@ -31,6 +31,10 @@ static int check_together(const struct zero_config *c)
             "the model adds up itself are not added in the fixed order that deterministic promises; set one "
             "of the two",
             c->grad_accum_steps, c->stage);
+    if (!c->init != (c->init_from != ZERO_INIT_CALL))
+        return zr_fail(ZR_ERR_ARG,
+                       "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
+                       c->init ? "set" : "NULL", c->init ? "not ZERO_INIT_CALL" : "ZERO_INIT_CALL");
     if (c->nccl_comm && c->device != ZERO_DEVICE_CUDA)
         return zr_fail(ZR_ERR_ARG,
                        "nccl_comm is set but device is host; allowed: device cuda, or nccl_comm NULL");

@@ -27,7 +27,7 @@ static const struct {
 #undef OTHER
 };
 
-#define FIRST_BYTES END_OF(zero_config, copy_engine)
+#define FIRST_BYTES END_OF(zero_config, init_arg)
 
 /* Before the head had a version a program's struct had the stage there. */
 #define LAST_OLD_STAGE 3

@@ -35,6 +35,11 @@ static const struct choice optimizer_names[] = {ZERO_OPTIMIZER_MAP(OPTIMIZER_NAM
 static const struct choice dtype_names[] = {
     {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
 static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
+static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
+                                           {"rank0", ZERO_INIT_RANK0},
+                                           {"later", ZERO_INIT_LATER},
+                                           {"call", ZERO_INIT_CALL},
+                                           {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
@@ -123,6 +128,9 @@ static const struct field fields[] = {
     FIELD(save_keep, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX, "1 and more, or 0 for all"),
     FIXED(nccl_comm, POINTER),
     FIELD_OR_AUTO(copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "on (1), off (0), auto (-1)"),
+    FIELD(init_from, KIND_INT32, TEXT_ONLY, init_names, 0, 3, "model (0), rank0 (1), later (2), call (3)"),
+    FIXED(init, POINTER),
+    FIXED(init_arg, POINTER),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

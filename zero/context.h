@@ -28,6 +28,7 @@ struct zero_ctx {
     const struct zr_files *files; /* the operating system's, unless a test put others here */
     struct zr_folder_locks locks; /* rank 0's, of the folders that it saves into */
     struct zr_save *save;         /* begun and not ended; NULL: none */
+    struct zr_awaited *awaited;   /* what has no values yet (awaited.c); NULL: all have */
     int64_t n_saves;              /* begun */
     /* The last that all ranks know to be on the disk; "": none. */
     char saved_path[ZR_PATH_BYTES];
@@ -43,10 +44,16 @@ struct zero_ctx {
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out);
 
-/* tensors.c: checks the model's table, whose elements have cfg->tensor_size bytes, and copies it. for_plan:
- * pointers are not followed. On success *out belongs to the caller (zr_tensors_free). */
+/* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free).
+ * values: what *param must point at. */
+enum zr_values_in {
+    ZR_VALUES_UNSEEN, /* a plan: pointers are not followed */
+    ZR_VALUES_IN_MODEL,
+    ZR_VALUES_IN_RANK0, /* which this is */
+    ZR_VALUES_ELSEWHERE /* *param may be NULL */
+};
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
-                     bool for_plan, struct zr_tensor **out);
+                     enum zr_values_in values, struct zr_tensor **out);
 
 /* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
  * default of options.deterministic; what does not go together is refused. reserve: what the communicator
@@ -66,6 +73,17 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 
 /* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
+
+/* awaited.c. refuse: ZR_ERR_ORDER while the tensor (negative: any) has not all its values. nothing_written:
+ * no tensor but buffers has a value or a state that zero_write gave it. reserve: before a write, so that note
+ * cannot fail. loaded: all have them now. */
+int zr_awaited_open(struct zero_ctx *z);
+void zr_awaited_close(struct zero_ctx *z);
+int zr_awaited_refuse(const struct zero_ctx *z, const char *call, int32_t tensor);
+bool zr_awaited_nothing_written(const struct zero_ctx *z);
+int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
+void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
+void zr_awaited_loaded(struct zero_ctx *z);
 
 /* calls.c. As zero_read, of a range that was checked; kind as in zr_engine_read. */
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);

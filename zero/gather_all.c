@@ -64,6 +64,9 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_core_holds_all(z->engine.core))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are there already; call zero_release_all first");
+    err = zr_awaited_refuse(z, "zero_gather_all", -1);
+    if (err)
+        return err;
     zr_engine_called(&z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
     err = zr_agree_in_run(z, take_room(z, where));
     if (!err)

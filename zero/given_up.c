@@ -103,7 +103,7 @@ void zr_given_up_fill(const struct zero_ctx *z)
     if (read_ranges(&r)) {
         int32_t n_filled = 0;
         for (int32_t i = 0; i < l->n_tensors; i++) {
-            if (l->tensors[i].buffer)
+            if (l->tensors[i].buffer || !*l->tensors[i].param)
                 continue;
             size_t n_bytes = (size_t)(l->tensors[i].n_elems * zr_dtype_bytes(l->tensors[i].dtype));
             n_filled += fill_within(&r, *l->tensors[i].param, n_bytes) == n_bytes;

@@ -34,6 +34,7 @@ struct loading {
     const struct zr_tensor **by_name;
     char *staged; /* laid out as a snapshot */
     int64_t buffers_at;
+    bool direct; /* staged holds buffers only */
     struct zr_extents own;
 };
 
@@ -355,7 +356,33 @@ static int add_bytes(void *arg, const struct zr_run *run)
     return 0;
 }
 
-/* All that needs no other rank, and changes nothing. */
+/* Nothing has values yet that a failure could spoil: they go from the file to their places, without a copy of
+ * all of them in between. */
+static bool is_direct(const struct zero_ctx *z)
+{
+    return zr_awaited_nothing_written(z) && z->device->ops->host_memory;
+}
+
+static int read_direct(struct loading *l)
+{
+    const struct zr_layout *layout = l->z->layout;
+    l->staged = malloc((size_t)layout->buffer_bytes + 1);
+    if (!l->staged)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes of the buffers",
+                       (long long)layout->buffer_bytes);
+    int err = zr_extents_of(l->z, NULL, 0, &l->own);
+    char *at = l->staged;
+    for (int64_t i = 0; !err && i < l->own.n; i++) { /* in the table's order */
+        const struct zr_tensor *t = &layout->tensors[l->own.list[i].tensor];
+        if (!t->buffer)
+            continue;
+        l->own.list[i].at = at;
+        at += zr_buffer_room(t);
+    }
+    return err ? err : fetch(l);
+}
+
+/* All that needs no other rank, and changes nothing, or (is_direct) nothing that has values. */
 static int read_all(struct loading *l)
 {
     struct zero_ctx *z = l->z;
@@ -368,6 +395,9 @@ static int read_all(struct loading *l)
     err = zr_buffers_check(z);
     if (err)
         return err;
+    l->direct = is_direct(z);
+    if (l->direct)
+        return read_direct(l);
     zr_engine_runs(&z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
     /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
@@ -432,7 +462,7 @@ static int apply(struct loading *l)
     struct zero_ctx *z = l->z;
     struct zr_manifest *m = &l->manifest;
     int err = zr_engine_restore_begin(&z->engine);
-    if (!err)
+    if (!err && !l->direct)
         err = zr_engine_runs(&z->engine, restore_run, l);
     if (!err && z->layout->n_buffers)
         err = zr_engine_copy_buffers(&z->engine, l->staged + l->buffers_at, true);
@@ -455,6 +485,15 @@ static int apply(struct loading *l)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
     return 0;
+}
+
+/* What was read has no values still; but its states must be zero where those of others come by zero_write. */
+static void give_up(struct zero_ctx *z)
+{
+    char text[ZR_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    zr_engine_zero_states(&z->engine);
+    zr_fail(0, "%s", text);
 }
 
 static int load(struct zero_ctx *z, const char *path)
@@ -482,9 +521,13 @@ static int load(struct zero_ctx *z, const char *path)
         if (!err)
             err = read_all(l);
         err = agree(z, l, err);
+        if (err && l->direct)
+            give_up(z);
     }
     if (!err)
         err = apply(l);
+    if (!err)
+        zr_awaited_loaded(z);
     free_loading(l);
     free(l);
     return err;

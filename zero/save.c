@@ -559,6 +559,8 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
     int err = check_call(z, call);
+    if (!err)
+        err = zr_awaited_refuse(z, call, -1);
     if (!err) {
         zr_engine_called(&z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);

@@ -61,7 +61,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     if (!err)
         err = zr_backend_choose(&config, world, &backend);
     if (!err)
-        err = zr_tensors_check(tensors, n_tensors, &config.user, true, &t);
+        err = zr_tensors_check(tensors, n_tensors, &config.user, ZR_VALUES_UNSEEN, &t);
     if (!err)
         err = zr_config_layout(&config, t, n_tensors, world, &layout);
     if (!err) {

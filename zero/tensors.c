@@ -123,15 +123,23 @@ static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
                    (int)t->dtype, buffer ? ", ZERO_I32, ZERO_I64" : "");
 }
 
-static int check_one(const struct zero_tensor *t, int32_t i, bool for_plan, struct zr_tensor *out)
+static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in values, struct zr_tensor *out)
 {
+    bool for_plan = values == ZR_VALUES_UNSEEN;
     if (!t->name || !*t->name)
         return bad(t, i, "name is NULL or empty; every tensor needs a unique name");
     if (!for_plan && !t->param)
         return bad(t, i, "param is NULL; it must be the address of the model's pointer");
-    if (!for_plan && !*t->param)
-        return bad(t, i, "*param is NULL; the parameters must be allocated and initialised before zero_wrap");
     bool buffer = t->flags & ZERO_BUFFER;
+    if (!for_plan && buffer && !*t->param)
+        return bad(t, i,
+                   "*param is NULL; the memory of a ZERO_BUFFER is the model's, whatever cfg.init_from is");
+    if (values == ZR_VALUES_IN_MODEL && !*t->param)
+        return bad(t, i,
+                   "*param is NULL; the parameters must be allocated and initialised before zero_wrap, or "
+                   "cfg.init_from must say where their values come from");
+    if (values == ZR_VALUES_IN_RANK0 && !*t->param)
+        return bad(t, i, "*param is NULL on rank 0, whose values count (init_from is ZERO_INIT_RANK0)");
     int err = check_dtype(t, i, for_plan);
     if (err)
         return err;
@@ -247,10 +255,13 @@ static int check_pointers(const struct zr_tensor *t, int32_t n)
                       "%s of tensor %s and %s of tensor %s are the same pointer of the model; each must be "
                       "one of its own",
                       a->what, a->tensor, b->what, b->tensor);
+    n_ranges = 0;
     for (int32_t i = 0; i < n; i++)
-        r[i] = (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)),
-                              t[i].name, "*param"};
-    if (!err && find_overlap(r, (size_t)n, &a, &b))
+        if (*t[i].param)
+            r[n_ranges++] =
+                (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)),
+                               t[i].name, "*param"};
+    if (!err && n_ranges && find_overlap(r, n_ranges, &a, &b))
         err = zr_fail(
             ZR_ERR_ARG,
             "*param of tensors %s and %s share memory; tied weights are one tensor, under one pointer",
@@ -260,7 +271,7 @@ static int check_pointers(const struct zr_tensor *t, int32_t n)
 }
 
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
-                     bool for_plan, struct zr_tensor **out)
+                     enum zr_values_in values, struct zr_tensor **out)
 {
     int err = zr_config_needs(cfg, offsetof(struct zero_config, tensor_size));
     if (err)
@@ -276,7 +287,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     for (int32_t i = 0; !err && i < n; i++) {
         struct zero_tensor one;
         zr_copy_in(&one, sizeof one, tensors, i, cfg->tensor_size);
-        err = check_one(&one, i, for_plan, &t[i]);
+        err = check_one(&one, i, values, &t[i]);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)
@@ -288,7 +299,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
                       MOST_LAYERS);
     if (!err)
         err = check_names(t, n);
-    if (!err && !for_plan)
+    if (!err && values != ZR_VALUES_UNSEEN)
         err = check_pointers(t, n);
     if (err) {
         zr_tensors_free(t, n);

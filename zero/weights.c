@@ -277,6 +277,8 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                 int64_t max_file_bytes)
 {
     int err = check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
+    if (!err)
+        err = zr_awaited_refuse(z, "zero_export", -1);
     if (err)
         return err;
     struct weights ws = {.z = z, .dir = dir};

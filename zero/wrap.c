@@ -38,6 +38,20 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     return zr_find_rank(cfg, z->config.options.timeout_ms, &z->world);
 }
 
+static enum zr_values_in values_in(const struct zero_ctx *z)
+{
+    switch ((enum zero_init)z->config.user.init_from) {
+    case ZERO_INIT_MODEL:
+        break;
+    case ZERO_INIT_RANK0:
+        return z->world.rank == 0 ? ZR_VALUES_IN_RANK0 : ZR_VALUES_ELSEWHERE;
+    case ZERO_INIT_LATER:
+    case ZERO_INIT_CALL:
+        return ZR_VALUES_ELSEWHERE;
+    }
+    return ZR_VALUES_IN_MODEL;
+}
+
 /* Everything that needs no other rank. */
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                    enum zero_backend *backend)
@@ -53,7 +67,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    err = zr_tensors_check(tensors, n_tensors, &z->config.user, false, &t);
+    err = zr_tensors_check(tensors, n_tensors, &z->config.user, values_in(z), &t);
     if (err)
         return err;
     err = zr_config_layout(&z->config, t, n_tensors, z->world.world, &z->layout);
@@ -173,6 +187,7 @@ static void tear_down(struct zero_ctx *z)
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
     zr_config_release(&z->config);
+    zr_awaited_close(z);
     free(z->user_data);
     free(z->from_all);
     free(z);
@@ -214,7 +229,18 @@ static int start(struct zero_ctx *z)
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world), on_start, z) : 0;
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(&z->engine, err, zr_error_text());
-    return zr_engine_adopt(&z->engine);
+    switch ((enum zero_init)z->config.user.init_from) {
+    case ZERO_INIT_LATER:
+        err = zr_agree_in_run(z, zr_awaited_open(z));
+        return err ? err : zr_engine_adopt(&z->engine, false);
+    case ZERO_INIT_CALL:
+        err = zr_engine_init(&z->engine, z->config.user.init, z->config.user.init_arg);
+        return err ? err : zr_engine_adopt(&z->engine, false);
+    case ZERO_INIT_MODEL:
+    case ZERO_INIT_RANK0:
+        break;
+    }
+    return zr_engine_adopt(&z->engine, true);
 }
 
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
@@ -371,7 +397,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         return err;
     }
     zr_given_up_fill(z);
-    zr_engine_point(&z->engine);
+    zr_engine_point(&z->engine, !z->awaited);
     zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);

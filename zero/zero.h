@@ -131,6 +131,18 @@ enum zero_backend {
 /* Where parameters, gradients and optimizer state are, and where the model computes. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
+/* Where the parameters' values come from at zero_wrap. All but the first are for models that a rank's memory
+ * does not hold: *param may be NULL there, and nothing is allocated but the plan's memory. Buffers have
+ * memory and rank 0's values with all of them. */
+enum zero_init {
+    ZERO_INIT_MODEL = 0, /* *param: every rank has values, and rank 0's count */
+    ZERO_INIT_RANK0 = 1, /* *param of rank 0; NULL or not on others, which are not read */
+    ZERO_INIT_LATER = 2, /* zero_load, or zero_import and zero_write of every element: until then zero_begin,
+                            zero_step and whatever else wants values is ZERO_ERR_ORDER, and *param is NULL
+                            everywhere. What *param points at is not read */
+    ZERO_INIT_CALL = 3   /* cfg.init; what *param points at is not read */
+};
+
 /* Flags of a tensor. */
 enum {
     ZERO_STACKED = 1 << 0,  /* shape[0] layers in one buffer, addressed by the model as base + l*stride: slice
@@ -302,6 +314,15 @@ struct zero_config {
                             0 off; default ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and
                             that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
                             release is used, with a warning */
+    int32_t init_from;   /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
+    /* init_from ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], counted row-major over
+     * the whole tensor, to dst: host memory, in the tensor's dtype. Values that follow from the element's
+     * number do not depend on stage and world. Called by zero_wrap on its own thread, on each rank for its
+     * part (each element on one rank), in pieces of at most 256 KiB, unit by unit, in which ranks wait for
+     * each other (cfg.timeout_ms); must not call zero_*. Non-zero: zero_wrap fails, and names the tensor and
+     * what it returned. */
+    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
+    void *init_arg;
 };
 
 /* Memory per rank, by category. X(name, text)
@@ -460,7 +481,8 @@ ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
-/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks, *param and *grad
+/* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks (or cfg.init_from
+ * says where they come from; *param that is NULL without is an error), *param and *grad
  * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed
  * memory), and the model's own buffers may be freed afterwards (with cfg.check they were overwritten). On
  * failure *out is NULL, no pointer was changed and nothing is left behind. Memory is checked against the plan
@@ -629,9 +651,9 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
  * taken; unfinished and damaged ones after it are skipped and told to cfg.log. Any stage, world, prefetch and
  * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's
  * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer
- * must be the same. Needs host memory for what this rank owns, for the time of the call. On failure
- * (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor are named) nothing is changed.
- * Outside brackets, between steps. */
+ * must be the same. Needs host memory for what this rank owns, for the time of the call (but for buffers
+ * alone with ZERO_INIT_LATER on the host, before any zero_write). On failure (ZERO_ERR_IO, ZERO_ERR_ARG for
+ * another model; the file and the tensor are named) nothing is changed. Outside brackets, between steps. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,

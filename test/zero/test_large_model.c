@@ -1,0 +1,251 @@
+/* test_large_model.c: a model whose parameters, gradients and optimizer state are 4 times what a rank's
+ * memory control group allows: 8 ranks, each a process in a group of its own, wrap it by cfg.init, train,
+ * save and export it, and load and import it again. The limit is the plan's total, one unit, and what the
+ * same program takes with a small model beyond its plan. Skipped where groups of version 1 cannot be made. */
+#include "test/held_port.h"
+#include "zero/zero.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORLD = 8, SMALL = 4, LARGE = 64, UNIT = 256 << 10, SKIPPED = 77 };
+
+static struct zero_tensor tensors[LARGE];
+static void *param[LARGE], *grad[LARGE];
+static char names[LARGE][16], groups[WORLD][512], folder[] = "/tmp/zero-large-XXXXXX";
+
+static void die(int rank, const char *what)
+{
+    fprintf(stderr, "rank %d: %s: %s %s\n", rank, what, zero_last_error(), errno ? strerror(errno) : "");
+    exit(1);
+}
+
+static float value_of(int32_t tensor, int64_t i)
+{
+    return (float)((tensor * 7919 + i * 31) % 1009) * 1e-3f;
+}
+
+static int init(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    (void)arg;
+    for (int64_t i = 0; i < n; i++)
+        ((float *)dst)[i] = value_of(tensor, first + i);
+    return 0;
+}
+
+static struct zero_config config(int rank, const char *url)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = 3;
+    cfg.rank = rank;
+    cfg.world = WORLD;
+    cfg.rendezvous = url;
+    cfg.timeout_ms = 300000;
+    return cfg;
+}
+
+static void make_table(int n)
+{
+    memset(param, 0, sizeof param);
+    for (int t = 0; t < n; t++) {
+        snprintf(names[t], sizeof names[t], "unit%d", t);
+        tensors[t] = (struct zero_tensor){.name = names[t],
+                                          .param = &param[t],
+                                          .grad = &grad[t],
+                                          .shape = {UNIT},
+                                          .dtype = ZERO_F32,
+                                          .unit = t};
+    }
+}
+
+static void step(int rank, zero_ctx *z, int n)
+{
+    for (int t = 0; t < n; t++)
+        if (zero_begin(z, t, ZERO_FORWARD) || zero_end(z, t, ZERO_FORWARD))
+            die(rank, "forward");
+    for (int t = n; t-- > 0;) {
+        if (zero_begin(z, t, ZERO_BACKWARD))
+            die(rank, "backward");
+        for (int64_t i = 0; i < UNIT; i++)
+            ((float *)grad[t])[i] = 0.5f * ((float *)param[t])[i] + 0.25f;
+        if (zero_end(z, t, ZERO_BACKWARD))
+            die(rank, "backward");
+    }
+    if (zero_step(z, 1e-2f, NULL))
+        die(rank, "zero_step");
+}
+
+/* A few elements of every tensor. */
+static void sample(int rank, zero_ctx *z, int n, float *out)
+{
+    for (int t = 0; t < n; t++)
+        if (zero_read(z, t, ZERO_VALUE_PARAM, (t * 1237) % (UNIT - 4), 4, out + 4 * t))
+            die(rank, "zero_read");
+}
+
+static void run_rank(int rank, const char *url, int n)
+{
+    struct zero_config cfg = config(rank, url);
+    float trained[4 * LARGE], again[4 * LARGE];
+    zero_ctx *z;
+    cfg.init_from = ZERO_INIT_CALL;
+    cfg.init = init;
+    if (zero_wrap(&z, tensors, n, &cfg))
+        die(rank, "zero_wrap");
+    sample(rank, z, n, trained);
+    for (int t = 0; t < n; t++)
+        for (int i = 0; i < 4; i++)
+            if (trained[4 * t + i] != value_of(t, (t * 1237) % (UNIT - 4) + i))
+                die(rank, "cfg.init's values are not there");
+    step(rank, z, n);
+    sample(rank, z, n, trained);
+    if (zero_save(z, folder) || zero_export(z, folder, NULL, 0, 16 << 20) || zero_unwrap(&z))
+        die(rank, "saving");
+    cfg.init_from = ZERO_INIT_LATER;
+    cfg.init = NULL;
+    for (int way = 0; way < 2; way++) {
+        memset(param, 0, sizeof param);
+        if (zero_wrap(&z, tensors, n, &cfg))
+            die(rank, "zero_wrap");
+        if (way == 0 ? zero_load(z, folder) : zero_import(z, folder, NULL, 0))
+            die(rank, way == 0 ? "zero_load" : "zero_import");
+        sample(rank, z, n, again);
+        if (memcmp(again, trained, (size_t)n * 4 * sizeof *again) != 0)
+            die(rank, "other values came back");
+        step(rank, z, n);
+        if (zero_unwrap(&z))
+            die(rank, "zero_unwrap");
+    }
+    exit(0);
+}
+
+/* ---- groups ---- */
+
+static long long ask(int rank, const char *file)
+{
+    char path[600];
+    long long n = -1;
+    snprintf(path, sizeof path, "%.500s/%.60s", groups[rank], file);
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%lld", &n) != 1)
+        n = -1;
+    if (f)
+        fclose(f);
+    return n;
+}
+
+static int tell(int rank, const char *file, long long n)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%.500s/%.60s", groups[rank], file);
+    FILE *f = fopen(path, "w");
+    int err = !f || fprintf(f, "%lld\n", n) < 0;
+    if (f)
+        err |= fclose(f);
+    return err;
+}
+
+static const char *make_groups(void)
+{
+    char line[512], own[512] = "";
+    FILE *f = fopen("/proc/self/cgroup", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        char *at = strstr(line, ":memory:");
+        if (at)
+            snprintf(own, sizeof own, "%.*s", (int)strcspn(at + 8, "\n"), at + 8);
+    }
+    if (f)
+        fclose(f);
+    if (!*own)
+        return "no memory control group of version 1";
+    for (int r = 0; r < WORLD; r++) {
+        snprintf(groups[r], sizeof groups[r], "/sys/fs/cgroup/memory%.300s/zero-%d-%d", own, (int)getpid(),
+                 r);
+        if (mkdir(groups[r], 0755))
+            return strerror(errno);
+        if (tell(r, "memory.limit_in_bytes", 1LL << 40))
+            return "its limit cannot be set";
+    }
+    return NULL;
+}
+
+static void remove_groups(void)
+{
+    for (int r = 0; r < WORLD; r++)
+        if (groups[r][0])
+            rmdir(groups[r]);
+}
+
+/* Returns how many ranks failed; peak: of the largest. */
+static int run_world(int n, long long limit, long long *peak)
+{
+    pid_t pid[WORLD];
+    char url[64];
+    int n_failed = 0;
+    make_table(n);
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", held_port());
+    for (int r = 0; r < WORLD; r++) {
+        if (tell(r, "memory.limit_in_bytes", limit) || tell(r, "memory.max_usage_in_bytes", 0))
+            fprintf(stderr, "rank %d's group cannot be set\n", r), n_failed++;
+        fflush(NULL);
+        pid[r] = fork();
+        if (pid[r] == 0) {
+            if (tell(r, "cgroup.procs", getpid()))
+                die(r, "cannot join its group");
+            run_rank(r, url, n);
+        }
+    }
+    *peak = 0;
+    for (int r = 0; r < WORLD; r++) {
+        int status = -1;
+        waitpid(pid[r], &status, 0);
+        long long most = ask(r, "memory.max_usage_in_bytes");
+        *peak = most > *peak ? most : *peak;
+        if (status != 0) {
+            fprintf(stderr, "rank %d ended with status %d, %lld bytes at most of %lld, %lld refused\n", r,
+                    status, most, limit, ask(r, "memory.failcnt"));
+            n_failed++;
+        }
+    }
+    return n_failed;
+}
+
+static long long plan_bytes(int n)
+{
+    struct zero_config cfg = config(0, NULL);
+    struct zero_plan_info info;
+    make_table(n);
+    if (zero_plan(tensors, n, &cfg, &info))
+        die(0, "zero_plan");
+    return info.bytes.total;
+}
+
+int main(void)
+{
+    const char *why = make_groups();
+    if (why) {
+        remove_groups();
+        printf("skipped: %s\n", why);
+        return SKIPPED;
+    }
+    long long peak, unit = UNIT * 4LL, model = LARGE * UNIT * 16LL; /* f32 and AdamW: 16 bytes an element */
+    if (!mkdtemp(folder))
+        die(0, folder);
+    int n_failed = run_world(SMALL, 1LL << 40, &peak);
+    long long base = peak - plan_bytes(SMALL), limit = plan_bytes(LARGE) + unit + base;
+    printf("base %lld, limit %lld bytes for each rank, the model %lld\n", base, limit, model);
+    if (!n_failed && 4 * limit > model)
+        fprintf(stderr, "the model is less than 4 times the limit\n"), n_failed++;
+    if (!n_failed)
+        n_failed = run_world(LARGE, limit, &peak);
+    printf("%lld bytes at most\n", peak);
+    remove_groups();
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return n_failed || system(command) ? 1 : 0;
+}

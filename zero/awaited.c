@@ -1,0 +1,138 @@
+/* awaited.c: ZERO_INIT_LATER: which elements have no values yet.
+ *
+ * Until all have, nothing that would read them is done: brackets, steps, saves. zero_load gives values to all
+ * of them, zero_write (and zero_import, by it) to ranges, in any order. Every rank makes the same calls, so
+ * all come to the same answer. */
+#include "zero/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct range {
+    int64_t first, end;
+};
+
+/* Of one tensor. */
+struct known {
+    struct range *list; /* ascending, apart */
+    int32_t n, room;
+};
+
+struct zr_awaited {
+    bool written; /* to some range, weights or states */
+    int32_t n_tensors;
+    struct known of[];
+};
+
+int zr_awaited_open(struct zero_ctx *z)
+{
+    size_t n = (size_t)z->layout->n_tensors;
+    z->awaited = calloc(1, sizeof *z->awaited + n * sizeof *z->awaited->of);
+    if (!z->awaited)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %zu tensors", n);
+    z->awaited->n_tensors = (int32_t)n;
+    return 0;
+}
+
+void zr_awaited_close(struct zero_ctx *z)
+{
+    for (int32_t i = 0; z->awaited && i < z->awaited->n_tensors; i++)
+        free(z->awaited->of[i].list);
+    free(z->awaited);
+    z->awaited = NULL;
+}
+
+static int64_t n_known(const struct known *k)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < k->n; i++)
+        n += k->list[i].end - k->list[i].first;
+    return n;
+}
+
+static bool is_complete(const struct zero_ctx *z, int32_t tensor)
+{
+    const struct zr_tensor *t = &z->layout->tensors[tensor];
+    return t->buffer || n_known(&z->awaited->of[tensor]) == t->n_elems;
+}
+
+static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
+{
+    const struct zr_tensor *t = &z->layout->tensors[tensor];
+    return zr_fail(ZR_ERR_ORDER,
+                   "%s: tensor %s (unit %d) has values for %lld of its %lld elements: init_from is "
+                   "ZERO_INIT_LATER, so zero_load, or zero_import and zero_write of all tensors, come first",
+                   call, t->name, t->unit, (long long)n_known(&z->awaited->of[tensor]),
+                   (long long)t->n_elems);
+}
+
+int zr_awaited_refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
+{
+    if (!z->awaited)
+        return 0;
+    for (int32_t i = 0; i < z->awaited->n_tensors; i++)
+        if ((tensor < 0 || i == tensor) && !is_complete(z, i))
+            return refuse(z, call, i);
+    return 0;
+}
+
+bool zr_awaited_nothing_written(const struct zero_ctx *z)
+{
+    return z->awaited && !z->awaited->written;
+}
+
+int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor)
+{
+    struct known *k = z->awaited ? &z->awaited->of[tensor] : NULL;
+    if (!k)
+        return 0;
+    z->awaited->written = true;
+    if (k->n < k->room)
+        return 0;
+    int32_t room = 2 * k->room + 4;
+    struct range *more = realloc(k->list, (size_t)room * sizeof *more);
+    if (!more)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d ranges", room);
+    k->list = more;
+    k->room = room;
+    return 0;
+}
+
+/* There is room for one more. */
+static void add(struct known *k, int64_t first, int64_t end)
+{
+    int32_t i = 0, j;
+    while (i < k->n && k->list[i].end < first)
+        i++;
+    for (j = i; j < k->n && k->list[j].first <= end; j++) {
+        first = zr_min(first, k->list[j].first);
+        end = zr_max(end, k->list[j].end);
+    }
+    memmove(k->list + i + 1, k->list + j, (size_t)(k->n - j) * sizeof *k->list);
+    k->n += 1 - (j - i);
+    k->list[i] = (struct range){first, end};
+}
+
+static void complete(struct zero_ctx *z)
+{
+    zr_awaited_close(z);
+    zr_engine_point(&z->engine, true);
+    zr_info(z->config.options.log, "all parameters have values");
+}
+
+void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n)
+{
+    if (!z->awaited || z->layout->tensors[tensor].buffer || n == 0)
+        return;
+    add(&z->awaited->of[tensor], first, first + n);
+    for (int32_t i = 0; i < z->awaited->n_tensors; i++)
+        if (!is_complete(z, i))
+            return;
+    complete(z);
+}
+
+void zr_awaited_loaded(struct zero_ctx *z)
+{
+    if (z->awaited)
+        complete(z);
+}
