@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef int (*init_fn)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
 
@@ -18,6 +19,19 @@ struct asking {
     char *room; /* ZR_VALUE_BYTES */
 };
 
+/* Every byte of what nobody wrote: a NaN that no arithmetic makes. */
+enum { UNWRITTEN = 0xff };
+
+/* The first of n elements that was not; n: none. */
+static int64_t find_unwritten(const char *room, int64_t n, int64_t size)
+{
+    static const char unwritten[4] = {(char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN};
+    int64_t i = 0;
+    while (i < n && memcmp(room + i * size, unwritten, (size_t)size))
+        i++;
+    return i;
+}
+
 static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct asking *a = arg;
@@ -25,12 +39,18 @@ static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     int64_t size = zr_dtype_bytes(f->dtype), most = ZR_VALUE_BYTES / size;
     for (int64_t k = 0; k < n; k += most) {
         int64_t part = zr_min(most, n - k), at = p->slice * p->n + (first - p->first) + k;
+        memset(a->room, UNWRITTEN, (size_t)(part * size));
         zr_guard_callback("cfg.init");
         int code = a->init(a->arg, p->tensor, at, part, a->room);
         zr_guard_callback(NULL);
         if (code)
             return zr_fail(ZR_ERR_FAILED, "cfg.init returned %d for tensor %s, elements %lld..%lld", code,
                            t->name, (long long)at, (long long)(at + part - 1));
+        int64_t missed = find_unwritten(a->room, part, size);
+        if (missed < part)
+            return zr_fail(ZR_ERR_FAILED,
+                           "cfg.init did not write element %lld of tensor %s, asked for %lld..%lld",
+                           (long long)(at + missed), t->name, (long long)at, (long long)(at + part - 1));
         int err = a->e->dev->ops->copy(a->e->reduce_stream, zr_engine_param_at(a->e, f, first + k), a->room,
                                        part * size);
         int drained = zr_engine_drain(a->e); /* the room is written again */

@@ -320,7 +320,7 @@ struct zero_config {
      * number do not depend on stage and world. Called by zero_wrap on its own thread, on each rank for its
      * part (each element on one rank), in pieces of at most 256 KiB, unit by unit, in which ranks wait for
      * each other (cfg.timeout_ms); must not call zero_*. Non-zero: zero_wrap fails, and names the tensor and
-     * what it returned. */
+     * what it returned. So does an element that is not written. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
 };

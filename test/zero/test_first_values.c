@@ -1,7 +1,8 @@
 /* test_first_values.c: cfg.init_from: parameters whose values come from rank 0 alone, from cfg.init, or later
  * by zero_load, zero_import and zero_write. *param is NULL then, and the weights end in the bits of a run
- * whose ranks all had them. */
+ * whose ranks all had them. On the host, or (on the stand-in) on GPUs. */
 #include "test/zero/toy_net.h"
+#include "test/zero/where.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -20,7 +21,7 @@ struct plan {
     int stage, from;
     const char *dir;                                               /* of a checkpoint or an export */
     int (*values)(struct toy_rank *r, struct toy *m, zero_ctx *z); /* ZERO_INIT_LATER */
-    int fails_on;                                                  /* rank; -1: none */
+    int fails_on, forgets;                                         /* rank; -1: none */
     bool null_on_rank_0;
 };
 
@@ -29,6 +30,12 @@ static const struct plan *plan;
 static _Atomic int n_asked[TOY_TENSORS][400];
 static _Thread_local struct toy values; /* a whole model, for those that give values */
 static _Thread_local int my_rank;
+static _Thread_local const struct zero_config *my_cfg;
+
+static void wait_for_mine(void)
+{
+    where_wait(my_cfg);
+}
 
 static int64_t elem_bytes(int t)
 {
@@ -43,6 +50,8 @@ static int init(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
         return 42;
     for (int64_t i = first; i < first + n; i++)
         n_asked[tensor][i]++;
+    if (my_rank == plan->forgets && tensor == 4)
+        n--;
     memcpy(dst, (const char *)values.own[tensor] + first * elem_bytes(tensor),
            (size_t)(n * elem_bytes(tensor)));
     return 0;
@@ -78,6 +87,8 @@ static void wraps(struct toy_rank *r)
     cfg.init_from = plan->from;
     cfg.init = plan->from == ZERO_INIT_CALL ? init : NULL;
     cfg.init_arg = &n_asked;
+    where_open(r->rank, &cfg);
+    my_cfg = &cfg;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     for (int t = 0; err && t < TOY_TENSORS; t++)
         if (m.param[t] != m.own[t])
@@ -88,6 +99,7 @@ static void wraps(struct toy_rank *r)
         err = train(r, &m, z);
     toy_note(r, err);
     zero_unwrap(&z);
+    where_close(&cfg);
     toy_free(&m);
     toy_free(&values);
 }
@@ -109,7 +121,7 @@ static const int worlds[] = {1, 2, 3};
 
 static uint64_t expected(int stage, int world)
 {
-    return run(&(struct plan){.stage = stage, .fails_on = -1}, world, 0, NULL);
+    return run(&(struct plan){.stage = stage, .fails_on = -1, .forgets = -1}, world, 0, NULL);
 }
 
 static void test_by_rank_0_or_a_callback(void **state)
@@ -118,7 +130,7 @@ static void test_by_rank_0_or_a_callback(void **state)
     for (int w = 0; w < 3; w++)
         for (int stage = 0; stage < 4; stage++) {
             uint64_t hash = expected(stage, worlds[w]);
-            struct plan p = {.stage = stage, .from = ZERO_INIT_RANK0, .fails_on = -1};
+            struct plan p = {.stage = stage, .from = ZERO_INIT_RANK0, .fails_on = -1, .forgets = -1};
             assert_int_equal(run(&p, worlds[w], 0, NULL), hash);
             p.from = ZERO_INIT_CALL;
             assert_int_equal(run(&p, worlds[w], 0, NULL), hash);
@@ -135,10 +147,16 @@ static void test_refused(void **state)
     (void)state;
     for (int world = 1; world <= 3; world += 2)
         for (int stage = 0; stage <= 3; stage += 3) {
-            struct plan p = {.stage = stage, .from = ZERO_INIT_CALL, .fails_on = world / 2};
+            struct plan p = {.stage = stage, .from = ZERO_INIT_CALL, .fails_on = world / 2, .forgets = -1};
             run(&p, world, ZERO_ERR_FAILED, "cfg.init returned 42 for tensor head, elements");
-            p = (struct plan){
-                .stage = stage, .from = ZERO_INIT_RANK0, .fails_on = -1, .null_on_rank_0 = true};
+            p.forgets = world / 2;
+            p.fails_on = -1;
+            run(&p, world, ZERO_ERR_FAILED, "cfg.init did not write element");
+            p = (struct plan){.stage = stage,
+                              .from = ZERO_INIT_RANK0,
+                              .fails_on = -1,
+                              .forgets = -1,
+                              .null_on_rank_0 = true};
             run(&p, world, ZERO_ERR_ARG,
                 "tensors[0] (embedding): *param is NULL on rank 0, whose values count (init_from is "
                 "ZERO_INIT_RANK0)");
@@ -242,11 +260,13 @@ static void test_later(void **state)
     char folder[] = "/tmp/zero-first-values-XXXXXX", command[64], path[64];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/saved", folder);
-    run(&(struct plan){.stage = 1, .dir = path, .values = save_and_export, .fails_on = -1}, 2, 0, NULL);
+    run(&(struct plan){.stage = 1, .dir = path, .values = save_and_export, .fails_on = -1, .forgets = -1}, 2,
+        0, NULL);
     for (int w = 0; w < 3; w += 2)
         for (int stage = 0; stage < 4; stage++) {
             uint64_t hash = expected(stage, worlds[w]);
-            struct plan p = {.stage = stage, .from = ZERO_INIT_LATER, .dir = path, .fails_on = -1};
+            struct plan p = {
+                .stage = stage, .from = ZERO_INIT_LATER, .dir = path, .fails_on = -1, .forgets = -1};
             p.values = write_all;
             assert_int_equal(run(&p, worlds[w], 0, NULL), hash);
             p.values = load;
@@ -282,6 +302,7 @@ static void test_damaged_load_changes_nothing(void **state)
         .name = "w", .param = &param, .grad = &grad, .shape = {N}, .dtype = ZERO_F32};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
+    where_open(0, &cfg);
     for (int i = 0; i < N; i++)
         weights[i] = (float)i + 1;
     assert_int_equal(zero_wrap(&z, &table, 1, &cfg), 0);
@@ -312,12 +333,14 @@ static void test_damaged_load_changes_nothing(void **state)
         }
         assert_int_equal(zero_unwrap(&z), 0);
     }
+    where_close(&cfg);
     snprintf(path, sizeof path, "rm -rf %s", folder);
     assert_int_equal(system(path), 0);
 }
 
 int main(void)
 {
+    toy_wait = wait_for_mine;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_rank_0_or_a_callback),
         cmocka_unit_test(test_refused),

@@ -581,6 +581,139 @@ static void no_eps(struct program *p)
     p->cfg.eps = 0;
 }
 
+/* ---- first values ---- */
+
+static void has_no_values(struct program *p)
+{
+    for (int t = 0; t < p->n_tensors; t++)
+        p->model.param[t] = NULL;
+}
+
+static void nobodys_values(struct program *p)
+{
+    p->cfg.init_from = ZERO_INIT_RANK0;
+    has_no_values(p);
+}
+
+static void values_later(struct program *p)
+{
+    p->cfg.init_from = ZERO_INIT_LATER;
+    has_no_values(p);
+}
+
+static void no_such_source(struct program *p)
+{
+    p->cfg.init_from = 4;
+}
+
+static void other_source(struct program *p)
+{
+    p->cfg.init_from = p->odd ? ZERO_INIT_LATER : ZERO_INIT_MODEL;
+}
+
+static int refuses_to_init(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    struct program *p = arg;
+    memset(dst, 0, (size_t)(n * (p->model.table[tensor].dtype == ZERO_F32 ? 4 : 2)));
+    (void)first;
+    return p->odd && tensor == 4 ? -3 : 0;
+}
+
+static int inits_nothing(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    (void)arg, (void)tensor, (void)first, (void)n, (void)dst;
+    return 0;
+}
+
+static void calls_nobody(struct program *p)
+{
+    p->cfg.init_from = ZERO_INIT_CALL;
+}
+
+static void callback_nobody_asks(struct program *p)
+{
+    p->cfg.init = inits_nothing;
+}
+
+static void callback_that_fails(struct program *p)
+{
+    p->cfg.init_from = ZERO_INIT_CALL;
+    p->cfg.init = refuses_to_init;
+    p->cfg.init_arg = p;
+    has_no_values(p);
+}
+
+static void callback_that_writes_nothing(struct program *p)
+{
+    p->cfg.init_from = ZERO_INIT_CALL;
+    p->cfg.init = inits_nothing;
+    has_no_values(p);
+}
+
+static int computes_too_early(struct program *p)
+{
+    return zero_begin(p->z, 0, ZERO_FORWARD);
+}
+
+static int accumulates_too_early(struct program *p)
+{
+    return zero_micro(p->z);
+}
+
+static int norms_too_early(struct program *p)
+{
+    double norm;
+    return zero_norm(p->z, &norm);
+}
+
+static int saves_too_early(struct program *p)
+{
+    return zero_save(p->z, "/tmp/there-is-no-such-folder/ckpt");
+}
+
+static int exports_too_early(struct program *p)
+{
+    return zero_export(p->z, "/tmp/there-is-no-such-folder", NULL, 0, 0);
+}
+
+static int gathers_too_early(struct program *p)
+{
+    return zero_gather_all(p->z, 0);
+}
+
+static int reads_too_early(struct program *p)
+{
+    float x[8];
+    return zero_read(p->z, 0, ZERO_VALUE_PARAM, 0, 8, x);
+}
+
+static int write_values(struct program *p, int tensor, int64_t first, int64_t n)
+{
+    int64_t size = p->model.table[tensor].dtype == ZERO_F32 ? 4 : 2;
+    return zero_write(p->z, tensor, ZERO_VALUE_PARAM, first, n,
+                      (const char *)p->model.own[tensor] + first * size);
+}
+
+static int forgets_an_element(struct program *p)
+{
+    int err = 0;
+    for (int t = 0; !err && t < p->n_tensors; t++)
+        err = write_values(p, t, 0, toy_elems(t) - (t == 2));
+    return err ? err : zero_begin(p->z, 0, ZERO_FORWARD);
+}
+
+static int writes_states_alone(struct program *p)
+{
+    int err = zero_write(p->z, 0, ZERO_VALUE_STATE, 0, toy_elems(0), p->spare[0]);
+    return err ? err : zero_begin(p->z, 0, ZERO_FORWARD);
+}
+
+static int writes_other_ranges(struct program *p)
+{
+    int err = write_values(p, 0, p->odd ? 8 : 0, 8);
+    return err ? err : zero_begin(p->z, 0, ZERO_FORWARD);
+}
+
 /* Backward computes in memory that the library does not know. */
 static int writes_elsewhere(struct program *p)
 {
@@ -2002,6 +2135,101 @@ static const struct misuse rows[] = {
      {"param_budget_bytes is 0", "alone needs"}},
     {"a budget of nothing, needed by nobody", S0 | S1 | S2, BOTH, sets_param_budget_bytes, NULL, RIGHT},
     {"eps 0", ALL, BOTH, no_eps, NULL, LINE, 0, {"eps is 0"}},
+
+    {"has no values, and does not say so",
+     ALL,
+     BOTH,
+     has_no_values,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[0] (embedding): *param is NULL", "cfg.init_from must say where their values come from"}},
+    {"has no values on rank 0, whose count",
+     ALL,
+     BOTH,
+     nobodys_values,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[0] (embedding): *param is NULL on rank 0", "ZERO_INIT_RANK0"}},
+    {"has values of a source that is none",
+     ALL,
+     BOTH,
+     no_such_source,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"init_from is 4; allowed: model (0), rank0 (1), later (2), call (3)"}},
+    {"has values of different sources",
+     ALL,
+     W2,
+     other_source,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"init_from is 2 on rank 1 and 0 on rank 0"}},
+    {"asks a callback that it does not have",
+     ALL,
+     BOTH,
+     calls_nobody,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"init is NULL but init_from is ZERO_INIT_CALL"}},
+    {"has a callback that nobody asks",
+     ALL,
+     BOTH,
+     callback_nobody_asks,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"init is set but init_from is not ZERO_INIT_CALL"}},
+    {"has a callback that fails, on one rank",
+     ALL,
+     BOTH,
+     callback_that_fails,
+     NULL,
+     ERROR,
+     ZERO_ERR_FAILED,
+     {"cfg.init returned -3 for tensor head, elements"}},
+    {"has a callback that writes nothing",
+     ALL,
+     BOTH,
+     callback_that_writes_nothing,
+     NULL,
+     ERROR,
+     ZERO_ERR_FAILED,
+     {"cfg.init did not write element", "of tensor embedding, asked for"}},
+#define TOO_EARLY(name, run, ...)                                                                            \
+    {                                                                                                        \
+        name, ALL, BOTH, values_later, run, ERROR, ZERO_ERR_ORDER,                                           \
+        {                                                                                                    \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+    }
+    TOO_EARLY("computes before there are values", computes_too_early,
+              "zero_begin: tensor embedding (unit 0) has values for 0 of its 165 elements",
+              "init_from is ZERO_INIT_LATER", "zero_load, or zero_import and zero_write of all tensors"),
+    TOO_EARLY("begins a micro-batch before that", accumulates_too_early, "zero_micro: tensor embedding"),
+    TOO_EARLY("steps before that", no_brackets_at_all, "zero_step: tensor embedding"),
+    TOO_EARLY("asks for the norm before that", norms_too_early, "zero_norm: tensor embedding"),
+    TOO_EARLY("saves before that", saves_too_early, "zero_save: tensor embedding"),
+    TOO_EARLY("exports before that", exports_too_early, "zero_export: tensor embedding"),
+    TOO_EARLY("gathers all before that", gathers_too_early, "zero_gather_all: tensor embedding"),
+    TOO_EARLY("reads before that", reads_too_early, "zero_read: tensor embedding"),
+    TOO_EARLY("forgets one element", forgets_an_element, "zero_begin: tensor bias (unit 1) has values for",
+              "ZERO_INIT_LATER"),
+    TOO_EARLY("writes states and no weights", writes_states_alone,
+              "zero_begin: tensor embedding (unit 0) has values for 0 of its 165 elements"),
+#undef TOO_EARLY
+    {"writes other values on other ranks",
+     ALL,
+     W2,
+     values_later,
+     writes_other_ranges,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"zero_write"}},
 
 #define WRONG(name, stages, worlds, configure, run, code, ...)                                               \
     {                                                                                                        \
