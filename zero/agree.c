@@ -18,6 +18,7 @@ struct card {
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
+    uint64_t groups[ZR_MOST_MEMORY_LIMITS]; /* memory control groups with a limit; 0: none */
 };
 
 /* What must be equal, in the order in which a difference is reported: causes before consequences. */
@@ -50,6 +51,8 @@ struct card {
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
     memset(c, 0, sizeof *c);
+    for (int i = 0; i < z->n_limits; i++)
+        c->groups[i] = z->limits[i].group;
     c->err = err;
     if (err) {
         snprintf(c->text, sizeof c->text, "%s", zr_error_text());
@@ -141,6 +144,16 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     return 0;
 }
 
+static void count_in_groups(struct zero_ctx *z, const struct card *cards)
+{
+    for (int i = 0; i < z->n_limits; i++) {
+        z->limits[i].n_ranks = 0;
+        for (int r = 0; r < z->world.world; r++)
+            for (int k = 0; k < ZR_MOST_MEMORY_LIMITS; k++)
+                z->limits[i].n_ranks += cards[r].groups[k] == z->limits[i].group;
+    }
+}
+
 /* The others, who wait to compare, are told. */
 static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 {
@@ -150,6 +163,7 @@ static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 
 int zr_agree_on_plan(struct zero_ctx *z, int local_err)
 {
+    z->n_limits = zr_memory_limits(z->limits);
     if (!z->rendezvous)
         return local_err;
     struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);
@@ -159,6 +173,8 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
     for (int r = 0; !err && r < z->world.world; r++)
         END_TEXT(all[r].text);
+    if (!err)
+        count_in_groups(z, all);
     if (!err)
         err = compare(z, all);
     else if (local_err)

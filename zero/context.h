@@ -7,6 +7,7 @@
 #include "zero/config.h"
 #include "zero/files.h"
 #include "zero/folder_lock.h"
+#include "zero/memory_limits.h"
 
 struct zero_ctx {
     struct zr_config config;
@@ -17,7 +18,9 @@ struct zero_ctx {
     struct zr_loop *loop;
     struct zr_rendezvous *rendezvous; /* NULL for world 1 */
     struct zr_device *device;
-    int64_t gpu_free_bytes; /* when it was last asked */
+    int64_t gpu_free_bytes;                               /* when it was last asked */
+    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS]; /* when ranks agreed on the plan (agree.c) */
+    int n_limits;
     struct zr_check *check; /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_comm *gather, *reduce;
     struct zr_comm *nccl; /* what gather is, under a check, when it is NCCL's; else NULL */
@@ -103,12 +106,14 @@ void zr_save_notice(struct zero_ctx *z);
 /* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of
  * n_local ranks. */
 int zr_memory_check(struct zero_ctx *z, int n_local);
-/* The GPU's part of it; communicators: once more when they are open, and NCCL has taken its own. */
+/* What a memory control group leaves to the ranks in it; zr_agree_on_plan has counted them. */
+int zr_memory_check_groups(struct zero_ctx *z);
+/* The GPU's part of the first; communicators: once more when they are open, and NCCL has taken its own. */
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 
 /* Whether every rank of this host, or of its GPU each, can take so many bytes more: ZR_ERR_NOMEM naming them.
  */
-int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool on_host);
+int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
 /* Refuses the call while zero_gather_all holds all parameters, which it would change. */
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call);

@@ -3,25 +3,12 @@
 #include "shard/check_places.h"
 #include "zero/context.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A number of bytes from a one-number file, or -1 ("max", or no such file). */
-static int64_t read_number(const char *path)
-{
-    char text[64];
-    FILE *f = fopen(path, "r");
-    if (!f)
-        return -1;
-    char *got = fgets(text, sizeof text, f);
-    fclose(f);
-    if (!got)
-        return -1;
-    char *end;
-    long long n = strtoll(text, &end, 10);
-    return end == text ? -1 : n;
-}
+enum { WHERE_BYTES = ZR_GROUP_PATH_BYTES + 64 };
 
 static int64_t host_available(void)
 {
@@ -36,30 +23,38 @@ static int64_t host_available(void)
     return kib < 0 ? -1 : kib * 1024;
 }
 
-/* What the container may still take, control groups version 2. Page cache counts as used there but can be
- * taken back. */
-static int64_t group_available(void)
+/* What holds this process to less, each with how many ranks are in it. */
+static int find_limits(const struct zero_ctx *z, struct zr_memory_limit *limits)
 {
-    int64_t max = read_number("/sys/fs/cgroup/memory.max"),
-            used = read_number("/sys/fs/cgroup/memory.current");
-    if (max < 0 || used < 0)
-        return -1;
-    char line[256];
-    long long cache = 0;
-    FILE *f = fopen("/sys/fs/cgroup/memory.stat", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "inactive_file %lld", &cache) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return max - used + cache;
+    int n = zr_memory_limits(limits);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < z->n_limits; k++)
+            if (z->limits[k].group == limits[i].group)
+                limits[i].n_ranks = z->limits[k].n_ranks;
+    return n;
 }
 
-/* -1: nobody says. */
-static int64_t free_on_host(void)
+/* Whether there are so many bytes for each rank; else in where[WHERE_BYTES], "of 2 ranks on this host", who
+ * they are, and in *free_bytes what there is for all of them. */
+static bool fits_host(int64_t bytes, int n_local, char *where, int64_t *free_bytes)
 {
-    int64_t host = host_available(), group = group_available();
-    return host < 0 ? group : group < 0 ? host : zr_min(host, group);
+    *free_bytes = host_available();
+    snprintf(where, WHERE_BYTES, "of %d ranks on this host", n_local);
+    return *free_bytes < 0 || bytes <= *free_bytes / n_local;
+}
+
+static bool fits_groups(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
+{
+    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS];
+    int n = find_limits(z, limits);
+    for (int i = 0; i < n; i++) {
+        *free_bytes = limits[i].free_bytes;
+        snprintf(where, WHERE_BYTES, "of %d ranks in memory control group %s", limits[i].n_ranks,
+                 limits[i].path);
+        if (bytes > *free_bytes / limits[i].n_ranks)
+            return false;
+    }
+    return true;
 }
 
 static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where, int64_t free_bytes,
@@ -127,31 +122,43 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
     return 0;
 }
 
-int zr_memory_check(struct zero_ctx *z, int n_local)
+static int64_t on_host(const struct zero_ctx *z)
 {
-    int64_t on_host = z->device->ops->memory ? z->plan->host_bytes : z->plan->total_bytes;
-    int err = zr_memory_check_gpu(z, false);
-    if (err)
-        return err;
-    int64_t free_bytes = free_on_host();
-    if (free_bytes < 0 || on_host <= free_bytes / n_local)
-        return 0;
-    char where[64];
-    snprintf(where, sizeof where, "of %d ranks on this host", n_local);
-    return refuse(z->plan, on_host, where, free_bytes, "");
+    return z->device->ops->memory ? z->plan->host_bytes : z->plan->total_bytes;
 }
 
-int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool on_host)
+int zr_memory_check(struct zero_ctx *z, int n_local)
+{
+    int64_t free_bytes;
+    char where[WHERE_BYTES];
+    int err = zr_memory_check_gpu(z, false);
+    if (!err && !fits_host(on_host(z), n_local, where, &free_bytes))
+        err = refuse(z->plan, on_host(z), where, free_bytes, "");
+    return err;
+}
+
+int zr_memory_check_groups(struct zero_ctx *z)
+{
+    int64_t free_bytes;
+    char where[WHERE_BYTES];
+    return fits_groups(z, on_host(z), where, &free_bytes)
+               ? 0
+               : refuse(z->plan, on_host(z), where, free_bytes, "");
+}
+
+int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host)
 {
     int64_t free_bytes = -1, total_bytes;
-    int n = on_host ? z->world.world : 1; /* ranks of one host */
-    int err = 0;
-    if (on_host)
-        free_bytes = free_on_host();
-    else if (z->device->ops->memory)
-        err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
-    if (err || free_bytes < 0 || bytes <= free_bytes / n)
+    char where[WHERE_BYTES];
+    if (host)
+        return fits_host(bytes, z->world.world, where, &free_bytes) &&
+                       fits_groups(z, bytes, where, &free_bytes)
+                   ? 0
+                   : zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each %s, which has %lld free",
+                             (long long)bytes, where, (long long)free_bytes);
+    int err = z->device->ops->memory ? z->device->ops->memory(z->device, &free_bytes, &total_bytes) : 0;
+    if (err || free_bytes < 0 || bytes <= free_bytes)
         return err;
-    return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each of %d ranks on this %s, which has %lld free",
-                   (long long)bytes, n, on_host ? "host" : "GPU", (long long)free_bytes);
+    return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes on this GPU, which has %lld free", (long long)bytes,
+                   (long long)free_bytes);
 }

@@ -292,6 +292,8 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (err)
         zr_fail(err, "%s", text);
     err = zr_agree_on_plan(z, err);
+    if (!err) /* all ranks are here, so what they had before is free */
+        err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)
         err = zr_agree_on_success(z, zr_backend_open_comms(z, backend));
     if (!err)
