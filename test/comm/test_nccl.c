@@ -38,29 +38,44 @@ static void test_mixed(void **state)
     run_ranks(false, 5, comm_suite_mixed, &p, NULL);
 }
 
+/* A rank alone: its communicator, a stream, and memory for its collectives. */
+struct lone {
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *at;
+};
+
+static void lone_open(struct lone *l, size_t n_bytes)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    assert_int_equal(ncclCommInitRankConfig(&l->comm, 1, id, 0, &config), 0);
+    assert_int_equal(cudaStreamCreate(&l->stream) || cudaMalloc((void **)&l->at, n_bytes), 0);
+}
+
+static void lone_close(struct lone *l)
+{
+    cudaStreamSynchronize(l->stream);
+    cudaStreamDestroy(l->stream);
+    cudaFree(l->at);
+    ncclCommDestroy(l->comm);
+}
+
 /* That the stand-in tells buffers that overlap from such that are in place. */
 static void test_buffers_overlap(void **state)
 {
     (void)state;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclUniqueId id;
-    ncclComm_t comm;
-    cudaStream_t s;
-    void *p;
-    assert_int_equal(ncclGetUniqueId(&id), 0);
-    assert_int_equal(ncclCommInitRankConfig(&comm, 1, id, 0, &config), 0);
-    assert_int_equal(cudaStreamCreate(&s) || cudaMalloc(&p, 128), 0);
+    struct lone lone;
+    lone_open(&lone, 128);
     for (int apart = 0; apart <= 64; apart += 16) {
-        char *to = (char *)p + apart;
-        assert_int_equal(ncclAllGather(p, to, 64, ncclInt8, comm, s), 0);
-        assert_int_equal(ncclReduceScatter(p, to, 16, ncclFloat32, ncclSum, comm, s), 0);
-        assert_int_equal(ncclReduce(p, to, 16, ncclFloat32, ncclSum, 0, comm, s), 0);
-        assert_int_equal(ncclBroadcast(p, to, 64, ncclInt8, 0, comm, s), 0);
+        char *to = lone.at + apart;
+        assert_int_equal(ncclAllGather(lone.at, to, 64, ncclInt8, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclReduceScatter(lone.at, to, 16, ncclFloat32, ncclSum, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclReduce(lone.at, to, 16, ncclFloat32, ncclSum, 0, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclBroadcast(lone.at, to, 64, ncclInt8, 0, lone.comm, lone.stream), 0);
     }
-    cudaStreamSynchronize(s);
-    cudaStreamDestroy(s);
-    cudaFree(p);
-    ncclCommDestroy(comm);
+    lone_close(&lone);
     expected_misuse = 3 * 4;
 }
 
@@ -68,25 +83,16 @@ static void test_buffers_overlap(void **state)
 static void test_group_apart(void **state)
 {
     (void)state;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclUniqueId id;
-    ncclComm_t comm;
-    cudaStream_t s;
-    void *p;
-    assert_int_equal(ncclGetUniqueId(&id), 0);
-    assert_int_equal(ncclCommInitRankConfig(&comm, 1, id, 0, &config), 0);
-    assert_int_equal(cudaStreamCreate(&s) || cudaMalloc(&p, 1024), 0);
+    struct lone lone;
+    lone_open(&lone, 1024);
     for (int apart = 0; apart <= 256; apart += 64) {
-        char *a = p, *b = a + apart;
+        char *a = lone.at, *b = a + apart;
         assert_int_equal(ncclGroupStart(), 0);
-        assert_int_equal(ncclAllGather(a, a + 512, 128, ncclInt8, comm, s), 0);
-        assert_int_equal(ncclAllGather(b + 256, b, 64, ncclInt8, comm, s), 0);
+        assert_int_equal(ncclAllGather(a, a + 512, 128, ncclInt8, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclAllGather(b + 256, b, 64, ncclInt8, lone.comm, lone.stream), 0);
         assert_int_equal(ncclGroupEnd(), 0);
     }
-    cudaStreamSynchronize(s);
-    cudaStreamDestroy(s);
-    cudaFree(p);
-    ncclCommDestroy(comm);
+    lone_close(&lone);
     /* b is written where a is read at 0 and 64; b is read at 512 where a + 512 is written, at 256. */
     expected_misuse = 3;
 }
