@@ -458,8 +458,9 @@ enum zero_value {
 
 /* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as
  * the caller has it, all of which is written. The sizes of the other structs, which the library cannot know,
- * are left 0: the caller sets those of the structs that it uses, tensor_size always. ZERO_ERR_ARG when no
- * zero.h up to this library's had a struct of that size. Any thread. */
+ * are left 0: the caller sets those of the structs that it uses, tensor_size always. ZERO_ERR_ARG when cfg is
+ * NULL, or no zero.h up to this library's had a struct of that size; nothing is written then. Local; any
+ * thread. */
 ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
 /* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16", ZERO_AUTO by
@@ -471,7 +472,8 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * before zero_wrap: reading this rank's part of the data, cudaSetDevice(*local_rank). cfg may be NULL:
  * ZERO_CONFIG_INIT; any of rank, world and local_rank (the rank among those of this host) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
- * Talks to no other rank; any thread. */
+ * Local: talks to no other rank, and does not wait but for a cfg.nccl_comm that NCCL is still making, at most
+ * cfg.timeout_ms. Any thread. */
 ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_t *world,
                             int32_t *local_rank);
 
@@ -579,8 +581,12 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
  * cfg.param_budget_bytes. ZERO_DEVICE_HOST: in host memory, whatever the budget. What it takes comes on top
  * of the plan, until the release: nothing at stages 0 and 1 (but for ZERO_DEVICE_HOST on a GPU), at stages 2
  * and 3 the stacked tensors and what is sharded, whole. ZERO_ERR_BUDGET or ZERO_ERR_NOMEM name the bytes,
- * on all ranks, and nothing is changed. On a GPU pointers taken before are not good after it, nor those
- * taken inside after zero_release_all, which waits for cfg.stream. */
+ * on all ranks, and nothing is changed. ZERO_ERR_ARG for another where, ZERO_ERR_ORDER inside a bracket or
+ * when all are there already. On a GPU pointers taken before are not good after it, nor those taken inside
+ * after zero_release_all.
+ *
+ * zero_release_all: collective, blocking; waits for what the model has put on cfg.stream too. ZERO_ERR_ORDER
+ * inside a bracket, or when nothing was gathered. zero_unwrap releases as well. */
 ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
 
@@ -605,9 +611,10 @@ enum zero_sync {
  * changes its own, and this makes all of them equal again: before an evaluation, and before zero_save, which
  * saves rank 0's (and warns once where those of others differ, or with cfg.check fails with
  * ZERO_ERR_MISMATCH). ZERO_ERR_MISMATCH, and nothing changed, where ranks differ in a buffer of integers that
- * ZERO_SYNC_MEAN would have to average. No buffers: nothing happens. Outside brackets. Beyond that a buffer
- * is read by zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks),
- * exported and imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. */
+ * ZERO_SYNC_MEAN would have to average, or in how; ZERO_ERR_ORDER, on all ranks, where *param of one is NULL,
+ * and inside a bracket. No buffers: nothing happens, and nobody waits. Beyond that a buffer is read by
+ * zero_read (rank 0's), written by zero_write (on all ranks), saved, loaded (on all ranks), exported and
+ * imported as other tensors are; it has no ZERO_VALUE_MASTER and no states. */
 ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
@@ -678,7 +685,8 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  * read to its end may leave some weights written. Outside brackets. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
-/* This rank's numbers. Does not wait. */
+/* This rank's numbers, of a context that has failed too. Local; does not wait. ZERO_ERR_ARG where z or out is
+ * NULL, or the configuration has no stats_size. */
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs
