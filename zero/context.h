@@ -39,7 +39,10 @@ struct zero_ctx {
     int64_t n_micro;          /* micro-batches of all ranks, in all steps */
     unsigned char *user_data; /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
-    struct zero_ctx *next_left; /* of those that a forked child has let go */
+    struct zr_rank_data *rank_data; /* this rank's own, for the next save; NULL: none */
+    struct zr_loaded_ranks *loaded; /* what the checkpoint loaded last has of ranks; NULL: nothing was */
+    bool rank_data_set, told_no_rank_data; /* since then */
+    struct zero_ctx *next_left;            /* of those that a forked child has let go */
     void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
                        fail for want of memory */
 };
@@ -96,6 +99,25 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
  * not. */
 int zr_buffers_check(const struct zero_ctx *z);
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
+
+/* user_data.c. What a rank of the program gave: saves that are under way hold it too. keep: NULL is allowed,
+ * and returned. */
+struct zr_rank_data {
+    int32_t n_holders; /* of one thread */
+    int64_t bytes;
+    char data[];
+};
+struct zr_rank_data *zr_rank_data_keep(struct zr_rank_data *d);
+void zr_rank_data_drop(struct zr_rank_data *d);
+/* Notes where the data of ranks is that saved a checkpoint. prepare: while that can still fail; loaded: it is
+ * in use now, and what was set before it is not. */
+struct zr_manifest;
+int zr_loaded_ranks_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
+                            struct zr_loaded_ranks **out);
+void zr_loaded_ranks_use(struct zero_ctx *z, struct zr_loaded_ranks *loaded);
+void zr_loaded_ranks_free(struct zr_loaded_ranks *l);
+/* Bytes that its ranks had. */
+int64_t zr_loaded_ranks_bytes(const struct zr_loaded_ranks *l);
 
 /* save.c. Ends a save that was begun: collective while the context is healthy, else it only gives up what is
  * this rank's. Returns the save's failure. */

@@ -36,6 +36,7 @@ struct loading {
     int64_t buffers_at;
     bool direct; /* staged holds buffers only */
     struct zr_extents own;
+    struct zr_loaded_ranks *ranks;
 };
 
 static void free_loading(struct loading *l)
@@ -48,6 +49,7 @@ static void free_loading(struct loading *l)
     if (l->staged != l->z->engine.snapshot)
         free(l->staged);
     free(l->own.list);
+    zr_loaded_ranks_free(l->ranks);
     zr_manifest_free(&l->manifest);
 }
 
@@ -175,6 +177,25 @@ static bool parse_count(const char *text, int64_t *out)
     return *out >= 0 && !*end && !strcmp(again, text);
 }
 
+static bool is_rank_data(const struct zr_manifest_file *f, const struct zr_st_entry *e)
+{
+    return f->rank_data && !strcmp(e->name, ZR_RANK_DATA_NAME);
+}
+
+/* The program's own bytes of a rank, which the manifest says there are. */
+static int check_rank_data(const struct loading *l, int32_t file)
+{
+    const struct zr_manifest_file *f = &l->manifest.files[file];
+    const struct zr_shard *s = &l->shards[file];
+    bool found = !f->rank_data;
+    for (int64_t i = 0; i < s->st.n_entries; i++)
+        found |= is_rank_data(f, &s->st.entries[i]) &&
+                 s->st.entries[i].end - s->st.entries[i].begin == f->rank_data;
+    return found ? 0
+                 : zr_fail(ZR_ERR_IO, "%s: it has no entry %s of %lld bytes, which the manifest says it has",
+                           s->path, ZR_RANK_DATA_NAME, (long long)f->rank_data);
+}
+
 static int read_entry(const struct loading *l, int32_t file, const struct zr_st_entry *e, struct range *out)
 {
     const char *path = l->shards[file].path, *first = strrchr(e->name, '/'), *kind = first;
@@ -277,7 +298,10 @@ static int open_shards(struct loading *l)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n);
     for (int32_t f = 0; f < l->n_shards; f++)
         for (int64_t i = 0; !err && i < l->shards[f].st.n_entries; i++)
-            err = read_entry(l, f, &l->shards[f].st.entries[i], &l->ranges[l->n_ranges++]);
+            if (!is_rank_data(&m->files[f], &l->shards[f].st.entries[i]))
+                err = read_entry(l, f, &l->shards[f].st.entries[i], &l->ranges[l->n_ranges++]);
+    for (int32_t f = 0; !err && f < l->n_shards; f++)
+        err = check_rank_data(l, f);
     if (err)
         return err;
     qsort(l->ranges, (size_t)l->n_ranges, sizeof *l->ranges, in_order);
@@ -324,6 +348,18 @@ static void meet(const struct loading *l, struct zr_request **requests, int64_t 
     }
 }
 
+/* A damaged one is found now, not when the program asks for it: each is looked at by one rank. */
+static void add_rank_data(const struct loading *l, int32_t file, struct zr_request *requests, int64_t *n)
+{
+    const struct zr_shard *s = &l->shards[file];
+    if (file % l->z->world.world != l->z->world.rank)
+        return;
+    for (int64_t i = 0; i < s->st.n_entries; i++)
+        if (is_rank_data(&l->manifest.files[file], &s->st.entries[i]))
+            requests[(*n)++] = (struct zr_request){.at = s->st.entries[i].begin,
+                                                   .n = s->st.entries[i].end - s->st.entries[i].begin};
+}
+
 static int fetch(struct loading *l)
 {
     size_t n_files = (size_t)l->n_shards;
@@ -333,13 +369,15 @@ static int fetch(struct loading *l)
     if (!err)
         meet(l, NULL, n);
     for (size_t f = 0; !err && f < n_files; f++) {
-        requests[f] = malloc((size_t)(n[f] + 1) * sizeof **requests);
+        requests[f] = malloc((size_t)(n[f] + 2) * sizeof **requests);
         if (!requests[f])
             err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)n[f]);
     }
     if (!err) {
         memset(n, 0, n_files * sizeof *n);
         meet(l, requests, n);
+        for (size_t f = 0; f < n_files; f++)
+            add_rank_data(l, (int32_t)f, requests[f], &n[f]);
     }
     for (size_t f = 0; !err && f < n_files; f++)
         err = zr_shard_fetch(&l->shards[f], requests[f], n[f]);
@@ -481,6 +519,8 @@ static int apply(struct loading *l)
     z->user_data = m->user;
     z->n_user_data = m->n_user;
     m->user = NULL;
+    zr_loaded_ranks_use(z, l->ranks);
+    l->ranks = NULL;
     if (z->world.rank == 0)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
                 (long long)m->t, m->stage, m->world);
@@ -518,6 +558,8 @@ static int load(struct zero_ctx *z, const char *path)
     if (!err) {
         bool broken;
         err = zr_checkpoint_open(z->files, l->folder, &broken, &l->manifest);
+        if (!err)
+            err = zr_loaded_ranks_prepare(z, l->folder, &l->manifest, &l->ranks);
         if (!err)
             err = read_all(l);
         err = agree(z, l, err);

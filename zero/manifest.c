@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #define FORMAT        "libzero checkpoint " /* and its number */
-#define FORMATS       2
+#define FORMATS       3
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -89,8 +89,13 @@ static json_t *print_files(const struct zr_manifest *m)
     for (int32_t i = 0; list && i < m->n_files; i++) {
         char sum[ZR_SUM_CHARS];
         zr_sum_print(&m->files[i].blocks, sum);
-        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
-                                                  (json_int_t)m->files[i].bytes, "blocks", sum))) {
+        json_t *o = json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
+                              (json_int_t)m->files[i].bytes, "blocks", sum);
+        if (o && m->format > 2 && json_object_set_new(o, "rank_data", json_integer(m->files[i].rank_data))) {
+            json_decref(o);
+            o = NULL;
+        }
+        if (json_array_append_new(list, o)) {
             json_decref(list);
             return NULL;
         }
@@ -103,7 +108,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
     static const char tensor[] =
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       optimizer[] = ",\"optimizer\":\"\",\"states\":0",
-                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},";
+                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},", own[] = ",\"rank_data\":";
     int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
     for (int32_t i = 0; i < m->n_tensors; i++) {
         const struct zr_manifest_tensor *t = &m->tensors[i];
@@ -114,7 +119,8 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
     }
     for (int32_t i = 0; i < m->n_files; i++)
-        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS;
+        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS +
+             (m->format > 2 ? (int64_t)sizeof own + digits : 0);
     return n;
 }
 
@@ -295,12 +301,14 @@ static bool is_plain_name(const char *name)
     return *name && *name != '.' && !strchr(name, '/');
 }
 
-static int get_file(const char *file, const json_t *o, struct zr_manifest_file *f)
+static int get_file(const char *file, const json_t *o, int32_t format, struct zr_manifest_file *f)
 {
     char sum[ZR_SUM_CHARS];
     int err = get_text(file, o, "name", f->name, sizeof f->name - sizeof ZR_BLOCKS_SUFFIX);
     if (!err)
         err = get_int(file, o, "bytes", 8, INT64_MAX / 2, &f->bytes);
+    if (!err && format > 2)
+        err = get_int(file, o, "rank_data", 0, f->bytes, &f->rank_data);
     if (!err)
         err = get_text(file, o, "blocks", sum, sizeof sum);
     if (!err && !is_plain_name(f->name))
@@ -368,7 +376,7 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
         err = get_tensor(file, json_array_get(tensors, i), m, &m->tensors[i]);
     for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
-        err = get_file(file, json_array_get(files, i), &m->files[i]);
+        err = get_file(file, json_array_get(files, i), m->format, &m->files[i]);
     return err;
 }
 

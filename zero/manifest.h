@@ -30,10 +30,12 @@ struct zr_manifest_file {
     char name[64];
     int64_t bytes;
     struct zr_sum blocks; /* of the table of its blocks */
+    int64_t rank_data;    /* bytes of them that are the program's own, of that rank */
 };
 
 struct zr_manifest {
-    int32_t format;   /* 2; 1: of before, when all tensors had one optimizer */
+    int32_t format;   /* 3: a rank has data of its own; else 2; 1: of before, when all tensors had one
+                         optimizer */
     char version[32]; /* of the library that saved it */
     int64_t t;        /* steps taken, skipped ones not counted */
     int64_t n_skipped;

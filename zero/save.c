@@ -34,6 +34,7 @@ struct zr_save {
     char root[ZR_PATH_BYTES], folder[ZR_PATH_BYTES], name[ZR_CHECKPOINT_NAME_BYTES];
     struct zr_extents extents;
     struct zr_manifest manifest; /* rank 0's */
+    struct zr_rank_data *rank_data;
 
     uv_thread_t thread;
     bool started, copying; /* copying: the snapshot was asked for */
@@ -207,7 +208,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 {
     const struct zr_layout *l = z->layout;
     const struct zr_options *o = &z->config.options;
-    *m = (struct zr_manifest){.format = 2,
+    *m = (struct zr_manifest){.format = 3, /* or 2, when no rank has data of its own */
                               .t = z->engine.t,
                               .n_skipped = z->engine.n_skipped,
                               .n_micro = z->n_micro,
@@ -248,6 +249,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 static void free_save(struct zr_save *s)
 {
     free(s->extents.list);
+    zr_rank_data_drop(s->rank_data);
     zr_manifest_free(&s->manifest);
     uv_mutex_destroy(&s->lock);
     uv_cond_destroy(&s->changed);
@@ -291,6 +293,11 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
     if (!err)
         err = zr_extents_of(z, z->engine.snapshot, z->world.rank == 0 ? z->plan->snapshot_buffers_at : -1,
                             &s->extents);
+    s->rank_data = zr_rank_data_keep(z->rank_data);
+    if (s->rank_data) {
+        s->extents.rank_data = s->rank_data->data;
+        s->extents.rank_data_bytes = s->rank_data->bytes;
+    }
     if (!err)
         err = zr_shard_check(z->layout, &s->extents);
     if (!err && z->world.rank == 0)
@@ -318,20 +325,45 @@ static const char *call_of(bool kept)
 
 /* What each rank was asked for, before anything is written. */
 struct wanted {
+    int64_t rank_data; /* bytes */
     int32_t kept;
 };
 
-static int agree_on_kind(struct zero_ctx *z, const struct zr_save *s)
+/* Of data that a program took from a checkpoint, and does not give to the next. */
+static void tell_no_rank_data(struct zero_ctx *z, int64_t bytes)
 {
-    struct wanted mine = {.kept = s->kept}, *all = z->from_all;
+    int64_t before = zr_loaded_ranks_bytes(z->loaded);
+    if (bytes || !before || z->rank_data_set || z->told_no_rank_data || z->world.rank)
+        return;
+    z->told_no_rank_data = true;
+    zr_warn(z->config.options.log,
+            "the checkpoint loaded has %lld bytes of its ranks' own data and the one now saved none: "
+            "zero_set_rank_data gives them after zero_load",
+            (long long)before);
+}
+
+static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
+{
+    struct wanted mine = {.kept = s->kept, .rank_data = s->extents.rank_data_bytes}, *all = z->from_all;
+    int err = 0;
+    int64_t bytes = 0;
     if (z->world.world == 1)
-        return 0;
-    int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+        all[0] = mine;
+    else
+        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (all[r].kept != all[0].kept)
             err = zr_fail(ZR_ERR_MISMATCH,
                           "rank %d calls %s and rank 0 %s; every rank must make the same calls", r,
                           call_of(all[r].kept), call_of(all[0].kept));
+    for (int r = 0; !err && r < z->world.world; r++) {
+        bytes += all[r].rank_data;
+        if (z->world.rank == 0)
+            s->manifest.files[r].rank_data = all[r].rank_data;
+    }
+    s->manifest.format = bytes ? 3 : 2;
+    if (!err)
+        tell_no_rank_data(z, bytes);
     return err;
 }
 
@@ -572,7 +604,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     struct zr_save *s = NULL;
     err = zr_agree_in_run(z, open_save(z, dir, kept, &s));
     if (!err)
-        err = agree_on_kind(z, s);
+        err = agree_on_contents(z, s);
     if (!err)
         err = tell_unequal_buffers(z);
     if (!err)
@@ -621,36 +653,5 @@ int zero_get_saved(zero_ctx *z, const char **path)
     if (zr_engine_check_process(&z->engine))
         return zr_fail_more(ZR_ERR_ORDER, "zero_get_saved");
     *path = *z->saved_path ? z->saved_path : NULL;
-    return 0;
-}
-
-int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)
-{
-    if (!z || (!data && bytes))
-        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: %s is NULL", z ? "data" : "z");
-    if (zr_engine_check_process(&z->engine))
-        return zr_fail_more(ZR_ERR_ORDER, "zero_set_user_data");
-    if (bytes < 0 || bytes > ZR_USER_DATA_MAX)
-        return zr_fail(ZR_ERR_ARG, "zero_set_user_data: bytes is %lld; allowed: 0..%d", (long long)bytes,
-                       ZR_USER_DATA_MAX);
-    unsigned char *copy = malloc((size_t)bytes + 1);
-    if (!copy)
-        return zr_fail(ZR_ERR_NOMEM, "zero_set_user_data: no memory for %lld bytes", (long long)bytes);
-    if (bytes)
-        memcpy(copy, data, (size_t)bytes);
-    free(z->user_data);
-    z->user_data = copy;
-    z->n_user_data = bytes;
-    return 0;
-}
-
-int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes)
-{
-    if (!z || !data || !bytes)
-        return zr_fail(ZR_ERR_ARG, "zero_get_user_data: an argument is NULL");
-    if (zr_engine_check_process(&z->engine))
-        return zr_fail_more(ZR_ERR_ORDER, "zero_get_user_data");
-    *data = z->n_user_data ? z->user_data : NULL;
-    *bytes = z->n_user_data;
     return 0;
 }

@@ -3,7 +3,8 @@
  * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank
  * owns, named TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32
  * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
- * follow each other are one entry. Buffers, of kind model, are in rank 0's file. */
+ * follow each other are one entry. Buffers, of kind model, are in rank 0's file. The program's own bytes of
+ * the rank, if it has any, are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
 #ifndef ZR_ZERO_SAVE_H
 #define ZR_ZERO_SAVE_H
 
@@ -23,7 +24,11 @@ struct zr_extent {
 struct zr_extents {
     struct zr_extent *list; /* by tensor, kind, first */
     int64_t n;
+    const void *rank_data; /* the program's own, in the host's memory; not the extents' */
+    int64_t rank_data_bytes;
 };
+
+#define ZR_RANK_DATA_NAME "rank_data" /* no tensor's entry: those have two slashes */
 
 /* What this rank owns: where it is, or (base not NULL) where it is relative to memory laid out as the
  * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.

@@ -159,6 +159,8 @@ static char *entry_name(const struct zr_layout *l, const struct zr_extent *x)
     return name;
 }
 
+#define ZR_RANK_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
+
 int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
 {
     struct zr_st_entry e = {.n_dims = 1};
@@ -177,6 +179,7 @@ int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
         n += zr_st_entry_bytes(&e) + snprintf(rest, sizeof rest, "/%s/%" PRId64, kind, first->first);
         n_entries++;
     }
+    n += x->rank_data_bytes ? ZR_RANK_DATA_HEAD : 0;
     return n <= ZR_ST_MAX_HEADER
                ? 0
                : zr_fail(ZR_ERR_ARG,
@@ -187,7 +190,7 @@ int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
 
 static int make_head(const struct zr_layout *l, const struct zr_extents *x, char **head, int64_t *n)
 {
-    struct zr_st_entry *entries = calloc((size_t)x->n + 1, sizeof *entries);
+    struct zr_st_entry *entries = calloc((size_t)x->n + 2, sizeof *entries);
     int64_t n_entries = 0;
     int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
     for (int64_t i = 0; !err && i < x->n; i++) {
@@ -203,6 +206,13 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
         n_entries++;
         if (!e->name)
             err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    }
+    if (!err && x->rank_data_bytes) {
+        struct zr_st_entry *e = &entries[n_entries++];
+        *e = (struct zr_st_entry){
+            .name = strdup(ZR_RANK_DATA_NAME), .dtype = "U8", .n_dims = 1, .shape = {x->rank_data_bytes}};
+        if (!e->name)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for the header of the program's own bytes");
     }
     if (!err)
         err = zr_st_head(entries, n_entries, NULL, head, n);

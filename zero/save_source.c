@@ -30,6 +30,7 @@ int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents
         s->bytes += x->list[i].n * x->list[i].size;
     }
     s->at[x->n] = s->bytes;
+    s->bytes += x->rank_data_bytes;
     int err = dev ? open_staging(s, dev, most_bytes) : 0;
     if (err)
         zr_source_close(s);
@@ -88,6 +89,14 @@ int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
         from += part;
         n -= part;
     }
+    int64_t end = s->at[s->x->n], past = zr_max(from + n - end, 0);
+    if (past) {
+        int64_t part = zr_min(past, n);
+        n -= part;
+        memcpy(dst + n, (const char *)s->x->rank_data + (from + n - end), (size_t)part);
+    }
+    if (!n)
+        return 0;
     if (!s->dev)
         return gather(s, dst, from, n);
     /* One at a time: the way from the device is far wider than that to the disk. */

@@ -1,5 +1,5 @@
-/* save_source.h: the bytes of a rank's file, any part of them at a time: a head, and the ranges after it,
- * from the host's memory or from a device's that the CPU cannot read. */
+/* save_source.h: the bytes of a rank's file, any part of them at a time: a head, the ranges after it,
+ * from the host's memory or from a device's that the CPU cannot read, and what the program has of its own. */
 #ifndef ZR_ZERO_SAVE_SOURCE_H
 #define ZR_ZERO_SAVE_SOURCE_H
 
@@ -12,7 +12,7 @@ struct zr_source {
     const char *head; /* the caller's, as x */
     const struct zr_extents *x;
     int64_t head_bytes, bytes; /* of all */
-    int64_t *at;               /* (x->n + 1) byte of the file where a range begins; and the end */
+    int64_t *at;               /* (x->n + 1) byte of the file where a range begins; and where they end */
     /* Memory that the CPU cannot read goes through page-locked memory, a part at a time. NULL: all can be
      * read. */
     struct zr_device *dev;

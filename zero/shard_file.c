@@ -69,7 +69,8 @@ static int fetch_block(void *arg, int64_t i, char *block)
     for (int64_t r = find_request(f, from); r < f->n && f->requests[r].at < from + n; r++) {
         const struct zr_request *q = &f->requests[r];
         int64_t skip = q->at < from ? from - q->at : 0, at = q->at + skip - from;
-        memcpy(q->dst + skip, block + at, (size_t)least(q->n - skip, n - at));
+        if (q->dst)
+            memcpy(q->dst + skip, block + at, (size_t)least(q->n - skip, n - at));
     }
     return 0;
 }

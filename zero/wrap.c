@@ -189,6 +189,8 @@ static void tear_down(struct zero_ctx *z)
     zr_config_release(&z->config);
     zr_awaited_close(z);
     free(z->user_data);
+    zr_rank_data_drop(z->rank_data);
+    zr_loaded_ranks_free(z->loaded);
     free(z->from_all);
     free(z);
     zr_fail(0, "%s", text);

@@ -619,11 +619,11 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
 
 /* Collective, blocking (but see cfg.save_async). Saves a new checkpoint into the folder dir, which is made if
  * it is missing (not its parents), as dir/save-SERIAL-step-T: weights, optimizer states, the count of steps,
- * the program's user data. Each rank writes what it owns, as one safetensors file; rank 0 then writes the
- * manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders were synced,
- * and heads and checksums read back. Only then are those beyond the cfg.save_keep latest removed, and what
- * unfinished saves left. All ranks see the same file system. dir may be relative, to the working directory at
- * the call. Outside brackets, between steps.
+ * the program's user data and each rank's own. Each rank writes what it owns, as one safetensors file; rank 0
+ * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
+ * were synced, and heads and checksums read back. Only then are those beyond the cfg.save_keep latest
+ * removed, and what unfinished saves left. All ranks see the same file system. dir may be relative, to the
+ * working directory at the call. Outside brackets, between steps.
  *
  * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
  * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children
@@ -670,6 +670,26 @@ ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
 /* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap;
  * NULL and 0 when there are none. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
+
+/* This rank's own bytes, as many as memory and a file have room for, beside those that all share: the state
+ * of its data loader or of its random numbers, a replay buffer. Copied (0 bytes: none; a save that is under
+ * way has its own hold of what it saves), host memory that is not in the plan. They travel with every
+ * checkpoint saved afterwards, in the rank's file and under its checksums, until the next zero_set_rank_data
+ * or zero_load, after which a program gives anew what its next checkpoints are to have. Local: ranks may give
+ * different sizes, or nothing. */
+ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
+
+/* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
+ * was loaded); saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for any
+ * saved one: where the world has changed, who goes on from what is the program's to say. Either of n_saved
+ * and bytes may be NULL; without bytes saved_rank is not looked at. Local. */
+ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64_t *bytes);
+
+/* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
+ * zero_load has checked all of it, and brings none of it to memory; here each block of 1 MiB that is touched
+ * is checked once more. The file must still be there: read before a zero_save whose cfg.save_keep removes
+ * that checkpoint, else ZERO_ERR_IO. Every call opens the file, so read large pieces. Local, blocking. */
+ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t n, void *dst);
 
 /* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
  * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and

@@ -49,11 +49,31 @@ static void close_history(struct history *h)
     memory_files_close(h->files);
 }
 
+/* What each rank gives of its own at a step. */
+static int note_of(int rank, int64_t t, char note[64])
+{
+    return snprintf(note, 64, "rank %d's own, at step %lld", rank, (long long)t);
+}
+
+static void check_notes(struct model_rank *m, int64_t t)
+{
+    int32_t n_saved;
+    char note[64], found[64] = "";
+    CHECK_OK(zero_find_rank_data(m->z, 0, &n_saved, NULL));
+    for (int r = 0; r < n_saved; r++) {
+        int n = note_of(r, t, note);
+        CHECK_OK(zero_read_rank_data(m->z, r, 0, n, found));
+        CHECK_THAT(!memcmp(note, found, (size_t)n));
+    }
+}
+
 static void begin_history(struct model_rank *m, struct history *h)
 {
     for (int i = 1; i <= 3; i++) {
         CHECK_OK(model_steps(m, 1));
         h->hashes[m->rank][i] = model_hash(m);
+        char note[64];
+        CHECK_OK(zero_set_rank_data(m->z, note, note_of(m->rank, i, note)));
         if (i < 3)
             CHECK_OK(zero_save(m->z, "run"));
     }
@@ -66,8 +86,10 @@ static int64_t loaded_step(struct model_rank *m, const struct history *h)
 {
     CHECK_OK(zero_load(m->z, "run"));
     int64_t t = m->z->engine.t;
+    char note[64];
     CHECK_THAT(t >= 1 && t <= 3);
     CHECK_THAT(model_hash(m) == h->hashes[m->rank][t]);
+    CHECK_OK(zero_set_rank_data(m->z, note, note_of(m->rank, 3, note))); /* for the save that comes next */
     return t;
 }
 
@@ -131,6 +153,7 @@ static void fail_saves(struct model_rank *m, void *arg)
                 CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 int64_t t = loaded_step(m, h);
                 CHECK_THAT(t == 2 || t == 3);
+                check_notes(m, t);
                 if (!err)
                     CHECK_THAT(t == 3);
                 if (t == 2) {
@@ -273,6 +296,7 @@ static void find_after_outage(struct model_rank *m, void *arg)
             o->n_new += t == 3;
             o->n_loads++;
             if (i == 0) { /* and it goes on from there: what is left lying about hinders nothing */
+                check_notes(m, t);
                 CHECK_OK(save_and_wait(m));
                 CHECK_THAT(loaded_step(m, &o->h) == t);
             }

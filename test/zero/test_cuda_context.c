@@ -527,6 +527,13 @@ static void test_lent_wrongly(void **state)
 
 /* --- checkpoints --- */
 
+/* Of the program's own, which no GPU has. */
+static void note_of(int step, uint32_t note[50000])
+{
+    for (uint32_t i = 0; i < 50000; i++)
+        note[i] = i * 2654435761u + (uint32_t)step;
+}
+
 /* Trains from the start (from NULL) or from a checkpoint for two steps, saves to `to` unless NULL. */
 static uint64_t stretch(int device, int stage, bool async, const char *from, const char *to, int first_step)
 {
@@ -540,6 +547,13 @@ static uint64_t stretch(int device, int stage, bool async, const char *from, con
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     if (from && zero_load(z, from))
         fail_msg("load on device %d: %s", device, zero_last_error());
+    static uint32_t note[50000], found[50000];
+    note_of(0, note);
+    if (from && zero_read_rank_data(z, 0, 0, sizeof found, found))
+        fail_msg("read on device %d: %s", device, zero_last_error());
+    if (from)
+        assert_memory_equal(note, found, sizeof note);
+    assert_int_equal(zero_set_rank_data(z, note, sizeof note), 0);
     assert_int_equal(train(&m, z, first_step), 0);
     if (to && (zero_save(z, to) || zero_save_wait(z)))
         fail_msg("save on device %d: %s", device, zero_last_error());

@@ -1,0 +1,422 @@
+/* test_checkpoint_rank_data.c: what each rank has of its own comes back to whatever ranks there are later,
+ * whole or refused. */
+#include "test/checkpoint/memory_files.h"
+#include "test/checkpoint/saved_model.h"
+#include "test/kernels/random.h"
+#include "zero/checkpoint_dir.h"
+#include "zero/save.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GUARD 16
+
+static uint64_t seed;
+static struct memory_files *disk;
+
+/* Of a rank at a step: none, a byte, several blocks, and less than one; no two alike. */
+static int64_t bytes_of(int rank, int64_t t)
+{
+    static const int64_t bytes[] = {(3 << 20) + 17, 0, 1, 70001};
+    int64_t n = bytes[rank % 4];
+    return n > 1 ? n + t : n;
+}
+
+static unsigned char *data_of(int rank, int64_t t)
+{
+    int64_t n = bytes_of(rank, t);
+    unsigned char *p = malloc((size_t)n + 1);
+    uint64_t state = random_mix(seed + (uint64_t)rank * 1000 + (uint64_t)t);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (unsigned char)(random_next(&state) >> 24);
+    return p;
+}
+
+static void set_own(struct model_rank *m, int64_t t)
+{
+    unsigned char *p = data_of(m->rank, t);
+    CHECK_OK(zero_set_rank_data(m->z, bytes_of(m->rank, t) ? p : NULL, bytes_of(m->rank, t)));
+    memset(p, 0xee, (size_t)bytes_of(m->rank, t)); /* it was copied */
+    free(p);
+}
+
+/* [first, first + n), and nothing beside it. */
+static void read_part(struct model_rank *m, int rank, int64_t first, int64_t n, const unsigned char *expected)
+{
+    unsigned char *got = malloc((size_t)n + 2 * GUARD);
+    memset(got, 0xa5, (size_t)n + 2 * GUARD);
+    CHECK_OK(zero_read_rank_data(m->z, rank, first, n, got + GUARD));
+    CHECK_THAT(!memcmp(got + GUARD, expected + first, (size_t)n));
+    for (int i = 0; i < GUARD; i++)
+        CHECK_THAT(got[i] == 0xa5 && got[GUARD + n + i] == 0xa5);
+    free(got);
+}
+
+static void read_rank(struct model_rank *m, int rank, int64_t t)
+{
+    int64_t n = bytes_of(rank, t), bytes = -1;
+    uint64_t state = seed + (uint64_t)(m->rank * 10 + rank);
+    unsigned char *p = data_of(rank, t);
+    CHECK_OK(zero_find_rank_data(m->z, rank, NULL, &bytes));
+    CHECK_THAT(bytes == n);
+    read_part(m, rank, 0, n, p);
+    for (int i = 0; n && i < 4; i++) {
+        int64_t first = (int64_t)(random_next(&state) % (uint64_t)n);
+        read_part(m, rank, first, (int64_t)(random_next(&state) % (uint64_t)(n - first + 1)), p);
+    }
+    free(p);
+}
+
+/* ---- every world from every other ---- */
+
+struct saved {
+    int world;
+    bool async;
+};
+
+static void save_twice(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    for (int t = 1; t <= 2; t++) {
+        CHECK_OK(model_steps(m, 1));
+        set_own(m, t);
+        CHECK_OK(zero_save(m->z, "run"));
+        set_own(m, t + 10); /* what is being saved stays what it was */
+    }
+    CHECK_OK(zero_save_wait(m->z));
+}
+
+static void load_anywhere(struct model_rank *m, void *arg)
+{
+    const struct saved *s = arg;
+    int32_t n_saved = -1;
+    int64_t bytes = -1;
+    char x[4];
+    CHECK_OK(zero_find_rank_data(m->z, 99, &n_saved, NULL));
+    CHECK_THAT(n_saved == 0);
+    CHECK_THAT(zero_find_rank_data(m->z, 0, NULL, &bytes) == ZERO_ERR_ORDER);
+    for (int t = 2; t >= 1; t--) {
+        char path[64];
+        snprintf(path, sizeof path, "run/save-%08d-step-%08d", t, t);
+        CHECK_OK(zero_load(m->z, path));
+        CHECK_OK(zero_find_rank_data(m->z, 0, &n_saved, &bytes));
+        CHECK_THAT(n_saved == s->world && bytes == bytes_of(0, t));
+        for (int r = 0; r < s->world; r++)
+            read_rank(m, r, t);
+    }
+    CHECK_THAT(zero_read_rank_data(m->z, s->world, 0, 1, x) == ZERO_ERR_ARG);
+    CHECK_THAT(strstr(zero_last_error(), "zero_read_rank_data: saved_rank is") != NULL);
+    CHECK_THAT(zero_find_rank_data(m->z, -1, NULL, &bytes) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_find_rank_data(m->z, 0, NULL, NULL) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_rank_data(m->z, 0, bytes_of(0, 1) - 3, 4, x) == ZERO_ERR_ARG);
+    CHECK_THAT(strstr(zero_last_error(), "saved rank 0 has") != NULL);
+    CHECK_THAT(zero_read_rank_data(m->z, 0, -1, 1, x) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, -1, x) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_rank_data(m->z, 0, INT64_MAX, INT64_MAX, x) == ZERO_ERR_ARG);
+    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, 1, NULL) == ZERO_ERR_ARG);
+    CHECK_OK(zero_read_rank_data(m->z, 0, bytes_of(0, 1), 0, NULL));
+}
+
+static void test_every_world(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 4};
+    for (int w = 0; w < 3; w++) {
+        struct saved s = {.world = worlds[w], .async = w % 2};
+        disk = memory_files_open();
+        struct model_options o = {
+            .stage = w + 1, .world = s.world, .async = s.async, .files = memory_files_table(disk)};
+        model_run(&o, save_twice, &s);
+        o.scrambled = true;
+        for (int to = 0; to < 3; to++) {
+            o.world = worlds[to];
+            o.stage = 3 - to;
+            model_run(&o, load_anywhere, &s);
+        }
+        assert_int_equal(memory_files_n_open(disk), 0);
+        memory_files_close(disk);
+    }
+}
+
+/* ---- until when ---- */
+
+static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
+static char lines[8192];
+
+static void keep_line(void *arg, const char *line)
+{
+    (void)arg;
+    pthread_mutex_lock(&lines_lock);
+    size_t n = strlen(lines);
+    snprintf(lines + n, sizeof lines - n, "%s\n", line);
+    pthread_mutex_unlock(&lines_lock);
+}
+
+/* Rank 0 looks, when all have come so far. */
+static void look(struct model_rank *m, bool told, const char *format)
+{
+    const char *path;
+    char manifest[ZR_PATH_BYTES + 16];
+    int64_t *n;
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zero_get_saved(m->z, &path));
+    if (m->rank == 0) {
+        snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+        const unsigned char *text = memory_files_content(disk, manifest, &n);
+        CHECK_THAT(text && !memcmp(text, format, strlen(format)));
+        CHECK_THAT((strstr(lines, "the one now saved none: zero_set_rank_data") != NULL) == told);
+        *lines = 0;
+    }
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+}
+
+#define FORMAT_2 "{\"format\":\"libzero checkpoint 2\""
+#define FORMAT_3 "{\"format\":\"libzero checkpoint 3\""
+
+static void set_and_forget(struct model_rank *m, void *arg)
+{
+    int32_t n_saved;
+    int64_t bytes;
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    look(m, false, FORMAT_2);
+    CHECK_OK(zero_load(m->z, "run")); /* as of before there was such data */
+    CHECK_OK(zero_find_rank_data(m->z, m->world - 1, &n_saved, &bytes));
+    CHECK_THAT(n_saved == m->world && bytes == 0);
+    set_own(m, 1);
+    CHECK_OK(zero_save(m->z, "run"));
+    look(m, false, FORMAT_3);
+    CHECK_OK(zero_save(m->z, "run")); /* it travels with all that follow */
+    look(m, false, FORMAT_3);
+    CHECK_OK(zero_load(m->z, "run"));
+    for (int r = 0; r < m->world; r++)
+        read_rank(m, r, 1);
+    CHECK_THAT(zero_load(m->z, "nowhere") == ZERO_ERR_IO); /* which changes nothing */
+    read_rank(m, 0, 1);
+    CHECK_OK(zero_save(m->z, "run")); /* it was of before the load */
+    look(m, true, FORMAT_2);
+    CHECK_OK(zero_save(m->z, "run")); /* told once */
+    look(m, false, FORMAT_2);
+    read_rank(m, 0, 1); /* of the one loaded, still */
+    CHECK_OK(zero_load(m->z, "run/save-00000002-step-00000001"));
+    CHECK_OK(zero_set_rank_data(m->z, NULL, 0)); /* on purpose */
+    CHECK_OK(zero_save(m->z, "run"));
+    look(m, false, FORMAT_2);
+}
+
+static void test_until_when(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 3; world += 2) {
+        disk = memory_files_open();
+        *lines = 0;
+        model_run(
+            &(struct model_options){
+                .stage = 2, .world = world, .log = keep_line, .files = memory_files_table(disk)},
+            set_and_forget, NULL);
+        memory_files_close(disk);
+    }
+}
+
+/* ---- what is damaged, or gone ---- */
+
+static void save_own(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    set_own(m, 1);
+    CHECK_OK(zero_save(m->z, "run"));
+}
+
+#define ONE    "run/save-00000001-step-00000001"
+#define SHARD1 ONE "/shard-00001-of-00004.safetensors"
+#define SHARD4 ONE "/shard-00004-of-00004.safetensors"
+
+static void flip(struct model_rank *m, const char *path)
+{
+    int64_t *n;
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    if (m->rank == 0) {
+        unsigned char *p = memory_files_content(disk, path, &n);
+        CHECK_THAT(p != NULL);
+        p[*n - 1 - (int64_t)(seed % 1000)] ^= 8; /* the data are its end */
+    }
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+}
+
+static void refuse_damage(struct model_rank *m, void *arg)
+{
+    unsigned char *x = malloc((size_t)bytes_of(0, 1));
+    int64_t bytes;
+    (void)arg;
+    uint64_t hash = model_hash(m);
+    flip(m, SHARD1);
+    CHECK_THAT(zero_load(m->z, "run/save-00000001-step-00000001") == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), SHARD1) && strstr(zero_last_error(), "damaged"));
+    CHECK_THAT(model_hash(m) == hash && zero_find_rank_data(m->z, 0, NULL, &bytes) == ZERO_ERR_ORDER);
+    flip(m, SHARD1);
+    flip(m, SHARD4);
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO && strstr(zero_last_error(), SHARD4));
+    flip(m, SHARD4);
+    CHECK_OK(zero_load(m->z, ONE));
+    flip(m, SHARD1); /* since it was loaded */
+    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, bytes_of(0, 1), x) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "zero_read_rank_data: " SHARD1) &&
+               strstr(zero_last_error(), "damaged"));
+    read_rank(m, 3, 1); /* others are as they were */
+    flip(m, SHARD1);
+    read_rank(m, 0, 1);
+    /* A save that removes it, and another checkpoint of the same name. */
+    set_own(m, 2);
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_THAT(zero_read_rank_data(m->z, 0, 0, 1, x) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), SHARD1) && strstr(zero_last_error(), "no such file"));
+    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    free(x);
+}
+
+static void test_damage(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++) {
+        disk = memory_files_open();
+        struct model_options o = {.stage = 1, .world = 4, .keep = 1, .files = memory_files_table(disk)};
+        model_run(&o, save_own, NULL);
+        o.world = world;
+        o.scrambled = true;
+        model_run(&o, refuse_damage, NULL);
+        memory_files_close(disk);
+    }
+}
+
+/* A manifest and a file that do not say the same, though each has its checksum. */
+static void refuse_mixtures(struct model_rank *m, void *arg)
+{
+    struct zr_manifest manifest;
+    bool broken;
+    (void)arg;
+    CHECK_OK(zr_checkpoint_open(m->z->files, ONE, &broken, &manifest));
+    CHECK_THAT(manifest.format == 3 && manifest.files[0].rank_data == bytes_of(0, 1));
+    uint64_t hash = model_hash(m);
+    manifest.files[0].rank_data++;
+    CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 3145747 bytes") != NULL);
+    manifest.files[0].rank_data--;
+    manifest.files[1].rank_data = 5; /* which has none */
+    CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "it has no entry rank_data of 5 bytes") != NULL);
+    manifest.files[1].rank_data = 0;
+    manifest.format = 2;
+    CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
+    CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
+    CHECK_THAT(strstr(zero_last_error(), "entry rank_data is not named TENSOR/KIND/FIRST") != NULL);
+    CHECK_THAT(model_hash(m) == hash);
+    manifest.format = 3;
+    CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
+    CHECK_OK(zero_load(m->z, ONE));
+    read_rank(m, 0, 1);
+    zr_manifest_free(&manifest);
+}
+
+static void test_mixtures(void **state)
+{
+    (void)state;
+    disk = memory_files_open();
+    struct model_options o = {.stage = 2, .world = 4, .files = memory_files_table(disk)};
+    model_run(&o, save_own, NULL);
+    o.world = 1;
+    o.scrambled = true;
+    model_run(&o, refuse_mixtures, NULL);
+    memory_files_close(disk);
+}
+
+/* ---- calls that fail ---- */
+
+static void fail_reads(struct model_rank *m, void *arg)
+{
+    static const enum memory_fault faults[] = {FAULT_EIO, FAULT_EINTR, FAULT_SHORT};
+    int64_t n = 200;
+    unsigned char got[200], *expected = data_of(0, 1);
+    (void)arg;
+    CHECK_OK(zero_load(m->z, "run"));
+    for (size_t f = 0; f < 3; f++) {
+        int64_t n_failed = 0;
+        for (int64_t k = 1, calls = k; calls >= k; k++) {
+            memset(got, 0xa5, sizeof got);
+            memory_files_fault(disk, faults[f], k, false);
+            int err = zero_read_rank_data(m->z, 0, 1 << 20, n, got);
+            calls = memory_files_calls(disk);
+            memory_files_fault(disk, FAULT_NONE, 0, false);
+            CHECK_THAT(err == 0 || (err == ZERO_ERR_IO && faults[f] == FAULT_EIO));
+            CHECK_THAT(err || !memcmp(got, expected + (1 << 20), (size_t)n));
+            CHECK_THAT(memory_files_n_open(disk) == 0);
+            n_failed += err != 0;
+        }
+        CHECK_THAT((n_failed > 0) == (faults[f] == FAULT_EIO));
+    }
+    free(expected);
+}
+
+static void test_reads_fail(void **state)
+{
+    (void)state;
+    disk = memory_files_open();
+    struct model_options o = {.stage = 0, .world = 1, .files = memory_files_table(disk)};
+    model_run(&o, save_own, NULL);
+    model_run(&o, fail_reads, NULL);
+    memory_files_close(disk);
+}
+
+/* ---- on a disk ---- */
+
+static void read_from_elsewhere(struct model_rank *m, void *arg)
+{
+    char path[ZR_PATH_BYTES];
+    const char *saved;
+    CHECK_OK(model_steps(m, 1));
+    set_own(m, 1);
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_get_saved(m->z, &saved));
+    snprintf(path, sizeof path, "%s", saved);
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(!chdir("/"));
+    read_rank(m, 0, 1);
+    CHECK_OK(zr_folder_remove(&zr_files_posix, path, NULL));
+    CHECK_THAT(!chdir(arg));
+}
+
+static void test_on_a_disk(void **state)
+{
+    (void)state;
+    char base[] = "/tmp/zero-checkpoint-XXXXXX";
+    assert_non_null(mkdtemp(base));
+    assert_int_equal(chdir(base), 0);
+    model_run(&(struct model_options){.stage = 3, .world = 1}, read_from_elsewhere, base);
+    assert_int_equal(rmdir("run"), 0);
+    assert_int_equal(chdir("/"), 0);
+    assert_int_equal(rmdir(base), 0);
+}
+
+int main(void)
+{
+    const char *given = getenv("SEED");
+    seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    printf("SEED=%llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_world), cmocka_unit_test(test_until_when),
+        cmocka_unit_test(test_damage),      cmocka_unit_test(test_mixtures),
+        cmocka_unit_test(test_reads_fail),  cmocka_unit_test(test_on_a_disk),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
