@@ -290,9 +290,10 @@ void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
  * nothing changed. */
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
 
-/* Values. kind: -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see
- * zero_read and zero_write. write: rank 0's data counts. */
-enum { ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
+/* Values. kind: -3 gradient as the update will have it (of a step whose norm was asked for, to be read only),
+ * -2 parameter in the tensor's dtype, -1 master, i >= 0 state i. Collective, blocking; see zero_read and
+ * zero_write. write: rank 0's data counts. */
+enum { ZR_VALUE_GRAD = -3, ZR_VALUE_PARAM = -2, ZR_VALUE_MASTER = -1 };
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 /* Buffers (engine_buffers.c), all collective and blocking; no *param is NULL. read, write: elements of one,

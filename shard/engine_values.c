@@ -52,6 +52,11 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
         return zr_engine_param_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_MASTER)
         return (char *)zr_engine_master_at(e, c->flat, first);
+    if (c->kind == ZR_VALUE_GRAD) {
+        int64_t own;
+        zr_flat_owned(c->flat, e->rank, &own);
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, 0) + (first - own) * c->size;
+    }
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }
 
@@ -59,7 +64,8 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
-    return e->world == 1 || e->plan->state_full || (param && e->plan->resident[c->flat->unit]);
+    bool full = e->plan->state_full && c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
+    return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
 /* The part of the chunk that rank owns. */
@@ -172,10 +178,30 @@ static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
     return zr_engine_drain(e);
 }
 
+/* Sums lie unscaled until the update. Where the step will be skipped there is no update, but which gradient
+ * is not finite is worth knowing, so the device's own scale, which leaves such a step alone, will not do. */
+static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
+{
+    float factor;
+    int err = e->dev->ops->copy(e->reduce_stream, e->words, &zr_engine_scalars(e)->grad_scale, sizeof factor);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = zr_engine_drain(e);
+    struct zr_access seen = {e->words, sizeof factor, false};
+    if (err)
+        return err;
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(&factor, e->words, sizeof factor);
+    for (int64_t i = 0; dst && i < n; i++)
+        dst[i] *= factor;
+    return 0;
+}
+
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
 {
     struct asked a = {ASKED_READ, tensor, kind, first, n};
-    return for_chunks(e, &a, dst, read_chunk);
+    int err = for_chunks(e, &a, dst, read_chunk);
+    return err || kind != ZR_VALUE_GRAD ? err : scale_grad(e, dst, n);
 }
 
 static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src)

@@ -181,20 +181,26 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
     int n_states = t->grad ? z->plan->states_of[t->optimizer] : 0;
-    if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states)) {
+    bool grad = value == ZERO_VALUE_GRAD;
+    if (value < ZERO_VALUE_PARAM || (t->grad && value >= ZERO_VALUE_STATE + n_states && !grad)) {
         enum zr_optimizer kind_of = zr_kind_of(&z->config.options, t->optimizer);
         char states[128];
         snprintf(states, sizeof states, "%d states per weight", n_states);
         if (kind_of)
             zr_optimizer_list_states(kind_of, n_states, states, sizeof states);
-        return zr_fail(ZR_ERR_ARG, "%s: value is %d; allowed: 0..%d (tensor %s has those of %s, %s)", call,
-                       value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(kind_of), states);
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: value is %d; allowed: 0..%d (tensor %s has those of %s, %s), and ZERO_VALUE_GRAD "
+                       "(64) to read",
+                       call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(kind_of),
+                       states);
     }
     if (value != ZERO_VALUE_PARAM && t->buffer)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is a buffer: it has no master weights and no states", call,
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
     if (value != ZERO_VALUE_PARAM && !t->grad)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is frozen: it has no master weights and no states", call,
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
                        t->name);
     if (first < 0 || n < 0 || first > t->n_elems - n)
         return zr_fail(ZR_ERR_ARG,
@@ -205,6 +211,7 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
+            : grad                       ? ZR_VALUE_GRAD
                                          : value - ZERO_VALUE_STATE;
     return 0;
 }
@@ -239,12 +246,27 @@ static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
     return err;
 }
 
+/* The step's gradients are complete afterwards. */
+static int complete_gradients(struct zero_ctx *z)
+{
+    double norm;
+    if (zr_core_complete(z->engine.core))
+        return 0;
+    int err = need_gradients(z, "zero_read");
+    if (err)
+        return err;
+    err = zr_engine_norm(&z->engine, &norm);
+    return err ? zr_fail_more(err, "zero_read of a gradient") : 0;
+}
+
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
     if (err)
         return err;
     err = zr_awaited_refuse(z, "zero_read", tensor);
+    if (!err && kind == ZR_VALUE_GRAD)
+        err = complete_gradients(z);
     if (err)
         return err;
     zr_engine_called(&z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
@@ -256,6 +278,8 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     int kind = 0, err = check_range(z, "zero_write", tensor, value, first, n, &kind);
     if (err)
         return err;
+    if (value == ZERO_VALUE_GRAD)
+        return zr_fail(ZR_ERR_ARG, "zero_write: value is ZERO_VALUE_GRAD, which can only be read");
     err = zr_refuse_in_all(z, "zero_write");
     if (err)
         return err;

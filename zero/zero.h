@@ -453,7 +453,11 @@ enum zero_value {
     ZERO_VALUE_PARAM = 0, /* the weights in the tensor's dtype */
     ZERO_VALUE_MASTER =
         1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
-    ZERO_VALUE_STATE = 2 /* + i: the i-th fp32 state of the tensor's own optimizer; not for frozen tensors */
+    ZERO_VALUE_STATE = 2, /* + i: the i-th fp32 state of the tensor's own optimizer; not for frozen tensors */
+    /* zero_read alone, between backward and zero_step: the fp32 gradient as the update will have it, reduced
+     * over ranks and micro-batches, scaled and clipped. The first read of a step asks for its norm, and all
+     * that zero_norm says holds then. Not of frozen tensors and buffers. */
+    ZERO_VALUE_GRAD = 64
 };
 
 /* ZERO_CONFIG_INIT for callers that cannot use it, in languages without C's macros. size: of the struct as

@@ -240,6 +240,49 @@ static void test_host_does_not_wait(void **state)
     }
 }
 
+/* --- gradients read, numbers changed --- */
+
+/* Steps with numbers that change, the gradients of the last of them, and what came of it. */
+static void read_gradients(const struct zero_config *cfg, float grad[TOY_TENSORS][2048], uint64_t *hash)
+{
+    struct toy m;
+    zero_ctx *z;
+    toy_make(&m);
+    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, cfg), 0);
+    for (int s = 0; s < 4; s++) {
+        assert_int_equal(zero_tune(z, 0, "clip", 0.01 * (s + 1)), 0);
+        assert_int_equal(zero_tune(z, 0, "beta1", 0.9 - 0.2 * s), 0);
+        assert_int_equal(toy_forward(&m, z, true), 0);
+        assert_int_equal(toy_backward(&m, z, true, s, 0), 0);
+        for (int t = 0; s == 3 && t < TOY_TENSORS; t++) {
+            memset(grad[t], 0xff, sizeof grad[t]);
+            if (t != TOY_FROZEN)
+                assert_int_equal(zero_read(z, t, ZERO_VALUE_GRAD, 0, toy_elems(t), grad[t]), 0);
+        }
+        assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
+    }
+    assert_int_equal(toy_hash(z, 2, hash), 0);
+    assert_int_equal(zero_unwrap(&z), 0);
+    toy_free(&m);
+}
+
+static void test_gradients_and_numbers(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        static float there[TOY_TENSORS][2048], here[TOY_TENSORS][2048];
+        uint64_t hash[2];
+        struct zero_config cfg = config(stage);
+        cfg.deterministic = 1;
+        read_gradients(&cfg, there, &hash[0]);
+        cfg.device = ZERO_DEVICE_HOST;
+        read_gradients(&cfg, here, &hash[1]);
+        assert_memory_equal(there, here, sizeof here);
+        assert_true(hash[0] == hash[1]);
+        nothing_wrong();
+    }
+}
+
 /* --- the model's own optimizer --- */
 
 static int n_updates;
@@ -589,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_every_call_fails),
         cmocka_unit_test(test_lost_gpu),
         cmocka_unit_test(test_host_does_not_wait),
+        cmocka_unit_test(test_gradients_and_numbers),
         cmocka_unit_test(test_own_optimizer),
         cmocka_unit_test(test_abort_that_sticks),
         cmocka_unit_test(test_lent),

@@ -486,6 +486,36 @@ static int odd_one_tunes(struct program *p)
     return err ? err : train(p);
 }
 
+static int reads_a_gradient_early(struct program *p)
+{
+    float x[8];
+    int err = train(p);
+    return err ? err : zero_read(p->z, 0, ZERO_VALUE_GRAD, 0, 8, x);
+}
+
+static int reads_a_gradient_of_frozen(struct program *p)
+{
+    float x[8];
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_read(p->z, TOY_FROZEN, ZERO_VALUE_GRAD, 0, 8, x);
+}
+
+static int writes_a_gradient(struct program *p)
+{
+    float x[8] = {0};
+    int err = micro_batch(p, 0, 0);
+    return err ? err : zero_write(p->z, 0, ZERO_VALUE_GRAD, 0, 8, x);
+}
+
+static int accumulates_after_reading(struct program *p)
+{
+    float x[8];
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_read(p->z, 0, ZERO_VALUE_GRAD, 0, 8, x);
+    return err ? err : micro_batch(p, 0, 1);
+}
+
 static int goes_below_the_first_step(struct program *p)
 {
     return zero_set_step(p->z, -1);
@@ -2029,6 +2059,38 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_MISMATCH,
      {"zero_tune(clip)", "rank 1 called"}},
+    {"reads a gradient before backward",
+     ALL,
+     BOTH,
+     NULL,
+     reads_a_gradient_early,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_read: no backward bracket has ended"}},
+    {"reads a gradient of a frozen tensor",
+     ALL,
+     BOTH,
+     NULL,
+     reads_a_gradient_of_frozen,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"is frozen", "gradient"}},
+    {"writes a gradient",
+     ALL,
+     BOTH,
+     NULL,
+     writes_a_gradient,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_write: value is ZERO_VALUE_GRAD"}},
+    {"goes on with backward after reading a gradient",
+     ALL,
+     BOTH,
+     NULL,
+     accumulates_after_reading,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"after zero_norm"}},
     {"goes below the first step",
      ALL,
      BOTH,

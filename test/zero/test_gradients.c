@@ -1,0 +1,312 @@
+/* test_gradients.c: gradients read after backward and before the step (ZERO_VALUE_GRAD).
+ *
+ * A toy model trains at every stage on one to three ranks that are threads. Its optimizer is its own, which
+ * keeps the gradients that it is given: what was read before has to be the same, bit by bit. */
+#include "test/zero/toy_net.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3, WORLDS = 3, MOST_VALUES = 2048 };
+
+struct setup {
+    int stage, accum;
+    bool brackets, in_place, reads, asks;
+    float clip;
+    double grad_scale;
+};
+
+/* What the optimizer of one rank was given in the last step. */
+struct given {
+    float grad[TOY_TENSORS][MOST_VALUES];
+    bool is[TOY_TENSORS][MOST_VALUES];
+};
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+static void expect(struct toy_rank *r, int err, int code, const char *says)
+{
+    if (err != code || !strstr(zero_last_error(), says))
+        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
+}
+
+static void look(const struct toy_rank *r, int world, const char *what)
+{
+    for (int k = 0; k < world; k++)
+        if (r[k].err || r[k].wrong[0])
+            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
+}
+
+static int keep(void *arg, const struct zero_update *u)
+{
+    struct given *g = arg;
+    for (int64_t i = 0; i < u->n; i++) {
+        g->grad[u->tensor_index][u->first + i] = u->grad[i];
+        g->is[u->tensor_index][u->first + i] = true;
+        u->master[i] -= u->lr * u->grad[i];
+    }
+    return 0;
+}
+
+static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
+{
+    const struct setup *s = r->arg;
+    int err = 0;
+    for (int k = 0; k < s->accum; k++) {
+        if (k && !s->brackets && !s->in_place)
+            TRY(zero_micro(z));
+        TRY(toy_forward(m, z, s->brackets));
+        TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
+    }
+    return err;
+}
+
+/* In two parts, which cut blocks of 32 and shards anywhere. */
+static int read_gradients(zero_ctx *z, int step, float grad[TOY_TENSORS][MOST_VALUES])
+{
+    int err = 0;
+    for (int t = TOY_TENSORS; !err && t-- > 0;) {
+        int64_t n = toy_elems(t), cut = t == TOY_FROZEN ? 0 : (step * 37 + t * 13) % (n + 1);
+        memset(grad[t], 0xff, sizeof grad[t]);
+        if (t == TOY_FROZEN)
+            continue;
+        err = zero_read(z, t, ZERO_VALUE_GRAD, cut, n - cut, grad[t] + cut);
+        if (!err)
+            err = zero_read(z, t, ZERO_VALUE_GRAD, 0, cut, grad[t]);
+    }
+    return err;
+}
+
+static void train(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct given *g = calloc(1, sizeof *g);
+    float(*grad)[MOST_VALUES] = calloc(TOY_TENSORS, sizeof *grad);
+    struct zero_config cfg = toy_config(r, s->stage);
+    int err = 0, n_given = 0, n_not_zero = 0;
+    cfg.weight_decay = 0;
+    cfg.update = keep;
+    cfg.update_arg = g;
+    cfg.clip = s->clip;
+    cfg.grad_scale = s->grad_scale;
+    cfg.grad_accum_steps = s->accum;
+    cfg.grad_in_place = s->in_place;
+    toy_make(&m);
+    if (s->in_place)
+        m.table[4].flags = 0;
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < STEPS; step++) {
+        struct zero_step_info info;
+        double norm = -1, nothing = 0;
+        TRY(micro_batches(r, &m, z, step));
+        if (s->asks)
+            TRY(zero_norm(z, &norm));
+        if (s->reads)
+            TRY(read_gradients(z, step, grad));
+        TRY(zero_step(z, 1e-2f, &info));
+        TRY(zero_mean(z, &nothing, 1)); /* every update has run */
+        if (!err && info.clipped != (s->clip > 0))
+            toy_wrong(r, "step %d: clipped %d", step, info.clipped);
+        for (int t = 0; !err && s->reads && t < TOY_TENSORS; t++)
+            for (int64_t i = 0; i < toy_elems(t); i++) {
+                n_given += g->is[t][i];
+                n_not_zero += g->is[t][i] && grad[t][i] != 0;
+                if (g->is[t][i] && memcmp(&g->grad[t][i], &grad[t][i], sizeof(float)))
+                    toy_wrong(r, "step %d: element %d of tensor %d: read %.9g, updated with %.9g", step,
+                              (int)i, t, (double)grad[t][i], (double)g->grad[t][i]);
+                if (t != TOY_FROZEN && !isfinite(grad[t][i]))
+                    toy_wrong(r, "step %d: element %d of tensor %d: not read", step, (int)i, t);
+            }
+        memset(g, 0xff, sizeof *g);
+        memset(g->is, 0, sizeof g->is);
+    }
+    /* The last of several may own no more than what fills a flat up. */
+    if (!err && s->reads && r->rank == 0 && (n_given == 0 || n_not_zero == 0))
+        toy_wrong(r, "%d elements were updated, %d of them not by 0", n_given, n_not_zero);
+    TRY(toy_hash(z, 0, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+    free(g);
+    free(grad);
+}
+
+static void as_the_update_has_them(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int way = 0; way < 4; way++) {
+                bool brackets = way & 1, in_place = way & 2;
+                if (stage > 1 && (!brackets || in_place))
+                    continue;
+                struct setup s = {.stage = stage,
+                                  .accum = in_place || (world + stage) % 2 ? 3 : 1,
+                                  .brackets = brackets,
+                                  .in_place = in_place,
+                                  .asks = (way + stage + world) % 2,
+                                  .clip = (stage + way / 2) % 2 ? 0.05f : 0,
+                                  .grad_scale = stage == 2 ? -0.25 : 1};
+                struct toy_rank a[WORLDS], b[WORLDS];
+                char what[96];
+                snprintf(what, sizeof what, "stage %d, accum %d, brackets %d, in place %d", stage, s.accum,
+                         brackets, in_place);
+                toy_ranks(world, train, &s, a);
+                look(a, world, what);
+                s.reads = true;
+                toy_ranks(world, train, &s, b);
+                look(b, world, what);
+                for (int k = 0; k < world; k++)
+                    if (b[k].hash != a[0].hash)
+                        fail_msg("%s: reading gradients changed the weights of rank %d", what, k);
+            }
+}
+
+/* One gradient is no number, of one rank: reading tells which tensor, before a step that would be skipped. */
+static void find_what_is_not_finite(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    float x[MOST_VALUES];
+    int err = 0;
+    cfg.clip = 0.5f;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(toy_forward(&m, z, true));
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        TRY(zero_begin(z, u, ZERO_BACKWARD));
+        if (!err)
+            toy_add_gradient(&m, u, 0, r->rank);
+        if (!err && u == 0 && r->rank == r->world - 1)
+            toy_poison_gradient(&m, 0, INFINITY);
+        TRY(zero_end(z, u, ZERO_BACKWARD));
+    }
+    for (int t = 0; !err && t < TOY_TENSORS; t++) {
+        if (t == TOY_FROZEN)
+            continue;
+        /* Rank 0 alone wants them. */
+        TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, toy_elems(t), r->rank == 0 ? x : NULL));
+        for (int64_t i = 0; !err && r->rank == 0 && i < toy_elems(t); i++)
+            if (isfinite(x[i]) != (t != 0 || i != 0))
+                toy_wrong(r, "element %d of tensor %d is %g", (int)i, t, (double)x[i]);
+    }
+    TRY(zero_drop(z));
+    TRY(micro_batches(r, &m, z, 1));
+    TRY(zero_step(z, 1e-2f, NULL));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void finds_what_is_not_finite(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, find_what_is_not_finite, &s, r);
+            look(r, world, "not finite");
+        }
+}
+
+static void call_wrongly(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    float x[8] = {0};
+    int err = 0;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (s->stage > 1)
+        expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
+    TRY(micro_batches(r, &m, z, 0));
+    expect(r, zero_read(z, TOY_FROZEN, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "is frozen");
+    expect(r, zero_read(z, 0, -2, 0, 8, x), ZERO_ERR_ARG, "zero_read: value is -2");
+    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, toy_elems(0) - 7, 8, x), ZERO_ERR_ARG, "zero_read: first is");
+    expect(r, zero_write(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "which can only be read");
+    TRY(zero_begin(z, 1, ZERO_FORWARD));
+    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "unit 1 has an open bracket");
+    TRY(zero_end(z, 1, ZERO_FORWARD));
+    TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
+    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
+    TRY(zero_step(z, 1e-2f, NULL));
+    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void wrong_calls(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, call_wrongly, &s, r);
+            look(r, world, "wrong calls");
+        }
+}
+
+/* The last rank alone reads one: an error on all. */
+static void differ(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, s->stage);
+    float x[8];
+    int err = 0;
+    toy_make(&m);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TRY(micro_batches(r, &m, z, 0));
+    if (r->rank == r->world - 1)
+        TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
+    for (int step = 0; !err && step < STEPS; step++) {
+        TRY(zero_step(z, 1e-2f, NULL));
+        TRY(micro_batches(r, &m, z, step + 1));
+    }
+    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, "called zero_norm in step 1"))
+        toy_wrong(r, "%d %s", err, r->text);
+    r->err = 0;
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void ranks_that_differ(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= WORLDS; world++)
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
+            struct toy_rank r[WORLDS];
+            toy_ranks(world, differ, &s, r);
+            look(r, world, "one rank reads");
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(as_the_update_has_them),
+        cmocka_unit_test(finds_what_is_not_finite),
+        cmocka_unit_test(wrong_calls),
+        cmocka_unit_test(ranks_that_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
