@@ -137,13 +137,6 @@ static void train(struct toy_rank *r)
     close_rank(&m, &z);
 }
 
-static void look(const struct toy_rank *r, int world, const char *what)
-{
-    for (int k = 0; k < world; k++)
-        if (r[k].err || r[k].wrong[0])
-            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
-}
-
 static void everything_is_there(void **state)
 {
     (void)state;
@@ -162,10 +155,10 @@ static void everything_is_there(void **state)
                 char what[64];
                 snprintf(what, sizeof what, "stage %d world %d way %d", stage, world, way);
                 toy_ranks(world, train, &s, plain);
-                look(plain, world, what);
+                toy_assert_well(plain, world, what);
                 s.gathers = true;
                 toy_ranks(world, train, &s, r);
-                look(r, world, what);
+                toy_assert_well(r, world, what);
                 for (int k = 0; k < world; k++)
                     if (r[k].hash != plain[0].hash)
                         fail_msg("%s: other weights on rank %d", what, k);
@@ -227,7 +220,7 @@ static void wrong_moments(void **state)
             struct setup s = {.stage = stage, .prefetch = 0};
             struct toy_rank r[WORLDS];
             toy_ranks(world, call_wrongly, &s, r);
-            look(r, world, "wrong moments");
+            toy_assert_well(r, world, "wrong moments");
         }
 }
 
@@ -261,7 +254,7 @@ static void beyond_the_budget(void **state)
     (void)state;
     struct toy_rank r[WORLDS];
     toy_ranks(2, ask_beyond_the_budget, NULL, r);
-    look(r, 2, "budget");
+    toy_assert_well(r, 2, "budget");
 }
 
 /* ---- ranks that differ ---- */
@@ -293,7 +286,7 @@ static void ranks_that_differ(void **state)
         struct setup s = {.stage = stage, .timeout_ms = where_has_gpu ? 2000 : 0};
         struct toy_rank r[WORLDS];
         toy_ranks(2, differ, &s, r);
-        look(r, 2, "one rank asks alone");
+        toy_assert_well(r, 2, "one rank asks alone");
     }
 }
 
@@ -336,7 +329,7 @@ static void touches_are_found(void **state)
                 struct setup s = {.stage = stage, .gathers = writes};
                 struct toy_rank r[WORLDS];
                 toy_ranks(world, touch_wrongly, &s, r);
-                look(r, world, writes ? "a write" : "a late read");
+                toy_assert_well(r, world, writes ? "a write" : "a late read");
             }
 }
 

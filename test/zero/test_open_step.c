@@ -115,13 +115,6 @@ static void train(struct toy_rank *r)
     toy_free(&m);
 }
 
-static void look(const struct toy_rank *r, int world, const char *what)
-{
-    for (int k = 0; k < world; k++)
-        if (r[k].err || r[k].wrong[0])
-            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
-}
-
 /* Norms and drops leave no trace in what is trained. */
 static void leaves_no_trace(void **state)
 {
@@ -141,7 +134,7 @@ static void leaves_no_trace(void **state)
                                       .in_place = in_place};
                 struct toy_rank a[WORLDS], b[WORLDS];
                 toy_ranks(world, train, &plain, a);
-                look(a, world, "plain");
+                toy_assert_well(a, world, "plain");
                 for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
                     struct setup s = plain;
                     char what[128];
@@ -150,7 +143,7 @@ static void leaves_no_trace(void **state)
                              "stage %d world %d accum %d brackets %d in place %d extras %d", stage, world,
                              accum, brackets, in_place, s.extras);
                     toy_ranks(world, train, &s, b);
-                    look(b, world, what);
+                    toy_assert_well(b, world, what);
                     for (int k = 0; k < world; k++)
                         if (b[k].hash != a[0].hash)
                             fail_msg("%s: other weights on rank %d", what, k);
@@ -207,7 +200,7 @@ static void drops_what_is_not_finite(void **state)
             struct setup s = {.stage = stage};
             struct toy_rank r[WORLDS];
             toy_ranks(world, drop_what_is_not_finite, &s, r);
-            look(r, world, "not finite");
+            toy_assert_well(r, world, "not finite");
             for (int k = 1; k < world; k++)
                 assert_int_equal(r[k].hash, r[0].hash);
         }
@@ -286,7 +279,7 @@ static void carries_values(void **state)
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
             toy_ranks(world, carry, &s, r);
-            look(r, world, "carried values");
+            toy_assert_well(r, world, "carried values");
         }
 }
 
@@ -325,7 +318,7 @@ static void carries_through_a_skipped_step(void **state)
     (void)state;
     struct toy_rank r[WORLDS];
     toy_ranks(2, carry_through_a_skipped_step, NULL, r);
-    look(r, 2, "skipped");
+    toy_assert_well(r, 2, "skipped");
 }
 
 /* ---- wrong moments ---- */
@@ -385,7 +378,7 @@ static void wrong_moments(void **state)
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
             toy_ranks(world, call_wrongly, &s, r);
-            look(r, world, "wrong moments");
+            toy_assert_well(r, world, "wrong moments");
         }
 }
 
@@ -437,9 +430,9 @@ static void gradients_written_late(void **state)
             struct setup s = {.stage = stage};
             struct toy_rank a[WORLDS], b[WORLDS];
             toy_ranks(world, step_once, &s, a);
-            look(a, world, "once");
+            toy_assert_well(a, world, "once");
             toy_ranks(world, add_late, &s, b);
-            look(b, world, "late");
+            toy_assert_well(b, world, "late");
             assert_int_equal(a[0].hash, b[0].hash);
         }
 }
@@ -490,10 +483,10 @@ static void ranks_that_differ(void **state)
                 struct setup s = {.stage = stage, .extras = what, .brackets = true};
                 struct toy_rank r[WORLDS];
                 toy_ranks(world, differ, &s, r);
-                look(r, world,
-                     what == NORMS   ? "a norm on one rank"
-                     : what == DROPS ? "a drop on one rank"
-                                     : "a value on one rank");
+                toy_assert_well(r, world,
+                                what == NORMS   ? "a norm on one rank"
+                                : what == DROPS ? "a drop on one rank"
+                                                : "a value on one rank");
             }
 }
 

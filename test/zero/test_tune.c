@@ -79,13 +79,6 @@ static int train(struct toy *m, zero_ctx *z, int step, int rank, struct zero_ste
     return err ? err : zero_step(z, 1e-2f, info);
 }
 
-static void look(const struct toy_rank *r, int world, const char *what)
-{
-    for (int k = 0; k < world; k++)
-        if (r[k].err || r[k].wrong[0])
-            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
-}
-
 /* ---- numbers ---- */
 
 static void from_the_start(struct toy_rank *r)
@@ -116,10 +109,10 @@ static void tuned_before_the_first_step(void **state)
             int world = 1 + (i + stage) % WORLDS;
             struct toy_rank a[WORLDS], b[WORLDS];
             toy_ranks(world, from_the_start, &s, a);
-            look(a, world, "configured");
+            toy_assert_well(a, world, "configured");
             s.starts_so = false;
             toy_ranks(world, from_the_start, &s, b);
-            look(b, world, "tuned");
+            toy_assert_well(b, world, "tuned");
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
                     fail_msg("%s of optimizer %d, stage %d, world %d: other weights", knobs[i].key,
@@ -170,10 +163,10 @@ static void tuned_half_way(void **state)
         int world = 1 + (i + i / 4) % WORLDS;
         struct toy_rank a[WORLDS], b[WORLDS];
         toy_ranks(world, half_way, &s, a);
-        look(a, world, "tuned half way");
+        toy_assert_well(a, world, "tuned half way");
         s.resumes = true;
         toy_ranks(world, half_way, &s, b);
-        look(b, world, "resumed");
+        toy_assert_well(b, world, "resumed");
         snprintf(command, sizeof command, "rm -r %s", folder);
         assert_int_equal(system(command), 0);
         for (int k = 0; k < world; k++)
@@ -218,10 +211,10 @@ static void tuned_at_every_step(void **state)
             struct setup s = {.stage = stage, .waits = true};
             struct toy_rank a[WORLDS], b[WORLDS];
             toy_ranks(world, every_step, &s, a);
-            look(a, world, "waiting");
+            toy_assert_well(a, world, "waiting");
             s.waits = false;
             toy_ranks(world, every_step, &s, b);
-            look(b, world, "not waiting");
+            toy_assert_well(b, world, "not waiting");
             assert_int_equal(a[0].hash, b[0].hash);
         }
 }
@@ -311,7 +304,7 @@ static void states_go_on(void **state)
             toy_ranks(world, carry_over, &s, r);
             snprintf(command, sizeof command, "rm -r %s", folder);
             assert_int_equal(system(command), 0);
-            look(r, world, what);
+            toy_assert_well(r, world, what);
         }
 }
 
@@ -392,7 +385,7 @@ static void wrong_calls(void **state)
             struct setup s = {.stage = stage};
             struct toy_rank r[WORLDS];
             toy_ranks(world, call_wrongly, &s, r);
-            look(r, world, "wrong calls");
+            toy_assert_well(r, world, "wrong calls");
         }
 }
 
@@ -442,7 +435,7 @@ static void ranks_that_differ(void **state)
                 char what[32];
                 snprintf(what, sizeof what, "way %d, stage %d", way, stage);
                 toy_ranks(world, differ, &s, r);
-                look(r, world, what);
+                toy_assert_well(r, world, what);
             }
 }
 

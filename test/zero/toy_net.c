@@ -6,13 +6,17 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
+
+#include <cmocka.h>
 
 static const struct zero_tensor shape_of[TOY_TENSORS] = {
     {.name = "embedding", .shape = {33, 5}, .dtype = ZERO_F32, .unit = 0},
@@ -231,6 +235,13 @@ void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_
     }
     for (int i = 0; i < world; i++)
         pthread_join(thread[i], NULL);
+}
+
+void toy_assert_well(const struct toy_rank *r, int world, const char *what)
+{
+    for (int k = 0; k < world; k++)
+        if (r[k].err || r[k].wrong[0])
+            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
 }
 
 int64_t toy_now_ms(void)

@@ -65,6 +65,9 @@ void toy_set_ranks(int world, void *arg, struct toy_rank *out);
 /* Runs fn on world threads; does not look at the outcome. */
 void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *out);
 
+/* On the test's own thread: fails, and says what, unless each rank has neither err nor anything wrong. */
+void toy_assert_well(const struct toy_rank *r, int world, const char *what);
+
 int64_t toy_now_ms(void);
 
 /* What a process holds that a context may have left behind. */
