@@ -36,7 +36,8 @@ struct zr_gather_seg {
 
 struct zr_reduce_seg {
     int64_t src;         /* the full region in every rank's arena, total_bytes, of dtype */
-    int64_t dst;         /* this rank's slice as fp32, one float per element, in its own arena */
+    int64_t dst;         /* this rank's slice as fp32, one float per element, in its own arena; of f32 it may
+                            be its slice of src, if accumulate is not set */
     int64_t shard_bytes; /* of src per rank, multiple of 128 */
     int64_t total_bytes;
     enum zr_dtype dtype; /* of src */

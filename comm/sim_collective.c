@@ -59,9 +59,12 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         if (g->accumulate)
             zr_shadow_read(d->rec, l, to, out);
         zr_shadow_write(d->rec, l, to, out);
-        for (int p = 0; p < d->n; p++) {
+        for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
+            int p = (rank + k) % d->n;
             const char *from = zr_sim_comm_rank(d, p)->arena + g->src + rank * g->shard_bytes;
-            if (p == 0 && !g->accumulate)
+            if (k == 0 && !g->accumulate && from == to)
+                continue;
+            if (k == 0 && !g->accumulate)
                 zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
             else
                 zr_shadow_sum(d->rec, to, from, size, n / size);

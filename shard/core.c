@@ -64,7 +64,7 @@ struct unit {
     int32_t n_each;    /* backward passes in each micro-batch of the order */
     int32_t n_passed;  /* in the order so far; of mark_micro_batches */
     uint8_t depth;     /* sums in use */
-    bool resident, trainable;
+    bool resident, trainable, sum_in_place;
     bool open_fwd, open_bwd;
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
     bool pending;            /* its resident gradient holds something not yet reduced */
@@ -395,6 +395,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
         to->grad_bytes = from->grad_bytes;
         to->resident = from->resident;
         to->trainable = from->trainable;
+        to->sum_in_place = from->sum_in_place;
         to->pslot = to->gslot = to->first_use = -1;
         to->next_use = NEVER;
         c->n_sharded += !from->resident;
@@ -671,7 +672,9 @@ static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
     struct unit *x = &units(c)[u];
     struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
     bool odd = x->n_contrib & 1;
-    if (!odd && x->depth < c->n_sums) { /* the first always does */
+    if (x->sum_in_place) {
+        a.accumulate = x->n_contrib > 0;
+    } else if (!odd && x->depth < c->n_sums) { /* the first always does */
         a.sum = x->depth++;
     } else {
         a.accumulate = true;
@@ -686,7 +689,8 @@ static void emit_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_ac
     out[(*n)++] = a;
 }
 
-/* Resident gradients that are being reduced become the model's again. */
+/* Resident gradients that are being reduced become the model's again; when the step has used them, those that
+ * are summed in place too. */
 static void return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->last_reduced < 0)
@@ -802,7 +806,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         if (pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
-    if (need_grad && !c->grad_resident) {
+    if (need_grad && !c->grad_resident && !u->sum_in_place) {
         gslot = pick_grad_slot(c, u->grad_bytes);
         if (gslot < 0)
             return no_slot(c, "gradient", ev->unit, u->grad_bytes);
@@ -827,7 +831,9 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         u->used_fwd = true;
     if (need_grad) {
         bool fill = true;
-        if (c->grad_resident) {
+        if (c->grad_resident || u->sum_in_place) {
+            if (u->sum_in_place && u->dirty && u->n_contrib > 0)
+                out[(*n)++] = (struct zr_action){.kind = ZR_ACT_SET_ASIDE, .unit = ev->unit, .slot = -1};
             fill = u->dirty;
             u->dirty = false;
         } else {
@@ -878,7 +884,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
             emit_reduce(c, ev->unit, slot, out, n);
             u->dirty = true;
         }
-        if (reduce && c->grad_resident)
+        if (reduce && c->grad_resident && !u->sum_in_place)
             c->last_reduced = ev->unit;
         if (slot >= 0) {
             gslots(c)[slot].unit = -1;
@@ -1022,6 +1028,17 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
     }
 }
 
+/* The last unit updated that the model brackets and that is summed in place; -1: none. */
+static int32_t last_in_place(const struct zr_core *c, const struct zr_action *out, int32_t n)
+{
+    while (n-- > 0) {
+        const struct unit *u = &units(c)[out[n].kind == ZR_ACT_UPDATE ? out[n].unit : 0];
+        if (out[n].kind == ZR_ACT_UPDATE && u->sum_in_place && u->used_bwd)
+            return out[n].unit;
+    }
+    return -1;
+}
+
 /* Reduces what is left of the step's gradients, into the first sum of every unit. */
 static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
@@ -1034,7 +1051,8 @@ static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
         if (u->pending) {
             emit_reduce(c, i, -1, out, n);
             u->dirty = true;
-            c->last_reduced = i;
+            if (!u->sum_in_place)
+                c->last_reduced = i;
         }
         if (u->n_contrib == 0) {
             out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NO_GRAD, .unit = i, .slot = -1};
@@ -1043,6 +1061,30 @@ static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
                 .kind = ZR_ACT_FOLD, .unit = i, .slot = -1, .sum = u->depth - 1, .n_folds = u->depth - 1};
         }
     }
+}
+
+/* After a norm, gradients in place that had no contribution may have been the model's again. */
+static void zero_unused(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++)
+        if (units(c)[i].sum_in_place && units(c)[i].n_contrib == 0)
+            out[(*n)++] = (struct zr_action){.kind = ZR_ACT_NO_GRAD, .unit = i, .slot = -1};
+}
+
+/* What was reduced in place will not be used. */
+static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    bool any = false;
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
+            continue;
+        any = true;
+        if (u->used_bwd && c->grad_resident)
+            c->last_reduced = i;
+    }
+    if (any)
+        out[(*n)++] = (struct zr_action){.kind = ZR_ACT_DROP_SUMS, .unit = -1, .slot = -1};
 }
 
 static void emit_norm(struct zr_action *out, int32_t *n)
@@ -1097,6 +1139,7 @@ static int drop(struct zr_core *c, struct zr_action *out, int32_t *n)
         return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
                                      "nothing to drop");
     note(c, DROP_WORD);
+    drop_sums(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
         struct unit *u = &units(c)[i];
         u->dirty |= u->pending;
@@ -1123,11 +1166,16 @@ static int step(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
         return err;
     note(c, STEP_WORD | (uint32_t)ev->unit);
 
-    if (!c->complete)
+    if (c->complete)
+        zero_unused(c, out, n);
+    else
         complete_grads(c, out, n);
     emit_norm(out, n);
     learn(c);
     update_in_order(c, out, n);
+    int32_t last = c->grad_resident ? last_in_place(c, out, *n) : -1;
+    if (last >= 0) /* its UPDATE is behind every reduction */
+        c->last_reduced = last;
 
     /* Gathered copies of what was just updated are stale; those of frozen units stay good. */
     for (int32_t i = 0; i < c->n_pslots; i++) {
@@ -1250,6 +1298,7 @@ const char *zr_action_name(enum zr_action_kind kind)
         [ZR_ACT_WAIT_PARAM] = "wait_param", [ZR_ACT_USE_GRAD] = "use_grad",
         [ZR_ACT_HIDE_GRAD] = "hide_grad",   [ZR_ACT_RETURN_GRADS] = "return_grads",
         [ZR_ACT_KEEP_PARAM] = "keep_param", [ZR_ACT_GATHER] = "gather",
+        [ZR_ACT_SET_ASIDE] = "set_aside",   [ZR_ACT_DROP_SUMS] = "drop_sums",
         [ZR_ACT_REDUCE] = "reduce",         [ZR_ACT_FOLD] = "fold",
         [ZR_ACT_NO_GRAD] = "no_grad",       [ZR_ACT_NORM] = "norm",
         [ZR_ACT_UPDATE] = "update",         [ZR_ACT_SNAPSHOT] = "snapshot"};

@@ -14,7 +14,9 @@
  * fp32 shard. The contributions of one step are added in the shape of a binary counter when `n_sums` lets
  * them, which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
  * A resident gradient is the model's own buffer, which it may zero between micro-batches, brackets or not; so
- * where a micro-batch ends, its gradients are returned: no reduction reads them any more.
+ * where a micro-batch ends, its gradients are returned: no reduction reads them any more. One that is summed
+ * in place is itself the sum, and returned when the step has used it. It takes one contribution in a step;
+ * for each further one what is there is set aside first, which takes memory that no plan has.
  *
  * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
  * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
@@ -29,6 +31,8 @@
 struct zr_core_unit_spec {
     int64_t param_bytes, grad_bytes; /* what a slot must hold; unused for resident ones */
     bool resident, trainable;
+    bool sum_in_place; /* its gradient has a place of its own at every stage, and is reduced where backward
+                          wrote it: that is the only copy, from the end of its backward to the UPDATE */
 };
 
 struct zr_core_spec {
@@ -79,18 +83,25 @@ enum zr_action_kind {
                             model there */
     ZR_ACT_HIDE_GRAD,    /* the contribution is complete: record it on the compute stream */
     ZR_ACT_RETURN_GRADS, /* compute waits until the reduction of unit, the last one issued, and with it all
-                            before it, have read their gradients: every gradient is the model's again */
+                            before it, have read their gradients: every gradient that is not summed in place
+                            is the model's again. If that of unit is: until it was used by its UPDATE, the
+                            last one of such a unit, and every gradient is */
     ZR_ACT_KEEP_PARAM,   /* compute waits for the parameters of unit in slot and copies them to where all are;
                             is   done with the slot then (record it) */
     ZR_ACT_FIRST_CARRIED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_CARRIED,
-    ZR_ACT_REDUCE,  /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
-                       sums[sum], sum-- */
-    ZR_ACT_FOLD,    /* only the folds, from sums[sum] */
-    ZR_ACT_NO_GRAD, /* no contribution this step: sums[0] of unit is zero */
-    ZR_ACT_NORM,    /* all gradients are reduced: norm, clip factor, agreement over ranks */
-    ZR_ACT_UPDATE,  /* optimizer on unit's shard (stage 0: on all of it) */
-    ZR_ACT_SNAPSHOT /* copies this rank's shards and states, as the last UPDATE left them */
+    ZR_ACT_SET_ASIDE, /* of a unit that is summed in place: the sum so far goes to memory of its own, and the
+                         gradient place may be written again */
+    ZR_ACT_DROP_SUMS, /* the step is dropped: no sum in place is used, and each of those gradients is as free
+                       as after its UPDATE */
+    ZR_ACT_REDUCE,    /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
+                         sums[sum], sum--. Of a unit that is summed in place: where it is, adding what was set
+                         aside if accumulate */
+    ZR_ACT_FOLD,      /* only the folds, from sums[sum] */
+    ZR_ACT_NO_GRAD,   /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
+    ZR_ACT_NORM,      /* all gradients are reduced: norm, clip factor, agreement over ranks */
+    ZR_ACT_UPDATE,    /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_SNAPSHOT   /* copies this rank's shards and states, as the last UPDATE left them */
 };
 
 struct zr_action {

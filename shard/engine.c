@@ -181,11 +181,10 @@ int zr_engine_check(struct zr_engine *e)
 static int open_events(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
-    int32_t units = e->layout->n_units, params = p->n_param_slots,
-            places = p->grad_resident ? units : p->n_grad_slots;
+    int32_t units = e->layout->n_units, params = p->n_param_slots, places = units + p->n_grad_slots;
     int32_t n = params + 2 * units + 2 * places + 4;
     e->events = calloc((size_t)n, sizeof *e->events);
-    e->grad_job = calloc((size_t)places + 1, sizeof *e->grad_job);
+    e->grad_job = calloc((size_t)places, sizeof *e->grad_job);
     if (!e->events || !e->grad_job)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d events", n);
     for (; e->n_events < n; e->n_events++) {
@@ -226,11 +225,13 @@ static int open_tables(struct zr_engine *e)
     e->in_flight = calloc(units, sizeof *e->in_flight);
     e->bracketed = calloc(units, sizeof *e->bracketed);
     e->flying = calloc(units, sizeof *e->flying);
+    e->aside = calloc(units, sizeof *e->aside);
     e->gather_segs = calloc(flats, sizeof *e->gather_segs);
     e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
     if (!e->core || !e->actions || !e->unit_job || !e->told_param || !e->told_grad || !e->n_shown_param ||
         !e->n_shown_grad || !e->param_shown || !e->grad_shown || !e->param_slot || !e->grad_slot ||
-        !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->gather_segs || !e->reduce_segs)
+        !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->aside || !e->gather_segs ||
+        !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
     if (e->plan->grad_resident && e->dev->ops->host_memory && e->dev->ops->compute_on_caller) {
@@ -238,7 +239,8 @@ static int open_tables(struct zr_engine *e)
         if (!e->late_grad)
             return zr_fail(ZR_ERR_NOMEM, "no memory for %d gradients", e->layout->n_pieces);
     }
-    if (e->opt.check && e->opt.grad_in_place && e->plan->grad_resident && e->dev->ops->compute_on_caller) {
+    bool kept = e->opt.grad_in_place || e->world == 1;
+    if (e->opt.check && kept && e->plan->grad_resident && e->dev->ops->compute_on_caller) {
         e->kept_grad = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->kept_grad);
         if (!e->kept_grad)
             return zr_fail(ZR_ERR_NOMEM, "check: no memory for %d gradients", e->layout->n_pieces);
@@ -305,7 +307,7 @@ static void count_arenas(struct zr_engine *e)
     }
     int64_t in_place = zr_round_up(e->layout->in_place_param_bytes, ZR_PIECE_ALIGN);
     int64_t shards = p->n_param_slots ? slots_at : p->in_place_param_at + in_place;
-    int64_t sums = zr_round_up(p->n_sums * e->layout->state_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
+    int64_t sums = zr_round_up(p->n_sums * p->sum_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
     e->allocated[ZR_MEM_PARAM_SHARDS] = shards;
     e->allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
@@ -383,6 +385,7 @@ static void close_device_side(struct zr_engine *e)
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->n_events; i++)
         d->event_close(e->events[i]);
+    zr_aside_close(e);
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
     if (e->snapshot)
@@ -423,6 +426,7 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->in_flight);
     free(e->bracketed);
     free(e->flying);
+    free(e->aside);
     free(e->gather_segs);
     free(e->reduce_segs);
     uv_mutex_destroy(&e->fail_lock);

@@ -119,6 +119,7 @@ struct zr_engine {
     int64_t save_seen; /* save_written of the last step looked at */
 
     uint64_t *kept_grad; /* (n_pieces) of check_in_place.c: hashes, 0: none; NULL: not watched */
+    float **aside;       /* (n_units) of engine_aside.c: NULL but where a sum was set aside */
 
     /* The loop's thread. */
     struct zr_gather_seg *gather_segs;
@@ -257,6 +258,9 @@ int zr_engine_drain(struct zr_engine *e);
  * keep. */
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
+/* zero_step is called, and nothing has been done for it; the step was dropped. */
+int zr_in_place_step(struct zr_engine *e);
+void zr_in_place_drop(struct zr_engine *e);
 
 /* Whether backward writes gradients, in the first step (engine_written.c). Model's thread. open: nothing
  * where the CPU cannot see them, or nobody would be told. look: a backward bracket ended. tell: the step has
@@ -277,6 +281,14 @@ int zr_late_check(const struct zr_engine *e);
  * wrote beyond the end of one. bracket: as in struct zr_action. */
 void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed);
 int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
+
+/* A further contribution, in one step, to a gradient that is summed in place (engine_aside.c). make: memory
+ * for what is to be set aside, when the unit needs some for the first time; model's thread. carry: sets it
+ * aside; add: adds it to the sum again; the loop's thread. */
+int zr_aside_make(struct zr_engine *e, int32_t unit);
+int zr_aside_carry(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);
+int zr_aside_add(struct zr_engine *e, int32_t unit);
+void zr_aside_close(struct zr_engine *e);
 
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else, and while there are no
  * values. */
@@ -373,9 +385,9 @@ int zr_engine_restore_end(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
 
 /* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
-static inline int32_t zr_grad_place(int32_t unit, int32_t slot)
+static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
-    return slot >= 0 ? slot : unit;
+    return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
 static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *e)

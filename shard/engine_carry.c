@@ -61,7 +61,7 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
 
 static float *sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
 {
-    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, k));
+    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->rank, k));
 }
 
 /* sums[sum-1] += sums[sum], n times downwards. */
@@ -77,11 +77,36 @@ static int fold(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     return 0;
 }
 
+/* The second half of an all-reduce (stage 0): every rank's sum to all, as fp32; to the gradients that they
+ * lie in, or else end to end to full_grad_at. */
+static int gather_grad(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n, n_segs = 0;
+    const struct zr_flat *f = flats_of(e, job->action.unit, &n);
+    bool in_place = e->plan->sum_in_place[job->action.unit];
+    int64_t at = e->plan->full_grad_at;
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        int64_t shard = f[i].shard_elems * (int64_t)sizeof(float), home = zr_plan_sum(e->plan, &f[i], 0, 0);
+        e->gather_segs[n_segs++] = (struct zr_gather_seg){
+            .src = home,
+            .src_stride = in_place ? shard : 0,
+            .dst = in_place ? home : at,
+            .shard_bytes = shard,
+            .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)};
+        at += shard * e->world;
+    }
+    struct zr_tag tag = tag_of(job);
+    return e->reduce->ops->all_gather(e->reduce, e->reduce_stream, e->gather_segs, n_segs, &tag);
+}
+
 static int reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct zr_action *a = &job->action;
-    int32_t n, n_segs = 0, place = zr_grad_place(a->unit, a->slot);
+    int32_t n, n_segs = 0, place = zr_grad_place(e->plan, a->unit, a->slot);
+    bool in_place = e->plan->sum_in_place[a->unit];
     const struct zr_flat *f = flats_of(e, a->unit, &n);
     TRY(d->stream_wait(e->reduce_stream, e->grad_done[place]));
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step,
@@ -90,11 +115,11 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
         if (!f[i].trainable)
             continue;
         struct zr_reduce_seg seg = {.src = zr_plan_grad_full(e->plan, &f[i], a->slot),
-                                    .dst = zr_plan_sum(e->plan, &f[i], a->sum),
+                                    .dst = zr_plan_sum(e->plan, &f[i], e->rank, a->sum),
                                     .shard_bytes = f[i].shard_bytes,
                                     .total_bytes = f[i].total_bytes,
                                     .dtype = f[i].dtype,
-                                    .accumulate = a->accumulate};
+                                    .accumulate = a->accumulate && !in_place};
         enum zr_dtype wire = e->opt.wire_dtype;
         if (wire && e->world > 1 && zr_dtype_bytes(wire) < zr_dtype_bytes(seg.dtype)) {
             /* In place: the gradient is consumed by this reduce anyway. */
@@ -110,7 +135,14 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     }
     struct zr_tag tag = tag_of(job);
     TRY(e->reduce->ops->reduce_scatter(e->reduce, e->reduce_stream, e->reduce_segs, n_segs, &tag));
-    TRY(d->event_record(e->grad_free[place], e->reduce_stream));
+    /* What is summed in place is free when the optimizer has read it. Peers have by then read what they
+     * gather of it here: they have been in the exchange of the norm. */
+    if (in_place && a->accumulate)
+        TRY(zr_aside_add(e, a->unit));
+    if (in_place && e->world > 1)
+        TRY(gather_grad(e, job));
+    if (!in_place)
+        TRY(d->event_record(e->grad_free[place], e->reduce_stream));
     e->n_reduce++;
     TRY(fold(e, a->unit, a->sum, a->n_folds));
     return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
@@ -121,6 +153,16 @@ static int no_grad(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n;
     const struct zr_flat *f = flats_of(e, job->action.unit, &n);
+    if (e->plan->sum_in_place[job->action.unit]) {
+        /* At stages 0 and 1 the model may have had it until it called zero_step. */
+        TRY(e->dev->ops->stream_wait(e->reduce_stream, e->step_compute));
+        for (int32_t i = 0; i < n; i++)
+            if (f[i].trainable)
+                TRY(e->dev->ops->zero(e->reduce_stream,
+                                      e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1),
+                                      f[i].total_bytes));
+        return 0;
+    }
     /* A peer may still be gathering this sum for its update of the step before (stage 0), and in a step
      * without any gradient no reduce stands in between: everyone has to be past it. */
     struct zr_tag tag = tag_of(job);
@@ -296,33 +338,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return e->dev->ops->update(e->reduce_stream, &k);
 }
 
-/* Stage 0: every rank updates everything, so it needs the whole reduced gradient of the unit: the second half
- * of an all-reduce. */
-static int gather_grad(struct zr_engine *e, const struct zr_job *job)
-{
-    int32_t n, n_segs = 0;
-    const struct zr_flat *f = flats_of(e, job->action.unit, &n);
-    int64_t at = e->plan->full_grad_at;
-    for (int32_t i = 0; i < n; i++) {
-        if (!f[i].trainable)
-            continue;
-        int64_t shard = f[i].shard_elems * (int64_t)sizeof(float);
-        e->gather_segs[n_segs++] = (struct zr_gather_seg){
-            .src = zr_plan_sum(e->plan, &f[i], 0),
-            .dst = at,
-            .shard_bytes = shard,
-            .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)};
-        at += shard * e->world;
-    }
-    struct zr_tag tag = tag_of(job);
-    return e->reduce->ops->all_gather(e->reduce, e->reduce_stream, e->gather_segs, n_segs, &tag);
-}
-
+/* At stage 0 every rank updates everything, so it needs the whole reduced gradient of the unit. */
 static int update(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = flats_of(e, unit, &n);
-    bool gathered = e->plan->state_full && e->world > 1;
+    bool in_place = e->plan->sum_in_place[unit], gathered = !in_place && e->plan->state_full && e->world > 1;
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                          false));
     if (gathered)
@@ -332,13 +353,30 @@ static int update(struct zr_engine *e, const struct zr_job *job)
         if (!f[i].trainable)
             continue;
         struct updating up = {.e = e, .job = job, .grad = gathered ? full : sum_at(e, &f[i], 0)};
+        if (in_place)
+            up.grad = (const float *)(e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1));
         int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
         TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
         full += f[i].shard_elems * e->world;
     }
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                          true));
+    if (in_place)
+        TRY(e->dev->ops->event_record(e->grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
     return e->dev->ops->event_record(e->updated[unit], e->reduce_stream);
+}
+
+/* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
+static int drop_sums(struct zr_engine *e, const struct zr_job *job)
+{
+    struct zr_tag tag = tag_of(job);
+    if (e->world > 1)
+        TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                     &tag));
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        if (e->plan->sum_in_place[u])
+            TRY(e->dev->ops->event_record(e->grad_free[zr_grad_place(e->plan, u, -1)], e->reduce_stream));
+    return 0;
 }
 
 static int carry(struct zr_engine *e, const struct zr_job *job)
@@ -346,6 +384,12 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     switch ((enum zr_action_kind)job->action.kind) {
     case ZR_ACT_GATHER:
         return gather(e, job);
+    case ZR_ACT_SET_ASIDE: {
+        struct zr_tag tag = tag_of(job);
+        return zr_aside_carry(e, job->action.unit, &tag);
+    }
+    case ZR_ACT_DROP_SUMS:
+        return drop_sums(e, job);
     case ZR_ACT_REDUCE:
         return reduce(e, job);
     case ZR_ACT_FOLD:

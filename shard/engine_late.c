@@ -1,7 +1,9 @@
-/* engine_late.c: gradients written after zero_norm, by a model without brackets (stages 0 and 1).
+/* engine_late.c: gradients written after zero_norm, by a model without brackets (stages 0 and 1), or where
+ * the sum lies in them.
  *
  * zero_norm has reduced what was there: what such a model adds to its gradients before zero_step would be
- * lost, and no call tells of it. A little of every gradient is kept as a hash, and compared at the step. */
+ * lost, or spoil the sum, and no call tells of it. A little of every gradient is kept as a hash, and compared
+ * at the step. */
 #include "shard/engine.h"
 
 #define XXH_INLINE_ALL
@@ -16,10 +18,10 @@ static uint64_t hash_piece(const struct zr_engine *e, const struct zr_flat *f, c
     return XXH3_64bits(at, (size_t)zr_min(p->n * size, LOOKED_AT_BYTES));
 }
 
-/* Whose gradients no call speaks of. */
+/* Whose gradients no call speaks of, or are the sum itself. */
 static bool is_unseen(const struct zr_engine *e, const struct zr_flat *f)
 {
-    return f->trainable && !e->bracketed[f->unit];
+    return f->trainable && (!e->bracketed[f->unit] || e->plan->sum_in_place[f->unit]);
 }
 
 void zr_late_keep(struct zr_engine *e)

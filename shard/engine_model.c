@@ -133,6 +133,16 @@ void zr_engine_point(struct zr_engine *e, bool values)
 
 /* ---- jobs ---- */
 
+/* The job after which the gradient place may be written again: of one that is summed in place, when it is
+ * used. */
+static bool uses_grad(const struct zr_engine *e, const struct zr_action *a)
+{
+    if (a->unit < 0)
+        return false;
+    return e->plan->sum_in_place[a->unit] ? a->kind == ZR_ACT_UPDATE || a->kind == ZR_ACT_SET_ASIDE
+                                          : a->kind == ZR_ACT_REDUCE;
+}
+
 static void push(struct zr_engine *e, const struct zr_action *a)
 {
     struct zr_job job = {.action = *a,
@@ -149,8 +159,8 @@ static void push(struct zr_engine *e, const struct zr_action *a)
         e->unit_job[a->unit] = e->n_jobs;
     if (a->kind == ZR_ACT_NORM)
         e->norm_job = e->n_jobs;
-    if (a->kind == ZR_ACT_REDUCE)
-        e->grad_job[zr_grad_place(a->unit, a->slot)] = e->n_jobs;
+    if (uses_grad(e, a))
+        e->grad_job[zr_grad_place(e->plan, a->unit, a->slot)] = e->n_jobs;
     if (!e->loop) {
         zr_engine_carry(e, &job);
         return;
@@ -239,13 +249,17 @@ static void take_unit(struct zr_engine *e, int32_t unit, bool in_flight)
     for_pieces(e, unit, -1, lend_close);
 }
 
-/* Waits for the last reduction, which is behind all others on its stream. */
+/* Waits for the last reduction, or update, which is behind all others on its stream. */
 static int return_grads(struct zr_engine *e, int32_t last)
 {
+    bool all = e->plan->sum_in_place[last];
     zr_model_await(e, e->grad_job[last]);
     int err = e->dev->ops->stream_wait(e->compute, e->grad_free[last]);
-    for (; e->n_flying > 0; e->n_flying--) {
-        int32_t unit = e->flying[e->n_flying - 1];
+    for (int32_t i = e->n_flying; i-- > 0;) {
+        int32_t unit = e->flying[i];
+        if (!all && e->plan->sum_in_place[unit])
+            continue;
+        e->flying[i] = e->flying[--e->n_flying];
         for_pieces(e, unit, -1, lend_again);
         e->in_flight[unit] = false;
         if (!err && e->watch)
@@ -300,7 +314,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 
 static int use_grad(struct zr_engine *e, const struct zr_action *a)
 {
-    int32_t place = zr_grad_place(a->unit, a->slot);
+    int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
     zr_model_await(e, e->grad_job[place]);
     int err = e->dev->ops->stream_wait(e->compute, e->grad_free[place]);
     const struct zr_unit *u = &e->layout->units[a->unit];
@@ -378,9 +392,20 @@ static int act(struct zr_engine *e, const struct zr_action *a)
             take_unit(e, a->unit, a->in_flight);
             zr_in_place_end(e, a->unit, a->in_flight);
         }
-        return d->event_record(e->grad_done[zr_grad_place(a->unit, a->slot)], e->compute);
+        return d->event_record(e->grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
     case ZR_ACT_RETURN_GRADS:
         return return_grads(e, a->unit);
+    case ZR_ACT_SET_ASIDE:
+        err = zr_aside_make(e, a->unit);
+        if (!err)
+            push(e, a);
+        return err;
+    case ZR_ACT_DROP_SUMS:
+        push(e, a);
+        for (int32_t u = 0; u < e->layout->n_units; u++)
+            if (e->plan->sum_in_place[u])
+                e->grad_job[zr_grad_place(e->plan, u, -1)] = e->n_jobs;
+        return 0;
     default:
         push(e, a);
         return 0;

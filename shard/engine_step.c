@@ -134,6 +134,9 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
         return 0;
     e->lr = 0;
     e->n_carried = 0;
+    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
     e->norming = true;
     err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_NORM, .unit = -1});
     if (!err)
@@ -153,6 +156,8 @@ int zr_engine_drop(struct zr_engine *e)
         err = zr_engine_settle(e);
     if (!err)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
+    if (!err)
+        zr_in_place_drop(e);
     e->n_dropped += !err;
     if (!err)
         e->n_given = 0;
@@ -207,6 +212,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     e->n_given = 0;
     zr_watch_call(e->watch, "zero_step", -1, "", e->step);
     err = zr_watch_step(e);
+    if (!err)
+        err = zr_in_place_step(e);
     if (err)
         return err;
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);

@@ -55,7 +55,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
     if (c->kind == ZR_VALUE_GRAD) {
         int64_t own;
         zr_flat_owned(c->flat, e->rank, &own);
-        return e->reduce_base + zr_plan_sum(e->plan, c->flat, 0) + (first - own) * c->size;
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->rank, 0) + (first - own) * c->size;
     }
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }

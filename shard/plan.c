@@ -32,6 +32,8 @@ void zr_plan_free(struct zr_plan *p)
     free(p->grad_slots);
     free(p->master_at);
     free(p->state_at);
+    free(p->sum_in_place);
+    free(p->sum_at);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
     free((void *)p->spec.grad_slot_bytes);
@@ -62,9 +64,16 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
     return (f->in_place ? p->in_place_grad_at : p->grad_at[f->unit]) + f->grad_at;
 }
 
-int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k)
+bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
 {
-    return p->sums_at + (k * p->layout->state_elems + f->state_at) * (int64_t)sizeof(float);
+    return p->grad_resident || p->sum_in_place[unit];
+}
+
+int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k)
+{
+    if (p->sum_in_place[f->unit])
+        return zr_plan_grad_full(p, f, -1) + zr_min(rank * f->shard_bytes, f->total_bytes);
+    return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
 }
 
 bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
@@ -151,8 +160,10 @@ static int measure(struct zr_plan *p, const struct zr_options *opt)
         p->traffic.n_reduce += reduces[u];
         p->traffic.wire_bytes += gathers[u] * zr_plan_gather_wire(p, u, 0);
         p->traffic.wire_bytes += reduces[u] * zr_plan_reduce_wire(p, u, 0, opt->wire_dtype);
-        if (p->stage == 0 && p->world > 1 && p->layout->units[u].trainable)
-            p->traffic.wire_bytes += zr_plan_grad_gather_wire(p, u, 0);
+        /* What is reduced in place is made whole by that; else the optimizer has it gathered. */
+        int64_t n_whole = p->sum_in_place[u] ? reduces[u] : p->layout->units[u].trainable;
+        if (p->stage == 0 && p->world > 1)
+            p->traffic.wire_bytes += n_whole * zr_plan_grad_gather_wire(p, u, 0);
     }
     p->traffic.wire_bytes += (p->world - 1) * ZR_EXCHANGE_BYTES;
     free(gathers);
@@ -197,23 +208,31 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
 {
     const struct zr_layout *l = p->layout;
     int64_t end = 0;
-    for (int32_t u = 0; p->grad_resident && u < l->n_units; u++)
-        p->grad_at[u] = take(&end, l->units[u].grad_bytes);
+    for (int32_t u = 0; u < l->n_units; u++)
+        if (zr_plan_grad_home(p, u))
+            p->grad_at[u] = take(&end, l->units[u].grad_bytes);
     p->in_place_grad_at = take(&end, p->grad_resident ? l->in_place_grad_bytes : 0);
     for (int32_t i = 0; i < p->n_grad_slots; i++)
         p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
-    p->sums_at = take(&end, p->n_sums * l->state_elems * (int64_t)sizeof(float));
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        bool has = f->trainable && !p->sum_in_place[f->unit];
+        p->sum_at[i] = has ? p->sum_elems : -1;
+        p->sum_elems += has ? f->shard_elems : 0;
+    }
+    p->sums_at = take(&end, p->n_sums * p->sum_elems * (int64_t)sizeof(float));
     p->bytes[ZR_MEM_GRAD_SHARDS] = end - p->sums_at;
     int64_t staging = end;
     p->exchange_at = take(&end, (int64_t)p->world * ZR_EXCHANGE_BYTES);
     p->control_at = take(&end, ZR_CONTROL_BYTES);
     int64_t largest = 0, widest = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        widest = zr_max(widest, l->units[u].elems);
+        widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
     for (int32_t t = 0; t < l->n_tensors; t++)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
-    p->full_grad_at = take(&end, p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0);
+    p->full_grad_bytes = p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0;
+    p->full_grad_at = take(&end, p->full_grad_bytes);
     p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
     if (l->n_buffers) /* room for a piece of each rank, for their mean */
         p->values_bytes = zr_max(p->values_bytes, (int64_t)p->world * ZR_PIECE_ALIGN);
@@ -263,6 +282,30 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
 }
 
+/* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
+ * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. */
+static void choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
+{
+    const struct zr_core_spec *s = &p->spec;
+    bool whole = p->world == 1 || p->stage == 0;
+    bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
+    bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
+    for (int32_t u = 0; u < s->n_units; u++)
+        p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
+    for (int32_t i = 0; i < p->layout->n_flats; i++) {
+        const struct zr_flat *f = &p->layout->flats[i];
+        p->sum_in_place[f->unit] &= !f->trainable || f->dtype == ZR_F32;
+    }
+    for (int32_t i = 0; i < s->n_order; i++) {
+        const struct zr_call *c = &s->order[i];
+        bool use = c->backward && !c->is_end, again = use && units[c->unit].sum_in_place;
+        p->sum_in_place[c->unit] &= !again;
+        units[c->unit].sum_in_place |= use; /* for now: it was used */
+    }
+    for (int32_t u = 0; u < s->n_units; u++)
+        units[u].sum_in_place = p->sum_in_place[u];
+}
+
 static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
@@ -308,6 +351,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     s->n_sums = p->n_sums =
         opt->deterministic && opt->grad_accum_steps > 1 ? counter_depth(opt->grad_accum_steps) : 1;
+    choose_sums(p, opt, units);
     return 0;
 }
 
@@ -348,7 +392,10 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->master_at = calloc((size_t)l->n_flats, sizeof *p->master_at);
     count_states(p, opt);
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
-    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at) {
+    p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
+    p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
+    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
+        !p->sum_at) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

@@ -43,7 +43,8 @@ struct zr_slot_place {
 struct zr_plan {
     const struct zr_layout *layout; /* borrowed */
     int32_t world, stage;
-    bool grad_resident, state_full;
+    bool grad_resident; /* stages 0 and 1: the model has its gradients for good */
+    bool state_full;
 
     /* Offsets in the gather arena. */
     int64_t *param_at; /* (n_units) resident: the full unit; sharded: this rank's shard of it */
@@ -54,14 +55,21 @@ struct zr_plan {
     int64_t gather_bytes; /* the last opt->gather_scratch_bytes of them are the communicator's */
 
     /* Offsets in the reduce arena. */
-    int64_t *grad_at; /* (n_units) of resident gradients */
+    int64_t *grad_at; /* (n_units) of gradients with a place of their own: zr_plan_grad_home */
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
     struct zr_slot_place *grad_slots;
+    /* The sums of a step's gradients, fp32. Of some units they lie in the gradients themselves: at stage 0
+     * and world 1, where one rank keeps all of them, if they are f32 and a step has one contribution to them.
+     */
+    bool *sum_in_place; /* (n_units) */
+    int64_t *sum_at;    /* (n_flats) of the others: element of a sums array; else -1 */
+    int64_t sum_elems;  /* of a sums array */
     int32_t n_sums;
-    int64_t sums_at; /* n_sums arrays of layout->state_elems floats, end to end */
+    int64_t sums_at; /* n_sums arrays of sum_elems floats, end to end */
     int64_t exchange_at, control_at;
-    int64_t full_grad_at; /* stage 0: one unit's gradient gathered, fp32 */
+    int64_t full_grad_at, full_grad_bytes; /* stage 0: one unit's gradient gathered, fp32, where it cannot be
+                                              in place */
     int64_t values_at, values_bytes;
     int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
 
@@ -106,8 +114,10 @@ static inline bool zr_plan_in_place(int stage)
 int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
 int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, int rank);
 int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
-/* Of a flat's slice in sums[k]. */
-int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int k);
+/* The unit's gradient has a place of its own, and no slot. */
+bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
+/* Of a flat's slice that rank keeps, in sums[k], or in its gradient where it is summed in place. */
+int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k);
 
 /* Bytes that rank takes from the others to gather the unit, to reduce it, and at stage 0 to gather its
  * gradient. */

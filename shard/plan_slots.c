@@ -56,13 +56,18 @@ static void need_pair(struct window *w, int64_t first, int64_t second)
     w->need[1] = zr_max(w->need[1], second);
 }
 
+static bool needs_grad_slot(const struct zr_core_unit_spec *u)
+{
+    return u->trainable && !u->sum_in_place;
+}
+
 /* The two largest of the units that need a slot. */
 static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first, int64_t *second)
 {
     *first = *second = 0;
     for (int32_t u = 0; u < s->n_units; u++) {
         const struct zr_core_unit_spec *x = &s->units[u];
-        if (grads ? !x->trainable : x->resident)
+        if (grads ? !needs_grad_slot(x) : x->resident)
             continue;
         int64_t bytes = grads ? x->grad_bytes : x->param_bytes;
         *second = zr_max(*second, zr_min(*first, bytes));
@@ -153,7 +158,7 @@ static void grad_need(const struct zr_core_spec *s, bool behind, struct window *
     close_all(k, s->n_units);
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
-        if (!c->backward || !s->units[c->unit].trainable)
+        if (!c->backward || !needs_grad_slot(&s->units[c->unit]))
             continue;
         note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
         if (c->is_end) {

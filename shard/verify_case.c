@@ -55,7 +55,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     if (zr_verify_chance(&s, 25))
         c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
     if (zr_verify_chance(&s, 40))
-        c.zeroes = (int)zr_verify_below(&s, 8);
+        c.zeroes = (int)zr_verify_below(&s, 16);
     if (c.stage <= 1 && c.accum > 1 && zr_verify_chance(&s, 40)) {
         c.grad_in_place = true;
         c.deterministic = false; /* refused together */

@@ -315,6 +315,9 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
             if (a + 1 < c->accum && (micro || zr_verify_chance(&s, 30)))
                 add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
         }
+        /* A gradient that was not handed out has nothing in it: the model may zero it until the step. */
+        if (c->accum == 1 && !c->unbracketed)
+            zero(&w, 8, 0);
         if (c->late_evals)
             forward(&w, all, c->n_units);
         all_at_once(&w, &s, all);

@@ -90,7 +90,8 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
 {
     struct program *p = t->p;
     int32_t number = ++p->n_jobs;
-    int32_t place = zr_grad_place(a->unit, a->slot);
+    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    bool in_place = a->unit >= 0 && t->plan->sum_in_place[a->unit];
     if (number > MOST_JOBS)
         abort();
     add_op(t, HOST_PUSH, number);
@@ -108,8 +109,18 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_REDUCE:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
+        if (in_place)
+            break;
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
         t->grad_job[place] = number;
+        break;
+    case ZR_ACT_SET_ASIDE:
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+        t->grad_job[place] = number;
+        break;
+    case ZR_ACT_NO_GRAD:
+        if (in_place)
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
         break;
     case ZR_ACT_NORM:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
@@ -118,6 +129,10 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         t->norm_job = number;
         break;
     case ZR_ACT_UPDATE:
+        if (in_place) {
+            job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+            t->grad_job[place] = number;
+        }
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_UPDATED, a->unit));
         t->unit_job[a->unit] = number;
         break;
@@ -128,7 +143,7 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
 
 static void trace_action(struct tracing *t, const struct zr_action *a)
 {
-    int32_t place = zr_grad_place(a->unit, a->slot);
+    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
     bool gathered;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
@@ -149,6 +164,10 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
         }
         break;
     case ZR_ACT_USE_GRAD:
+        add_op(t, HOST_AWAIT, t->grad_job[place]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        break;
+    case ZR_ACT_RETURN_GRADS:
         add_op(t, HOST_AWAIT, t->grad_job[place]);
         add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
         break;

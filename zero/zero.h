@@ -506,7 +506,10 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around every use of a unit or
  * around none. There the model may zero its gradients where it likes between the end of a micro-batch's
  * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
- * end they are being reduced, and *grad is NULL. */
+ * end they are being reduced, and *grad is NULL. Where one rank keeps all of a gradient (stage 0, and world
+ * 1), it is f32 and a step reduces it once (grad_accum_steps 1, or grad_in_place), the sum has no other place
+ * than the gradient: then *grad is NULL until zero_step. A second backward bracket of such a unit in one step
+ * takes memory beyond the plan, and a line tells so, unless cfg.order declares it. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 

@@ -143,9 +143,9 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
             total -= total % zr_dtype_bytes(t);
             bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
             int64_t src = place(rng, &at, end, total, 8);
-            int64_t dst = in_place ? src + (total >= shard * world ? me * shard : 0)
+            int64_t dst = in_place ? src + (me * shard < total ? me * shard : total)
                                    : place(rng, &at, end, shard * 2, 4);
-            if (src < 0 || dst < 0 || (in_place && total < shard * world))
+            if (src < 0 || dst < 0)
                 break;
             d->reduce[i] = (struct zr_reduce_seg){src, dst, shard, total, t, accumulate && !in_place};
             d->wire += slice(shard, total, me) * (world - 1);

@@ -98,7 +98,7 @@ static void any_prefetch_and_budget(void **state)
 }
 
 /* With room for a single unit, a bracket inside another cannot be given what it needs unless the order told
- * so: every rank is refused by the same call. */
+ * so: every rank is refused by the same call. At world 1 every unit has a place of its own. */
 static void nesting_without_room(void **state)
 {
     (void)state;
@@ -109,10 +109,10 @@ static void nesting_without_room(void **state)
             struct run_log logs[RUN_MAX_WORLD];
             run_ranks_raw(mlp_run_model.rank, &o, &setup, logs);
             for (int r = 0; r < world; r++) {
-                if (logs[r].err != ZERO_ERR_BUDGET)
+                if (logs[r].err != (world == 1 ? 0 : ZERO_ERR_BUDGET))
                     fail_msg("%s: rank %d: %s", run_setup_text(&setup), r,
                              logs[r].err ? logs[r].error : "no error");
-                assert_non_null(strstr(logs[r].error, "cfg.order"));
+                assert_true(world == 1 || strstr(logs[r].error, "cfg.order"));
                 run_log_free(&logs[r]);
             }
         }

@@ -6,7 +6,7 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
     enum { CANARIES = 8 };
     memset(w, 0, sizeof *w);
     w->spec = *s;
-    w->last_reduced = -1;
+    w->last_reduced = w->last_in_place = -1;
     w->bytes = zr_core_bytes(s);
     void *mem = aligned_alloc(16, w->bytes), *twin = aligned_alloc(16, w->bytes);
     w->before = malloc(w->bytes);
@@ -51,6 +51,8 @@ void watch_close(struct watch *w)
 }
 
 /* ---- sums as text ---- */
+
+#define TOUCHED "touched by the model"
 
 static void add_text(char *to, const char *more)
 {
@@ -138,6 +140,12 @@ static bool param_fits(const struct watch *w, int32_t u)
     return false;
 }
 
+/* Its gradient has a place of its own. */
+static bool has_home(const struct watch *w, int32_t u)
+{
+    return w->spec.grad_resident || w->spec.units[u].sum_in_place;
+}
+
 static bool grad_fits(const struct watch *w, int32_t u)
 {
     for (int32_t i = 0; i < w->spec.n_grad_slots; i++)
@@ -219,7 +227,7 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
             return ZR_ERR_ORDER;
         if (needs_slot(w, unit) && !param_fits(w, unit))
             return ZR_ERR_BUDGET;
-        if (backward && w->spec.units[unit].trainable && !w->spec.grad_resident && !grad_fits(w, unit))
+        if (backward && w->spec.units[unit].trainable && !has_home(w, unit) && !grad_fits(w, unit))
             return ZR_ERR_BUDGET;
         return 0;
     case ZR_EV_END:
@@ -257,10 +265,8 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
 
 static const char *action_name(int kind)
 {
-    static const char *const name[] = {"?",         "USE_PARAM",    "HIDE_PARAM", "WAIT_PARAM", "USE_GRAD",
-                                       "HIDE_GRAD", "RETURN_GRADS", "KEEP_PARAM", "GATHER",     "REDUCE",
-                                       "FOLD",      "NO_GRAD",      "NORM",       "UPDATE",     "SNAPSHOT"};
-    return name[kind >= 1 && kind <= ZR_ACT_SNAPSHOT ? kind : 0];
+    return kind >= ZR_ACT_USE_PARAM && kind <= ZR_ACT_SNAPSHOT ? zr_action_name((enum zr_action_kind)kind)
+                                                               : "?";
 }
 
 /* CHECK about action a. */
@@ -315,9 +321,10 @@ static void use_grad(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->spec.units[a->unit].trainable);
     EXPECT(a->bracket == !w->collective);
-    if (w->spec.grad_resident) {
+    if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1);
         u->in_flight = false;
+        EXPECT(!u->held);
         /* What was reduced must go, what was not must stay. */
         EXPECT(a->fill ? u->grad_reduced || !strcmp(u->grad, "z") : !u->grad_reduced);
         if (a->fill) {
@@ -345,9 +352,10 @@ static void contribute(struct watch *w, int32_t unit)
 static void hide_grad(struct watch *w, const struct zr_action *a)
 {
     EXPECT(w->spec.units[a->unit].trainable && a->bracket == !w->collective);
-    if (w->spec.grad_resident) {
+    if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1);
-        EXPECT(a->in_flight == (a->bracket && a + 1 < w->out + w->n_out && a[1].kind == ZR_ACT_REDUCE));
+        EXPECT(a->in_flight == (w->spec.grad_resident && a->bracket && a + 1 < w->out + w->n_out &&
+                                a[1].kind == ZR_ACT_REDUCE));
         w->unit[a->unit].in_flight = a->in_flight;
         return;
     }
@@ -356,13 +364,43 @@ static void hide_grad(struct watch *w, const struct zr_action *a)
     w->gslot[a->slot].hidden = true;
 }
 
-/* All that is being reduced becomes the model's again, and not in the midst of backward. */
+/* All that is being reduced becomes the model's again, and not in the midst of backward; what is summed in
+ * place, when all of it was used. */
 static void return_grads(struct watch *w, const struct zr_action *a)
 {
-    EXPECT(w->spec.grad_resident && w->n_open_bwd == 0 && a->unit == w->last_reduced);
-    for (int32_t i = 0; i < w->spec.n_units; i++)
-        w->unit[i].in_flight = false;
+    bool in_place = w->spec.units[a->unit].sum_in_place;
+    EXPECT(w->spec.grad_resident && w->n_open_bwd == 0);
+    if (in_place)
+        EXPECT(w->stepping ? a->unit == w->last_in_place
+                           : w->unit[a->unit].in_flight || (w->complete && w->unit[a->unit].ever_bwd));
+    else
+        EXPECT(a->unit == w->last_reduced);
+    for (int32_t i = 0; i < w->spec.n_units; i++) {
+        w->unit[i].in_flight &= w->spec.units[i].sum_in_place && !in_place;
+        EXPECT(!in_place || !w->unit[i].held);
+    }
     w->last_reduced = -1;
+    if (in_place)
+        w->last_in_place = -1;
+}
+
+static void set_aside(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(u->held && a->slot == -1 && u->grad_reduced && !*u->aside);
+    strcpy(u->aside, u->sum[0]);
+    *u->sum[0] = 0;
+    u->held = false;
+}
+
+static void drop_sums(struct watch *w, const struct zr_action *a)
+{
+    bool any = false;
+    for (int32_t i = 0; i < w->spec.n_units; i++) {
+        any |= w->unit[i].held;
+        w->unit[i].held = false;
+    }
+    EXPECT(any);
 }
 
 static void fold(struct watch *w, const struct zr_action *a)
@@ -382,16 +420,25 @@ static void reduce(struct watch *w, const struct zr_action *a)
     char what[SUM_TEXT];
     w->n_reduces++;
     EXPECT(w->spec.units[a->unit].trainable && !w->normed && a->sum < w->spec.n_sums);
-    if (w->spec.grad_resident) {
+    bool in_place = w->spec.units[a->unit].sum_in_place;
+    if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1 && !u->grad_reduced);
         strcpy(what, u->grad);
         u->grad_reduced = true;
-        if (u->used[1]) /* without brackets it is given back at once */
+        if (u->used[1] && w->spec.grad_resident && !in_place) /* without brackets it is given back at once */
             w->last_reduced = a->unit;
     } else {
         EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && w->gslot[a->slot].hidden);
         w->gslot[a->slot].unit = -1;
         snprintf(what, sizeof what, "%d", u->n_contrib - 1);
+    }
+    if (in_place) {
+        EXPECT(a->sum == 0 && !*u->sum[0] && a->n_folds == 0 && a->accumulate == (*u->aside != 0));
+        strcpy(u->sum[0], u->aside);
+        add_text(u->sum[0], what);
+        *u->aside = 0;
+        u->held = true;
+        return;
     }
     EXPECT(a->accumulate ? *u->sum[a->sum] : !*u->sum[a->sum]);
     EXPECT(a->accumulate || a->sum == 0 || *u->sum[a->sum - 1]); /* sums are a stack */
@@ -420,6 +467,9 @@ static void update(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
     u->updated = true;
+    u->held = false;
+    if (w->spec.units[a->unit].sum_in_place && w->spec.grad_resident && u->ever_bwd)
+        w->last_in_place = a->unit;
     /* Every rank has all of it at stage 0 only. */
     u->home_ready = w->spec.world == 1 || w->spec.stage == 0;
     for (int32_t i = 0; i < w->spec.n_param_slots; i++)
@@ -429,8 +479,8 @@ static void update(struct watch *w, const struct zr_action *a)
 static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_kind kind, int32_t unit)
 {
     EXPECT(a->kind >= ZR_ACT_USE_PARAM && a->kind <= ZR_ACT_SNAPSHOT);
-    EXPECT(a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT ? a->unit == -1
-                                                                : a->unit >= 0 && a->unit < w->spec.n_units);
+    bool of_all = a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_SNAPSHOT || a->kind == ZR_ACT_DROP_SUMS;
+    EXPECT(of_all ? a->unit == -1 : a->unit >= 0 && a->unit < w->spec.n_units);
     bool collective = w->collective;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
@@ -463,6 +513,14 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         EXPECT(kind != ZR_EV_MICRO && kind != ZR_EV_REWRITE && kind != ZR_EV_NORM);
         gather(w, a);
         break;
+    case ZR_ACT_DROP_SUMS:
+        EXPECT(kind == ZR_EV_DROP);
+        drop_sums(w, a);
+        break;
+    case ZR_ACT_SET_ASIDE:
+        EXPECT(kind == ZR_EV_BEGIN && a->unit == unit);
+        set_aside(w, a);
+        break;
     case ZR_ACT_REDUCE:
         EXPECT(collective || (kind == ZR_EV_END && a->unit == unit));
         reduce(w, a);
@@ -472,9 +530,14 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         fold(w, a);
         break;
     case ZR_ACT_NO_GRAD:
-        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && !w->normed && w->unit[a->unit].n_contrib == 0 &&
-               !*w->unit[a->unit].sum[0]);
+        EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && w->unit[a->unit].n_contrib == 0);
+        if (w->complete)
+            EXPECT(!strcmp(w->unit[a->unit].sum[0], TOUCHED));
+        else
+            EXPECT(!w->normed && !*w->unit[a->unit].sum[0]);
         strcpy(w->unit[a->unit].sum[0], "z");
+        if (w->spec.units[a->unit].sum_in_place)
+            strcpy(w->unit[a->unit].grad, "z");
         break;
     case ZR_ACT_NORM:
         norm(w, a);
@@ -525,7 +588,8 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
         w->n_open_bwd -= backward;
         if (backward && w->spec.units[unit].trainable) {
             u->n_bwd++;
-            if (w->spec.grad_resident)
+            u->ever_bwd = true;
+            if (has_home(w, unit))
                 contribute(w, unit);
             else
                 u->n_contrib++;
@@ -541,6 +605,10 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
             if (w->unit[i].no_brackets && w->spec.units[i].trainable)
                 contribute(w, i);
         w->stepping = kind == ZR_EV_STEP;
+        /* A gradient in place that had no contribution is the model's after the norm. */
+        for (int32_t i = 0; w->stepping && w->complete && i < w->spec.n_units; i++)
+            if (w->spec.units[i].sum_in_place && w->unit[i].n_contrib == 0 && !w->unit[i].held)
+                strcpy(w->unit[i].sum[0], TOUCHED);
         /* What is dropped must go as what was reduced must. */
         for (int32_t i = 0; kind == ZR_EV_DROP && i < w->spec.n_units; i++)
             w->unit[i].grad_reduced |= strcmp(w->unit[i].grad, "z") != 0;
@@ -570,6 +638,8 @@ static void after_step(struct watch *w, bool dropped)
         }
         u->updated = u->used[0] = u->used[1] = false;
         u->n_bwd = u->n_contrib = 0;
+        *u->aside = 0;
+        CHECK(!u->held, "the sum of unit %d was neither used nor released", i);
         for (int32_t k = 0; k < w->spec.n_sums; k++)
             *u->sum[k] = 0;
     }
@@ -603,7 +673,8 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
               "%d actions of a norm", w->n_out);
         w->complete = true;
         for (int32_t i = 0; i < w->spec.n_units; i++)
-            CHECK(!w->unit[i].in_flight, "the gradient of unit %d is still being reduced", i);
+            CHECK(!w->unit[i].in_flight || w->spec.units[i].sum_in_place,
+                  "the gradient of unit %d is still being reduced", i);
         break;
     case ZR_EV_STEP:
     case ZR_EV_DROP:
@@ -611,8 +682,10 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
         /* fall through */
     case ZR_EV_MICRO: /* the model may zero its gradients now */
         for (int32_t i = 0; i < w->spec.n_units; i++)
-            CHECK(!w->unit[i].in_flight, "the gradient of unit %d is still being reduced", i);
+            CHECK(!w->unit[i].in_flight || (kind == ZR_EV_MICRO && w->spec.units[i].sum_in_place),
+                  "the gradient of unit %d is still being reduced", i);
         CHECK(w->last_reduced == -1, "the gradient of unit %d is still being reduced", w->last_reduced);
+        CHECK(w->last_in_place == -1, "the gradient of unit %d is still being used", w->last_in_place);
         break;
     case ZR_EV_GATHER_ALL:
         for (int32_t i = 0; i < w->spec.n_units; i++)

@@ -18,12 +18,16 @@ struct watch_unit {
     bool no_brackets;      /* stages 0 and 1: the model never brackets it */
     bool ever_backward;    /* it was in a backward bracket once */
     bool updated;
-    int32_t n_bwd;       /* backward brackets ended since the step */
-    int32_t n_contrib;   /* contributions the model made since the step */
-    bool in_flight;      /* its resident gradient is being reduced, and was not returned since */
-    bool grad_reduced;   /* the resident gradient has been reduced and not zeroed since */
-    char grad[SUM_TEXT]; /* the resident gradient */
-    char (*sum)[SUM_TEXT];
+    int32_t n_bwd;           /* backward brackets ended since the step */
+    int32_t n_contrib;       /* contributions the model made since the step */
+    bool in_flight;          /* its resident gradient is being reduced, and was not returned since */
+    bool grad_reduced;       /* the resident gradient has been reduced and not zeroed since */
+    char grad[SUM_TEXT];     /* the resident gradient */
+    char (*sum)[SUM_TEXT];   /* of a unit that is summed in place: sum[0] is what its gradient holds once
+                                reduced */
+    char aside[SUM_TEXT];    /* and what was set aside */
+    bool ever_bwd;           /* it has been bracketed in backward */
+    bool held;               /* its gradient is a sum in place that was not used yet */
     char last_sum[SUM_TEXT]; /* sums[0] as the last step had it */
 };
 
@@ -42,6 +46,7 @@ struct watch {
     struct zr_action *out, *twin_out;
     int32_t n_out, n_open, n_micro;
     int32_t n_open_bwd, last_reduced; /* of those in flight; -1: none is */
+    int32_t last_in_place; /* of the units that are summed in place, the one updated last and not returned */
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
     bool normed, stepping, collective; /* collective: the call is a step, what comes before it, or a

@@ -1098,6 +1098,7 @@ static void random_spec(struct random_source *r, struct model *m)
     s->n_sums = tree ? sums_for(s->grad_accum_steps) : 1;
     bool slots = s->stage == 3 && s->world > 1;
     int64_t largest = 0;
+    int in_place = chance(r, 50) ? 0 : chance(r, 50) ? 100 : 50;
     for (int32_t u = 0; u < s->n_units; u++) {
         m->units[u] = (struct zr_core_unit_spec){.param_bytes = 1 + random_below(r, chance(r, 50) ? 1 : 100),
                                                  .grad_bytes = 1 + random_below(r, 100),
@@ -1105,6 +1106,8 @@ static void random_spec(struct random_source *r, struct model *m)
                                                  .trainable = chance(r, 80)};
         if (!m->units[u].trainable)
             m->units[u].grad_bytes = 0;
+        else if (s->grad_accum_steps == 1 || !s->reduce_each)
+            m->units[u].sum_in_place = chance(r, in_place);
         largest = zr_max(largest, zr_max(m->units[u].param_bytes, m->units[u].grad_bytes));
     }
     s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;

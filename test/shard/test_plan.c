@@ -191,15 +191,24 @@ static void check_reduce_arena(const struct zr_plan *p)
         const struct zr_flat *f = &l->flats[i];
         if (!f->trainable)
             continue;
-        if (p->grad_resident)
+        if (zr_plan_grad_home(p, f->unit))
             put(&x, zr_plan_grad_full(p, f, -1), f->total_bytes);
-        for (int k = 0; k < p->n_sums; k++) {
-            put(&x, zr_plan_sum(p, f, k), f->shard_elems * (int64_t)sizeof(float));
-            CHECK(zr_plan_sum(p, f, k) % 128 == 0, "flat %d", i);
+        for (int r = 0, end = 0; p->sum_in_place[f->unit] && r < l->world; r++) {
+            int64_t first, n = zr_flat_owned(f, r, &first), size = zr_dtype_bytes(f->dtype);
+            int64_t from = zr_plan_sum(p, f, r, 0) - zr_plan_grad_full(p, f, -1);
+            CHECK(size == (int64_t)sizeof(float) && from == (n ? first * size : f->total_bytes) &&
+                      from >= end,
+                  "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
+        }
+        for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
+            put(&x, zr_plan_sum(p, f, 0, k), f->shard_elems * (int64_t)sizeof(float));
+            CHECK(zr_plan_sum(p, f, 0, k) % 128 == 0, "flat %d", i);
+            CHECK(zr_plan_sum(p, f, l->world - 1, k) == zr_plan_sum(p, f, 0, k), "flat %d", i);
         }
     }
     for (int32_t u = 0; u < l->n_units; u++)
-        widest = zr_max(widest, l->units[u].elems * (int64_t)sizeof(float));
+        if (!p->sum_in_place[u])
+            widest = zr_max(widest, l->units[u].elems * (int64_t)sizeof(float));
     for (int32_t s = 0; s < p->n_grad_slots; s++) {
         put(&x, p->grad_slots[s].at, p->grad_slots[s].bytes);
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
@@ -221,7 +230,7 @@ static void check_slots(const struct zr_plan *p)
     const struct zr_layout *l = p->layout;
     x.n = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
-        bool any_param = p->resident[u], any_grad = p->grad_resident || !l->units[u].trainable;
+        bool any_param = p->resident[u], any_grad = zr_plan_grad_home(p, u) || !l->units[u].trainable;
         for (int32_t s = 0; s < p->n_param_slots && !p->resident[u]; s++) {
             if (p->param_slots[s].bytes < l->units[u].param_bytes)
                 continue;
@@ -292,8 +301,13 @@ static void check_bytes(const struct zr_plan *p)
     }
     CHECK(master == p->master_elems, "%lld", (long long)master);
     check_states(p, copies);
-    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * l->state_elems * 4, "%lld",
+    int64_t sums = 0, homes = 0;
+    for (int32_t i = 0; i < l->n_flats; i++)
+        sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].shard_elems : 0;
+    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * sums * 4, "%lld",
           (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
+    for (int32_t u = 0; u < l->n_units; u++)
+        homes += p->sum_in_place[u] ? l->units[u].grad_bytes : 0;
     for (int32_t s = 0; s < p->n_param_slots; s++)
         slots += p->param_slots[s].bytes;
     CHECK(p->bytes[ZR_MEM_PARAM_SLOTS] == slots, "%lld",
@@ -301,10 +315,9 @@ static void check_bytes(const struct zr_plan *p)
     slots = 0;
     for (int32_t s = 0; s < p->n_grad_slots; s++)
         slots += p->grad_slots[s].bytes;
-    CHECK(p->grad_resident || p->bytes[ZR_MEM_GRAD_SLOTS] == slots, "%lld", (long long)slots);
+    CHECK(p->grad_resident || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
     CHECK(p->n_param_slots == 0 || (p->stage == 3 && l->world > 1), "slots where nothing is sharded");
-    CHECK((p->n_grad_slots == 0) == (p->stage <= 1) || l->state_elems == 0, "%d gradient slots",
-          p->n_grad_slots);
+    CHECK((p->n_grad_slots == 0) == (p->stage <= 1) || sums == 0, "%d gradient slots", p->n_grad_slots);
 }
 
 /* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */

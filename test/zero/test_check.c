@@ -409,7 +409,7 @@ static enum missing torn_what;
 
 static bool is_torn(const struct zr_event *e)
 {
-    int32_t places = torn->plan->grad_resident ? torn->layout->n_units : torn->plan->n_grad_slots;
+    int32_t places = torn->layout->n_units + torn->plan->n_grad_slots;
     const struct {
         struct zr_event **at;
         int32_t n;

@@ -1,0 +1,403 @@
+/* test_sums_in_place.c: where one rank keeps all of an f32 gradient (stage 0, world 1) its sum lies where
+ * backward wrote it: what that costs, that it changes no bit, and whose the gradient is in the meantime.
+ *
+ * The model is trained by plain gradient descent, in its own loop (cfg.update), so that the plain program's
+ * weights are known to the bit. */
+#include "test/kernels/random.h"
+#include "test/zero/toy_net.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+/* ---- plans of GPT-2 124M ---- */
+
+enum { V = 50257, T = 1024, C = 768, L = 12, N_GPT = 16 };
+
+static int32_t describe_gpt2(struct zero_tensor t[N_GPT])
+{
+    static void *nowhere;
+    static const struct zero_tensor shapes[N_GPT] = {
+        {.name = "wte", .shape = {V, C}},
+        {.name = "wpe", .shape = {T, C}},
+        {.name = "lnfw", .shape = {C}},
+        {.name = "lnfb", .shape = {C}},
+        {.name = "ln1w", .shape = {L, C}},
+        {.name = "ln1b", .shape = {L, C}},
+        {.name = "qkvw", .shape = {L, 3 * C, C}},
+        {.name = "qkvb", .shape = {L, 3 * C}},
+        {.name = "projw", .shape = {L, C, C}},
+        {.name = "projb", .shape = {L, C}},
+        {.name = "ln2w", .shape = {L, C}},
+        {.name = "ln2b", .shape = {L, C}},
+        {.name = "fcw", .shape = {L, 4 * C, C}},
+        {.name = "fcb", .shape = {L, 4 * C}},
+        {.name = "fcprojw", .shape = {L, C, 4 * C}},
+        {.name = "fcprojb", .shape = {L, C}},
+    };
+    for (int i = 0; i < N_GPT; i++) {
+        t[i] = shapes[i];
+        t[i].param = t[i].grad = &nowhere;
+        t[i].dtype = ZERO_F32;
+        t[i].unit = i >= 4;
+        t[i].flags = i >= 4 ? ZERO_STACKED : 0;
+    }
+    return N_GPT;
+}
+
+static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_place, enum zero_dtype dtype)
+{
+    struct zero_tensor t[N_GPT];
+    struct zero_plan_info info;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = stage;
+    cfg.world = world;
+    cfg.grad_accum_steps = accum;
+    cfg.grad_in_place = in_place;
+    int32_t n = describe_gpt2(t);
+    for (int32_t i = 0; i < n; i++)
+        t[i].dtype = dtype;
+    assert_int_equal(zero_plan(t, n, &cfg, &info), 0);
+    assert_int_equal(info.n_params, 124439808);
+    return info;
+}
+
+/* Parameters, gradients and two moments of four bytes each. */
+static void gpt2_costs_no_more_than_plain(void **state)
+{
+    (void)state;
+    const struct {
+        int stage, world, accum, in_place;
+    } cases[] = {{0, 1, 1, 0}, {1, 1, 1, 0}, {2, 1, 1, 0}, {3, 1, 1, 0},
+                 {0, 2, 1, 0}, {0, 1, 8, 1}, {1, 1, 8, 1}, {0, 8, 1, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct zero_plan_info p =
+            plan_gpt2(cases[i].stage, cases[i].world, cases[i].accum, cases[i].in_place, ZERO_F32);
+        int64_t plain = 16 * p.n_params;
+        if (p.bytes.total < plain || p.bytes.total > plain + 1000000)
+            fail_msg("stage %d, world %d: %lld bytes, %lld more than plain", cases[i].stage, cases[i].world,
+                     (long long)p.bytes.total, (long long)(p.bytes.total - plain));
+        assert_int_equal(p.bytes.grad_shards, 0);
+        assert_int_equal(p.bytes.param_slots, 0);
+    }
+}
+
+/* What cannot be in place has its sums, as a line of the plan. */
+static void others_have_sums(void **state)
+{
+    (void)state;
+    int64_t all = 4 * INT64_C(124439808);
+    assert_true(plan_gpt2(0, 1, 4, 0, ZERO_F32).bytes.grad_shards >= all); /* each micro-batch is reduced */
+    assert_true(plan_gpt2(0, 1, 1, 0, ZERO_BF16).bytes.grad_shards >= all);
+    assert_true(plan_gpt2(1, 2, 1, 0, ZERO_F32).bytes.grad_shards >= all / 2);
+}
+
+/* ---- a model ---- */
+
+enum { N = 6, UNITS = 5, STEPS = 4, BIG = 200000 };
+
+/* One unit has two tensors of odd sizes; two layers are one stacked tensor. */
+static const struct zero_tensor net[N] = {
+    {.name = "first", .shape = {BIG, 2}, .dtype = ZERO_F32, .unit = 0},
+    {.name = "layers", .shape = {2, 331, 7}, .dtype = ZERO_F32, .unit = 1, .flags = ZERO_STACKED},
+    {.name = "bias", .shape = {333}, .dtype = ZERO_F32, .unit = 3},
+    {.name = "weight", .shape = {127, 3}, .dtype = ZERO_F32, .unit = 3},
+    {.name = "frozen", .shape = {1000}, .dtype = ZERO_F32, .unit = 4},
+    {.name = "scale", .shape = {77}, .dtype = ZERO_F32, .unit = 4},
+};
+enum { FROZEN = 4 };
+
+static int64_t net_elems(int t)
+{
+    int64_t n = 1;
+    for (int d = 0; net[t].shape[d]; d++)
+        n *= net[t].shape[d];
+    return n;
+}
+
+static float start(int t, int64_t i)
+{
+    return random_unit(random_mix(random_mix((uint64_t)t + 5) + (uint64_t)i));
+}
+
+/* Of global micro-batch `micro`, and of the use of the unit in it. */
+static float gradient(int t, int64_t i, float w, int step, int micro, int use)
+{
+    uint64_t seed = (uint64_t)(((step * 64 + micro) * 8 + use) * 8 + t);
+    return 0.25f * w + random_unit(random_mix(random_mix(seed) + (uint64_t)i));
+}
+
+struct model {
+    float *param[N], *grad[N], *own[N];
+    struct zero_tensor table[N];
+};
+
+static void make(struct model *m)
+{
+    memset(m, 0, sizeof *m);
+    for (int t = 0; t < N; t++) {
+        m->own[t] = m->param[t] = malloc((size_t)net_elems(t) * sizeof(float));
+        assert_non_null(m->own[t]);
+        for (int64_t i = 0; i < net_elems(t); i++)
+            m->own[t][i] = start(t, i);
+        m->table[t] = net[t];
+        m->table[t].param = (void **)&m->param[t];
+        m->table[t].grad = t == FROZEN ? NULL : (void **)&m->grad[t];
+    }
+}
+
+static void unmake(struct model *m)
+{
+    for (int t = 0; t < N; t++)
+        free(m->own[t]);
+}
+
+/* ---- the plain program ---- */
+
+/* uses: of unit 3 in a step; the others have one. */
+static void train_plain(struct model *m, int world, int uses)
+{
+    for (int step = 0; step < STEPS; step++)
+        for (int t = 0; t < N; t++)
+            for (int64_t i = 0; t != FROZEN && i < net_elems(t); i++) {
+                float sum = 0, w = m->param[t][i];
+                for (int use = 0; use < (net[t].unit == 3 ? uses : 1); use++) {
+                    float all = gradient(t, i, w, step, 0, use);
+                    for (int r = 1; r < world; r++)
+                        all += gradient(t, i, w, step, r, use);
+                    sum = use ? sum + all : all;
+                }
+                m->param[t][i] = w - 0.5f * (sum * (float)(1.0 / world));
+            }
+}
+
+/* ---- wrapped ---- */
+
+struct how {
+    int stage, world;
+    bool brackets, check;
+    int uses;      /* of unit 3 in a step */
+    bool declared; /* in cfg.order */
+    int touch;     /* at this step the model writes into a gradient before zero_step, by a kept pointer */
+};
+
+static int descend(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    for (int64_t i = 0; i < u->n; i++)
+        u->master[i] -= u->lr * u->grad[i];
+    return 0;
+}
+
+static int32_t calls(struct zero_call *out, int uses)
+{
+    int32_t n = 0;
+    for (int u = 0; u < UNITS; u++)
+        for (int end = 0; end < 2; end++)
+            out[n++] = (struct zero_call){.unit = u, .phase = ZERO_FORWARD, .is_end = end};
+    for (int u = UNITS; u-- > 0;)
+        for (int k = 0; k < 2 * (u == 3 ? uses : 1); k++)
+            out[n++] = (struct zero_call){.unit = u, .phase = ZERO_BACKWARD, .is_end = k % 2};
+    return n;
+}
+
+static void backward(struct model *m, int unit, int step, int micro, int use)
+{
+    for (int t = 0; t < N; t++) {
+        int64_t slices = net[t].flags & ZERO_STACKED ? net[t].shape[0] : 1, n = net_elems(t) / slices,
+                slice = unit - net[t].unit;
+        for (int64_t i = slice * n; t != FROZEN && slice >= 0 && slice < slices && i < (slice + 1) * n; i++)
+            m->grad[t][i] += gradient(t, i, m->param[t][i], step, micro, use);
+    }
+}
+
+static int unit_backward(struct model *m, zero_ctx *z, const struct how *h, int unit, int step, int rank)
+{
+    int err = 0;
+    for (int use = 0; !err && use < (unit == 3 ? h->uses : 1); use++) {
+        if (h->brackets)
+            err = zero_begin(z, unit, ZERO_BACKWARD);
+        if (!err)
+            backward(m, unit, step, rank, use);
+        if (!err && h->brackets)
+            err = zero_end(z, unit, ZERO_BACKWARD);
+    }
+    return err;
+}
+
+static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
+{
+    const struct how *h = r->arg;
+    float *kept = m->grad[2];
+    bool closed = h->check && h->stage >= 2; /* the pointers are never NULL */
+    int err = 0;
+    for (int u = 0; !err && h->brackets && u < UNITS; u++) {
+        err = zero_begin(z, u, ZERO_FORWARD);
+        if (!err)
+            err = zero_end(z, u, ZERO_FORWARD);
+    }
+    for (int u = UNITS; !err && u-- > 0;)
+        err = unit_backward(m, z, h, u, step, r->rank);
+    if (err)
+        return err;
+    /* From the end of its bracket to zero_step a gradient is the library's; without brackets, the model's. */
+    for (int t = 0; !closed && t < N; t++)
+        if (t != FROZEN && !m->grad[t] != h->brackets)
+            toy_wrong(r, "step %d: the gradient of %s is %s before zero_step", step, net[t].name,
+                      m->grad[t] ? "there" : "away");
+    if (h->touch == step + 1)
+        kept[5] += 1;
+    err = zero_step(z, 0.5f, NULL);
+    for (int t = 0; !err && !closed && t < N; t++) {
+        if (t == FROZEN)
+            continue;
+        if (!m->grad[t] != (h->stage >= 2))
+            toy_wrong(r, "step %d: the gradient of %s is %s after zero_step", step, net[t].name,
+                      m->grad[t] ? "there" : "away");
+        /* The model may zero it there, as programs do. */
+        if (m->grad[t])
+            memset(m->grad[t], 0, (size_t)net_elems(t) * sizeof(float));
+    }
+    return err;
+}
+
+static void keep_line(void *arg, const char *line)
+{
+    char *lines = arg;
+    if (strstr(line, "second backward bracket"))
+        strncat(lines, line, 4000 - strlen(lines));
+}
+
+static bool as_planned(const struct zero_stats *s)
+{
+    return !memcmp(&s->allocated, &s->planned, sizeof s->planned);
+}
+
+/* A second bracket that nobody declared takes a sum of its own, and is told. */
+static void look_at_memory(struct toy_rank *r, zero_ctx *z, const char *lines)
+{
+    const struct how *h = r->arg;
+    struct zero_stats s;
+    if (zero_get_stats(z, &s))
+        toy_wrong(r, "no stats: %s", zero_last_error());
+    bool surprised = h->uses > 1 && !h->declared && h->brackets;
+    int64_t more = s.allocated.total - s.planned.total;
+    if (surprised && (more <= 0 || more > 4096 || !strstr(lines, "unit 3 has a second backward bracket")))
+        toy_wrong(r, "%lld bytes beyond the plan, \"%s\"", (long long)more, lines);
+    if (!surprised && (!as_planned(&s) || *lines))
+        toy_wrong(r, "%lld bytes beyond the plan, \"%s\"", (long long)more, lines);
+    int64_t plain = 0;
+    for (int t = 0; t < N; t++)
+        plain += net_elems(t) * (t == FROZEN ? 4 : 8);
+    if ((h->uses == 1 || !h->declared) && s.planned.total > plain + 1000000)
+        toy_wrong(r, "planned are %lld bytes, of the plain program's %lld", (long long)s.planned.total,
+                  (long long)plain);
+}
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct how *h = r->arg;
+    struct model m;
+    zero_ctx *z = NULL;
+    struct zero_call order[4 * UNITS + 4];
+    char lines[4096] = "";
+    make(&m);
+    struct zero_config cfg = toy_config(r, h->stage);
+    cfg.update = descend;
+    cfg.log = keep_line;
+    cfg.log_arg = lines;
+    cfg.check = h->check;
+    if (h->declared) {
+        cfg.n_order = calls(order, h->uses);
+        cfg.order = order;
+    }
+    int err = zero_wrap(&z, m.table, N, &cfg);
+    for (int step = 0; !err && step < STEPS; step++)
+        err = one_step(r, &m, z, step);
+    if (!err)
+        look_at_memory(r, z, lines);
+    struct model plain;
+    make(&plain);
+    train_plain(&plain, r->world, h->uses);
+    float *seen = malloc((size_t)net_elems(0) * sizeof(float));
+    for (int t = 0; !err && seen && t < N; t++) {
+        err = zero_read(z, t, ZERO_VALUE_PARAM, 0, net_elems(t), seen);
+        if (!err && memcmp(seen, plain.param[t], (size_t)net_elems(t) * sizeof(float)) != 0)
+            toy_wrong(r, "%s is not what the plain program has", net[t].name);
+    }
+    toy_note(r, err);
+    free(seen);
+    unmake(&plain);
+    zero_unwrap(&z);
+    unmake(&m);
+}
+
+static void run(struct how h, int code, const char *says)
+{
+    struct toy_rank ranks[MOST_TOY_RANKS];
+    toy_ranks(h.world, run_rank, &h, ranks);
+    for (int i = 0; i < h.world; i++)
+        if (ranks[i].err != code || *ranks[i].wrong || !strstr(ranks[i].text, says))
+            fail_msg("stage %d, world %d, %d uses%s%s%s: rank %d: %d %s; %s", h.stage, h.world, h.uses,
+                     h.declared ? ", declared" : "", h.brackets ? ", bracketed" : "",
+                     h.check ? ", checked" : "", i, ranks[i].err, ranks[i].text, ranks[i].wrong);
+}
+
+static void the_plain_bits_in_the_plain_memory(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 3; world++)
+        for (int stage = 0; stage <= (world == 1 ? 3 : 0); stage++)
+            for (int brackets = stage >= 2; brackets <= 1; brackets++)
+                for (int check = 0; check <= 1; check++)
+                    run((struct how){.stage = stage,
+                                     .world = world,
+                                     .brackets = brackets,
+                                     .uses = 1,
+                                     .declared = world % 2,
+                                     .check = check},
+                        0, "");
+}
+
+/* A unit that is bracketed twice in a pass of backward: declared it has a sum of its own, and else it gets
+ * one when that shows. */
+static void a_second_bracket(void **state)
+{
+    (void)state;
+    for (int uses = 2; uses <= 3; uses++)
+        for (int world = 1; world <= 3; world++)
+            for (int stage = 0; stage <= (world == 1 ? 3 : 0); stage++)
+                for (int check = 0; check <= 1; check++)
+                    run(
+                        (struct how){
+                            .stage = stage, .world = world, .brackets = true, .uses = uses, .check = check},
+                        0, "");
+}
+
+/* A copy of the pointer, taken at stages 0 and 1 where it stays the same: the check sees what it did. */
+static void a_write_before_the_step_is_found(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 1; stage++)
+        for (int touch = 1; touch <= 2; touch++)
+            run(
+                (struct how){
+                    .stage = stage, .world = 1, .brackets = true, .uses = 1, .check = true, .touch = touch},
+                ZERO_ERR_ORDER, "it changed the gradient of tensor bias (unit 3) between its zero_end");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpt2_costs_no_more_than_plain),      cmocka_unit_test(others_have_sums),
+        cmocka_unit_test(the_plain_bits_in_the_plain_memory), cmocka_unit_test(a_second_bracket),
+        cmocka_unit_test(a_write_before_the_step_is_found),
+    };
+    return cmocka_run_group_tests_name("sums_in_place", tests, NULL, NULL);
+}
