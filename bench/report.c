@@ -154,8 +154,10 @@ static void print_summary(const struct report *r, const struct report_summary *s
            (double)s->traffic.n_all_reduce / (double)r->n_steps);
     printf("\n%-20s %12s %12s\n", "memory per rank", "planned", "allocated");
 #define ROW(field, title)                                                                                    \
-    printf("%-20s %12s %12s\n", title, report_bytes(s->planned_bytes.field).text,                            \
-           report_bytes(s->bytes.field).text);
+    if (s->planned_bytes.field || s->bytes.field) {                                                          \
+        printf("%-20s %12s %12s\n", title, report_bytes(s->planned_bytes.field).text,                        \
+               report_bytes(s->bytes.field).text);                                                           \
+    }
     ZERO_MEM_MAP(ROW)
     ROW(total, "total")
 #undef ROW

@@ -296,7 +296,7 @@ static int open_memory(struct zr_engine *e)
 }
 
 /* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of both,
- * is staging. */
+ * is for exchanges. */
 static void count_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
@@ -311,9 +311,16 @@ static void count_arenas(struct zr_engine *e)
     e->allocated[ZR_MEM_PARAM_SHARDS] = shards;
     e->allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
-    e->allocated[ZR_MEM_GRAD_SHARDS] = sums;
-    e->allocated[ZR_MEM_STAGING] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums;
-    e->allocated[ZR_MEM_STAGING] += p->words_bytes + (e->snapshot ? p->snapshot_bytes : 0);
+    int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
+    int64_t gathered = p->values_at - p->full_grad_at;
+    int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes;
+    e->allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
+    e->allocated[ZR_MEM_GRAD_SUMS] = further;
+    e->allocated[ZR_MEM_GRAD_GATHERED] = gathered;
+    e->allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
+    e->allocated[ZR_MEM_COMM] = scratch;
+    e->allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums -
+                                    gathered - scratch + p->words_bytes;
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)

@@ -33,7 +33,7 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
     if (err)
         return zr_fail_more(err, "zero_begin: a second backward bracket of unit %d in a step", unit);
     e->aside[unit] = at;
-    e->allocated[ZR_MEM_GRAD_SHARDS] += bytes;
+    e->allocated[ZR_MEM_GRAD_SUMS] += bytes;
     zr_warn(e->opt.log,
             "unit %d has a second backward bracket in one step, which the plan does not know of: %lld bytes "
             "more than planned. Declare both in cfg.order, or hold the bracket open until the last use",

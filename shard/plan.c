@@ -15,9 +15,13 @@ const char *zr_mem_name(enum zr_mem m)
                                                    [ZR_MEM_PARAM_SLOTS] = "parameter slots",
                                                    [ZR_MEM_GRAD_SHARDS] = "gradient shards",
                                                    [ZR_MEM_GRAD_SLOTS] = "gradient slots",
+                                                   [ZR_MEM_GRAD_SUMS] = "gradient sums",
+                                                   [ZR_MEM_GRAD_GATHERED] = "gathered gradients",
                                                    [ZR_MEM_MASTER] = "master weights",
                                                    [ZR_MEM_MOMENTS] = "optimizer moments",
-                                                   [ZR_MEM_STAGING] = "staging"};
+                                                   [ZR_MEM_SNAPSHOT] = "snapshot",
+                                                   [ZR_MEM_COMM] = "communicators",
+                                                   [ZR_MEM_EXCHANGE] = "exchange"};
     return name[m];
 }
 
@@ -201,7 +205,8 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
         p->param_slots[i].at = take(&end, p->param_slots[i].bytes);
     p->bytes[ZR_MEM_PARAM_SLOTS] = end - p->bytes[ZR_MEM_PARAM_SHARDS];
     p->gather_bytes = zr_round_up(zr_max(end, 1), 4096) + scratch_bytes;
-    p->bytes[ZR_MEM_STAGING] += p->gather_bytes - end;
+    p->bytes[ZR_MEM_COMM] += scratch_bytes;
+    p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
 static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
@@ -222,8 +227,9 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
         p->sum_elems += has ? f->shard_elems : 0;
     }
     p->sums_at = take(&end, p->n_sums * p->sum_elems * (int64_t)sizeof(float));
-    p->bytes[ZR_MEM_GRAD_SHARDS] = end - p->sums_at;
-    int64_t staging = end;
+    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
+    p->bytes[ZR_MEM_GRAD_SHARDS] = end - p->sums_at - p->bytes[ZR_MEM_GRAD_SUMS];
+    int64_t sums_end = end;
     p->exchange_at = take(&end, (int64_t)p->world * ZR_EXCHANGE_BYTES);
     p->control_at = take(&end, ZR_CONTROL_BYTES);
     int64_t largest = 0, widest = 0;
@@ -233,12 +239,14 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
     p->full_grad_bytes = p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0;
     p->full_grad_at = take(&end, p->full_grad_bytes);
+    p->bytes[ZR_MEM_GRAD_GATHERED] = end - p->full_grad_at;
     p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
     if (l->n_buffers) /* room for a piece of each rank, for their mean */
         p->values_bytes = zr_max(p->values_bytes, (int64_t)p->world * ZR_PIECE_ALIGN);
     p->values_at = take(&end, p->values_bytes);
     p->reduce_bytes = zr_round_up(end, 4096) + scratch_bytes;
-    p->bytes[ZR_MEM_STAGING] += p->reduce_bytes - staging;
+    p->bytes[ZR_MEM_COMM] += scratch_bytes;
+    p->bytes[ZR_MEM_EXCHANGE] += p->reduce_bytes - scratch_bytes - sums_end - p->bytes[ZR_MEM_GRAD_GATHERED];
 }
 
 /* How many states each kind in use keeps. */
@@ -276,7 +284,8 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
-    p->bytes[ZR_MEM_STAGING] += p->host_bytes;
+    p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
+    p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
     for (int s = 0; s < p->n_states; s++)
         p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);

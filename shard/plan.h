@@ -16,9 +16,13 @@ enum zr_mem {
     ZR_MEM_PARAM_SLOTS,  /* places for gathered copies */
     ZR_MEM_GRAD_SHARDS,  /* reduced gradients, fp32 */
     ZR_MEM_GRAD_SLOTS,   /* where backward writes: slots, or whole at stages 0 and 1 */
+    ZR_MEM_GRAD_SUMS,    /* further ones, which deterministic accumulation takes */
+    ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
     ZR_MEM_MOMENTS,
-    ZR_MEM_STAGING,
+    ZR_MEM_SNAPSHOT,
+    ZR_MEM_COMM,     /* what the communicators reserve */
+    ZR_MEM_EXCHANGE, /* agreement, values on their way, rounding to pages */
     ZR_MEM_COUNT
 };
 const char *zr_mem_name(enum zr_mem m);
@@ -27,7 +31,7 @@ const char *zr_mem_name(enum zr_mem m);
     704 /* of one rank's record in the agreement at each step; see struct zr_step_record */
 #define ZR_CONTROL_BYTES 256         /* step scalars */
 #define ZR_OUTCOME_BYTES 256         /* what the host reads of a step; struct zr_step_outcome */
-#define ZR_VALUE_BYTES   (256 << 10) /* at most: staging of zero_read, zero_write */
+#define ZR_VALUE_BYTES   (256 << 10) /* at most: values on their way in zero_read, zero_write */
 
 _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
 

@@ -7,9 +7,13 @@ void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
                                .param_slots = bytes[ZR_MEM_PARAM_SLOTS],
                                .grad_shards = bytes[ZR_MEM_GRAD_SHARDS],
                                .grad_slots = bytes[ZR_MEM_GRAD_SLOTS],
+                               .grad_sums = bytes[ZR_MEM_GRAD_SUMS],
+                               .grad_gathered = bytes[ZR_MEM_GRAD_GATHERED],
                                .master = bytes[ZR_MEM_MASTER],
                                .moments = bytes[ZR_MEM_MOMENTS],
-                               .staging = bytes[ZR_MEM_STAGING]};
+                               .snapshot = bytes[ZR_MEM_SNAPSHOT],
+                               .comm = bytes[ZR_MEM_COMM],
+                               .exchange = bytes[ZR_MEM_EXCHANGE]};
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         out->total += bytes[i];
 }

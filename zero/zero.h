@@ -294,7 +294,7 @@ struct zero_config {
                       is taken; default 0 */
 
     int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
-                           on. Reserves memory for it (category staging): what this rank saves; default 0 */
+                           on. Reserves memory for it (category snapshot): what this rank saves; default 0 */
     int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
 
     /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
@@ -326,21 +326,30 @@ struct zero_config {
 };
 
 /* Memory per rank, by category. X(name, text)
- *   param_shards  parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
- *   param_slots   places for gathered copies (stage 3)
- *   grad_shards   reduced gradients, fp32, 1/N
- *   grad_slots    where backward writes: whole at stages 0 and 1, a few units at 2 and 3
- *   master        fp32 copies of weights that are not fp32 themselves
- *   moments       optimizer states
- *   staging       small areas of the library's own, and what rounding to pages costs */
+ *   param_shards   parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
+ *   param_slots    places for gathered copies (stage 3)
+ *   grad_shards    reduced gradients, fp32, 1/N; none of those that are reduced where they lie: f32, once a
+ *                  step, at stage 0 or on one rank
+ *   grad_slots     where backward writes: whole at stages 0 and 1 and on one rank, else a few units
+ *   grad_sums      further sums of gradients, which deterministic accumulation takes
+ *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies
+ *   master         fp32 copies of weights that are not fp32 themselves
+ *   moments        optimizer states
+ *   snapshot       cfg.save_async: the copy that is written while training goes on
+ *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
+ *   exchange       a step's agreement over ranks, values on their way, and what rounding to pages costs */
 #define ZERO_MEM_MAP(X)                                                                                      \
     X(param_shards, "parameter shards")                                                                      \
     X(param_slots, "parameter slots")                                                                        \
     X(grad_shards, "gradient shards")                                                                        \
     X(grad_slots, "gradient slots")                                                                          \
+    X(grad_sums, "gradient sums")                                                                            \
+    X(grad_gathered, "gathered gradients")                                                                   \
     X(master, "master weights")                                                                              \
     X(moments, "optimizer moments")                                                                          \
-    X(staging, "staging")
+    X(snapshot, "snapshot")                                                                                  \
+    X(comm, "communicators")                                                                                 \
+    X(exchange, "exchange")
 
 #define ZERO_MEM_COUNT_ONE(name, text) +1
 struct zero_bytes {

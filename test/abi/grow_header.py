@@ -31,7 +31,7 @@ def grow(text):
         head, rest = text.split(f"struct {name} {{\n")
         body, tail = rest.split("\n};", 1)
         text = f"{head}struct {name} {{\n{body}\n    int64_t {ADDED};\n}};{tail}"
-    text = replaced_once(text, '    X(staging, "staging")\n', f'    X(staging, "staging") X({ADDED}, "added")\n')
+    text = replaced_once(text, '    X(exchange, "exchange")\n', f'    X(exchange, "exchange") X({ADDED}, "added")\n')
     text = re.sub(r"(struct zero_traffic \{.*?)    int64_t reserved\[(\d+)\];",
                   lambda m: f"{m[1]}    int64_t {ADDED}, reserved[{int(m[2]) - 1}];", text, count=1, flags=re.DOTALL)
     return replaced_once(text, "    X(size, sizeof(struct zero_config))", f"    X({ADDED}, 77) X(size, sizeof(struct zero_config))")

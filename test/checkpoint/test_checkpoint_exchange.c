@@ -119,7 +119,7 @@ static void save_every_step(struct model_rank *m, void *arg)
         *hash = h;
     struct zero_stats s;
     CHECK_OK(zero_get_stats(m->z, &s));
-    CHECK_THAT(s.allocated.staging == s.planned.staging && s.allocated.total == s.planned.total);
+    CHECK_THAT(s.allocated.snapshot == s.planned.snapshot && s.allocated.total == s.planned.total);
     CHECK_THAT(m->z->plan->snapshot_bytes > 0);
 }
 

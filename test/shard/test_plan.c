@@ -304,10 +304,20 @@ static void check_bytes(const struct zr_plan *p)
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
         sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].shard_elems : 0;
-    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == p->n_sums * sums * 4, "%lld",
-          (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
-    for (int32_t u = 0; u < l->n_units; u++)
+    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
+    CHECK(p->bytes[ZR_MEM_GRAD_SUMS] == (p->n_sums - 1) * sums * 4, "%lld",
+          (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
+    int64_t widest = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
         homes += p->sum_in_place[u] ? l->units[u].grad_bytes : 0;
+        widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
+    }
+    CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == (p->stage == 0 && l->world > 1 ? widest * 4 : 0), "%lld",
+          (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
+    CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
+    int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES;
+    CHECK(p->bytes[ZR_MEM_EXCHANGE] <= small + 2 * p->values_bytes + 4 * 4096, "%lld",
+          (long long)p->bytes[ZR_MEM_EXCHANGE]);
     for (int32_t s = 0; s < p->n_param_slots; s++)
         slots += p->param_slots[s].bytes;
     CHECK(p->bytes[ZR_MEM_PARAM_SLOTS] == slots, "%lld",
@@ -785,7 +795,7 @@ static void rehearsal_reaches_a_steady_step(void **state)
 static void depth_costs_only_shards(void **state)
 {
     (void)state;
-    int64_t slots = 0, grads = 0, staging = 0;
+    int64_t slots = 0, grads = 0, exchange = 0;
     for (int32_t layers = 6; layers <= 96; layers *= 2) {
         struct planned p = {.opt = default_options(3)};
         plan_layers(&p, layers, 5000, 4);
@@ -793,11 +803,11 @@ static void depth_costs_only_shards(void **state)
         if (layers > 6) {
             assert_int_equal(b[ZR_MEM_PARAM_SLOTS], slots);
             assert_int_equal(b[ZR_MEM_GRAD_SLOTS], grads);
-            assert_true(b[ZR_MEM_STAGING] - staging < 2 * 4096); /* rounding to pages */
+            assert_true(b[ZR_MEM_EXCHANGE] - exchange < 2 * 4096); /* rounding to pages */
         }
         slots = b[ZR_MEM_PARAM_SLOTS];
         grads = b[ZR_MEM_GRAD_SLOTS];
-        staging = b[ZR_MEM_STAGING];
+        exchange = b[ZR_MEM_EXCHANGE];
         assert_int_equal(slots, 3 * p.layout->units[0].param_bytes);
         assert_int_equal(grads, 2 * p.layout->units[0].grad_bytes);
         release(&p);

@@ -20,7 +20,7 @@
 enum { N_BUFFERS = 4, FIRST = 0, N_TENSORS = TOY_TENSORS + N_BUFFERS };
 enum { BIG, HALF, COUNT, COUNTS };
 
-/* The first is larger than the staging that values go through. */
+/* The first is larger than the room that values go through. */
 static const struct {
     const char *name;
     int64_t n, size;
@@ -547,7 +547,7 @@ static void test_tables(void **state)
     }
 }
 
-/* The memory stays the model's, so the plan has staging for it at most. */
+/* The memory stays the model's, so the plan has room for exchanges of it at most. */
 static void test_plan(void **state)
 {
     (void)state;
@@ -565,7 +565,8 @@ static void test_plan(void **state)
         assert_int_equal(with.n_params, without.n_params);
         assert_int_equal(with.paper_bytes, without.paper_bytes);
         assert_true(with.bytes.total - without.bytes.total <= 1 << 20);
-        assert_int_equal(with.bytes.total - with.bytes.staging, without.bytes.total - without.bytes.staging);
+        assert_int_equal(with.bytes.total - with.bytes.exchange,
+                         without.bytes.total - without.bytes.exchange);
     }
 }
 

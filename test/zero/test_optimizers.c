@@ -417,8 +417,8 @@ static void stateless_kinds_take_none(void **state)
     plan_of(ZERO_ADAMW, 0.5f, &adam);
     assert_int_equal(plain.bytes.moments, 0);
     assert_true(momentum.bytes.moments > 0 && adam.bytes.moments == 2 * momentum.bytes.moments);
-    assert_int_equal(plain.bytes.total - plain.bytes.staging,
-                     momentum.bytes.total - momentum.bytes.staging - momentum.bytes.moments);
+    assert_int_equal(plain.bytes.total - plain.bytes.exchange,
+                     momentum.bytes.total - momentum.bytes.exchange - momentum.bytes.moments);
 }
 
 /* ---- the ranges of cfg.update ---- */

@@ -433,10 +433,10 @@ static void run_world(const struct model *m, const struct run *like, struct run 
                      (unsigned long long)m->seed, like->stage, like->world, like->prefetch,
                      (long long)like->budget, i, r[i].text);
         /* A second bracket that was not declared takes a sum in place aside, which no plan has. */
-        int64_t aside = r[i].stats.allocated.grad_shards - r[i].stats.planned.grad_shards;
+        int64_t aside = r[i].stats.allocated.grad_sums - r[i].stats.planned.grad_sums;
         assert_true(aside == 0 ||
                     (aside > 0 && m->twice && like->brackets && (like->stage == 0 || like->world == 1)));
-        r[i].stats.planned.grad_shards += aside;
+        r[i].stats.planned.grad_sums += aside;
         r[i].stats.planned.total += aside;
 #define SAME_BYTES(name, text) assert_int_equal(r[i].stats.allocated.name, r[i].stats.planned.name);
         ZERO_MEM_MAP(SAME_BYTES)
