@@ -39,19 +39,26 @@
  *         must(zero_unwrap(&z));
  *     }
  *
- * Words. A *unit* is what is gathered together, usually a layer. At stage 1 optimizer state is sharded over
- * the ranks, at stage 2 gradients too, at stage 3 parameters too (ZeRO, arXiv:1910.02054; FSDP,
- * arXiv:2304.11277). A *bracket* is a zero_begin/zero_end pair around the model's use of a unit.
+ * Words. A *rank* is one process of the job, *world* their number. A *unit* is what is gathered together,
+ * usually a layer. At stage 1 optimizer state is sharded over the ranks, at stage 2 gradients too, at stage 3
+ * parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is the part that one rank keeps;
+ * a *slot* is a place that units take in turn, while they are gathered or their gradients are written. A
+ * *bracket* is a zero_begin/zero_end pair around the model's use of a unit. A *micro-batch* is one forward
+ * and backward, and cfg.grad_accum_steps of them, with zero_step behind, are a *step*. A *buffer* is a tensor
+ * that is not trained (ZERO_BUFFER). The *host* is the machine, and as a device its CPU and memory.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() then says
- * what, where, and which rank, unit or tensor. A failed call leaves nothing to clean up and changes nothing,
- * except that a failure among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work
- * (CUDA, cfg.update, a fault that cfg.check finds) ends the context, on every rank: each is told, with the
- * rank that found it, every later call returns the same cause, and only zero_unwrap is left.
+ * what, where, and which rank, unit or tensor. (zero_last_step alone may also return ZERO_PENDING, which is
+ * above 0 and no error.) A failed call leaves nothing to clean up and changes nothing, except that a failure
+ * among ranks (a lost peer, a timeout, ranks that differ) or of a rank's own work (CUDA, cfg.update, a fault
+ * that cfg.check finds) ends the context, on every rank: each is told, with the rank that found it, every
+ * later call returns the same cause, and only zero_unwrap and zero_get_stats are left. Where a call's comment
+ * says "nothing changed" of ranks that differ, they were compared first, and the context goes on.
  *
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
- * calls. zero_begin, zero_end and zero_micro are collective in this sense, though they do not wait for other
- * ranks at stages 0 to 2.
+ * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
+ * longer than for what the model is to read or write next: parameters that are being gathered or updated, a
+ * place whose gradients are being reduced.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. The library has no global state (but while cfg.check is
@@ -97,8 +104,8 @@ enum zero_err {
 enum zero_dtype {
     ZERO_F32 = 1,
     ZERO_BF16 = 2,
-    ZERO_F16 = 3,
-    ZERO_I32 = 4, /* of a ZERO_BUFFER only, as counters are */
+    ZERO_F16 = 3, /* for zero_plan alone: zero_wrap returns ZERO_ERR_NOTSUP */
+    ZERO_I32 = 4, /* this and the next: of a ZERO_BUFFER only, as counters are */
     ZERO_I64 = 5
 };
 
@@ -145,24 +152,27 @@ enum zero_init {
 
 /* Flags of a tensor. */
 enum {
-    ZERO_STACKED = 1 << 0,  /* shape[0] layers in one buffer, addressed by the model as base + l*stride: slice
-                               l  belongs to unit + l */
-    ZERO_NO_DECAY = 1 << 1, /* no weight decay (biases, norms) */
-    ZERO_GRAD_OVERWRITE =
-        1 << 2,             /* backward stores all of this gradient, adding nothing: it need not be zeroed */
-    ZERO_RESIDENT = 1 << 3, /* keep its unit gathered for the whole step at stage 3 */
-    ZERO_POINTER_PER_BEGIN =
-        1 << 4,          /* stacked: the model reads *param and *grad anew after each zero_begin
-                            and keeps them for that layer, so several layers may be open at once */
-    ZERO_BUFFER = 1 << 5 /* not trained, but saved, and to agree over ranks: running statistics,
-                            counters. grad NULL, no other flag; see zero_sync_buffers */
+    /* shape[0] layers in one piece of memory, which the model addresses as base + l * stride; layer l belongs
+     * to unit + l */
+    ZERO_STACKED = 1 << 0,
+    /* no weight decay (biases, norms) */
+    ZERO_NO_DECAY = 1 << 1,
+    /* backward stores all of this gradient, adding nothing: it need not be zeroed */
+    ZERO_GRAD_OVERWRITE = 1 << 2,
+    /* keep its unit gathered for the whole step at stage 3 */
+    ZERO_RESIDENT = 1 << 3,
+    /* with ZERO_STACKED: the model reads *param and *grad anew after each zero_begin and keeps them for that
+     * layer, so several layers may be open at once */
+    ZERO_POINTER_PER_BEGIN = 1 << 4,
+    /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
+     * flag; see zero_sync_buffers */
+    ZERO_BUFFER = 1 << 5
 };
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
- * *param and *grad whenever the tensor's place changes. The
- * model does not assign them between zero_wrap and zero_unwrap: zero_begin and zero_end (of its unit),
- * zero_micro and zero_step return ZERO_ERR_ORDER when they find another value, NULL included, and change
- * nothing; the message has the value to put back.
+ * *param and *grad whenever the tensor's place changes. The model does not assign them between zero_wrap and
+ * zero_unwrap: zero_begin and zero_end (of its unit), zero_micro and zero_step return ZERO_ERR_ORDER when
+ * they find another value, NULL included, and change nothing; the message has the value to put back.
  *
  * A buffer (ZERO_BUFFER) is the exception: its memory, of the host or of cfg.device, and its pointer stay the
  * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
@@ -172,8 +182,9 @@ struct zero_tensor {
     void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
     int64_t shape[8];      /* row-major, ended by 0 (or by all 8) */
     enum zero_dtype dtype; /* of *param and *grad */
-    int32_t unit;          /* gathered together with it; units are 0..n-1 without gaps */
-    uint32_t flags;
+    int32_t unit;          /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of
+                              the first layer */
+    uint32_t flags;        /* ZERO_STACKED and the others above, or-ed; 0: none */
     /* What updates it: enum zero_optimizer; 0: cfg.optimizer. cfg.beta1, beta2 and eps are those of
      * cfg.optimizer; the other kinds have their defaults. Not with cfg.update, which updates every tensor. A
      * kind's states are kept for its own tensors only. */
@@ -231,11 +242,14 @@ struct zero_config {
     uint32_t tensor_size, call_size, weight_size;
     uint32_t step_info_size, stats_size, plan_info_size;
 
-    int32_t stage;   /* + 0..3; default 0: plain data parallel */
-    int32_t device;  /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice),
-                of which each rank needs its own; the model's pointers may be host or device memory */
+    int32_t stage; /* + 0..3; default 0: plain data parallel */
+    /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice), of which each
+     * rank needs its own; the model's pointers may be host or device memory */
+    int32_t device;
     int32_t backend; /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
-    int32_t rank, world;    /* explicit when world > 0; default 0: found in the environment (see README) */
+    /* explicit when world > 0; default 0: found in the environment, in the variables of zero-run, torchrun,
+     * Open MPI, MPICH or Slurm (see zero_find_rank); else world 1 */
+    int32_t rank, world;
     const char *rendezvous; /* "tcp://host:port" of rank 0; default NULL: from the environment */
     int64_t timeout_ms;     /* + for peers, in every operation; 1 and more; default 30000 */
 
@@ -255,9 +269,9 @@ struct zero_config {
                                  model does to its gradients between micro-batches. Gives up deterministic, which
                                  adds micro-batches up in a fixed order */
     int32_t n_states;         /* of update, 0..4 fp32 arrays like the weights; default 0 */
-    int (*update)(void *arg,
-                  const struct zero_update *u); /* the model's own optimizer, element-wise; called on a
-                         thread of the library's (host) and must not call zero_*; non-zero: the step fails */
+    /* the model's own optimizer, element-wise; called on a thread of the library's (host) and must not call
+     * zero_*; non-zero: the step fails */
+    int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
     int32_t prefetch;      /* + units gathered ahead; 0: none; default 2 */
@@ -267,31 +281,31 @@ struct zero_config {
     int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default
                                    ZERO_AUTO: what prefetch needs */
     int32_t wire_dtype;         /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
+    /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward, reversed. A hint
+     * that saves the first step's prefetch and sizes the slots, and says how often a pass uses each unit in
+     * backward (see zero_step) */
     int32_t n_order;
-    const struct zero_call
-        *order; /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward,
-                 reversed. A hint that saves the first step's prefetch and sizes the slots, and says how often
-                 a pass uses each unit in backward (see zero_step) */
+    const struct zero_call *order;
 
     zero_stream stream; /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's
                            legacy default stream, with a warning (cudaStreamLegacy: the same without): where
                            the model's kernels run on another one, nothing orders them with the library */
-    void (*log)(void *arg, const char *line); /* a line without newline; may be called from the library's
-                                      threads. NULL: warnings go to the standard error, each once.
-                                      ZERO_LOG=stderr or a file in the environment takes every line as well,
-                                      ZERO_LOG=off keeps warnings from the standard error */
+    /* a line without newline; may be called from the library's threads. NULL: warnings go to the standard
+     * error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well, ZERO_LOG=off
+     * keeps warnings from the standard error */
+    void (*log)(void *arg, const char *line);
     void *log_arg;
     int32_t trace; /* + 1: keep a timeline for zero_trace_write; default 0 */
 
-    int32_t check; /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages
-                      2 and 3 on the host, whether the model touches a unit outside its bracket, by memory
-                      that is closed to it then, or on a GPU filled with NaN (see README). A fault on the host
-                      is told to the log at once, by a thread of the library while the one at fault waits; it
-                      ends the context with a message naming it. On the host the model's own parameter
-                      buffers are overwritten with NaN when zero_wrap succeeds, where they are private and
-                      writable memory, and at stages 0 and 1 all ranks must have the same. For debugging:
-                      slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest
-                      is taken; default 0 */
+    /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
+     * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
+     * a GPU filled with NaN (see zero/README.md, "The check"). A fault on the host is told to the log at
+     * once, by a thread of the library while the one at fault waits; it ends the context with a message
+     * naming it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
+     * writable memory and not a buffer's. At stages 0 and 1 all ranks must have the same. For debugging:
+     * slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest is taken;
+     * default 0 */
+    int32_t check;
 
     int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
                            on. Reserves memory for it (category snapshot): what this rank saves; default 0 */
@@ -383,8 +397,8 @@ struct zero_stats {
     const char *backend; /* "self", "shm", "nccl" */
     const char *device;  /* "host", "cuda" */
     int64_t n_steps, n_skipped;
-    struct zero_bytes allocated,
-        planned;                 /* allocated: counted where memory was taken; equal to planned to the byte */
+    /* allocated: counted where memory was taken; equal to planned to the byte */
+    struct zero_bytes allocated, planned;
     struct zero_traffic traffic; /* total since zero_wrap */
     int64_t n_waits;             /* begins that had to wait for their unit */
     int64_t wait_ns;             /* in those: exposed communication as the model's thread saw it */
@@ -459,10 +473,12 @@ static inline zero_config zero_config_started(void)
 
 /* What zero_read and zero_write move. */
 enum zero_value {
-    ZERO_VALUE_PARAM = 0, /* the weights in the tensor's dtype */
-    ZERO_VALUE_MASTER =
-        1, /* the fp32 master weights (for f32 tensors the weights themselves); not for frozen tensors */
-    ZERO_VALUE_STATE = 2, /* + i: the i-th fp32 state of the tensor's own optimizer; not for frozen tensors */
+    /* the weights in the tensor's dtype */
+    ZERO_VALUE_PARAM = 0,
+    /* the fp32 master weights (for f32 tensors the weights themselves); not of frozen tensors and buffers */
+    ZERO_VALUE_MASTER = 1,
+    /* + i: the i-th fp32 state of the tensor's own optimizer, i from 0; not of frozen tensors and buffers */
+    ZERO_VALUE_STATE = 2,
     /* zero_read alone, between backward and zero_step: the fp32 gradient as the update will have it, reduced
      * over ranks and micro-batches, scaled and clipped. The first read of a step asks for its norm, and all
      * that zero_norm says holds then. Not of frozen tensors and buffers. */
@@ -492,16 +508,17 @@ ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_
 
 /* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
- * means trainable. */
+ * means trainable. The environment's ZERO_STAGE and the like override cfg here too. */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
 /* Collective, blocking. Takes over the parameters: rank 0's values are given to all ranks (or cfg.init_from
- * says where they come from; *param that is NULL without is an error), *param and *grad
- * of every tensor are re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed
- * memory), and the model's own buffers may be freed afterwards (with cfg.check they were overwritten). On
- * failure *out is NULL, no pointer was changed and nothing is left behind. Memory is checked against the plan
- * first: ZERO_ERR_NOMEM comes with the plan's table, before anything was allocated. */
+ * says where they come from; *param that is NULL without is an error), *param and *grad of every tensor are
+ * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed memory), and what
+ * they pointed at may be freed afterwards (with cfg.check it was overwritten), but for buffers, whose memory
+ * stays the model's. On failure *out is NULL, no pointer was changed and nothing is left behind. Memory is
+ * checked against the plan first: ZERO_ERR_NOMEM comes with the plan's table, before anything was
+ * allocated. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
@@ -541,16 +558,17 @@ ZERO_API int zero_micro(zero_ctx *z);
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
 /* The outcome of the last zero_step without a wait, for logging: 0 and *info, or ZERO_PENDING, which is not
- * an error, and *info as it was, while the step's norm is not known on this rank yet; it is before the next
- * zero_step returns. Not collective: ranks may learn it at different times. ZERO_ERR_ORDER before the first
- * zero_step. */
+ * an error, and *info as it was, while the step's norm is not known on this rank yet. The later it is asked
+ * for, the surer it is there: just before the next zero_step is best, for from then on that one is the last.
+ * Not collective: ranks may learn it at different times. ZERO_ERR_ORDER before the first zero_step. */
 ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
 enum { ZERO_PENDING = 1 };
 
 /* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in an exchange that it makes
  * anyhow; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
  * outcome: zero_step's info or zero_last_step. Copied; given again, the last ones count; zero_drop forgets
- * them. Every rank gives as many. Local; does not wait. */
+ * them. Every rank gives as many, else the step ends the context with ZERO_ERR_MISMATCH. Local; does not
+ * wait. */
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
