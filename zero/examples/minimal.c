@@ -1,7 +1,8 @@
 /* minimal.c: a small network, trained by libzero, of which it includes zero/zero.h alone.
  *
  *     cc minimal.c -o minimal $(pkg-config --cflags --libs libzero) -lm
- *     ZERO_STAGE=3 zero-run -n 4 ./minimal */
+ *     zero-run -n 4 ./minimal
+ *     ZERO_STAGE=1 zero-run -n 4 ./minimal    (at another stage than the program's own) */
 #include <zero/zero.h>
 
 #include <math.h>
