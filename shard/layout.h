@@ -3,8 +3,9 @@
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
  *   flat    the tensors of one unit that share dtype, trainability and optimizer, laid end to end: a run of
- *           total_bytes that is cut into world slices of shard_bytes; rank r owns the r-th. A collective
- * moves whole flats. piece   one tensor slice inside a flat.
+ *           total_bytes that is cut into world slices of shard_bytes; rank r owns the r-th. Collectives move
+ *           whole flats.
+ *   piece   one tensor slice inside a flat.
  *
  * Two kinds of flat. A *packed* flat holds all pieces of its key (unit, dtype, trainable, optimizer), each
  * 256-byte aligned, padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked

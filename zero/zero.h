@@ -575,12 +575,13 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
  * and gives in *norm the global norm of the step to come, scaled and before clipping, as zero_step's info
  * will have it (NaN where a gradient is not finite: that step would be skipped). Then zero_step goes on, or
  * zero_drop gives up. Until one of them is called, a backward bracket and zero_micro are refused, and a model
- * without brackets leaves its gradients alone (on the host zero_step refuses what was written since). Forward
- * brackets are free. Asked again, it gives the same number without asking anybody. Refused with
- * ZERO_ERR_ORDER, and nothing changed, when zero_step would be. */
+ * without brackets leaves its gradients alone (on the host zero_step refuses what was written since; it looks
+ * at the first 4 KiB of each gradient). Forward brackets are free. Asked again, it gives the same number
+ * without asking anybody. Refused with ZERO_ERR_ORDER, and nothing changed, when zero_step would be. */
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
-/* Collective; does not wait. Gives up the step with its gradients, after zero_norm or at any time since its
+/* Collective; waits at most for the last step's norm and for gradients that are being reduced. Gives up the
+ * step with its gradients, after zero_norm or at any time since its
  * first backward: gradients are zero again, the count of micro-batches starts anew, weights, optimizer states
  * and the number of the step (info.t) stay. Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and
  * nothing changed, while a bracket is open, or when there is nothing to drop as far as brackets tell. */
