@@ -1,9 +1,8 @@
 /* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's
  * actions.
  *
- *   model's thread:  call -> core -> actions -> the model's pointers and the compute stream (engine_model.c)
- *                                            -> queue -> loop's thread -> gather, reduce streams
- * (engine_carry.c)
+ *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (engine_model.c)
+ *   loop's thread:   -> queue -> jobs -> the gather and the reduce stream                 (engine_carry.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop only issues, in the order of the queue.
@@ -11,12 +10,12 @@
  * Every arrow between streams is one event:
  *   param_free[slot]  compute -> gather   the last bracket that read the slot ended
  *   ready[unit]       gather  -> compute  the unit's parameters are gathered
- *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute where nothing is
- * gathered) grad_done[place]  compute -> reduce   backward has written the gradient grad_free[place]  reduce
- * -> compute  the gradient was reduced, by every rank: its place may be written again step_compute compute ->
- * reduce   everything before zero_step is done with the parameters gather_tail       gather  -> reduce every
- * gather of the old parameters is done step_norm         reduce  -> host     norm, clip factor and skip flag
- * of the step are known */
+ *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute: nothing is gathered)
+ *   grad_done[place]  compute -> reduce   backward has written the gradient
+ *   grad_free[place]  reduce  -> compute  every rank has reduced it: its place may be written again
+ *   step_compute      compute -> reduce   what came before zero_step is done with the parameters
+ *   gather_tail       gather  -> reduce   every gather of the old parameters is done
+ *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known */
 #ifndef ZR_SHARD_ENGINE_H
 #define ZR_SHARD_ENGINE_H
 
