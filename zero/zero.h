@@ -295,7 +295,8 @@ struct zero_config {
      * keeps warnings from the standard error */
     void (*log)(void *arg, const char *line);
     void *log_arg;
-    int32_t trace; /* + 1: keep a timeline for zero_trace_write; default 0 */
+    int32_t trace; /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its
+                      three tracks; default 0 */
 
     /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
      * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
@@ -745,7 +746,7 @@ ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight 
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
 /* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs
- * cfg.trace. Blocking. */
+ * cfg.trace, and has the latest part of a long run. Blocking. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
 /* Collective when the context is healthy, local when it has failed. Frees everything and sets *z to NULL;
