@@ -363,6 +363,7 @@ static void test_misspelt_variable(void **state)
     setenv("ZERO_STAGE", "2", 1);
     setenv("ZERO_RANK", "1", 1);
     setenv("ZERO_ISA", "avx2", 1);
+    setenv("ZERO_FAIL_ALLOC", "7", 1);
     setenv("ZERO_LOG", "off", 1);
     *logged = 0;
     assert_int_equal(accepted(&cfg).options.stage, 2);
@@ -379,6 +380,7 @@ static void test_misspelt_variable(void **state)
     unsetenv("ZERO_PREFETCHED_UNITS");
     unsetenv("ZERO_LOG");
     unsetenv("ZERO_ISA");
+    unsetenv("ZERO_FAIL_ALLOC");
     clear_environment(state);
 }
 
