@@ -104,12 +104,12 @@ static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
     case ZERO_BF16:
         return 0;
     case ZERO_F16:
-        return for_plan
-                   ? 0
-                   : zr_fail(ZR_ERR_NOTSUP,
-                             "tensors[%d] (%s): dtype f16 has no kernels on the host; allowed: ZERO_F32, "
-                             "ZERO_BF16",
-                             i, t->name);
+        return for_plan ? 0
+                        : zr_fail(ZR_ERR_NOTSUP,
+                                  "tensors[%d] (%s): dtype f16 can be planned, not trained: it has no "
+                                  "kernels; allowed: ZERO_F32, "
+                                  "ZERO_BF16",
+                                  i, t->name);
     case ZERO_I32:
     case ZERO_I64:
         if (buffer)
