@@ -20,7 +20,7 @@ from tree_clean import tracked
 ANSWER = "0 1 2 3"
 # How the library is built here is of no matter, so it is built fast.
 FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
-EXAMPLE = "share/doc/libzero/examples/minimal.c"
+EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "cuda_copy", "cuda_kernels"}
@@ -91,7 +91,8 @@ def check_install(root, folder, meson):
 
     found = {os.path.relpath(os.path.join(at, name), prefix) for at, _, names in os.walk(prefix) for name in names}
     expected = {"bin/zero-run", "lib/libzero.so", "lib/libzero.so.0", "lib/libzero.a", "lib/pkgconfig/libzero.pc",
-                "share/doc/libzero/README.md", "share/doc/libzero/zero/README.md", EXAMPLE,
+                "share/doc/libzero/README.md", EXAMPLE,
+                *(f"share/doc/libzero/{floor}/README.md" for floor in ("zero", "shard", "comm", "kernels", "bench")),
                 *("include/" + header for header in HEADERS)}
     yield from (f"{path} is not installed" for path in sorted(expected - found))
     yield from (f"installed besides: {path}" for path in sorted(found - expected)
