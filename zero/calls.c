@@ -37,8 +37,11 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
-    if (z->awaited && (err = zr_awaited_refuse(z, call, -1)))
-        return err;
+    if (z->awaited) {
+        err = need_healthy(z, call);
+        if (err || (err = zr_awaited_refuse(z, call, -1)))
+            return err;
+    }
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
     return zr_engine_call(&z->engine, &ev);
 }
@@ -56,6 +59,8 @@ int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 int zero_micro(zero_ctx *z)
 {
     int err = need_context(z, "zero_micro");
+    if (!err && z->awaited)
+        err = need_healthy(z, "zero_micro");
     if (!err && z->awaited)
         err = zr_awaited_refuse(z, "zero_micro", -1);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};

@@ -58,6 +58,7 @@ enum zr_values_in {
     ZR_VALUES_IN_RANK0, /* which this is */
     ZR_VALUES_ELSEWHERE /* *param may be NULL */
 };
+enum zr_values_in zr_values_in(const struct zero_ctx *z); /* of this rank, by cfg.init_from; wrap.c */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 

@@ -97,7 +97,8 @@ void zr_given_up_fill(const struct zero_ctx *z)
 {
     const struct zr_layout *l = z->layout;
     struct zr_log *log = z->config.options.log;
-    if (!z->config.options.check || !z->device->ops->compute_on_caller)
+    if (!z->config.options.check || !z->device->ops->compute_on_caller ||
+        zr_values_in(z) == ZR_VALUES_ELSEWHERE) /* then *param may point anywhere */
         return;
     struct ranges r = {0};
     if (read_ranges(&r)) {
@@ -109,12 +110,13 @@ void zr_given_up_fill(const struct zero_ctx *z)
             n_filled += fill_within(&r, *l->tensors[i].param, n_bytes) == n_bytes;
         }
         zr_info(log,
-                "check: the model's own buffers of %d of %d tensors were filled with NaN; the others are in "
+                "check: what the model's pointers of %d of %d tensors pointed at was filled with NaN; the "
+                "others are in "
                 "memory that is shared or read-only",
                 n_filled, l->n_tensors - l->n_buffers);
     } else {
-        zr_warn(log,
-                "check: the model's own buffers were not filled with NaN: /proc/self/maps cannot be read");
+        zr_warn(log, "check: what the model's pointers pointed at was not filled with NaN: /proc/self/maps "
+                     "cannot be read");
     }
     free(r.at);
 }

@@ -236,8 +236,9 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
 }
 
 /* One of the model's pointers in two tensors would be re-pointed twice; and two tensors over the same
- * weights, as tied ones are, would be given places of their own and part. */
-static int check_pointers(const struct zr_tensor *t, int32_t n)
+ * weights, as tied ones are, would be given places of their own and part. Where the values come from
+ * elsewhere, what *param points at is not looked at, and may be one placeholder for all. */
+static int check_pointers(const struct zr_tensor *t, int32_t n, enum zr_values_in values)
 {
     struct range *r = malloc(2 * (size_t)n * sizeof *r);
     const struct range *a, *b;
@@ -257,7 +258,7 @@ static int check_pointers(const struct zr_tensor *t, int32_t n)
                       a->what, a->tensor, b->what, b->tensor);
     n_ranges = 0;
     for (int32_t i = 0; i < n; i++)
-        if (*t[i].param)
+        if (*t[i].param && (values != ZR_VALUES_ELSEWHERE || t[i].buffer))
             r[n_ranges++] =
                 (struct range){(uintptr_t)*t[i].param, (uint64_t)(t[i].n_elems * zr_dtype_bytes(t[i].dtype)),
                                t[i].name, "*param"};
@@ -300,7 +301,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
     if (!err)
         err = check_names(t, n);
     if (!err && values != ZR_VALUES_UNSEEN)
-        err = check_pointers(t, n);
+        err = check_pointers(t, n, values);
     if (err) {
         zr_tensors_free(t, n);
         return err;

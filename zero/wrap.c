@@ -38,7 +38,7 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
     return zr_find_rank(cfg, z->config.options.timeout_ms, &z->world);
 }
 
-static enum zr_values_in values_in(const struct zero_ctx *z)
+enum zr_values_in zr_values_in(const struct zero_ctx *z)
 {
     switch ((enum zero_init)z->config.user.init_from) {
     case ZERO_INIT_MODEL:
@@ -67,7 +67,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    err = zr_tensors_check(tensors, n_tensors, &z->config.user, values_in(z), &t);
+    err = zr_tensors_check(tensors, n_tensors, &z->config.user, zr_values_in(z), &t);
     if (err)
         return err;
     err = zr_config_layout(&z->config, t, n_tensors, z->world.world, &z->layout);

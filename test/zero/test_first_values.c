@@ -338,6 +338,69 @@ static void test_damaged_load_changes_nothing(void **state)
     assert_int_equal(system(path), 0);
 }
 
+/* After a failure every call says why, and not that values are awaited. */
+static int differ(struct toy_rank *r, struct toy *m, zero_ctx *z)
+{
+    (void)m;
+    int err = zero_write(z, 0, ZERO_VALUE_PARAM, 0, r->rank + 1, values.own[0]);
+    for (int i = 0; err && i < 3; i++) {
+        int again = i == 0   ? zero_begin(z, 0, ZERO_FORWARD)
+                    : i == 1 ? zero_end(z, 0, ZERO_FORWARD)
+                             : zero_micro(z);
+        if (again != err || strstr(zero_last_error(), "has values for"))
+            toy_wrong(r, "call %d: %d %s\n", i, again, zero_last_error());
+    }
+    return err;
+}
+
+static void test_failed_while_awaited(void **state)
+{
+    (void)state;
+    if (where_has_gpu)
+        skip(); /* NCCL takes calls that differ, and they are found to differ later */
+    struct plan p = {.stage = 3, .from = ZERO_INIT_LATER, .values = differ, .fails_on = -1, .forgets = -1};
+    run(&p, 2, ZERO_ERR_MISMATCH, NULL);
+}
+
+static int ones(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    (void)arg, (void)tensor, (void)first;
+    for (int64_t i = 0; i < n; i++)
+        ((float *)dst)[i] = 1;
+    return 0;
+}
+
+/* Whose values come from elsewhere may point at anything, at one place that is much too small too: that is
+ * neither read nor, in check mode, filled. */
+static void test_placeholder(void **state)
+{
+    (void)state;
+    enum { N = 512 };
+    static float place[4 * N];
+    for (int from = ZERO_INIT_LATER; from <= ZERO_INIT_CALL; from++) {
+        void *a = place + N, *b = place + N, *da = NULL, *db = NULL;
+        const struct zero_tensor table[] = {
+            {.name = "a", .param = &a, .grad = &da, .shape = {N}, .dtype = ZERO_F32},
+            {.name = "b", .param = &b, .grad = &db, .shape = {N}, .dtype = ZERO_F32}};
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        zero_ctx *z;
+        where_open(0, &cfg);
+        cfg.stage = 3;
+        cfg.check = 1;
+        cfg.init_from = from;
+        cfg.init = from == ZERO_INIT_CALL ? ones : NULL;
+        for (int i = 0; i < 4 * N; i++)
+            place[i] = (float)i;
+        int err = zero_wrap(&z, table, 2, &cfg);
+        if (err)
+            fail_msg("%s", zero_last_error());
+        for (int i = 0; i < 4 * N; i++)
+            assert_true(place[i] == (float)i);
+        assert_int_equal(zero_unwrap(&z), 0);
+        where_close(&cfg);
+    }
+}
+
 int main(void)
 {
     toy_wait = wait_for_mine;
@@ -346,6 +409,8 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_later),
         cmocka_unit_test(test_damaged_load_changes_nothing),
+        cmocka_unit_test(test_failed_while_awaited),
+        cmocka_unit_test(test_placeholder),
     };
     return cmocka_run_group_tests_name("first values", tests, NULL, NULL);
 }
