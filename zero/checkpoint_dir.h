@@ -14,6 +14,8 @@
 #include "zero/manifest.h"
 
 #define ZR_CHECKPOINT_NAME_BYTES 64
+/* What zero_set_step may set: a name has room for 18 digits, and steps go on from there. */
+#define ZR_MOST_STEPS INT64_C(100000000000000000)
 
 /* Makes root if it is missing (one level), takes its lock, and makes in it the folder .NAME for a checkpoint
  * of step t; name is what it will be called; kept: as one that stays. Blocking; ZR_ERR_IO. */

@@ -348,16 +348,18 @@ static void meet(const struct loading *l, struct zr_request **requests, int64_t 
     }
 }
 
-/* A damaged one is found now, not when the program asks for it: each is looked at by one rank. */
+/* Damage is found now, not when the program asks for it: each rank looks at a part of each. */
 static void add_rank_data(const struct loading *l, int32_t file, struct zr_request *requests, int64_t *n)
 {
     const struct zr_shard *s = &l->shards[file];
-    if (file % l->z->world.world != l->z->world.rank)
-        return;
-    for (int64_t i = 0; i < s->st.n_entries; i++)
-        if (is_rank_data(&l->manifest.files[file], &s->st.entries[i]))
-            requests[(*n)++] = (struct zr_request){.at = s->st.entries[i].begin,
-                                                   .n = s->st.entries[i].end - s->st.entries[i].begin};
+    int64_t rank = l->z->world.rank, world = l->z->world.world;
+    for (int64_t i = 0; i < s->st.n_entries; i++) {
+        const struct zr_st_entry *e = &s->st.entries[i];
+        int64_t size = e->end - e->begin, share = size / world, more = size % world;
+        int64_t first = rank * share + zr_min(rank, more), bytes = share + (rank < more);
+        if (bytes && is_rank_data(&l->manifest.files[file], e))
+            requests[(*n)++] = (struct zr_request){.at = e->begin + first, .n = bytes};
+    }
 }
 
 static int fetch(struct loading *l)
@@ -536,12 +538,15 @@ static void give_up(struct zero_ctx *z)
     zr_fail(0, "%s", text);
 }
 
-static int load(struct zero_ctx *z, const char *path)
+static int load(struct zero_ctx *z, const char *given)
 {
-    int err = strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES < ZR_PATH_BYTES
-                  ? zr_save_end(z)
-                  : zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(path),
-                            ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    char path[ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES];
+    if (strlen(given) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
+        return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
+                       ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    snprintf(path, sizeof path, "%s",
+             given); /* it may be zero_get_saved's, which the end of a save moves on */
+    int err = zr_save_end(z);
     if (!err)
         err = zr_engine_settle(&z->engine);
     if (err)

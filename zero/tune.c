@@ -1,5 +1,6 @@
 /* tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, and the number of
  * the step. */
+#include "zero/checkpoint_dir.h"
 #include "zero/context.h"
 
 #include <string.h>
@@ -142,9 +143,9 @@ int zero_set_step(zero_ctx *z, int64_t t)
     int err = check_moment(z, "zero_set_step");
     if (err)
         return err;
-    if (t < 0 || t > INT64_MAX / 2)
+    if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
-                       (long long)(INT64_MAX / 2));
+                       (long long)ZR_MOST_STEPS);
     zr_engine_called(&z->engine, ZR_CALLED_SET_STEP, -1, (uint64_t)t);
     return zr_engine_set_step(&z->engine, t);
 }

@@ -597,7 +597,7 @@ ZERO_API int zero_drop(zero_ctx *z);
  * numbers: after zero_load those of this context go on, as after zero_wrap those of cfg. */
 ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
 
-/* The number of the last step is t (0 and more): the next is t + 1, for bias corrections, info.t, cfg.update
+/* The number of the last step is t (0 to 1e17): the next is t + 1, for bias corrections, info.t, cfg.update
  * and checkpoints. For states that come from elsewhere: zero_write them, and set the count that they belong
  * to. (What zero_write or zero_load put into states is never thrown away, at the first step neither.) Between
  * steps. Every rank gives the same, as of zero_tune. Waits for the last step's norm. */
@@ -712,7 +712,8 @@ ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
  * way has its own hold of what it saves), host memory that is not in the plan. They travel with every
  * checkpoint saved afterwards, in the rank's file and under its checksums, until the next zero_set_rank_data
  * or zero_load, after which a program gives anew what its next checkpoints are to have. Local: ranks may give
- * different sizes, or nothing. */
+ * different sizes, or nothing. zero_load reads all of it once, each rank a part, to find damage; ranks wait
+ * cfg.timeout_ms for each other there, which many GB may ask to be longer. */
 ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none

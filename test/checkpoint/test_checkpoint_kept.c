@@ -1,6 +1,7 @@
 /* test_checkpoint_kept.c: where the last checkpoint is, and which ones stay: as ranks are told. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "zero/checkpoint_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,6 +43,10 @@ static void ask_for_it(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "other"));
     saved_is(m, async ? first : "other/save-00000001-step-00000002");
+    CHECK_OK(zero_get_saved(m->z, &path));
+    CHECK_OK(
+        zero_load(m->z, path)); /* which also ends the save that is under way, and moves on what path is */
+    CHECK_THAT(m->z->engine.t == (async ? 1 : 2));
     CHECK_OK(zero_save_wait(m->z));
     saved_is(m, "other/save-00000001-step-00000002");
 
@@ -106,6 +111,31 @@ static void test_from_the_root(void **state)
     snprintf(run, sizeof run, "%s/run", base);
     assert_int_equal(rmdir(run), 0);
     assert_int_equal(rmdir(base), 0);
+}
+
+/* The names of folders have room for it. */
+static void save_late(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_THAT(zero_set_step(m->z, ZR_MOST_STEPS + 1) == ZERO_ERR_ARG);
+    CHECK_OK(zero_set_step(m->z, ZR_MOST_STEPS));
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(i == 1 ? zero_save_kept(m->z, "run") : zero_save(m->z, "run"));
+    saved_is(m, "run/save-00000003-step-100000000000000000");
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_set_step(m->z, 0));
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(m->z->engine.t == ZR_MOST_STEPS + 1);
+}
+
+static void test_large_step(void **state)
+{
+    (void)state;
+    disk = memory_files_open();
+    model_run(&(struct model_options){.stage = 3, .world = 2, .files = memory_files_table(disk)}, save_late,
+              NULL);
+    memory_files_close(disk);
 }
 
 /* ---- which stay ---- */
@@ -238,6 +268,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where_it_is),
         cmocka_unit_test(test_from_the_root),
+        cmocka_unit_test(test_large_step),
         cmocka_unit_test(test_which_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
