@@ -1107,7 +1107,7 @@ static void forget_step(struct zr_core *c)
 
 /* Gradients that have no bracket stay where they are until the step, which may still need them there. Asked
  * again, nothing is done. */
-static int norm(struct zr_core *c, struct zr_action *out, int32_t *n)
+static int norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
         return zr_fail(ZR_ERR_ORDER, "zero_norm: unit %d has an open bracket; end it first",
@@ -1117,7 +1117,7 @@ static int norm(struct zr_core *c, struct zr_action *out, int32_t *n)
     int err = c->complete ? 0 : check_count(c, "zero_norm");
     if (err || c->complete)
         return err;
-    note(c, NORM_WORD);
+    note(c, NORM_WORD | (uint32_t)ev->unit);
     complete_grads(c, out, n);
     emit_norm(out, n);
     return_grads(c, out, n);
@@ -1325,7 +1325,7 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     case ZR_EV_SNAPSHOT:
         return snapshot(c, out, n_out);
     case ZR_EV_NORM:
-        return norm(c, out, n_out);
+        return norm(c, ev, out, n_out);
     case ZR_EV_DROP:
         return drop(c, out, n_out);
     case ZR_EV_GATHER_ALL:

@@ -68,8 +68,8 @@ enum zr_core_event_kind {
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
-    int32_t unit;     /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL
-                         and STEP what all ranks must give alike, besides the call */
+    int32_t unit;     /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL,
+                         NORM and STEP what all ranks must give alike, besides the call */
     uint8_t backward; /* BEGIN, END */
 };
 

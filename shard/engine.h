@@ -200,10 +200,10 @@ struct zr_tuned *zr_engine_tune(struct zr_engine *e);
 /* The number of the last step is t; the optimizer's states are those that belong to it. Between steps; every
  * rank gives the same. Waits for the last step's norm. */
 int zr_engine_set_step(struct zr_engine *e, int64_t t);
-/* For zr_engine_open; and what all ranks must have alike at a step, hashed: these numbers, the step's number
- * and how many values it carries. */
+/* For zr_engine_open; and what all ranks must have alike, hashed: these numbers, the step's number, and how
+ * many values a step carries. */
 void zr_tuned_open(struct zr_engine *e);
-uint32_t zr_tuned_digest(const struct zr_engine *e);
+uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried);
 
 /* The norm of the gradients so far, as zr_engine_step will find it; asked again, the same without another
  * look. Waits for it. */

@@ -138,7 +138,8 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     e->norming = true;
-    err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_NORM, .unit = -1});
+    struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
+    err = zr_engine_call(e, &ev);
     if (!err)
         err = look(e);
     e->norming = false;
@@ -196,7 +197,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_engine_settle(e);
     if (err)
         return err;
-    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e)};
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->n_given)};
     err = zr_pointers_check(e, &ev);
     if (!err)
         err = zr_late_check(e);

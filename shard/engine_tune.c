@@ -39,15 +39,15 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     return 0;
 }
 
-uint32_t zr_tuned_digest(const struct zr_engine *e)
+uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
 {
     const struct zr_tuned *now = &e->tuned[e->tuned_now];
     struct {
         struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
         float clip;
-        int32_t has_states, n_given, unused;
+        int32_t has_states, n_carried, unused;
         int64_t t;
-    } all = {.clip = now->clip, .has_states = now->has_states, .n_given = e->n_given, .t = e->t};
+    } all = {.clip = now->clip, .has_states = now->has_states, .n_carried = n_carried, .t = e->t};
     memcpy(all.hyper, now->hyper, sizeof all.hyper);
     return (uint32_t)XXH3_64bits(&all, sizeof all);
 }

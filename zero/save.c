@@ -327,6 +327,7 @@ static const char *call_of(bool kept)
 struct wanted {
     int64_t rank_data; /* bytes */
     int32_t kept;
+    uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
 };
 
 /* Of data that a program took from a checkpoint, and does not give to the next. */
@@ -344,7 +345,10 @@ static void tell_no_rank_data(struct zero_ctx *z, int64_t bytes)
 
 static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
 {
-    struct wanted mine = {.kept = s->kept, .rank_data = s->extents.rank_data_bytes}, *all = z->from_all;
+    struct wanted mine = {.rank_data = s->extents.rank_data_bytes,
+                          .kept = s->kept,
+                          .numbers = zr_tuned_digest(&z->engine, 0)},
+                  *all = z->from_all;
     int err = 0;
     int64_t bytes = 0;
     if (z->world.world == 1)
@@ -356,6 +360,12 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
             err = zr_fail(ZR_ERR_MISMATCH,
                           "rank %d calls %s and rank 0 %s; every rank must make the same calls", r,
                           call_of(all[r].kept), call_of(all[0].kept));
+        else if (all[r].numbers != all[0].numbers)
+            err = zr_fail(
+                ZR_ERR_MISMATCH,
+                "rank %d has other numbers by zero_tune or zero_set_step than rank 0; every rank must "
+                "make the same calls",
+                r);
     for (int r = 0; !err && r < z->world.world; r++) {
         bytes += all[r].rank_data;
         if (z->world.rank == 0)

@@ -396,10 +396,15 @@ static void differ(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
-    static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments", "zero_tune(eps)",
-                                       "zero_set_step in step 2 with other arguments", "zero_tune(clip)"};
+    static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments",
+                                       "zero_tune(eps)",
+                                       "zero_set_step in step 2 with other arguments",
+                                       "zero_tune(clip)",
+                                       "zero_tune(clip)",
+                                       "other numbers by zero_tune or zero_set_step"};
     char both[32];
-    snprintf(both, sizeof both, "rank %d called", r->world - 1);
+    float x;
+    snprintf(both, sizeof both, s->way == 5 ? "rank %d has" : "rank %d called", r->world - 1);
     bool odd = r->rank == r->world - 1;
     int err = 0;
     toy_make(&m);
@@ -411,14 +416,25 @@ static void differ(struct toy_rank *r)
         TRY(zero_tune(z, 0, "eps", 1e-6));
     if (s->way == 2)
         TRY(zero_set_step(z, odd ? 5 : 4));
-    if (s->way == 3 && !odd)
+    if ((s->way == 3 || s->way == 4) && !odd)
         TRY(zero_tune(z, 0, "clip", 1e-6));
+    if (s->way == 4) { /* clipped otherwise, they would differ */
+        TRY(toy_forward(&m, z, true));
+        TRY(toy_backward(&m, z, true, 1, r->rank));
+        TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 1, &x));
+    }
+    if (s->way == 5) {
+        TRY(zero_set_step(z, odd ? 5 : 4));
+        TRY(zero_save(z, "/tmp/zero-tune-none"));
+    }
     for (int step = 1; !err && step < 4; step++)
         TRY(train(&m, z, step, r->rank, NULL));
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
         toy_wrong(r, "%d %s", err, r->text);
-    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
-    expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
+    if (s->way < 5) {
+        expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
+        expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
+    }
     r->err = 0;
     zero_unwrap(&z);
     toy_free(&m);
@@ -429,7 +445,7 @@ static void ranks_that_differ(void **state)
     (void)state;
     for (int world = 2; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++)
-            for (int way = 0; way < 4; way++) {
+            for (int way = 0; way < 6; way++) {
                 struct setup s = {.stage = stage, .way = way};
                 struct toy_rank r[WORLDS];
                 char what[32];
