@@ -66,10 +66,13 @@ static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
                    (long long)t->n_elems);
 }
 
-int zr_awaited_refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
+int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
 {
     if (!z->awaited)
         return 0;
+    int err = zr_engine_check(&z->engine); /* why it failed comes before what it awaits */
+    if (err)
+        return err;
     for (int32_t i = 0; i < z->awaited->n_tensors; i++)
         if ((tensor < 0 || i == tensor) && !is_complete(z, i))
             return refuse(z, call, i);

@@ -91,9 +91,9 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
         return zr_fail(ZR_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "zero_sync_buffers: unit %d has an open bracket; end it first", open);
+    err = zr_refuse_in_bracket(z, "zero_sync_buffers");
+    if (err)
+        return err;
     zr_engine_called(&z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
     if (!z->layout->n_buffers)
         return 0;

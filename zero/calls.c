@@ -21,6 +21,12 @@ static int need_healthy(struct zero_ctx *z, const char *call)
     return err ? err : zr_engine_check(&z->engine);
 }
 
+int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call)
+{
+    int32_t open = zr_core_open_unit(z->engine.core);
+    return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+}
+
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
@@ -37,11 +43,9 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            (int)phase);
         return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
-    if (z->awaited) {
-        err = need_healthy(z, call);
-        if (err || (err = zr_awaited_refuse(z, call, -1)))
-            return err;
-    }
+    err = zr_awaited_refuse(z, call, -1);
+    if (err)
+        return err;
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
     return zr_engine_call(&z->engine, &ev);
 }
@@ -59,9 +63,7 @@ int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 int zero_micro(zero_ctx *z)
 {
     int err = need_context(z, "zero_micro");
-    if (!err && z->awaited)
-        err = need_healthy(z, "zero_micro");
-    if (!err && z->awaited)
+    if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return err ? err : zr_engine_call(&z->engine, &ev);
@@ -211,9 +213,9 @@ static int check_range(struct zero_ctx *z, const char *call, int32_t tensor, int
         return zr_fail(ZR_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)t->n_elems, t->name);
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+    err = zr_refuse_in_bracket(z, call);
+    if (err)
+        return err;
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
             : grad                       ? ZR_VALUE_GRAD

@@ -81,12 +81,13 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 /* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
-/* awaited.c. refuse: ZR_ERR_ORDER while the tensor (negative: any) has not all its values. nothing_written:
+/* awaited.c. refuse: ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
+ * has failed, that failure. nothing_written:
  * no tensor but buffers has a value or a state that zero_write gave it. reserve: before a write, so that note
  * cannot fail. loaded: all have them now. */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
-int zr_awaited_refuse(const struct zero_ctx *z, const char *call, int32_t tensor);
+int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);
 bool zr_awaited_nothing_written(const struct zero_ctx *z);
 int zr_awaited_reserve(struct zero_ctx *z, int32_t tensor);
 void zr_awaited_note(struct zero_ctx *z, int32_t tensor, int64_t first, int64_t n);
@@ -138,6 +139,8 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
  */
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
+/* calls.c. Refuses the call while a bracket is open. */
+int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
 /* Refuses the call while zero_gather_all holds all parameters, which it would change. */
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call);
 

@@ -7,10 +7,7 @@ static int check_call(struct zero_ctx *z, const char *call)
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
     int err = zr_engine_check(&z->engine);
-    if (err)
-        return err;
-    int32_t open = zr_core_open_unit(z->engine.core);
-    return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+    return err ? err : zr_refuse_in_bracket(z, call);
 }
 
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call)

@@ -584,10 +584,9 @@ int zero_load(zero_ctx *z, const char *path)
 {
     if (!z || !path || !*path)
         return zr_fail(ZR_ERR_ARG, "zero_load: %s", !z ? "z is NULL" : "path is NULL or empty");
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "zero_load: unit %d has an open bracket; end it first", open);
-    int err = zr_refuse_in_all(z, "zero_load");
+    int err = zr_refuse_in_bracket(z, "zero_load");
+    if (!err)
+        err = zr_refuse_in_all(z, "zero_load");
     if (err)
         return err;
     if (!zr_core_between_steps(z->engine.core))

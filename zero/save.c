@@ -543,9 +543,9 @@ void zr_save_notice(struct zero_ctx *z)
 
 static int check_call(struct zero_ctx *z, const char *call)
 {
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+    int err = zr_refuse_in_bracket(z, call);
+    if (err)
+        return err;
     if (!zr_core_between_steps(z->engine.core))
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a step has begun; call it before the first backward or after zero_step", call);

@@ -12,11 +12,10 @@ static int check_moment(struct zero_ctx *z, const char *call)
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
     int err = zr_engine_check(&z->engine);
+    if (!err)
+        err = zr_refuse_in_bracket(z, call);
     if (err)
         return err;
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     if (!zr_core_between_steps(z->engine.core))
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a step has begun; call it before its first backward or after zero_step", call);

@@ -264,10 +264,9 @@ static int check_call(struct zero_ctx *z, const char *dir, const char *call, enu
 {
     if (!z || !dir || !*dir)
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
-    int32_t open = zr_core_open_unit(z->engine.core);
-    if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
-    int err = zr_engine_check(&z->engine);
+    int err = zr_refuse_in_bracket(z, call);
+    if (!err)
+        err = zr_engine_check(&z->engine);
     if (!err)
         zr_engine_called(&z->engine, name, -1, 0);
     return err;
