@@ -32,11 +32,17 @@ static int keep(struct zr_engine *e, int32_t piece, uint64_t hash)
     return 0;
 }
 
-static int compare(struct zr_engine *e, int32_t piece, uint64_t hash)
+/* Not as it was kept; what was kept is forgotten. */
+static bool is_changed(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
     uint64_t kept = e->kept_grad[piece];
     e->kept_grad[piece] = 0;
-    if (!kept || kept == hash)
+    return kept && kept != hash;
+}
+
+static int compare(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    if (!is_changed(e, piece, hash))
         return 0;
     const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
     return zr_fail(ZR_ERR_ORDER,
@@ -57,9 +63,7 @@ static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
 
 static int compare_sum(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
-    uint64_t kept = e->kept_grad[piece];
-    e->kept_grad[piece] = 0;
-    if (!kept || kept == hash)
+    if (!is_changed(e, piece, hash))
         return 0;
     const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
     return zr_fail(ZR_ERR_ORDER,
