@@ -41,13 +41,6 @@ static void expect(struct toy_rank *r, int err, int code, const char *says)
         toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
 }
 
-static void look(const struct toy_rank *r, int world, const char *what)
-{
-    for (int k = 0; k < world; k++)
-        if (r[k].err || r[k].wrong[0])
-            fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
-}
-
 static int keep(void *arg, const struct zero_update *u)
 {
     struct given *g = arg;
@@ -164,10 +157,10 @@ static void as_the_update_has_them(void **state)
                 snprintf(what, sizeof what, "stage %d, accum %d, brackets %d, in place %d", stage, s.accum,
                          brackets, in_place);
                 toy_ranks(world, train, &s, a);
-                look(a, world, what);
+                toy_assert_well(a, world, what);
                 s.reads = true;
                 toy_ranks(world, train, &s, b);
-                look(b, world, what);
+                toy_assert_well(b, world, what);
                 for (int k = 0; k < world; k++)
                     if (b[k].hash != a[0].hash)
                         fail_msg("%s: reading gradients changed the weights of rank %d", what, k);
@@ -219,7 +212,7 @@ static void finds_what_is_not_finite(void **state)
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
             toy_ranks(world, find_what_is_not_finite, &s, r);
-            look(r, world, "not finite");
+            toy_assert_well(r, world, "not finite");
         }
 }
 
@@ -259,7 +252,7 @@ static void wrong_calls(void **state)
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
             toy_ranks(world, call_wrongly, &s, r);
-            look(r, world, "wrong calls");
+            toy_assert_well(r, world, "wrong calls");
         }
 }
 
@@ -296,7 +289,7 @@ static void ranks_that_differ(void **state)
             struct setup s = {.stage = stage, .accum = 1, .brackets = true};
             struct toy_rank r[WORLDS];
             toy_ranks(world, differ, &s, r);
-            look(r, world, "one rank reads");
+            toy_assert_well(r, world, "one rank reads");
         }
 }
 
