@@ -12,7 +12,7 @@
 #include "zero/zero.h"
 
 #define GPT2_BF16
-#include "bench/gpt2_layers.h"
+#include "bench/gpt2/gpt2_layers.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
 #ifndef ZERO_BENCH_PLACE_H
 #define ZERO_BENCH_PLACE_H
 
-#include "kernels/gemm.h"
+#include "kernels/gemm/gemm.h"
 #include "zero/zero.h"
 
 struct place {

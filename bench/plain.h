@@ -2,7 +2,7 @@
 #ifndef ZERO_BENCH_PLAIN_H
 #define ZERO_BENCH_PLAIN_H
 
-#include "bench/gpt2_real.h"
+#include "bench/gpt2/gpt2_real.h"
 #include "bench/place.h"
 #include "bench/train.h"
 

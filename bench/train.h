@@ -2,7 +2,7 @@
 #ifndef ZERO_BENCH_TRAIN_H
 #define ZERO_BENCH_TRAIN_H
 
-#include "bench/gpt2_config.h"
+#include "bench/gpt2/gpt2_config.h"
 #include "zero/zero.h"
 
 #include <stdbool.h>

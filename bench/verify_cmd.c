@@ -1,11 +1,11 @@
-/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify.h), and timed on
- * it. */
+/* verify_cmd.c: zero-bench verify: the schedule, proved on a simulated device (shard/verify/verify.h), and
+ * timed on it. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/report.h"
 
 #include "kernels/device.h"
-#include "shard/verify.h"
+#include "shard/verify/verify.h"
 
 #include <stdio.h>
 

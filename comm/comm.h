@@ -16,7 +16,7 @@
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 
-#include "comm/called.h"
+#include "comm/meet/called.h"
 #include "kernels/device.h"
 
 #include <stdatomic.h>
@@ -172,8 +172,8 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
 #define ZR_NCCL_SMALL_BYTES (32 << 10)
 
 /* Bytes at the end of each arena for what travels packed: segments whose last slices are short, which a
- * collective of NCCL's cannot take as they lie, and small ones (comm/nccl_pack.h). packed_bytes: the most
- * that one call has of them, one rank's slices, each rounded up to 128. Less room makes them take more
+ * collective of NCCL's cannot take as they lie, and small ones (comm/nccl/nccl_pack.h). packed_bytes: the
+ * most that one call has of them, one rank's slices, each rounded up to 128. Less room makes them take more
  * rounds. */
 static inline int64_t zr_nccl_room_bytes(int world, int64_t packed_bytes)
 {

@@ -11,7 +11,7 @@
 #ifndef ZR_COMM_FORK_H
 #define ZR_COMM_FORK_H
 
-#include "comm/frame.h"
+#include "comm/meet/frame.h"
 
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* optimizers.c: the table of optimizers.h, made of the rows in the kinds' own files. */
 #include "kernels/device.h"
-#include "kernels/vec_portable.h"
+#include "kernels/host/vec_portable.h"
 
-#include "kernels/update_element.h"
+#include "kernels/host/update_element.h"
 
 #include <stdio.h>
 

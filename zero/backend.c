@@ -1,5 +1,5 @@
 /* backend.c: which device and which communicator a context works with, and opening them. */
-#include "shard/check_comm.h"
+#include "shard/engine/check_comm.h"
 #include "zero/context.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* calls.c: the calls of a training loop and the collective reads and writes: arguments checked, errors named,
  * the rest is the engine's. */
+#include "zero/checkpoint/save.h"
 #include "zero/context.h"
-#include "zero/save.h"
 
 #include <math.h>
 #include <stdio.h>

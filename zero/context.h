@@ -2,11 +2,11 @@
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H
 
-#include "comm/rendezvous.h"
-#include "shard/engine.h"
+#include "comm/meet/rendezvous.h"
+#include "shard/engine/engine.h"
+#include "zero/checkpoint/files.h"
+#include "zero/checkpoint/folder_lock.h"
 #include "zero/config.h"
-#include "zero/files.h"
-#include "zero/folder_lock.h"
 #include "zero/memory_limits.h"
 
 struct zero_ctx {

@@ -1,6 +1,6 @@
 /* tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, and the number of
  * the step. */
-#include "zero/checkpoint_dir.h"
+#include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/context.h"
 
 #include <string.h>

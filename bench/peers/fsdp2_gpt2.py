@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-# L, NH, C: bench/gpt2_config.c
+# L, NH, C: bench/gpt2/gpt2_config.c
 MODELS = {'gpt2-124M': (12, 12, 768), 'gpt2-355M': (24, 16, 1024), 'gpt2-774M': (36, 20, 1280), 'gpt2-1.5B': (48, 25, 1600)}
 N_WARMUP_STEPS = 10  # the learning rate ramps up over these; they are left out of the median too
 
@@ -69,7 +69,7 @@ def initialise(torch, model, layers):
 
 
 def flop_per_token(layers, channels, context, vocab):
-    """bench/gpt2_config.c: Chowdhery et al., arXiv:2204.02311, appendix B."""
+    """bench/gpt2/gpt2_config.c: Chowdhery et al., arXiv:2204.02311, appendix B."""
     weights = vocab * channels + layers * (12 * channels * channels + 13 * channels) + 2 * channels
     return 6 * weights + 12 * layers * channels * context
 

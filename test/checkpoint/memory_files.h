@@ -6,7 +6,7 @@
 #ifndef ZR_TEST_MEMORY_FILES_H
 #define ZR_TEST_MEMORY_FILES_H
 
-#include "zero/files.h"
+#include "zero/checkpoint/files.h"
 
 struct memory_files;
 

@@ -2,10 +2,10 @@
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
-#include "zero/block_file.h"
-#include "zero/manifest.h"
-#include "zero/parallel.h"
-#include "zero/save.h"
+#include "zero/checkpoint/block_file.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/parallel.h"
+#include "zero/checkpoint/save.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

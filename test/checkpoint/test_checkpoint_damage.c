@@ -3,8 +3,8 @@
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
-#include "zero/manifest.h"
-#include "zero/safetensors.h"
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

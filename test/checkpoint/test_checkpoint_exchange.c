@@ -2,7 +2,7 @@
  * goes on from it as if nothing had been. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
-#include "zero/checkpoint_dir.h"
+#include "zero/checkpoint/checkpoint_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* test_checkpoint_kept.c: where the last checkpoint is, and which ones stay: as ranks are told. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
-#include "zero/checkpoint_dir.h"
+#include "zero/checkpoint/checkpoint_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
 #include "test/checkpoint/checkpoint_of_format_1.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
-#include "zero/manifest.h"
+#include "zero/checkpoint/manifest.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

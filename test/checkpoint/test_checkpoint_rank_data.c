@@ -3,8 +3,8 @@
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
-#include "zero/checkpoint_dir.h"
-#include "zero/save.h"
+#include "zero/checkpoint/checkpoint_dir.h"
+#include "zero/checkpoint/save.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 #ifndef ZR_TEST_COMM_RANKS_H
 #define ZR_TEST_COMM_RANKS_H
 
-#include "comm/rendezvous.h"
+#include "comm/meet/rendezvous.h"
 
 #include <stdatomic.h>
 #include <stdint.h>

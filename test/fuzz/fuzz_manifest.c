@@ -1,6 +1,6 @@
 /* fuzz_manifest.c: any bytes as a manifest. They are also tried with the checksum that they should have, to
  * get past it; what is accepted is printed as the same bytes. */
-#include "zero/manifest.h"
+#include "zero/checkpoint/manifest.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to
  * end and fill the file, and what the writer makes of them is read as the same. */
-#include "zero/safetensors.h"
+#include "zero/checkpoint/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

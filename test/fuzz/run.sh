@@ -15,7 +15,7 @@ if [ -z "$clang" ]; then
 fi
 mkdir -p build-fuzz
 flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
-parsers="zero/safetensors.c zero/manifest.c zero/sums.c zero/files.c kernels/error.c"
+parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/sums.c zero/checkpoint/files.c kernels/error.c"
 passed=0 failed=0
 
 # fuzz NAME SOURCE...
@@ -39,6 +39,6 @@ fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
 fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c kernels/error.c kernels/log.c kernels/optimizers.c
-fuzz frames comm/frame.c comm/handshake.c kernels/error.c
+fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -9,7 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
 #ifdef CHECK_GPU
-#include "test/kernels/check_gpu.h"
+#include "test/kernels/cuda/check_gpu.h"
 #endif
 #include "test/kernels/random.h"
 

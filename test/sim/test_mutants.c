@@ -1,5 +1,5 @@
 /* test_mutants.c: the checker notices every wait, record, fence, release and barrier that is missing. */
-#include "shard/verify.h"
+#include "shard/verify/verify.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

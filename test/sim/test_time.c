@@ -1,5 +1,5 @@
 /* test_time.c: step time on the virtual clock: what must hide hides, what cannot does not. */
-#include "shard/verify.h"
+#include "shard/verify/verify.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
  * device answers changes what is done. */
-#include "comm/sim.h"
-#include "shard/verify.h"
+#include "comm/sim/sim.h"
+#include "shard/verify/verify.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

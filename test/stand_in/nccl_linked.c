@@ -1,6 +1,6 @@
-/* nccl_linked.c: stands for comm/nccl_library.c where the stand-in is linked: the same table, with what a
- * library of that version has. */
-#include "comm/nccl_comm.h"
+/* nccl_linked.c: stands for comm/nccl/nccl_library.c where the stand-in is linked: the same table, with what
+ * a library of that version has. */
+#include "comm/nccl/nccl_comm.h"
 #include "test/stand_in/nccl_stand_in.h"
 
 #include <string.h>

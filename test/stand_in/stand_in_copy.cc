@@ -1,2 +1,2 @@
 /* stand_in_copy.cc: the text of the GPU's table of copies, compiled for the CPU. */
-#include "kernels/cuda_copy.cu"
+#include "kernels/cuda/cuda_copy.cu"

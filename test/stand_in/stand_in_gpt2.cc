@@ -1,2 +1,2 @@
 /* stand_in_gpt2.cc: the GPT's CUDA kernels, compiled for the CPU. */
-#include "bench/gpt2_cuda.cu"
+#include "bench/gpt2/gpt2_cuda.cu"

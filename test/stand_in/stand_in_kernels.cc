@@ -1,2 +1,2 @@
 /* stand_in_kernels.cc: the text of the GPU's kernels, compiled for the CPU. */
-#include "kernels/cuda_kernels.cu"
+#include "kernels/cuda/cuda_kernels.cu"

@@ -1,8 +1,8 @@
-/* stand_in_tensor_core.cc: bench/tensor_core.h on the CPU: the lanes of a warp lay open what each holds, and
- * each takes what is its own, as the PTX manual deals it out. */
+/* stand_in_tensor_core.cc: bench/gpt2/tensor_core.h on the CPU: the lanes of a warp lay open what each holds,
+ * and each takes what is its own, as the PTX manual deals it out. */
 #include <cuda_runtime.h>
 
-#include "bench/tensor_core.h"
+#include "bench/gpt2/tensor_core.h"
 
 namespace
 {

@@ -2,7 +2,7 @@
  * by those who say anything, by replayed and reflected handshakes, from rank 0's own place, and by a rank
  * that lies. No seat is taken, nothing is told, no byte is read that was not sent (run it under ASan), memory
  * stays small, and the job ends as it does in peace. ZERO_TEST_SEED repeats a run. */
-#include "test/comm/meeting.h"
+#include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/zero/toy_net.h"

@@ -1,6 +1,6 @@
 /* test_check.c: cfg.check: a model that keeps to its brackets trains as without it; one that does not is told
  * what it touched; and a wait that is missing from the library's own schedule is found in a real run. */
-#include "shard/engine.h"
+#include "shard/engine/engine.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
 

@@ -1,0 +1,394 @@
+/* gpt2.c: see gpt2.h. The architecture of Radford et al. 2019: pre-norm blocks, learned positions, tied head.
+ */
+#include "bench/gpt2/gpt2.h"
+
+#include <math.h>
+
+/* After the first failure work is left out, and whoever drives the model sees m->err at the end of the pass.
+ */
+#define RUN(m, call)                                                                                         \
+    do {                                                                                                     \
+        if (!(m)->err) {                                                                                     \
+            (m)->err = (call);                                                                               \
+        }                                                                                                    \
+    } while (0)
+
+/* A layer that is no matrix product, of m's place. */
+#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
+
+static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
+{
+    RUN(m, zr_gemm_run(m->place->gemm, args));
+}
+
+static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
+{
+    RUN(m, m->place->dev->ops->copy(m->place->stream, dst, src, n * (int64_t)sizeof(real)));
+}
+
+static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *inp, const real *weight,
+                                  const real *bias, int64_t C, int64_t OC)
+{
+    return (struct zr_gemm_args){
+        .trans_b = true,
+        .m = m->B * m->config.context,
+        .n = OC,
+        .k = C,
+        .ab_dtype = GPT2_GEMM_DTYPE,
+        .c_dtype = GPT2_GEMM_DTYPE,
+        .bias_dtype = GPT2_GEMM_DTYPE,
+        .a = inp,
+        .b = weight,
+        .bias = bias,
+        .c = out,
+        .lda = C,
+        .ldb = C,
+        .ldc = OC,
+        .n_batch = 1,
+    };
+}
+
+/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC); add: to what out holds. */
+static void linear_forward(struct gpt2 *m, real *out, const real *inp, const real *weight, const real *bias,
+                           int64_t C, int64_t OC, bool add)
+{
+    struct zr_gemm_args args = linear(m, out, inp, weight, bias, C, OC);
+    args.beta = add ? 1.0f : 0.0f;
+    multiply(m, &args);
+}
+
+/* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC);  out = gelu(before) */
+static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const real *inp, const real *weight,
+                                const real *bias, int64_t C, int64_t OC)
+{
+    struct zr_gemm_args args = linear(m, out, inp, weight, bias, C, OC);
+    args.epilogue = ZR_GEMM_GELU;
+    args.aux = before;
+    args.ldaux = OC;
+    if (zr_gemm_can(m->place->gemm, &args)) {
+        multiply(m, &args);
+    } else {
+        linear_forward(m, before, inp, weight, bias, C, OC, false);
+        LAYER(m, gelu_forward, out, before, args.m * OC);
+    }
+}
+
+/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C);  if inp is gelu(before), dinp becomes the gradient of
+ * before */
+static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
+                                  const real *weight, const real *before, int64_t C, int64_t OC)
+{
+    struct zr_gemm_args args = {
+        .m = m->B * m->config.context,
+        .n = C,
+        .k = OC,
+        .ab_dtype = GPT2_GEMM_DTYPE,
+        .c_dtype = GPT2_GEMM_DTYPE,
+        .a = dout,
+        .b = weight,
+        .c = dinp,
+        .lda = ld_dout,
+        .ldb = C,
+        .ldc = C,
+        .n_batch = 1,
+    };
+    struct zr_gemm_args fused = args;
+    fused.epilogue = ZR_GEMM_DGELU;
+    fused.aux = (void *)(uintptr_t)before; /* only read by this epilogue */
+    fused.ldaux = C;
+    if (before && zr_gemm_can(m->place->gemm, &fused)) {
+        multiply(m, &fused);
+        return;
+    }
+    multiply(m, &args);
+    if (before) {
+        LAYER(m, gelu_backward, dinp, before, args.m * C);
+    }
+}
+
+/* dweight (OC, C) += dout^T * inp;  dbias (OC) += sum of dout's rows, if there is a bias */
+static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
+                                   int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
+{
+    int64_t BT = m->B * m->config.context;
+    struct zr_gemm_args args = {
+        .trans_a = true,
+        .m = OC,
+        .n = C,
+        .k = BT,
+        .ab_dtype = GPT2_GEMM_DTYPE,
+        .c_dtype = GPT2_GEMM_DTYPE,
+        .a = dout,
+        .b = inp,
+        .c = dweight,
+        .lda = ld_dout,
+        .ldb = C,
+        .ldc = C,
+        .beta = 1.0f,
+        .n_batch = 1,
+    };
+    struct zr_gemm_args fused = args;
+    fused.epilogue = ZR_GEMM_SUM_A;
+    fused.sum = m->acts.dbias;
+    if (dbias && zr_gemm_can(m->place->gemm, &fused)) {
+        multiply(m, &fused);
+        LAYER(m, add, dbias, m->acts.dbias, OC);
+        return;
+    }
+    multiply(m, &args);
+    if (dbias) {
+        LAYER(m, bias_backward, dbias, dout, m->stats.scratch, BT, OC);
+    }
+}
+
+static void linear_backward(struct gpt2 *m, real *dinp, real *dweight, real *dbias, const real *dout,
+                            const real *inp, const real *weight, int64_t C, int64_t OC)
+{
+    linear_backward_input(m, dinp, dout, OC, weight, NULL, C, OC);
+    linear_backward_weight(m, dweight, dbias, dout, OC, inp, C, OC);
+}
+
+/* A matrix per head, of which one starts `head` elements after another, and a row `row` elements after
+ * another. */
+struct heads {
+    const void *at;
+    int64_t row, head;
+};
+
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head */
+static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype, struct heads a,
+                           bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
+{
+    multiply(m, &(struct zr_gemm_args){
+                    .trans_a = trans_a,
+                    .trans_b = trans_b,
+                    .m = M,
+                    .n = N,
+                    .k = K,
+                    .ab_dtype = GPT2_GEMM_DTYPE,
+                    .c_dtype = c_dtype,
+                    .a = a.at,
+                    .b = b.at,
+                    .c = (void *)c.at,
+                    .lda = a.row,
+                    .ldb = b.row,
+                    .ldc = c.row,
+                    .n_batch = m->config.heads,
+                    .stride_a = a.head,
+                    .stride_b = b.head,
+                    .stride_c = c.head,
+                });
+}
+
+/* atty (B, T, C) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*C), whose columns are q,
+ * k, v and in each of those the heads; att (B, NH, T, T) is kept. */
+static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
+{
+    int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH;
+    float *scores = m->stats.scores;
+    for (int64_t b = 0; b < m->B; b++, atty += T * C, att += NH * T * T, qkv += T * 3 * C) {
+        struct heads q = {qkv, 3 * C, HS}, k = {qkv + C, 3 * C, HS}, v = {qkv + 2 * C, 3 * C, HS};
+        struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, C, HS};
+        multiply_heads(m, s, ZR_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
+        LAYER(m, causal_softmax_forward, att, scores, NH, T, 1.0f / sqrtf((float)HS));
+        multiply_heads(m, y, GPT2_GEMM_DTYPE, p, false, v, false, T, HS, T); /* y = att v */
+    }
+}
+
+static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
+{
+    int64_t T = m->config.context, C = m->config.channels, NH = m->config.heads, HS = C / NH, T3C = T * 3 * C;
+    float *datt = m->stats.scores;
+    real *dscores = m->acts.dscores;
+    for (int64_t b = 0; b < m->B; b++, datty += T * C, att += NH * T * T, qkv += T3C, dqkv += T3C) {
+        struct heads q = {qkv, 3 * C, HS}, k = {qkv + C, 3 * C, HS}, v = {qkv + 2 * C, 3 * C, HS};
+        struct heads dq = {dqkv, 3 * C, HS}, dk = {dqkv + C, 3 * C, HS}, dv = {dqkv + 2 * C, 3 * C, HS};
+        struct heads p = {att, T, T * T}, dp = {datt, T, T * T}, ds = {dscores, T, T * T},
+                     dy = {datty, C, HS};
+        multiply_heads(m, dp, ZR_F32, dy, false, v, true, T, T, HS);          /* datt = dy v^T */
+        multiply_heads(m, dv, GPT2_GEMM_DTYPE, p, true, dy, false, T, HS, T); /* dv = att^T dy */
+        LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
+        multiply_heads(m, dq, GPT2_GEMM_DTYPE, ds, false, k, false, T, HS, T); /* dq = dscores k */
+        multiply_heads(m, dk, GPT2_GEMM_DTYPE, ds, true, q, false, T, HS, T);  /* dk = dscores^T q */
+    }
+}
+
+static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
+{
+    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    if (m->attention) {
+        RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
+    } else {
+        products_forward(m, atty, m->acts.att + l * rows * T, qkv);
+    }
+}
+
+static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+                               const real *qkv)
+{
+    int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
+    if (m->attention) {
+        RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
+                                      qkv, m->B, T, NH, HS));
+    } else {
+        products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
+    }
+}
+
+/* Puts the rows of each token together, in their own order, by a counting sort. */
+static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
+{
+    int64_t BT = m->B * m->config.context, V = m->config.vocab;
+    int32_t *next = m->count, n = 0, at = 0; /* next[v]: where the next row of v goes */
+    memset(next, 0, (size_t)V * sizeof *next);
+    for (int64_t row = 0; row < BT; row++) {
+        next[b->tokens[row]]++;
+    }
+    for (int32_t v = 0; v < V; v++) {
+        if (next[v]) {
+            b->distinct[n] = v;
+            b->first[n++] = at;
+        }
+        int32_t rows = next[v];
+        next[v] = at;
+        at += rows;
+    }
+    b->first[n] = at;
+    b->n_distinct = n;
+    for (int32_t row = 0; row < BT; row++) {
+        b->order[next[b->tokens[row]]++] = row;
+    }
+}
+
+void gpt2_embed_forward(struct gpt2 *m)
+{
+    const struct zr_device_ops *dev = m->place->dev->ops;
+    struct gpt2_batch *staged = &m->staged[m->slot];
+    sort_batch(m, staged);
+    m->batch.n_distinct = staged->n_distinct;
+    RUN(m, dev->copy(m->place->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
+    RUN(m, dev->event_record(m->sent[m->slot], m->place->stream));
+    LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
+          m->config.context, m->config.channels);
+}
+
+/* The input of layer l; of layer L, the input of the head. */
+static real *residual_before(struct gpt2 *m, int64_t l)
+{
+    int64_t BTC = m->B * m->config.context * m->config.channels;
+    return l == 0 ? m->acts.embedded : m->acts.residual3 + (l - 1) * BTC;
+}
+
+void gpt2_layer_forward(struct gpt2 *m, int64_t l)
+{
+    int64_t C = m->config.channels, BT = m->B * m->config.context;
+    const struct params *p = &m->params;
+    const struct activations *a = &m->acts;
+    const struct statistics *s = &m->stats;
+    const real *x = residual_before(m, l);
+    real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
+    real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C, *ln2 = a->ln2 + l * BT * C;
+    real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
+    real *residual3 = a->residual3 + l * BT * C;
+
+    LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * BT, s->ln1_rstd + l * BT, x, p->ln1w + l * C,
+          p->ln1b + l * C, s->scratch, BT, C);
+    linear_forward(m, qkv, ln1, p->qkvw + l * 3 * C * C, p->qkvb + l * 3 * C, C, 3 * C, false);
+    attention_forward(m, l, atty, qkv);
+    copy(m, residual2, x, BT * C);
+    linear_forward(m, residual2, atty, p->attprojw + l * C * C, p->attprojb + l * C, C, C, true);
+    LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, residual2, p->ln2w + l * C,
+          p->ln2b + l * C, s->scratch, BT, C);
+    linear_gelu_forward(m, fch_gelu, fch, ln2, p->fcw + l * 4 * C * C, p->fcb + l * 4 * C, C, 4 * C);
+    copy(m, residual3, residual2, BT * C);
+    linear_forward(m, residual3, fch_gelu, p->fcprojw + l * C * 4 * C, p->fcprojb + l * C, 4 * C, C, true);
+}
+
+void gpt2_head_forward(struct gpt2 *m)
+{
+    int64_t C = m->config.channels, T = m->config.context, V = m->config.vocab, BT = m->B * T;
+    LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
+          residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch, BT, C);
+    for (int64_t b = 0; b < m->B; b++) { /* row by row: logits are the largest thing there is */
+        multiply(m, &(struct zr_gemm_args){
+                        .trans_b = true, /* logits (T, V) = lnf (T, C) * wte (V, C)^T */
+                        .m = T,
+                        .n = V,
+                        .k = C,
+                        .ab_dtype = GPT2_GEMM_DTYPE,
+                        .c_dtype = ZR_F32,
+                        .a = m->acts.lnf + b * T * C,
+                        .b = m->params.wte,
+                        .c = m->stats.logits,
+                        .lda = C,
+                        .ldb = C,
+                        .ldc = m->ld_logits,
+                        .n_batch = 1,
+                    });
+        LAYER(m, cross_entropy, m->acts.dlogits + b * T * m->ld_logits, m->losses + b * T, m->stats.logits,
+              m->batch.targets + b * T, T, V, m->ld_logits, 1.0f / (float)BT);
+    }
+    LAYER(m, add_loss, m->loss, m->losses, BT);
+}
+
+int gpt2_send_loss(struct gpt2 *m)
+{
+    const struct zr_device_ops *dev = m->place->dev->ops;
+    int err = dev->copy(m->place->stream, m->loss_out, m->loss, sizeof *m->loss);
+    err = err ? err : dev->zero(m->place->stream, m->loss, sizeof *m->loss);
+    return err ? err : dev->event_record(m->loss_sent, m->place->stream);
+}
+
+int gpt2_take_loss(struct gpt2 *m, double *loss)
+{
+    int err = m->place->dev->ops->event_sync(m->loss_sent);
+    *loss = *m->loss_out;
+    return err;
+}
+
+void gpt2_head_backward(struct gpt2 *m)
+{
+    int64_t C = m->config.channels, V = m->config.vocab, BT = m->B * m->config.context;
+    const struct activations *a = &m->acts;
+    linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, V);
+    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, a->lnf, C, V);
+    RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, BT * C * (int64_t)sizeof(real)));
+    LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, a->dbtc,
+          residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
+          m->stats.scratch, BT, C);
+}
+
+/* dresidual: on entry the gradient of the layer's output, on return that of its input. */
+void gpt2_layer_backward(struct gpt2 *m, int64_t l)
+{
+    int64_t C = m->config.channels, BT = m->B * m->config.context;
+    const struct params *p = &m->params, *g = &m->grads;
+    const struct activations *a = &m->acts;
+    const struct statistics *s = &m->stats;
+    const real *x = residual_before(m, l);
+    const real *ln1 = a->ln1 + l * BT * C, *qkv = a->qkv + l * BT * 3 * C;
+    const real *atty = a->atty + l * BT * C, *residual2 = a->residual2 + l * BT * C,
+               *ln2 = a->ln2 + l * BT * C;
+    const real *fch = a->fch + l * BT * 4 * C, *fch_gelu = a->fch_gelu + l * BT * 4 * C;
+
+    linear_backward_input(m, a->dfch, a->dresidual, C, p->fcprojw + l * C * 4 * C, fch, 4 * C, C);
+    linear_backward_weight(m, g->fcprojw + l * C * 4 * C, g->fcprojb + l * C, a->dresidual, C, fch_gelu,
+                           4 * C, C);
+    linear_backward(m, a->dbtc, g->fcw + l * 4 * C * C, g->fcb + l * 4 * C, a->dfch, ln2,
+                    p->fcw + l * 4 * C * C, C, 4 * C);
+    LAYER(m, layernorm_backward, a->dresidual, g->ln2w + l * C, g->ln2b + l * C, a->dbtc, residual2,
+          p->ln2w + l * C, s->ln2_mean + l * BT, s->ln2_rstd + l * BT, s->scratch, BT, C);
+    linear_backward(m, a->dbtc, g->attprojw + l * C * C, g->attprojb + l * C, a->dresidual, atty,
+                    p->attprojw + l * C * C, C, C);
+    attention_backward(m, l, a->dqkv, a->dbtc, atty, qkv);
+    linear_backward(m, a->dbtc, g->qkvw + l * 3 * C * C, g->qkvb + l * 3 * C, a->dqkv, ln1,
+                    p->qkvw + l * 3 * C * C, C, 3 * C);
+    LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, a->dbtc, x, p->ln1w + l * C,
+          s->ln1_mean + l * BT, s->ln1_rstd + l * BT, s->scratch, BT, C);
+}
+
+void gpt2_embed_backward(struct gpt2 *m)
+{
+    LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, m->acts.dresidual, &m->batch, m->stats.scratch,
+          m->B, m->config.context, m->config.channels);
+}

@@ -1,0 +1,591 @@
+/* gpt2_cuda.cu: gpt2_layers.h on a GPU. Compiled once per dtype, by nvcc, and as C++ by the tests' stand-in.
+ *
+ * Sums along a row are a warp's: each lane adds its own columns in order, then the lanes are added in a fixed
+ * tree. Sums over rows are made in N_CHUNKS parts, of which each is a block's and written to scratch, and
+ * added up in order: the same bits every time, with no atomic addition. Arithmetic is fp32; each result is
+ * rounded once. Where rows and pointers allow, a thread moves 16 bytes at a time. */
+#include <cuda_runtime.h>
+
+#include <math.h>
+
+extern "C" {
+#include "bench/gpt2/gpt2_layers.h"
+}
+#include "bench/gpt2/gpt2_launch.h"
+
+namespace
+{
+
+const int ROWS = 8;      /* of a block that gives each warp a row; of a block that adds up columns */
+const int N_CHUNKS = 64; /* that rows are summed in */
+const int WIDE = 16 / (int)sizeof(real);
+const int ROW_THREADS = 1024; /* of a row of logits */
+
+/* --- moving W elements at once --- */
+
+template <class T, int W> struct alignas(W == 1 ? sizeof(T) : 16) pack {
+    T x[W];
+};
+
+template <int W> __device__ __forceinline__ void load(float x[W], const real *from)
+{
+    pack<real, W> p = *reinterpret_cast<const pack<real, W> *>(from);
+    for (int j = 0; j < W; j++)
+        x[j] = to_float(p.x[j]);
+}
+
+template <int W> __device__ __forceinline__ void store(real *to, const float x[W])
+{
+    pack<real, W> p;
+    for (int j = 0; j < W; j++)
+        p.x[j] = from_float(x[j]);
+    *reinterpret_cast<pack<real, W> *>(to) = p;
+}
+
+/* Of floats, whatever a real is. */
+template <int W> __device__ __forceinline__ void load_floats(float x[W], const float *from)
+{
+    const int N = W < 4 ? W : 4;
+    for (int j = 0; j < W; j += N) {
+        pack<float, N> p = *reinterpret_cast<const pack<float, N> *>(from + j);
+        for (int k = 0; k < N; k++)
+            x[j + k] = p.x[k];
+    }
+}
+
+/* --- sums --- */
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* In a block of (32, ROWS) threads: the sum over threadIdx.y, in its order, on the threads of y 0. */
+__device__ __forceinline__ float sum_over_y(float x)
+{
+    __shared__ float parts[ROWS][32];
+    parts[threadIdx.y][threadIdx.x] = x;
+    __syncthreads();
+    float sum = 0;
+    if (threadIdx.y == 0)
+        for (int y = 0; y < ROWS; y++)
+            sum += parts[y][threadIdx.x];
+    __syncthreads(); /* parts may be written again */
+    return sum;
+}
+
+/* --- layer norm: a warp per row --- */
+
+template <int W>
+__global__ void __launch_bounds__(32 * ROWS)
+    layernorm_forward_kernel(real *out, float *mean, float *rstd, const real *inp, const real *weight,
+                             const real *bias, int64_t N, int C)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= N)
+        return;
+    inp += row * C;
+    out += row * C;
+    float x[W], w[W], b[W], sum = 0, squares = 0;
+    for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
+        load<W>(x, inp + i);
+        for (int j = 0; j < W; j++)
+            sum += x[j];
+    }
+    float mu = warp_sum(sum) / (float)C;
+    for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
+        load<W>(x, inp + i);
+        for (int j = 0; j < W; j++)
+            squares += (x[j] - mu) * (x[j] - mu);
+    }
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + GPT2_LAYERNORM_EPS);
+    for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
+        load<W>(x, inp + i);
+        load<W>(w, weight + i);
+        load<W>(b, bias + i);
+        for (int j = 0; j < W; j++)
+            x[j] = (x[j] - mu) * scale * w[j] + b[j];
+        store<W>(out + i, x);
+    }
+    if (threadIdx.x == 0) {
+        mean[row] = mu;
+        rstd[row] = scale;
+    }
+}
+
+template <int W>
+__global__ void __launch_bounds__(32 * ROWS)
+    layernorm_backward_kernel(real *dinp, const real *dout, const real *inp, const real *weight,
+                              const float *mean, const float *rstd, int64_t N, int C)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= N)
+        return;
+    dinp += row * C;
+    dout += row * C;
+    inp += row * C;
+    float mu = mean[row], scale = rstd[row], x[W], d[W], w[W], sum = 0, sum_norm = 0;
+    for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
+        load<W>(x, inp + i);
+        load<W>(d, dout + i);
+        load<W>(w, weight + i);
+        for (int j = 0; j < W; j++) {
+            float dnorm = w[j] * d[j];
+            sum += dnorm;
+            sum_norm += dnorm * ((x[j] - mu) * scale);
+        }
+    }
+    float m = warp_sum(sum) / (float)C, m_norm = warp_sum(sum_norm) / (float)C, g[W];
+    for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
+        load<W>(x, inp + i);
+        load<W>(d, dout + i);
+        load<W>(w, weight + i);
+        load<W>(g, dinp + i);
+        for (int j = 0; j < W; j++)
+            g[j] += (w[j] * d[j] - m - (x[j] - mu) * scale * m_norm) * scale;
+        store<W>(dinp + i, g);
+    }
+}
+
+/* --- sums over rows --- */
+
+/* parts (N_CHUNKS, C) = sums of dout's rows, in chunks; with inp, norm_parts likewise of dout * (inp - mean)
+ * * rstd. Blocks are (32, ROWS) threads: a thread takes every ROWS-th row of one column. */
+__global__ void __launch_bounds__(32 * ROWS)
+    column_parts_kernel(float *parts, float *norm_parts, const real *dout, const real *inp, const float *mean,
+                        const float *rstd, int64_t N, int C)
+{
+    int c = (int)(blockIdx.x * 32 + threadIdx.x);
+    int64_t length = (N + N_CHUNKS - 1) / N_CHUNKS, first = (int64_t)blockIdx.y * length;
+    int64_t end = first + length < N ? first + length : N;
+    float sum = 0, sum_norm = 0;
+    if (c < C)
+        for (int64_t row = first + threadIdx.y; row < end; row += ROWS) {
+            float d = to_float(dout[row * C + c]);
+            sum += d;
+            if (inp)
+                sum_norm += d * ((to_float(inp[row * C + c]) - mean[row]) * rstd[row]);
+        }
+    sum = sum_over_y(sum);
+    if (inp)
+        sum_norm = sum_over_y(sum_norm);
+    if (c < C && threadIdx.y == 0) {
+        parts[(int64_t)blockIdx.y * C + c] = sum;
+        if (inp)
+            norm_parts[(int64_t)blockIdx.y * C + c] = sum_norm;
+    }
+}
+
+/* grad (C) += parts (N_CHUNKS, C), summed */
+__global__ void add_parts_kernel(real *grad, const float *parts, int C)
+{
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (c >= C)
+        return;
+    float sum = 0;
+    for (int chunk = 0; chunk < N_CHUNKS; chunk++)
+        sum += parts[(int64_t)chunk * C + c];
+    grad[c] = from_float(to_float(grad[c]) + sum);
+}
+
+__global__ void add_kernel(real *grad, const real *x, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
+}
+
+/* --- GELU --- */
+
+__device__ __forceinline__ float gelu_gate(float x)
+{
+    return 1.0f / (1.0f + expf(-2.0f * gpt2_gelu_u(x)));
+}
+
+template <int W> __global__ void gelu_forward_kernel(real *out, const real *inp, int64_t n)
+{
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    float x[W];
+    if (i >= n)
+        return;
+    load<W>(x, inp + i);
+    for (int j = 0; j < W; j++)
+        x[j] *= gelu_gate(x[j]);
+    store<W>(out + i, x);
+}
+
+template <int W> __global__ void gelu_backward_kernel(real *dout, const real *inp, int64_t n)
+{
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    float x[W], d[W];
+    if (i >= n)
+        return;
+    load<W>(x, inp + i);
+    load<W>(d, dout + i);
+    for (int j = 0; j < W; j++)
+        d[j] *= gpt2_gelu_slope(x[j], gelu_gate(x[j]));
+    store<W>(dout + i, d);
+}
+
+/* --- causal softmax: a warp per row --- */
+
+template <int W>
+__global__ void __launch_bounds__(32 * ROWS)
+    causal_softmax_forward_kernel(real *att, const float *scores, int64_t n_rows, int T, float scale)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= n_rows)
+        return;
+    int n = (int)(row % T) + 1; /* a token sees itself and those before it */
+    scores += row * T;
+    att += row * T;
+    float x[W] = {}, top = -INFINITY, sum = 0;
+    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
+        load_floats<W>(x, scores + i);
+        for (int j = 0; j < W; j++)
+            top = i + j < n ? fmaxf(top, x[j]) : top;
+    }
+    top = warp_max(top);
+    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
+        load_floats<W>(x, scores + i);
+        for (int j = 0; j < W; j++)
+            sum += i + j < n ? expf((x[j] - top) * scale) : 0.0f;
+    }
+    float inverse = 1.0f / warp_sum(sum);
+    for (int i = (int)threadIdx.x * W; i < T; i += 32 * W) {
+        if (i < n)
+            load_floats<W>(x, scores + i);
+        for (int j = 0; j < W; j++)
+            x[j] = i + j < n ? expf((x[j] - top) * scale) * inverse : 0.0f;
+        store<W>(att + i, x);
+    }
+}
+
+template <int W>
+__global__ void __launch_bounds__(32 * ROWS)
+    causal_softmax_backward_kernel(real *dscores, const float *datt, const real *att, int64_t n_rows, int T,
+                                   float scale)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= n_rows)
+        return;
+    int n = (int)(row % T) + 1;
+    datt += row * T;
+    dscores += row * T;
+    att += row * T;
+    float d[W] = {}, a[W] = {}, sum = 0;
+    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
+        load_floats<W>(d, datt + i);
+        load<W>(a, att + i);
+        for (int j = 0; j < W; j++)
+            sum += i + j < n ? d[j] * a[j] : 0.0f;
+    }
+    float total = warp_sum(sum);
+    for (int i = (int)threadIdx.x * W; i < T; i += 32 * W) {
+        if (i < n) {
+            load_floats<W>(d, datt + i);
+            load<W>(a, att + i);
+        }
+        for (int j = 0; j < W; j++)
+            d[j] = i + j < n ? a[j] * (d[j] - total) * scale : 0.0f;
+        store<W>(dscores + i, d);
+    }
+}
+
+/* --- the loss: a block per row --- */
+
+/* sum of e^(x - top) over what was seen, top the largest of it (Milakov and Gimelshein, arXiv:1805.02867) */
+struct exponentials {
+    float top, sum;
+};
+
+__device__ __forceinline__ exponentials together(exponentials a, exponentials b)
+{
+    exponentials both = {fmaxf(a.top, b.top), 0};
+    if (both.top > -INFINITY) /* else nothing was seen */
+        both.sum = a.sum * expf(a.top - both.top) + b.sum * expf(b.top - both.top);
+    return both;
+}
+
+/* The same on all threads of the block. */
+__device__ __forceinline__ exponentials block_exponentials(exponentials e)
+{
+    __shared__ float tops[32], sums[32];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_warps = (int)blockDim.x / 32;
+    for (int step = 16; step > 0; step /= 2) {
+        exponentials other = {__shfl_xor_sync(0xffffffffu, e.top, step),
+                              __shfl_xor_sync(0xffffffffu, e.sum, step)};
+        e = (lane & step) ? together(other, e) : together(e, other);
+    }
+    if (lane == 0) {
+        tops[warp] = e.top;
+        sums[warp] = e.sum;
+    }
+    __syncthreads();
+    exponentials all = {tops[0], sums[0]};
+    for (int w = 1; w < n_warps; w++)
+        all = together(all, exponentials{tops[w], sums[w]});
+    return all;
+}
+
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
+    cross_entropy_kernel(real *dlogits, double *loss, const float *logits, const int32_t *targets, int V,
+                         int64_t ld, float scale)
+{
+    int target = targets[blockIdx.x], step = (int)blockDim.x * W;
+    logits += (int64_t)blockIdx.x * ld;
+    dlogits += (int64_t)blockIdx.x * ld;
+    exponentials e = {-INFINITY, 0};
+    float x[W];
+    for (int i = (int)threadIdx.x * W; i < V; i += step) {
+        load_floats<W>(x, logits + i);
+        exponentials here = {-INFINITY, 0};
+        for (int j = 0; j < W; j++)
+            here.top = i + j < V ? fmaxf(here.top, x[j]) : here.top;
+        for (int j = 0; j < W; j++)
+            here.sum += i + j < V ? expf(x[j] - here.top) : 0.0f;
+        e = together(e, here);
+    }
+    e = block_exponentials(e);
+    float factor = scale / e.sum;
+    for (int i = (int)threadIdx.x * W; i < V; i += step) {
+        load_floats<W>(x, logits + i);
+        for (int j = 0; j < W; j++) {
+            x[j] = i + j < V ? expf(x[j] - e.top) * factor : 0.0f;
+            x[j] -= i + j == target ? scale : 0.0f;
+        }
+        store<W>(dlogits + i, x);
+    }
+    if (threadIdx.x == 0)
+        loss[blockIdx.x] = log((double)e.sum) - (double)(logits[target] - e.top);
+}
+
+__global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
+{
+    __shared__ double sums[256];
+    double sum = 0;
+    for (int64_t row = threadIdx.x; row < N; row += 256)
+        sum += loss[row];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if ((int)threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        *total += ldexp(rint(ldexp(sums[0] / (double)N, 36)), -36);
+}
+
+/* --- the embedding --- */
+
+template <int W>
+__global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const real *wte, const real *wpe,
+                                         int64_t n, int T, int C)
+{
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    float x[W], y[W];
+    if (i >= n)
+        return;
+    int64_t row = i / C, c = i % C;
+    load<W>(x, wte + (int64_t)tokens[row] * C + c);
+    load<W>(y, wpe + row % T * C + c);
+    for (int j = 0; j < W; j++)
+        x[j] += y[j];
+    store<W>(out + i, x);
+}
+
+/* A block of (32, ROWS) threads for 32 columns of each token. */
+__global__ void __launch_bounds__(32 * ROWS)
+    embedding_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
+                              const int32_t *first, int C)
+{
+    int c = (int)(blockIdx.y * 32 + threadIdx.x);
+    int end = first[blockIdx.x + 1];
+    float sum = 0;
+    if (c < C)
+        for (int i = first[blockIdx.x] + (int)threadIdx.y; i < end; i += ROWS)
+            sum += to_float(dout[(int64_t)order[i] * C + c]);
+    sum = sum_over_y(sum);
+    if (c < C && threadIdx.y == 0) {
+        real *grad = dwte + (int64_t)distinct[blockIdx.x] * C + c;
+        *grad = from_float(to_float(*grad) + sum);
+    }
+}
+
+__global__ void position_backward_kernel(real *dwpe, const real *dout, int B, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n)
+        return;
+    float sum = 0;
+    for (int b = 0; b < B; b++)
+        sum += to_float(dout[b * n + i]);
+    dwpe[i] = from_float(to_float(dwpe[i]) + sum);
+}
+
+/* --- the table --- */
+
+/* Whether rows of n elements (of floats too) can be moved WIDE elements at a time. */
+template <class... P> bool wide(int64_t n, P... pointers)
+{
+    uintptr_t bits = 0;
+    const void *list[] = {pointers...};
+    for (const void *p : list)
+        bits |= (uintptr_t)p;
+    return bits % 16 == 0 && n % WIDE == 0;
+}
+
+/* The kernel for what wide() said. */
+#define BY_WIDTH(is_wide, kernel) ((is_wide) ? kernel<WIDE> : kernel<1>)
+
+const dim3 warps(32, ROWS);
+const unsigned THREADS = 256;
+
+int64_t n_scratch(int64_t, int64_t C)
+{
+    return N_CHUNKS * 4 * C; /* the widest bias; a norm's two take half */
+}
+
+int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+                      const real *weight, const real *bias, float *, int64_t N, int64_t C)
+{
+    return launch(on, "layer norm", BY_WIDTH(wide(C, out, inp, weight, bias), layernorm_forward_kernel),
+                  ceil_div(N, ROWS), warps, out, mean, rstd, inp, weight, bias, N, (int)C);
+}
+
+/* dbias (C) += sums of dout's columns; with inp, dweight (C) += those of dout * (inp - mean) * rstd. */
+int sum_columns(const struct place *on, real *dbias, real *dweight, const real *dout, const real *inp,
+                const float *mean, const float *rstd, float *scratch, int64_t N, int64_t C)
+{
+    float *norm_parts = scratch + N_CHUNKS * C;
+    unsigned blocks = ceil_div(C, THREADS);
+    int err = launch(on, "sums of columns", column_parts_kernel, dim3(ceil_div(C, 32), N_CHUNKS), warps,
+                     scratch, norm_parts, dout, inp, mean, rstd, N, (int)C);
+    if (!err)
+        err = launch(on, "sums of columns", add_parts_kernel, blocks, THREADS, dbias, scratch, (int)C);
+    if (!err && inp)
+        err = launch(on, "sums of columns", add_parts_kernel, blocks, THREADS, dweight, norm_parts, (int)C);
+    return err;
+}
+
+int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *dbias, const real *dout,
+                       const real *inp, const real *weight, const float *mean, const float *rstd,
+                       float *scratch, int64_t N, int64_t C)
+{
+    int err = sum_columns(on, dbias, dweight, dout, inp, mean, rstd, scratch, N, C);
+    return err ? err
+               : launch(on, "layer norm backward",
+                        BY_WIDTH(wide(C, dinp, dout, inp, weight), layernorm_backward_kernel),
+                        ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
+}
+
+int gelu_forward(const struct place *on, real *out, const real *inp, int64_t n)
+{
+    bool w = wide(n, out, inp);
+    return launch(on, "gelu", BY_WIDTH(w, gelu_forward_kernel), ceil_div(n, THREADS * (w ? WIDE : 1)),
+                  THREADS, out, inp, n);
+}
+
+int gelu_backward(const struct place *on, real *dout, const real *inp, int64_t n)
+{
+    bool w = wide(n, dout, inp);
+    return launch(on, "gelu backward", BY_WIDTH(w, gelu_backward_kernel),
+                  ceil_div(n, THREADS * (w ? WIDE : 1)), THREADS, dout, inp, n);
+}
+
+int causal_softmax_forward(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+                           float scale)
+{
+    return launch(on, "softmax", BY_WIDTH(wide(T, att, scores), causal_softmax_forward_kernel),
+                  ceil_div(NH * T, ROWS), warps, att, scores, NH * T, (int)T, scale);
+}
+
+int causal_softmax_backward(const struct place *on, real *dscores, float *datt, const real *att, int64_t NH,
+                            int64_t T, float scale)
+{
+    return launch(on, "softmax backward",
+                  BY_WIDTH(wide(T, dscores, datt, att), causal_softmax_backward_kernel),
+                  ceil_div(NH * T, ROWS), warps, dscores, datt, att, NH * T, (int)T, scale);
+}
+
+int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits, const int32_t *targets,
+                  int64_t N, int64_t V, int64_t ld, float scale)
+{
+    bool w = wide(ld, dlogits, logits);
+    /* No more threads than a row has work for, in whole warps. */
+    int64_t threads = ceil_div(V, 32 * (w ? WIDE : 1)) * (int64_t)32;
+    threads = threads < ROW_THREADS ? threads : ROW_THREADS;
+    return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, (unsigned)threads,
+                  dlogits, loss, logits, targets, (int)V, ld, scale);
+}
+
+int add_loss(const struct place *on, double *total, const double *loss, int64_t N)
+{
+    return launch(on, "loss", add_loss_kernel, 1, 256, total, loss, N);
+}
+
+int bias_backward(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N, int64_t C)
+{
+    return sum_columns(on, dbias, nullptr, dout, nullptr, nullptr, nullptr, scratch, N, C);
+}
+
+int add(const struct place *on, real *grad, const real *x, int64_t n)
+{
+    return launch(on, "add", add_kernel, ceil_div(n, THREADS), THREADS, grad, x, n);
+}
+
+int embedding_forward(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+                      const real *wpe, int64_t B, int64_t T, int64_t C)
+{
+    bool w = wide(C, out, wte, wpe);
+    return launch(on, "embedding", BY_WIDTH(w, embedding_forward_kernel),
+                  ceil_div(B * T * C, THREADS * (w ? WIDE : 1)), THREADS, out, tokens, wte, wpe, B * T * C,
+                  (int)T, (int)C);
+}
+
+int embedding_backward(const struct place *on, real *dwte, real *dwpe, const real *dout,
+                       const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
+{
+    int err = launch(on, "embedding backward", embedding_backward_kernel,
+                     dim3((unsigned)batch->n_distinct, ceil_div(C, 32)), warps, dwte, dout, batch->order,
+                     batch->distinct, batch->first, (int)C);
+    return err ? err
+               : launch(on, "position backward", position_backward_kernel, ceil_div(T * C, THREADS), THREADS,
+                        dwpe, dout, (int)B, T * C);
+}
+} // namespace
+
+#ifdef GPT2_BF16
+#define ATTENTION &gpt2_attention_cuda
+#else
+#define ATTENTION nullptr
+#endif
+
+const struct gpt2_layers gpt2_layers_cuda = {
+    ATTENTION,
+    64, /* row_align: rows of logits start where 16-byte accesses and tensor cores like them */
+    n_scratch,
+    layernorm_forward,
+    layernorm_backward,
+    gelu_forward,
+    gelu_backward,
+    causal_softmax_forward,
+    causal_softmax_backward,
+    cross_entropy,
+    add_loss,
+    bias_backward,
+    add,
+    embedding_forward,
+    embedding_backward,
+};

@@ -1,0 +1,120 @@
+/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table: one
+ * for the host, one for CUDA.
+ *
+ * N is the number of rows (B*T), C the channels. Backward functions ADD to gradients of weights. All are
+ * deterministic: a fixed order of additions, no atomic ones, no contraction on the host (where every
+ * instruction set gives the same bits).
+ *
+ * Pointers are memory of on's device. On the host the work is done when a function returns; on a GPU it is
+ * put on on's stream. scratch: n_scratch() floats, in use until the stream has passed. Each returns 0 or a
+ * zr_err.
+ */
+#ifndef ZERO_BENCH_GPT2_LAYERS_H
+#define ZERO_BENCH_GPT2_LAYERS_H
+
+#include "bench/gpt2/gpt2_real.h"
+#include "bench/place.h"
+
+/* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
+ * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
+struct gpt2_batch {
+    int32_t *tokens, *targets; /* (B, T) each */
+    int32_t *order;            /* (B*T) rows, by token and then by row */
+    int32_t *distinct, *first; /* (B*T), (B*T + 1), of which n_distinct and one more are used */
+    int32_t n_distinct;
+};
+
+/* Causal attention in one piece, of heads with as many channels as fits() takes. Deterministic too. */
+struct gpt2_attention {
+    bool (*fits)(int64_t HS);
+    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head, a token seeing itself and those
+     * before it, from qkv (B, T, 3*NH*HS), whose columns are q, k, v and in each of those the heads. logsum
+     * (B, NH, T) is kept for backward. */
+    int (*forward)(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
+                   int64_t NH, int64_t HS);
+    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from that of atty, datty. dots (B, NH, T) is scratch. */
+    int (*backward)(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
+                    float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
+};
+
+struct gpt2_layers {
+    /* NULL: there is none, and it is made of products and the softmax. */
+    const struct gpt2_attention *attention;
+    int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
+    int64_t (*n_scratch)(int64_t N, int64_t C);
+
+    /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
+     * kept for backward. */
+    int (*layernorm_forward)(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+                             const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
+    /* dinp (N, C) += gradient of the input. */
+    int (*layernorm_backward)(const struct place *on, real *dinp, real *dweight, real *dbias,
+                              const real *dout, const real *inp, const real *weight, const float *mean,
+                              const float *rstd, float *scratch, int64_t N, int64_t C);
+
+    /* The tanh form of GELU (Hendrycks and Gimpel 2016), element by element. */
+    int (*gelu_forward)(const struct place *on, real *out, const real *inp, int64_t n);
+    /* dout becomes the gradient of inp, in place. */
+    int (*gelu_backward)(const struct place *on, real *dout, const real *inp, int64_t n);
+
+    /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond.
+     * scores is used up. */
+    int (*causal_softmax_forward)(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+                                  float scale);
+    /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
+    int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
+                                   int64_t NH, int64_t T, float scale);
+
+    /* loss (N) = -log softmax(logits)[target] for each row; dlogits = scale * its gradient. logits is used
+     * up. Both (N, V), with ld elements between rows. */
+    int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, float scale);
+    /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
+     * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
+     * dealt to ranks (for powers of two). */
+    int (*add_loss)(const struct place *on, double *total, const double *loss, int64_t N);
+
+    /* dbias (C) += sum of dout (N, C) over rows. */
+    int (*bias_backward)(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N,
+                         int64_t C);
+    /* grad (n) += x (n) */
+    int (*add)(const struct place *on, real *grad, const real *x, int64_t n);
+
+    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
+    int (*embedding_forward)(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+                             const real *wpe, int64_t B, int64_t T, int64_t C);
+    int (*embedding_backward)(const struct place *on, real *dwte, real *dwpe, const real *dout,
+                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
+                              int64_t C);
+};
+
+/* Those of the place's device. */
+const struct gpt2_layers *gpt2_layers_for(const struct place *place);
+
+extern const struct gpt2_layers gpt2_layers_host;
+extern const struct gpt2_layers gpt2_layers_cuda; /* where the build has CUDA */
+#ifdef GPT2_BF16
+extern const struct gpt2_attention gpt2_attention_cuda;
+#endif
+
+/* What both compute by. */
+
+#define GPT2_LAYERNORM_EPS  1e-5f
+#define GPT2_SQRT_2_OVER_PI 0.7978845608f
+#define GPT2_GELU_CUBIC     0.044715f
+
+/* gelu(x) = x/2 * (1 + tanh(u)) = x * gate, where gate = 1 / (1 + e^(-2u)) and this is
+ * u = sqrt(2/pi) * (x + 0.044715 x^3). */
+GPT2_ANYWHERE float gpt2_gelu_u(float x)
+{
+    return GPT2_SQRT_2_OVER_PI * (x + GPT2_GELU_CUBIC * x * x * x);
+}
+
+/* The derivative of gelu at x. */
+GPT2_ANYWHERE float gpt2_gelu_slope(float x, float gate)
+{
+    float du = GPT2_SQRT_2_OVER_PI * (1.0f + 3.0f * GPT2_GELU_CUBIC * x * x);
+    return gate + 2.0f * x * gate * (1.0f - gate) * du;
+}
+
+#endif

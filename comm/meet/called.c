@@ -1,0 +1,142 @@
+/* called.c: see called.h. */
+#include "comm/meet/called.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *name_of(enum zr_called_name name)
+{
+    switch (name) {
+#define NAME(id, text)                                                                                       \
+    case ZR_CALLED_##id:                                                                                     \
+        return text;
+        ZR_CALLED_MAP(NAME)
+#undef NAME
+    case ZR_CALLED_NONE:
+        break;
+    }
+    return "nothing";
+}
+
+void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
+{
+    const char *name = name_of(c->name);
+    bool bracket = c->name == ZR_CALLED_BEGIN || c->name == ZR_CALLED_END;
+    if (bracket)
+        snprintf(text, ZR_CALLED_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,
+                 c->backward ? "backward" : "forward", c->step);
+    else if (c->subject >= 0)
+        snprintf(text, ZR_CALLED_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
+    else
+        snprintf(text, ZR_CALLED_CHARS, "%s in step %u", name, c->step);
+}
+
+void zr_called_tell(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                    char text[ZR_CALLED_BOTH_CHARS])
+{
+    char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS];
+    zr_called_describe(a, of_a);
+    zr_called_describe(b, of_b);
+    snprintf(text, ZR_CALLED_BOTH_CHARS,
+             "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order",
+             rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : " with other arguments");
+}
+
+/* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as
+ * they are kept is enough: calls that are far apart differ in their number. */
+static uint64_t pack(const struct zr_called *c)
+{
+    return (uint64_t)c->name << 58 | (uint64_t)c->backward << 57 | (uint64_t)(c->step & 0x1ffffffu) << 32 |
+           (uint32_t)c->subject;
+}
+
+static struct zr_called unpack(uint64_t what, uint64_t args)
+{
+    return (struct zr_called){.name = (enum zr_called_name)(what >> 58),
+                              .backward = what >> 57 & 1,
+                              .step = (uint32_t)(what >> 32) & 0x1ffffffu,
+                              .subject = (int32_t)(uint32_t)what,
+                              .args = args};
+}
+
+void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c)
+{
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed) + 1;
+    int i = (int)(n % ZR_CALLED_KEPT);
+    atomic_store_explicit(&ring->at[i].n, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&ring->at[i].what, pack(c), memory_order_relaxed);
+    atomic_store_explicit(&ring->at[i].args, c->args, memory_order_relaxed);
+    atomic_store_explicit(&ring->at[i].n, n, memory_order_release);
+    atomic_store_explicit(&ring->n, n, memory_order_release);
+}
+
+/* false: the call is not kept any more. */
+static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called *out)
+{
+    int i = (int)(n % ZR_CALLED_KEPT);
+    if (atomic_load_explicit(&ring->at[i].n, memory_order_acquire) != n)
+        return false;
+    uint64_t what = atomic_load_explicit(&ring->at[i].what, memory_order_relaxed);
+    uint64_t args = atomic_load_explicit(&ring->at[i].args, memory_order_relaxed);
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&ring->at[i].n, memory_order_relaxed) != n)
+        return false;
+    *out = unpack(what, args);
+    return true;
+}
+
+/* The number of the oldest call that may still be kept. */
+static uint64_t oldest(uint64_t n)
+{
+    return n > ZR_CALLED_KEPT ? n - ZR_CALLED_KEPT + 1 : 1;
+}
+
+void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out)
+{
+    struct zr_called c;
+    memset(out, 0, sizeof *out);
+    out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
+    for (uint64_t n = oldest(out->n); n <= out->n; n++)
+        if (get(ring, n, &c)) {
+            out->at[n % ZR_CALLED_KEPT].what = pack(&c);
+            out->at[n % ZR_CALLED_KEPT].args = c.args;
+        }
+}
+
+void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from)
+{
+    uint64_t all = from->n < INT64_MAX ? from->n : INT64_MAX;
+    memset(ring, 0, sizeof *ring);
+    for (uint64_t n = oldest(all); n <= all; n++) {
+        int i = (int)(n % ZR_CALLED_KEPT);
+        atomic_init(&ring->at[i].n, from->at[i].what ? n : 0);
+        atomic_init(&ring->at[i].what, from->at[i].what);
+        atomic_init(&ring->at[i].args, from->at[i].args);
+    }
+    atomic_init(&ring->n, all);
+}
+
+static bool same(const struct zr_called *a, const struct zr_called *b)
+{
+    return a->name == b->name && a->backward == b->backward && a->step == b->step &&
+           a->subject == b->subject && a->args == b->args;
+}
+
+uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
+                          struct zr_called *of_a, struct zr_called *of_b)
+{
+    uint64_t n_a = atomic_load_explicit(&a->n, memory_order_acquire);
+    uint64_t n_b = atomic_load_explicit(&b->n, memory_order_acquire);
+    uint64_t most = n_a > n_b ? n_a : n_b, both = n_a < n_b ? n_a : n_b;
+    for (uint64_t n = oldest(most); n <= both; n++)
+        if (get(a, n, of_a) && get(b, n, of_b) && !same(of_a, of_b))
+            return n;
+    return 0;
+}
+
+bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out)
+{
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire);
+    return n && get(ring, n, out);
+}

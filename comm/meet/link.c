@@ -1,0 +1,270 @@
+/* link.c: frames over one TCP connection (see link.h). */
+#include "comm/meet/link.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+void zr_sigpipe_hold(struct zr_sigpipe_hold *h)
+{
+    sigset_t pipe, pending;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    sigpending(&pending);
+    h->was_pending = sigismember(&pending, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &h->before);
+}
+
+void zr_sigpipe_release(const struct zr_sigpipe_hold *h)
+{
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    if (!h->was_pending) {
+        const struct timespec none = {0};
+        while (sigtimedwait(&pipe, NULL, &none) < 0 && errno == EINTR)
+            ;
+    }
+    pthread_sigmask(SIG_SETMASK, &h->before, NULL);
+}
+
+static void closed(uv_handle_t *h)
+{
+    struct zr_link *l = h->data;
+    l->calls->on_closed(l);
+    free(l->in.payload);
+    free(l);
+}
+
+void zr_link_drop(struct zr_link *l)
+{
+    if (uv_is_closing((uv_handle_t *)&l->tcp))
+        return;
+    zr_fork_forget(&l->kept);
+    uv_close((uv_handle_t *)&l->tcp, closed);
+}
+
+static void end(struct zr_link *l, int code, const char *why)
+{
+    bool tell = !l->finishing && !uv_is_closing((uv_handle_t *)&l->tcp);
+    if (tell)
+        l->calls->on_end(l, code, why);
+    if (!tell || !l->finishing)
+        zr_link_drop(l);
+}
+
+static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
+{
+    struct zr_link *l = h->data;
+    (void)suggested;
+    if (l->finishing)
+        *buf = uv_buf_init(l->sink, sizeof l->sink);
+    else
+        buf->base = zr_frame_room(&l->in, &buf->len);
+}
+
+/* Whoever waited on this link still hears of its end. */
+static void refuse_large(struct zr_link *l)
+{
+    char why[128];
+    snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.head.n_bytes,
+             l->in.most_bytes);
+    end(l, ZR_ERR_MISMATCH, why);
+}
+
+static void take(struct zr_link *l, size_t n)
+{
+    char why[128];
+    switch (zr_frame_took(&l->in, n)) {
+    case ZR_FRAME_UNFINISHED:
+        break;
+    case ZR_FRAME_WHOLE:
+        l->calls->on_frame(l, &l->in.head, l->in.payload);
+        zr_frame_next(&l->in);
+        break;
+    case ZR_FRAME_STRANGE:
+        snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
+                 l->in.head.magic, ZR_FRAME_MAGIC);
+        end(l, ZR_ERR_MISMATCH, why);
+        break;
+    case ZR_FRAME_LARGE:
+        l->held = l->calls->on_large(l, &l->in.head);
+        if (l->held)
+            uv_read_stop((uv_stream_t *)&l->tcp);
+        else
+            refuse_large(l);
+        break;
+    case ZR_FRAME_NO_MEMORY:
+        snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.head.n_bytes);
+        end(l, ZR_ERR_NOMEM, why);
+        break;
+    }
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct zr_link *l = stream->data;
+    (void)buf;
+    if (n < 0) {
+        const char *why =
+            n != UV_EOF  ? uv_strerror((int)n)
+            : l->in.n_in ? "its connection closed in the middle of a message"
+                         : "its connection closed without a goodbye, as when a process crashes or is killed";
+        end(l, ZR_ERR_PEER, why);
+        return;
+    }
+    if (l->finishing || n == 0)
+        return;
+    take(l, (size_t)n);
+}
+
+void zr_link_allow(struct zr_link *l, uint32_t most_bytes)
+{
+    l->in.most_bytes = most_bytes;
+    if (!l->held || l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
+        return;
+    l->held = false;
+    int err = uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
+    if (err)
+        end(l, ZR_ERR_PEER, uv_strerror(err));
+    else
+        take(l, 0);
+}
+
+struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, void *owner,
+                            uint32_t most_bytes)
+{
+    struct zr_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    if (uv_tcp_init(loop, &l->tcp) < 0) {
+        free(l);
+        return NULL;
+    }
+    l->tcp.data = l->connect.data = l->shutdown.data = l;
+    l->calls = calls;
+    l->owner = owner;
+    l->rank = -1;
+    l->in.most_bytes = most_bytes;
+    return l;
+}
+
+static void name_peer(struct zr_link *l)
+{
+    struct sockaddr_in a = {0};
+    int n = sizeof a;
+    char ip[32] = "?";
+    if (uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&a, &n) == 0)
+        uv_ip4_name(&a, ip, sizeof ip);
+    snprintf(l->peer, sizeof l->peer, "%s:%d", ip, ntohs(a.sin_port));
+}
+
+static int start(struct zr_link *l)
+{
+    uv_os_fd_t fd;
+    name_peer(l);
+    if (uv_fileno((uv_handle_t *)&l->tcp, &fd) == 0)
+        zr_fork_keep(&l->kept, fd);
+    uv_tcp_nodelay(&l->tcp, 1);
+    uv_tcp_keepalive(&l->tcp, 1, 5); /* a host that vanishes sends no FIN */
+    return uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
+}
+
+/* Retrying a port of the ephemeral range can connect a socket to itself: TCP calls that a simultaneous open.
+ * Such a link would answer its own hello and keep rank 0 from binding. */
+static bool is_own_mirror(struct zr_link *l)
+{
+    struct sockaddr_in here = {0}, there = {0};
+    int n_here = sizeof here, n_there = sizeof there;
+    return uv_tcp_getsockname(&l->tcp, (struct sockaddr *)&here, &n_here) == 0 &&
+           uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&there, &n_there) == 0 &&
+           here.sin_port == there.sin_port && here.sin_addr.s_addr == there.sin_addr.s_addr;
+}
+
+static void connected(uv_connect_t *req, int status)
+{
+    struct zr_link *l = req->data;
+    if (uv_is_closing((uv_handle_t *)&l->tcp))
+        return;
+    if (status == 0 && is_own_mirror(l))
+        status = UV_ECONNREFUSED;
+    if (status == 0)
+        status = start(l);
+    l->calls->on_connect(l, status);
+}
+
+int zr_link_connect(struct zr_link *l, const struct sockaddr_in *to)
+{
+    return uv_tcp_connect(&l->connect, &l->tcp, (const struct sockaddr *)to, connected);
+}
+
+int zr_link_accept(struct zr_link *l, uv_stream_t *server)
+{
+    int err = uv_accept(server, (uv_stream_t *)&l->tcp);
+    return err ? err : start(l);
+}
+
+/* One frame on its way: freed when it is written or given up. */
+struct sending {
+    uv_write_t req;
+    struct zr_frame frame;
+    char payload[];
+};
+
+static void sent(uv_write_t *req, int status)
+{
+    (void)status; /* a broken connection is told by the reading side */
+    free(req->data);
+}
+
+int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
+{
+    struct sending *s = malloc(sizeof *s + n);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
+    f.magic = ZR_FRAME_MAGIC;
+    f.version = ZR_FRAME_VERSION;
+    f.n_bytes = (uint32_t)n;
+    s->frame = f;
+    s->req.data = s;
+    if (n)
+        memcpy(s->payload, payload, n);
+    uv_buf_t buf = uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame);
+    uv_buf_t bufs[2] = {buf, uv_buf_init(s->payload, (unsigned)n)};
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, n ? 2 : 1, sent);
+    zr_sigpipe_release(&hold);
+    if (!err)
+        return 0;
+    free(s);
+    return zr_fail(ZR_ERR_IO, "rendezvous: could not send to %s: %s", l->peer, uv_strerror(err));
+}
+
+static void shut(uv_shutdown_t *req, int status)
+{
+    if (status < 0 && status != UV_ECANCELED)
+        zr_link_drop(req->data);
+}
+
+void zr_link_finish(struct zr_link *l)
+{
+    if (l->finishing || uv_is_closing((uv_handle_t *)&l->tcp))
+        return;
+    l->finishing = true;
+    zr_fork_last_word(&l->kept, NULL);
+    if (l->held) /* its end is still to be seen */
+        uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
+    if (uv_shutdown(&l->shutdown, (uv_stream_t *)&l->tcp, shut) < 0)
+        zr_link_drop(l);
+}
+
+char *zr_link_take_payload(struct zr_link *l)
+{
+    char *p = l->in.payload;
+    l->in.payload = NULL;
+    return p;
+}

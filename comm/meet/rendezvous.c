@@ -1,0 +1,405 @@
+/* rendezvous.c: how ranks meet, exchange blobs before any communicator exists, and part (see rendezvous.h and
+ * star.h).
+ *
+ * The blocking calls run the caller's loop until what they wait for is there, something failed or the time is
+ * over. Ranks other than 0 wait a little longer than they are told: rank 0 knows who is missing, and its
+ * message should be the one seen. */
+#include "comm/meet/star.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_EXCHANGE_BYTES = 1 << 30, GRACE_MS = 1000 };
+
+int zr_rendezvous_rank(const struct zr_rendezvous *r)
+{
+    return r->w.rank;
+}
+
+int zr_rendezvous_world(const struct zr_rendezvous *r)
+{
+    return r->w.world;
+}
+
+static void on_deadline(uv_timer_t *t)
+{
+    struct zr_rendezvous *r = t->data;
+    r->late = true;
+}
+
+/* At most a fourth of the time that ranks wait. */
+static int64_t grace_ms(const struct zr_rendezvous *r)
+{
+    return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
+}
+
+/* Runs the loop until done or failed; say_late fails when the time is over. Returns the failure. */
+static int run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
+                     void (*say_late)(struct zr_rendezvous *r))
+{
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    int64_t grace = r->w.rank == 0 ? 0 : grace_ms(r);
+    r->late = false;
+    uv_update_time(r->loop);
+    uv_timer_start(&r->deadline, on_deadline, (uint64_t)(r->timeout_ms + grace), 0);
+    while (!r->code && !done(r)) {
+        if (r->late)
+            say_late(r);
+        else
+            uv_run(r->loop, UV_RUN_ONCE);
+    }
+    uv_timer_stop(&r->deadline);
+    zr_sigpipe_release(&hold);
+    /* What is whole stays whole, whoever failed in the same breath: the next call tells of that. */
+    return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
+}
+
+/* "rank 2, rank 5" of those that missing() names; returns their number. */
+static int list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
+                      char *text, size_t n_text)
+{
+    int n = 0;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 1; i < r->w.world; i++) {
+        if (!missing(r, i))
+            continue;
+        if (n < 8)
+            used += (size_t)snprintf(text + used, n_text - used, "%srank %d", n ? ", " : "", i);
+        else if (n == 8)
+            snprintf(text + used, n_text - used, ", ...");
+        n++;
+    }
+    return n;
+}
+
+/* --- opening --- */
+
+static bool has_not_come(const struct zr_rendezvous *r, int rank)
+{
+    return r->seats[rank].state == ZR_SEAT_EMPTY;
+}
+
+static void late_to_meet(struct zr_rendezvous *r)
+{
+    const char *because = r->trouble[0] ? "; last: " : "", *before = r->trouble_before[0] ? "; before: " : "";
+    if (r->w.rank == 0) {
+        char who[256];
+        int n = list_ranks(r, has_not_come, who, sizeof who);
+        zr_star_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s:%d in %lld ms: %s%s%s", n,
+                     r->w.world, r->w.host, r->w.port, (long long)r->timeout_ms, who, because, r->trouble);
+    } else {
+        zr_star_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s%s%s", r->w.rank,
+                     (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble, before,
+                     r->trouble_before);
+    }
+}
+
+static bool all_came(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (has_not_come(r, i))
+            return false;
+    return true;
+}
+
+static bool all_here(const struct zr_rendezvous *r)
+{
+    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
+}
+
+/* Rank 0 has failed: who comes a moment later is told why, and does not look for it until its own time is
+ * over. */
+static void stay_to_refuse(struct zr_rendezvous *r)
+{
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    r->late = false;
+    uv_update_time(r->loop);
+    uv_timer_start(&r->deadline, on_deadline, (uint64_t)grace_ms(r), 0);
+    while (!r->late && r->listening && !all_came(r))
+        uv_run(r->loop, UV_RUN_ONCE);
+    uv_timer_stop(&r->deadline);
+    zr_sigpipe_release(&hold);
+}
+
+static int meet(struct zr_rendezvous *r)
+{
+    zr_star_start(r);
+    int err = run_until(r, all_here, late_to_meet);
+    if (r->w.rank != 0)
+        return err;
+    if (!err)
+        zr_star_seal(r);
+    for (int i = 1; i < r->w.world && !err; i++)
+        if (r->seats[i].state == ZR_SEAT_HERE)
+            err = zr_star_send(r, i, ZR_FRAME_READY, NULL, 0);
+    if (err)
+        stay_to_refuse(r);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+static void on_report(uv_async_t *a)
+{
+    zr_star_send_report(a->data, false);
+    zr_star_compare(a->data);
+}
+
+static int open_handles(struct zr_rendezvous *r)
+{
+    int err = uv_async_init(r->loop, &r->report, on_report);
+    if (err)
+        return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
+    uv_unref((uv_handle_t *)&r->report);
+    r->report.data = r;
+    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r->answers.data =
+        r;
+    uv_timer_init(r->loop, &r->deadline); /* cannot fail */
+    uv_timer_init(r->loop, &r->retry);
+    uv_timer_init(r->loop, &r->patience);
+    uv_timer_init(r->loop, &r->admit);
+    uv_timer_init(r->loop, &r->answers);
+    r->n_handles = 6;
+    return 0;
+}
+
+static void free_memory(struct zr_rendezvous *r)
+{
+    for (int i = 0; i < r->w.world; i++)
+        free(r->seats[i].given);
+    zr_star_forget_comparison(r);
+    free(r->all);
+    free(r->seats);
+    uv_mutex_destroy(&r->report_lock);
+    free(r);
+}
+
+int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
+                       struct zr_rendezvous **out)
+{
+    *out = NULL;
+    if (w->world < 1 || w->rank < 0 || w->rank >= w->world)
+        return zr_fail(ZR_ERR_ARG, "rendezvous: rank is %d: 0 to %d are allowed", w->rank, w->world - 1);
+    if (w->world > 1 && (!w->host[0] || w->port < 1 || w->port > 65535))
+        return zr_fail(ZR_ERR_ARG,
+                       "rendezvous: rank 0 is at \"%s\" port %d: a host and a port of 1 to 65535 are allowed",
+                       w->host, w->port);
+    if (timeout_ms <= 0)
+        return zr_fail(ZR_ERR_ARG, "rendezvous: timeout_ms is %lld: more than 0 is allowed",
+                       (long long)timeout_ms);
+    struct zr_rendezvous *r = calloc(1, sizeof *r);
+    if (r)
+        r->seats = calloc((size_t)w->world, sizeof *r->seats);
+    if (!r || !r->seats || uv_mutex_init(&r->report_lock)) {
+        if (r)
+            free(r->seats);
+        free(r);
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for %d ranks", w->world);
+    }
+    r->loop = loop;
+    r->w = *w;
+    r->timeout_ms = timeout_ms;
+    if (w->world == 1) {
+        r->ready = true;
+        *out = r;
+        return 0;
+    }
+    int err = open_handles(r);
+    if (err) {
+        free_memory(r);
+        return err;
+    }
+    err = meet(r);
+    if (err) {
+        zr_rendezvous_free(r);
+        return err;
+    }
+    r->phase = ZR_PHASE_IDLE;
+    *out = r;
+    return 0;
+}
+
+/* --- exchanging --- */
+
+static bool has_not_given(const struct zr_rendezvous *r, int rank)
+{
+    return !r->seats[rank].gave;
+}
+
+static void late_to_exchange(struct zr_rendezvous *r)
+{
+    if (r->w.rank == 0) {
+        char who[256];
+        int n = list_ranks(r, has_not_given, who, sizeof who);
+        zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: %d of %d ranks did not come in %lld ms: %s", n, r->w.world,
+                     (long long)r->timeout_ms, who);
+    } else {
+        zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank 0", r->w.rank,
+                     (long long)r->timeout_ms);
+    }
+}
+
+static bool all_given(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (!r->seats[i].gave)
+            return false;
+    return true;
+}
+
+static bool has_all(const struct zr_rendezvous *r)
+{
+    return r->all != NULL;
+}
+
+static bool all_sent(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (r->seats[i].state == ZR_SEAT_HERE && r->seats[i].link &&
+            uv_stream_get_write_queue_size((const uv_stream_t *)&r->seats[i].link->tcp) > 0)
+            return false;
+    return true;
+}
+
+static void late_to_send(struct zr_rendezvous *r)
+{
+    zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: a rank did not take the result in %lld ms",
+                 (long long)r->timeout_ms);
+}
+
+/* Puts the blobs together and makes room for the next ones: a fast rank may send its next while a slow one
+ * still reads. */
+static int collect(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    int err = 0;
+    memcpy(all, mine, n);
+    for (int i = 1; i < r->w.world; i++) {
+        struct zr_seat *seat = &r->seats[i];
+        if (seat->n_given == n)
+            memcpy(all + (size_t)i * n, seat->given, n);
+        else
+            err = zr_star_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", i,
+                               seat->n_given, n);
+        free(seat->given);
+        seat->given = NULL;
+        seat->gave = false;
+    }
+    return err;
+}
+
+static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_star_expect(r, n);
+    int err = r->code ? r->code : run_until(r, all_given, late_to_exchange);
+    zr_star_expect(r, 0);
+    if (!err)
+        err = collect(r, mine, n, all);
+    for (int i = 1; i < r->w.world && !err; i++)
+        err = zr_star_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
+    /* Nobody may run this loop for a while, so what does not fit the sockets' buffers goes now. Whoever has
+     * the result may leave meanwhile, and that is no failure of this exchange. */
+    r->phase = ZR_PHASE_IDLE;
+    if (!err && !all_sent(r))
+        err = run_until(r, all_sent, late_to_send);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_star_expect(r, n * (size_t)r->w.world);
+    (void)zr_star_send(r, 0, ZR_FRAME_GIVE, mine, n);
+    int err = run_until(r, has_all, late_to_exchange);
+    zr_star_expect(r, 0);
+    if (!err && r->n_all != n * (size_t)r->w.world)
+        err = zr_star_fail(r, ZR_ERR_MISMATCH,
+                           "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each",
+                           r->n_all, r->w.world, r->w.rank, n);
+    if (!err)
+        memcpy(all, r->all, r->n_all);
+    free(r->all);
+    r->all = NULL;
+    r->n_all = 0;
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all)
+{
+    if (n == 0 || n > MOST_EXCHANGE_BYTES / (size_t)r->w.world)
+        return zr_fail(ZR_ERR_ARG,
+                       "exchange: %zu bytes from each of %d ranks: 1 to %d bytes in all are allowed", n,
+                       r->w.world, MOST_EXCHANGE_BYTES);
+    if (r->detached || r->closing)
+        return zr_fail(ZR_ERR_ORDER, "exchange: the rendezvous is %s", r->closing ? "closed" : "detached");
+    if (r->w.world == 1) {
+        memcpy(all, mine, n);
+        return 0;
+    }
+    if (r->code || zr_star_check(r))
+        return zr_fail(r->code, "%s", r->text);
+    r->phase = ZR_PHASE_EXCHANGE;
+    int err = r->w.rank == 0 ? exchange_as_center(r, mine, n, all) : exchange_as_ray(r, mine, n, all);
+    r->phase = ZR_PHASE_IDLE;
+    return err;
+}
+
+int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
+{
+    char text[sizeof r->text];
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    if (r->w.world > 1 && !r->detached && !r->closing)
+        zr_star_fail_all(r, code, text);
+    return zr_fail(code, "%s", text);
+}
+
+/* --- parting --- */
+
+static void on_detached(uv_timer_t *t)
+{
+    zr_star_tell_untold(t->data);
+}
+
+void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
+                          void (*on_failed)(void *arg, int code, const char *text), void *arg)
+{
+    r->on_lost = on_lost;
+    r->on_failed = on_failed;
+    r->arg = arg;
+    r->detached = true;
+    if (r->w.world == 1 || r->closing)
+        return;
+    uv_timer_start(&r->deadline, on_detached, 0, 0); /* tells on the loop's thread what happened before */
+    uv_mutex_lock(&r->report_lock);
+    r->may_report = true;
+    uv_mutex_unlock(&r->report_lock);
+}
+
+void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
+{
+    uv_mutex_lock(&r->report_lock);
+    if (r->may_report && !r->report_code) {
+        snprintf(r->report_text, sizeof r->report_text, "%s", text);
+        r->report_code = code;
+        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
+    }
+    uv_mutex_unlock(&r->report_lock);
+}
+
+void zr_rendezvous_close(struct zr_rendezvous *r)
+{
+    zr_star_close(r);
+}
+
+void zr_rendezvous_free(struct zr_rendezvous *r)
+{
+    if (!r)
+        return;
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    zr_star_close(r);
+    while (!zr_star_closed(r))
+        uv_run(r->loop, UV_RUN_ONCE);
+    zr_sigpipe_release(&hold);
+    free_memory(r);
+}

@@ -1,0 +1,99 @@
+/* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
+ * learn of a rank's death or failure.
+ *
+ * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a star). The sockets stay
+ * open while the context lives and are its failure channel: a socket that closes without a goodbye is a lost
+ * rank, and rank 0 tells the others; a rank that cannot go on says so before it leaves. All on one libuv loop
+ * given by the caller. Before zr_rendezvous_detach the blocking calls run that loop on the calling thread;
+ * afterwards whoever runs the loop (the context's own thread) gets on_lost and on_failed callbacks there. */
+#ifndef ZR_COMM_RENDEZVOUS_H
+#define ZR_COMM_RENDEZVOUS_H
+
+#include "comm/meet/called.h"
+#include "comm/meet/job_key.h"
+#include "kernels/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+/* Who we are. */
+struct zr_world {
+    int rank, world, local_rank;
+    char host[256]; /* of rank 0; "" when world == 1 */
+    int port;
+    char source[64]; /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI",
+                        "MPICH", "Slurm", "alone", "nccl_comm" */
+    char job[128];   /* name that keeps two jobs apart; ranks whose names differ refuse each other */
+    int attempt;     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
+    struct zr_job_key key; /* whoever has it is a rank; none: ranks meet on loopback only */
+};
+
+/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or
+ * NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
+ * RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's, MPICH's and Slurm's variables, else
+ * world 1; the key by zr_job_key_find where world > 1. want_url, when not NULL, replaces the address found.
+ * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is
+ * allowed. */
+int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
+
+/* The same where the program lends a communicator, which is rank comm_rank of comm_world: these count. What
+ * the caller wants (want_world > 0), or a launcher's variables say, must be the same, else the error names
+ * both. The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell each other over
+ * the communicator, and host what MASTER_ADDR says, or "". */
+int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
+                  struct zr_world *w);
+
+struct zr_rendezvous;
+
+/* Collective, blocking up to timeout_ms. Fails on all ranks that got as far, naming what is missing ("1 of 4
+ * ranks did not come: rank 3"). world 1 makes no socket. */
+int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
+                       struct zr_rendezvous **out);
+
+/* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank
+ * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
+int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
+
+/* This rank cannot go on: with code and this thread's message every other rank's running or next exchange
+ * fails. For what happens where the others go straight to an exchange. Not collective, does not block; only
+ * before zr_rendezvous_detach. Returns code, with the message as it was. */
+int zr_rendezvous_fail(struct zr_rendezvous *r, int code);
+
+/* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread,
+ * once per lost rank; on_failed(arg, code, text) once, with the first failure that a rank reports before this
+ * one does. Both may call zr_rendezvous_close, and may be NULL. That thread should have SIGPIPE blocked, as
+ * libuv may finish a write at a time of its own; the blocking calls see to that themselves. */
+void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
+                          void (*on_failed)(void *arg, int code, const char *text), void *arg);
+
+/* This rank has failed: the others' on_failed gets code (negative) and text, which is cut where it is longer
+ * than a frame may carry. Only the first failure of a job travels: after another rank's was heard, or a
+ * second time, this does nothing. A ZR_ERR_PEER, which is most often what another rank's failure looks like
+ * from here, is kept until zr_rendezvous_close. Any thread, does not block; before the detach and after
+ * zr_rendezvous_close it does nothing. */
+void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text);
+
+/* This rank's program makes a call that every rank must make: kept for a comparison. One thread at a time,
+ * at any time. */
+void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
+/* This rank has met what calls of the programs that differ may explain. Rank 0 gets the latest calls of all
+ * ranks, and then every rank's on_failed, this one's too, gets one failure: the first calls that were not the
+ * same (ZR_ERR_MISMATCH); where there are none, code and text, for ZR_ERR_TIMEOUT with the rank whose program
+ * is behind, and the ranks that gave no answer within 5 s; or another failure, if one is known by then. Only
+ * what a rank asks first is asked. Where rank 0 does not answer nothing comes, so the caller bounds its wait.
+ * Any thread, does not block. false: nothing will come: before the detach, after zr_rendezvous_close, and in
+ * a world of 1. */
+bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text);
+
+/* On the loop's thread: sends what was reported, says goodbye and starts closing the handles; the loop must
+ * run until they are closed, then zr_rendezvous_free. A failed or single rank may do this at any time. */
+void zr_rendezvous_close(struct zr_rendezvous *r);
+/* Where closing is not finished, or not even begun, it runs the loop for it (at most some 300 ms): then only
+ * on the thread that may run the loop. NULL is allowed. */
+void zr_rendezvous_free(struct zr_rendezvous *r);
+
+int zr_rendezvous_rank(const struct zr_rendezvous *r);
+int zr_rendezvous_world(const struct zr_rendezvous *r);
+
+#endif

@@ -1,0 +1,244 @@
+/* star_calls.c: ranks compare what their programs called, where no memory that they share tells (see
+ * rendezvous.h).
+ *
+ * A rank that has met what may come of calls that differ sends its latest calls and what it met to rank 0,
+ * which asks the others for theirs. When all are there, or have had their time, rank 0 looks for the first
+ * call that is not the same, and that is the failure of all: each rank hears of it as of any other. What a
+ * rank has told rank 0 before its calls arrives before them, so a failure that explains what was met comes
+ * first. */
+#include "comm/meet/star.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ANSWER_MS = 5000 };
+
+/* What a CALLS frame carries: of a rank that asks for a comparison with what it met behind it, as text. */
+_Static_assert(sizeof(struct zr_called_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
+               "a rank may send its calls at any time");
+
+void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c)
+{
+    zr_called_put(&r->calls, c);
+}
+
+bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
+{
+    uv_mutex_lock(&r->report_lock);
+    bool will = r->may_report;
+    if (will && !r->doubt_code) {
+        snprintf(r->doubt_text, sizeof r->doubt_text, "%s", text);
+        r->doubt_code = code;
+        uv_async_send(&r->report);
+    }
+    uv_mutex_unlock(&r->report_lock);
+    return will;
+}
+
+/* ---- rank 0 looks at all of them ---- */
+
+static const struct zr_called_ring *calls_of(const struct zr_rendezvous *r, int rank)
+{
+    return rank == r->w.rank ? &r->calls : r->seats[rank].calls;
+}
+
+static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
+{
+    return atomic_load(&calls_of(r, rank)->n);
+}
+
+/* Of the ranks that answered, the first with the most calls, or with the fewest. */
+static int furthest(const struct zr_rendezvous *r, bool most)
+{
+    int best = 0;
+    for (int i = 1; i < r->w.world; i++)
+        if (calls_of(r, i) && (most ? n_calls(r, i) > n_calls(r, best) : n_calls(r, i) < n_calls(r, best)))
+            best = i;
+    return best;
+}
+
+/* The rank with the most calls has made all that two others can differ in, so one of them differs from it. */
+static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_BOTH_CHARS])
+{
+    int of = furthest(r, true);
+    uint64_t first = 0;
+    for (int i = 0; i < r->w.world; i++) {
+        struct zr_called here, there;
+        uint64_t n =
+            i != of && calls_of(r, i) ? zr_called_differ(calls_of(r, i), calls_of(r, of), &there, &here) : 0;
+        if (n && (!first || n < first)) {
+            first = n;
+            zr_called_tell(i, &there, of, &here, text);
+        }
+    }
+    return first != 0;
+}
+
+/* "240 calls, the last zero_end(unit 3, forward) in step 4" */
+static void tell_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
+{
+    struct zr_called last;
+    char call[ZR_CALLED_CHARS] = "";
+    if (zr_called_last(calls_of(r, rank), &last))
+        zr_called_describe(&last, call);
+    if (n_calls(r, rank))
+        snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n_calls(r, rank), call);
+    else
+        snprintf(text, n_text, "no call");
+}
+
+/* Who is behind, where all that was called is the same. */
+static void tell_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
+{
+    int ahead = furthest(r, true), behind = furthest(r, false);
+    char there[192], here[192];
+    tell_place(r, ahead, here, sizeof here);
+    tell_place(r, behind, there, sizeof there);
+    if (!n_calls(r, ahead))
+        snprintf(text, n_text, "; no program has made a call");
+    else if (n_calls(r, ahead) == n_calls(r, behind))
+        snprintf(text, n_text, "; the programs have made the same %s", here);
+    else
+        snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
+                 there, ahead, here);
+}
+
+/* "; no answer came from rank 2, rank 5" */
+static void tell_silent(const struct zr_rendezvous *r, char *text, size_t n_text)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int i = 1; i < r->w.world && at + 32 < n_text; i++)
+        if (!r->seats[i].calls)
+            at += (size_t)snprintf(text + at, n_text - at, "%srank %d", at ? ", " : "; no answer came from ",
+                                   i);
+}
+
+static void forget_calls(struct zr_rendezvous *r)
+{
+    for (int i = 0; i < r->w.world; i++) {
+        free(r->seats[i].calls);
+        r->seats[i].calls = NULL;
+    }
+}
+
+static void decide(struct zr_rendezvous *r)
+{
+    char calls[ZR_CALLED_BOTH_CHARS], place[640] = "", silent[160];
+    const struct zr_comparison *c = &r->comparison;
+    uv_timer_stop(&r->answers);
+    zr_star_send_report(r, false);
+    bool first = !r->code; /* else another failure is known by now, to all */
+    tell_silent(r, silent, sizeof silent);
+    if (first && find_difference(r, calls)) {
+        zr_star_fail(r, ZR_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
+    } else if (first) {
+        if (c->code == ZR_ERR_TIMEOUT)
+            tell_behind(r, place, sizeof place);
+        else if (c->code == ZR_ERR_MISMATCH)
+            snprintf(place, sizeof place, "; the latest %d calls of the programs do not differ",
+                     ZR_CALLED_KEPT);
+        zr_star_fail(r, c->code, "%.400s%s%s (found by rank %d)", c->text, place, silent, c->rank);
+    }
+    forget_calls(r);
+    r->comparison.begun = false;
+    if (first)
+        zr_star_tell_failure(r);
+}
+
+static void on_answers_late(uv_timer_t *t)
+{
+    decide(t->data);
+}
+
+static bool all_answered(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (r->seats[i].state == ZR_SEAT_HERE && !r->seats[i].calls)
+            return false;
+    return true;
+}
+
+/* Rank 0: a rank, or this one, has met what calls that differ may explain. */
+static void begin(struct zr_rendezvous *r, int rank, int code, const char *text)
+{
+    struct zr_comparison *c = &r->comparison;
+    if (c->begun || r->code || r->closing)
+        return;
+    c->begun = true;
+    c->rank = rank;
+    c->code = code < 0 ? code : ZR_ERR_FAILED;
+    snprintf(c->text, sizeof c->text, "%s", text);
+    for (int i = 1; i < r->w.world; i++)
+        if (!r->seats[i].calls)
+            zr_star_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
+    uv_update_time(r->loop);
+    uv_timer_start(&r->answers, on_answers_late, ANSWER_MS, 0);
+}
+
+/* ---- what ranks send each other ---- */
+
+/* code 0: only an answer. */
+static void send_calls(struct zr_rendezvous *r, int code, const char *text)
+{
+    size_t n_text = strlen(text);
+    struct zr_called_copy *copy = malloc(sizeof *copy + n_text);
+    if (!copy)
+        return; /* who asked waits for its time to be over */
+    zr_called_copy(&r->calls, copy);
+    memcpy(copy + 1, text, n_text);
+    zr_star_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
+    free(copy);
+}
+
+void zr_star_compare(struct zr_rendezvous *r)
+{
+    char text[sizeof r->doubt_text];
+    uv_mutex_lock(&r->report_lock);
+    int code = r->doubt_code;
+    memcpy(text, r->doubt_text, sizeof text);
+    uv_mutex_unlock(&r->report_lock);
+    if (!code || r->doubt_sent || r->code || r->closing)
+        return;
+    r->doubt_sent = true;
+    if (r->w.rank != 0) {
+        send_calls(r, code, text);
+        return;
+    }
+    begin(r, 0, code, text);
+    if (r->comparison.begun && all_answered(r))
+        decide(r);
+}
+
+void zr_star_asked(struct zr_rendezvous *r)
+{
+    zr_star_send_report(r, false);
+    send_calls(r, 0, "");
+}
+
+bool zr_star_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n)
+{
+    struct zr_seat *seat = &r->seats[rank];
+    const struct zr_called_copy *copy = (const struct zr_called_copy *)payload;
+    char text[ZR_FRAME_TEXT_BYTES];
+    if (n < sizeof *copy || n - sizeof *copy >= sizeof text)
+        return false;
+    if (r->code)
+        return true;
+    seat->calls = seat->calls ? seat->calls : malloc(sizeof *seat->calls);
+    if (seat->calls)
+        zr_called_restore(seat->calls, copy);
+    snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *copy), payload + sizeof *copy);
+    if (code)
+        begin(r, rank, code, text);
+    if (r->comparison.begun && all_answered(r))
+        decide(r);
+    return true;
+}
+
+void zr_star_forget_comparison(struct zr_rendezvous *r)
+{
+    r->comparison.begun = false;
+    forget_calls(r);
+}

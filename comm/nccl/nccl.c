@@ -1,0 +1,354 @@
+/* nccl.c: the NCCL communicator's vtable: checks, the ledger, and what an operation puts on the stream (see
+ * nccl_comm.h for how it all works). */
+#include "comm/meet/rendezvous.h"
+#include "comm/nccl/nccl_comm.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+/* One call of an operation, from its checks to its event. */
+struct issue {
+    struct zr_nccl *m;
+    struct zr_stream *s;
+    cudaStream_t native;
+    enum zr_op op;
+    const struct zr_tag *tag;
+    struct zr_comm_stats count;
+    int32_t ledger;
+};
+
+static uint64_t hash_words(uint64_t seed, const int64_t *v, size_t n)
+{
+    return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
+}
+
+static int check_ready(const struct zr_nccl *m, enum zr_op op)
+{
+    if (!m->arena)
+        return zr_fail(ZR_ERR_ORDER, "nccl %s: %s: there is no arena yet", m->name, zr_op_name(op));
+    return 0;
+}
+
+/* The ledger says what all ranks must do alike, before it is known whether this rank can. */
+static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, uint64_t sizes)
+{
+    struct zr_nccl_ledger *l = &m->pair->ledger;
+    const int64_t words[] = {m == &m->pair->reduce, op, tag->unit, tag->step, (int64_t)tag->call_hash,
+                             (int64_t)sizes};
+    l->hash = hash_words(l->hash, words, sizeof words / sizeof *words);
+    l->n_issued++;
+}
+
+/* A free entry of the pending ones, the stream's event before the operation recorded. Where all are taken the
+ * issuing thread has got far ahead of the device, and waits. 1: the communicator has failed, there is nothing
+ * to do. */
+static int begin(struct issue *i)
+{
+    struct zr_nccl *m = i->m;
+    struct zr_nccl_pair *p = m->pair;
+    for (;;) {
+        zr_nccl_reap(m);
+        pthread_mutex_lock(&p->lock);
+        if (atomic_load(&m->code)) {
+            pthread_mutex_unlock(&p->lock);
+            return 1;
+        }
+        if (m->n_put - m->n_got < ZR_NCCL_PENDING)
+            break;
+        pthread_mutex_unlock(&p->lock);
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+    m->issuing = true;
+    m->issuing_ns = zr_now_ns();
+    m->issuing_op = i->op;
+    m->issuing_unit = i->tag->unit;
+    m->next_seq++;
+    if (p->idle)
+        pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    i->native = p->dev->ops->stream_native(i->s);
+    i->ledger = -1;
+    return p->dev->ops->event_record(m->pending[m->n_put % ZR_NCCL_PENDING].begun, i->s);
+}
+
+static void describe(const struct issue *i, char *text, size_t n_text)
+{
+    zr_nccl_describe(i->op, i->m->next_seq, i->tag->unit, text, n_text);
+}
+
+/* err: of the device; res: of NCCL. After either, ranks are no longer in step. */
+static int end(struct issue *i, int err, ncclResult_t res)
+{
+    struct zr_nccl *m = i->m;
+    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_pending *e = &m->pending[m->n_put % ZR_NCCL_PENDING];
+    char what[96];
+    describe(i, what, sizeof what);
+    if (!err && !res)
+        err = p->dev->ops->event_record(e->done, i->s);
+    pthread_mutex_lock(&p->lock);
+    m->issuing = false;
+    if (!err && !res) {
+        e->op = i->op;
+        e->unit = i->tag->unit;
+        e->seq = m->next_seq;
+        e->begun_ns = 0;
+        e->ledger = i->ledger;
+        e->count = i->count;
+        m->n_put++;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (res) {
+        /* An abort from outside ends calls with an error; the cause is kept already. */
+        if (atomic_load(&m->code))
+            return 0;
+        return zr_nccl_fail_call(m, res, what);
+    }
+    if (err) {
+        zr_fail_more(err, "%s", what);
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        zr_nccl_fail(m, err, "%s", text);
+    }
+    return err;
+}
+
+/* A group ends whatever happened in it. */
+static ncclResult_t end_group(const struct zr_nccl_pair *p, ncclResult_t res)
+{
+    ncclResult_t ended = p->api.GroupEnd();
+    return res ? res : ended;
+}
+
+/* ---- all_gather ---- */
+
+static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                           const struct zr_tag *tag)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct issue i = {.m = m, .s = s, .op = ZR_OP_ALL_GATHER, .tag = tag, .count = {.n_all_gather = 1}};
+    int err = check_ready(m, i.op);
+    if (!err)
+        err = zr_gather_check("nccl all_gather", c->world, m->usable_bytes, seg, n_seg);
+    if (err)
+        return err;
+    uint64_t sizes = (uint64_t)n_seg;
+    int64_t total = 0;
+    for (int k = 0; k < n_seg; k++) {
+        const struct zr_gather_seg *g = &seg[k];
+        const int64_t v[] = {g->src, g->src_stride, g->dst, g->shard_bytes, g->total_bytes};
+        sizes = hash_words(sizes, v, sizeof v / sizeof *v);
+        total += g->total_bytes;
+        i.count.wire_bytes += g->total_bytes - zr_slice_bytes(g->shard_bytes, g->total_bytes, c->rank);
+    }
+    enter(m, i.op, tag, sizes);
+    err = begin(&i);
+    if (err)
+        return err < 0 ? end(&i, err, ncclSuccess) : 0;
+    ncclResult_t res = ncclSuccess;
+    if (total > 0)
+        err = zr_nccl_gather(m, s, seg, n_seg, &res);
+    return end(&i, err, res);
+}
+
+/* ---- reduce_scatter ---- */
+
+static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                               int n_seg, const struct zr_tag *tag)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct issue i = {
+        .m = m, .s = s, .op = ZR_OP_REDUCE_SCATTER, .tag = tag, .count = {.n_reduce_scatter = 1}};
+    int err = check_ready(m, i.op);
+    if (!err && m != &m->pair->reduce)
+        err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
+    if (!err)
+        err = zr_reduce_check("nccl reduce_scatter", c->world, m->usable_bytes, seg, n_seg);
+    if (err)
+        return err;
+    uint64_t sizes = (uint64_t)n_seg;
+    for (int k = 0; k < n_seg; k++) {
+        const struct zr_reduce_seg *g = &seg[k];
+        const int64_t v[] = {g->src, g->shard_bytes, g->total_bytes, g->dtype, g->accumulate};
+        sizes = hash_words(sizes, v, sizeof v / sizeof *v);
+        i.count.wire_bytes += zr_slice_bytes(g->shard_bytes, g->total_bytes, c->rank) * (c->world - 1);
+    }
+    enter(m, i.op, tag, sizes);
+    err = begin(&i);
+    if (err)
+        return err < 0 ? end(&i, err, ncclSuccess) : 0;
+    ncclResult_t res = ncclSuccess;
+    err = m->pair->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
+                                     : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
+    return end(&i, err, res);
+}
+
+/* ---- broadcast, exchange ---- */
+
+static int begin_range(struct issue *i, int64_t off, int64_t bytes, int64_t n, int root)
+{
+    struct zr_nccl *m = i->m;
+    int err = check_ready(m, i->op);
+    if (!err)
+        err = zr_range_check(i->op == ZR_OP_EXCHANGE ? "nccl exchange" : "nccl broadcast", m->usable_bytes,
+                             off, bytes, n);
+    if (err)
+        return err;
+    const int64_t v[] = {off, bytes, root};
+    enter(m, i->op, i->tag, hash_words(0, v, sizeof v / sizeof *v));
+    err = begin(i);
+    return err < 0 ? end(i, err, ncclSuccess) : err;
+}
+
+static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                          const struct zr_tag *tag)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct issue i = {.m = m, .s = s, .op = ZR_OP_BROADCAST, .tag = tag, .count = {.n_broadcast = 1}};
+    if (root < 0 || root >= c->world)
+        return zr_fail(ZR_ERR_ARG, "nccl broadcast: root is %d: 0 to %d are allowed", root, c->world - 1);
+    int err = begin_range(&i, off, bytes, 1, root);
+    if (err)
+        return err < 0 ? err : 0;
+    i.count.wire_bytes = c->rank == root ? 0 : bytes;
+    ncclResult_t res = ncclSuccess;
+    if (bytes > 0)
+        res = m->pair->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
+                                     i.native);
+    return end(&i, 0, res);
+}
+
+/* Room for the ranks' ledgers on the host, or -1. */
+static int32_t free_ledgers(struct zr_nccl_pair *p)
+{
+    int32_t k = 0;
+    pthread_mutex_lock(&p->lock);
+    while (k < ZR_NCCL_LEDGERS && p->ledger_busy[k])
+        k++;
+    k = k < ZR_NCCL_LEDGERS ? k : -1;
+    if (k >= 0)
+        p->ledger_busy[k] = true;
+    pthread_mutex_unlock(&p->lock);
+    return k;
+}
+
+static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                         const struct zr_tag *tag)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct zr_nccl_pair *p = m->pair;
+    const struct zr_device_ops *d = p->dev->ops;
+    struct issue i = {.m = m, .s = s, .op = ZR_OP_EXCHANGE, .tag = tag, .count = {.n_exchange = 1}};
+    int err = begin_range(&i, off, slot_bytes, c->world, -1);
+    if (err)
+        return err < 0 ? err : 0;
+    i.count.wire_bytes = slot_bytes * (c->world - 1);
+    bool ledgers = m == &p->reduce && c->world > 1;
+    const int64_t size = sizeof p->ledger;
+    char *all = m->arena + m->ledgers_at, *slots = m->arena + off;
+    if (ledgers) {
+        p->ledger.exchange++;
+        err = d->put(s, all + c->rank * size, &p->ledger, size);
+    }
+    ncclResult_t res = ncclSuccess;
+    if (!err && (ledgers || slot_bytes > 0)) {
+        res = p->api.GroupStart();
+        if (!res) {
+            if (slot_bytes > 0)
+                res = p->api.AllGather(slots + c->rank * slot_bytes, slots, (size_t)slot_bytes, ncclInt8,
+                                       m->comm, i.native);
+            if (ledgers && !res)
+                res = p->api.AllGather(all + c->rank * size, all, (size_t)size, ncclInt8, m->comm, i.native);
+            res = end_group(p, res);
+        }
+    }
+    if (ledgers && !err && !res) {
+        i.ledger = free_ledgers(p);
+        if (i.ledger >= 0)
+            err = d->copy(s, p->ledgers + i.ledger * c->world, all, size * c->world);
+    }
+    return end(&i, err, res);
+}
+
+/* ---- the rest ---- */
+
+static void nccl_abort(struct zr_comm *c, int code, const char *why)
+{
+    code = code ? code : ZR_ERR_FAILED;
+    zr_nccl_fail(zr_nccl_of(c), code, "%s", why ? why : zr_err_name(code));
+}
+
+static int nccl_status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    int code = atomic_load(&m->code);
+    if (why && why_bytes)
+        snprintf(why, why_bytes, "%s", code ? m->text : "");
+    return code;
+}
+
+static void nccl_stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    zr_nccl_reap(m);
+    pthread_mutex_lock(&m->pair->lock);
+    *out = m->done;
+    pthread_mutex_unlock(&m->pair->lock);
+}
+
+const char *zr_nccl_path(const struct zr_comm *c)
+{
+    return ((const struct zr_nccl *)c)->path;
+}
+
+static void nccl_called(struct zr_comm *c, const struct zr_called *call)
+{
+    zr_rendezvous_called(zr_nccl_of(c)->pair->rdv, call);
+}
+
+static void nccl_compare(struct zr_comm *c, int code, const char *what)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    pthread_mutex_lock(&m->pair->lock);
+    zr_nccl_doubt(m, code, what);
+    pthread_mutex_unlock(&m->pair->lock);
+}
+
+static bool nccl_has_room(struct zr_comm *c)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    pthread_mutex_lock(&m->pair->lock);
+    bool full = m->n_put - m->n_got == ZR_NCCL_PENDING;
+    pthread_mutex_unlock(&m->pair->lock);
+    if (!full)
+        return true;
+    zr_nccl_reap(m);
+    pthread_mutex_lock(&m->pair->lock);
+    full = m->n_put - m->n_got == ZR_NCCL_PENDING;
+    pthread_mutex_unlock(&m->pair->lock);
+    return !full;
+}
+
+static bool nccl_stuck(struct zr_comm *c)
+{
+    return !zr_nccl_settle(zr_nccl_of(c));
+}
+
+const struct zr_comm_ops zr_nccl_ops = {
+    .name = "nccl",
+    .arena = zr_nccl_arena,
+    .all_gather = nccl_all_gather,
+    .reduce_scatter = nccl_reduce_scatter,
+    .broadcast = nccl_broadcast,
+    .exchange = nccl_exchange,
+    .abort = nccl_abort,
+    .status = nccl_status,
+    .stats = nccl_stats,
+    .called = nccl_called,
+    .compare = nccl_compare,
+    .has_room = nccl_has_room,
+    .stuck = nccl_stuck,
+    .close = zr_nccl_close,
+};

@@ -1,0 +1,94 @@
+/* nccl_gather.c: a unit's parameters to all ranks: what is large as it lies, what is small or short packed
+ * (nccl_pack.h), all of it one group. */
+#include "comm/nccl/nccl_pack.h"
+
+static struct zr_nccl_shape shape_of(const void *seg, int i)
+{
+    const struct zr_gather_seg *g = (const struct zr_gather_seg *)seg + i;
+    return (struct zr_nccl_shape){g->dst, g->shard_bytes, g->total_bytes, 0};
+}
+
+static char *own_slice(const struct zr_nccl *m, const struct zr_gather_seg *g)
+{
+    return m->arena + g->src + m->base.rank * g->src_stride;
+}
+
+static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
+{
+    return own_slice(m, g) == m->arena + g->dst + m->base.rank * g->shard_bytes;
+}
+
+/* This rank's row. */
+static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
+{
+    struct zr_nccl_copies t = {.n = 0};
+    int err = 0, me = p->m->base.rank;
+    for (int k = 0; k < p->n && !err; k++) {
+        const struct zr_nccl_part *part = &p->part[k];
+        struct zr_copy_rows c = {.dst = zr_nccl_part_at(p, part, me),
+                                 .src = own_slice(p->m, &seg[part->seg]) + part->at,
+                                 .row_bytes = part->n,
+                                 .bytes = zr_nccl_part_bytes(p, part, me)};
+        err = zr_nccl_copy(p->m, s, &t, &c);
+    }
+    return err ? err : zr_nccl_copy_end(p->m, s, &t);
+}
+
+/* All ranks' rows. A slice that is in its place already is not written: others may be reading it. */
+static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
+{
+    struct zr_nccl_copies t = {.n = 0};
+    int err = 0, me = p->m->base.rank, world = p->m->base.world;
+    for (int k = 0; k < p->n && !err; k++) {
+        const struct zr_nccl_part *part = &p->part[k];
+        bool there = in_place(p->m, &seg[part->seg]);
+        err = zr_nccl_copy_part(p, part, 0, there ? me : world, false, s, &t);
+        if (!err && there)
+            err = zr_nccl_copy_part(p, part, me + 1, world, false, s, &t);
+    }
+    return err ? err : zr_nccl_copy_end(p->m, s, &t);
+}
+
+static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t native,
+                                 const struct zr_gather_seg *seg, int n_seg)
+{
+    const struct zr_nccl *m = p->m;
+    ncclResult_t res = ncclSuccess;
+    for (int i = 0; i < n_seg && !res; i++) {
+        const struct zr_gather_seg *g = &seg[i];
+        if (g->total_bytes > 0 && !zr_nccl_packs(p, i))
+            res = m->pair->api.AllGather(own_slice(m, g), m->arena + g->dst,
+                                         (size_t)(g->total_bytes / m->base.world), ncclInt8, m->comm, native);
+    }
+    return res;
+}
+
+int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                   ncclResult_t *res)
+{
+    const struct zr_nccl_api *api = &m->pair->api;
+    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    struct zr_nccl_pack p;
+    int64_t used = 0;
+    int err = 0;
+    zr_nccl_pack_open(&p, m, shape_of, seg, n_seg, 0, true);
+    bool more = zr_nccl_pack_next(&p, &used, INT64_MAX);
+    for (bool first = true; (first || more) && !err && !*res; first = false) {
+        err = fill_row(&p, s, seg);
+        *res = err ? ncclSuccess : api->GroupStart();
+        if (err || *res)
+            break;
+        if (first)
+            *res = gather_whole(&p, native, seg, n_seg);
+        if (!*res && more)
+            *res = api->AllGather(p.room + m->base.rank * p.row, p.room, (size_t)p.row, ncclInt8, m->comm,
+                                  native);
+        ncclResult_t ended = api->GroupEnd();
+        *res = *res ? *res : ended;
+        if (!*res)
+            err = empty_rows(&p, s, seg);
+        used = 0;
+        more = zr_nccl_pack_next(&p, &used, INT64_MAX);
+    }
+    return err;
+}

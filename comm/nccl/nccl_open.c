@@ -1,0 +1,309 @@
+/* nccl_open.c: opens a pair of NCCL communicators, and closes them. */
+#include "comm/meet/rendezvous.h"
+#include "comm/nccl/nccl_comm.h"
+#include "comm/nccl/nccl_versions.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+void zr_nccl_version_text(int v, char *text, size_t n_text)
+{
+    snprintf(text, n_text, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+}
+
+/* ---- opening ---- */
+
+struct opening {
+    struct zr_nccl_api api;
+    ncclComm_t lent, *out;
+    int64_t until_ns;
+    int world, rank;
+    ncclUniqueId id;
+    ncclConfig_t config;
+};
+
+/* A communicator that does not block splits later, by a thread of NCCL's. */
+static ncclResult_t open_one(void *arg)
+{
+    struct opening *o = arg;
+    if (!o->lent)
+        return o->api.CommInitRankConfig(o->out, o->world, o->id, o->rank, &o->config);
+    ncclResult_t res = o->api.CommSplit(o->lent, 0, o->rank, o->out, &o->config);
+    return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
+}
+
+/* Where NCCL puts a communicator. One that a call may still write, as it has not come back, is kept for good,
+ * and where a leak checker finds it. */
+struct place {
+    ncclComm_t comm;
+    struct place *next;
+};
+static struct place *_Atomic left_behind;
+
+static void leave_behind(struct place *c)
+{
+    c->next = atomic_load(&left_behind);
+    while (!atomic_compare_exchange_weak(&left_behind, &c->next, c))
+        ;
+}
+
+static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine)
+{
+    struct zr_nccl_pair *p = m->pair;
+    struct opening o = {.api = p->api,
+                        .lent = p->opt.lent,
+                        .world = p->world,
+                        .rank = p->rank,
+                        .id = *id,
+                        .config = NCCL_CONFIG_INITIALIZER};
+    ncclResult_t res = ncclSuccess;
+    char what[64];
+    int err = 0;
+    /* Not on the stack: NCCL may write it when this function has returned. */
+    struct place *out = calloc(1, sizeof *out);
+    o.out = &out->comm;
+    o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000; /* the deadline around it speaks first */
+    o.config.blocking = 1;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    o.config.commName = m->name;
+#endif
+#ifdef NCCL_CTA_POLICY_ZERO
+    if (copy_engine)
+        o.config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#else
+    (void)copy_engine;
+#endif
+    m->lent = p->opt.lent && !p->api.CommSplit;
+    if (m->lent) {
+        m->comm = p->opt.lent;
+    } else if (!out) {
+        err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
+    } else {
+        snprintf(what, sizeof what, "%s of the %s communicator",
+                 o.lent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
+        err = zr_nccl_within(p, what, p->opt.timeout_ms, open_one, &o, sizeof o, &res);
+        bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
+        if (!err && res == ncclInProgress)
+            err = zr_fail(ZR_ERR_NOTSUP,
+                          "%s is in progress when it returns: is NCCL_COMM_BLOCKING=0 set? libzero's "
+                          "communicators must block",
+                          what);
+        if (!err && res)
+            err = zr_nccl_say(p, NULL, res, what);
+        if (!err)
+            m->comm = out->comm;
+        if (late) {
+            leave_behind(out);
+            out = NULL;
+        }
+    }
+    free(out);
+    return zr_nccl_agree(p, err, 0, NULL);
+}
+
+static int check_lent(const struct zr_nccl_pair *p)
+{
+    int world = 0, rank = -1;
+    ncclResult_t res = p->api.CommCount(p->opt.lent, &world);
+    if (!res)
+        res = p->api.CommUserRank(p->opt.lent, &rank);
+    if (res)
+        return zr_nccl_say(p, NULL, res, "the ncclComm_t that was lent");
+    if (world != p->world || rank != p->rank)
+        return zr_fail(ZR_ERR_ARG,
+                       "the ncclComm_t that was lent is rank %d of %d: it must be rank %d of %d, as here",
+                       rank, world, p->rank, p->world);
+    return 0;
+}
+
+/* A stuck copy engine is for the user to risk, where he asks for it. */
+static void mind_faults(struct zr_nccl_pair *p, const char *version)
+{
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, p->api.version, p->world);
+    if (!f || p->opt.copy_engine < 0)
+        return;
+    if (p->opt.copy_engine > 0) {
+        zr_warn(p->opt.log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it", version,
+                f->what, f->source);
+        return;
+    }
+    p->opt.copy_engine = -1;
+    zr_info(p->opt.log, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what,
+            f->source);
+}
+
+/* What this rank can find out alone. */
+static int prepare(struct zr_nccl_pair *p)
+{
+    const struct zr_nccl_options *o = &p->opt;
+    const struct zr_device_ops *d = p->dev->ops;
+    int64_t least = zr_nccl_reserve_bytes(p->world, o->deterministic, 0, o->packed_bytes);
+    if (o->timeout_ms <= 0 || o->timeout_ms > INT64_MAX / 2000000)
+        return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld: more than 0 is allowed",
+                       (long long)o->timeout_ms);
+    if (d->compute_on_caller || !d->stream_native)
+        return zr_fail(ZR_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
+    if (o->deterministic && p->world > ZR_MAX_SOURCES)
+        return zr_fail(ZR_ERR_NOTSUP, "nccl: deterministic with %d ranks: up to %d are allowed", p->world,
+                       ZR_MAX_SOURCES);
+    if (o->reserve_bytes < least || o->reserve_bytes % ZR_NCCL_ALIGN)
+        return zr_fail(ZR_ERR_ARG, "nccl: reserve_bytes is %lld: a multiple of %d from %lld is allowed",
+                       (long long)o->reserve_bytes, ZR_NCCL_ALIGN, (long long)least);
+    int err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
+    if (err)
+        return err;
+    char version[32];
+    zr_nccl_version_text(p->api.version, version, sizeof version);
+    if (p->api.version < ZR_NCCL_OLDEST)
+        return zr_fail(ZR_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
+    zr_info(o->log, "nccl: NCCL %s from %s", version, p->api.path);
+    bool has_copy_engine = p->api.version >= ZR_NCCL_HAS_COPY_ENGINE;
+#ifndef NCCL_CTA_POLICY_ZERO
+    has_copy_engine = false;
+#endif
+    if (o->copy_engine > 0 && !has_copy_engine)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "copy_engine is on: NCCL is %s, built with %d.%d: 2.28 or newer is needed", version,
+                       NCCL_MAJOR, NCCL_MINOR);
+    if (!has_copy_engine)
+        p->opt.copy_engine = -1;
+    mind_faults(p, version);
+    return o->lent ? check_lent(p) : 0;
+}
+
+static int open_events(struct zr_nccl *m)
+{
+    const struct zr_device_ops *d = m->pair->dev->ops;
+    int err = 0;
+    for (int i = 0; i < ZR_NCCL_PENDING && !err; i++) {
+        err = d->event_open(m->pair->dev, &m->pending[i].begun);
+        if (!err)
+            err = d->event_open(m->pair->dev, &m->pending[i].done);
+    }
+    return err;
+}
+
+static int open_host(struct zr_nccl_pair *p)
+{
+    void *host;
+    int64_t bytes = (int64_t)sizeof *p->ledgers * ZR_NCCL_LEDGERS * p->world;
+    int err = p->dev->ops->host_alloc(p->dev, bytes, &host);
+    if (err)
+        return err;
+    p->ledgers = host;
+    p->ledgers_bytes = bytes;
+    err = open_events(&p->gather);
+    return err ? err : open_events(&p->reduce);
+}
+
+static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, const char *name)
+{
+    m->base = (struct zr_comm){.ops = &p->ops, .rank = p->rank, .world = p->world, .alarm = &p->alarm};
+    m->pair = p;
+    m->name = name;
+}
+
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
+                 struct zr_comm **gather, struct zr_comm **reduce)
+{
+    struct zr_nccl_pair *p = calloc(1, sizeof *p);
+    *gather = *reduce = NULL;
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for a pair of communicators");
+    p->dev = dev;
+    p->rdv = rdv;
+    p->opt = *opt;
+    p->ops = zr_nccl_ops;
+    p->ops.deterministic = opt->deterministic;
+    p->rank = zr_rendezvous_rank(rdv);
+    p->world = zr_rendezvous_world(rdv);
+    p->timeout_ns = opt->timeout_ms * 1000000;
+    init_comm(&p->gather, p, "gather");
+    init_comm(&p->reduce, p, "reduce");
+    int err = zr_nccl_watch(p);
+    if (err) {
+        free(p);
+        return err;
+    }
+    err = prepare(p);
+    if (!err)
+        err = open_host(p);
+    struct zr_nccl_card first;
+    bool one_host;
+    err = zr_nccl_meet(p, err, &first, &one_host);
+    if (p->opt.copy_engine == 0)
+        p->opt.copy_engine = one_host ? 1 : -1;
+    if (!err)
+        err = open_comm(&p->gather, &first.id[0], p->opt.copy_engine > 0);
+    if (!err)
+        err = open_comm(&p->reduce, &first.id[1], false);
+    if (err) {
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        zr_nccl_close(&p->gather.base);
+        zr_nccl_close(&p->reduce.base);
+        return zr_fail(err, "%s", text);
+    }
+    *gather = &p->gather.base;
+    *reduce = &p->reduce.base;
+    return 0;
+}
+
+/* ---- closing ---- */
+
+struct destroying {
+    struct zr_nccl_api api;
+    ncclComm_t comm;
+};
+
+static ncclResult_t destroy_comm(void *arg)
+{
+    struct destroying *d = arg;
+    return d->api.CommDestroy(d->comm);
+}
+
+static void close_events(struct zr_nccl *m)
+{
+    const struct zr_device_ops *d = m->pair->dev->ops;
+    for (int i = 0; i < ZR_NCCL_PENDING; i++) {
+        d->event_close(m->pending[i].begun);
+        d->event_close(m->pending[i].done);
+    }
+}
+
+void zr_nccl_close(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct zr_nccl_pair *p = m->pair;
+    bool well = zr_nccl_settle(m);
+    if (well && m->comm)
+        well = zr_nccl_close_window(m) == 0;
+    if (well && m->comm && !m->lent) {
+        struct destroying d = {p->api, m->comm};
+        ncclResult_t res;
+        well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
+    }
+    if (well)
+        zr_nccl_free_arena(m);
+    else
+        zr_warn(
+            p->opt.log,
+            "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
+            m->name);
+    pthread_mutex_lock(&p->lock);
+    m->comm = NULL;
+    m->n_got = m->n_put;
+    m->closed = true;
+    bool last = p->gather.closed && p->reduce.closed;
+    pthread_mutex_unlock(&p->lock);
+    if (!last)
+        return;
+    zr_nccl_unwatch(p);
+    close_events(&p->gather);
+    close_events(&p->reduce);
+    if (p->ledgers && !p->stuck)
+        p->dev->ops->host_free(p->dev, p->ledgers, p->ledgers_bytes);
+    free(p);
+}

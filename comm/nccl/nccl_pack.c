@@ -1,0 +1,132 @@
+/* nccl_pack.c: see nccl_pack.h. */
+#include "comm/nccl/nccl_pack.h"
+
+enum { PLACE_BYTES = 128 }; /* slices are multiples of it, but for the last */
+
+/* ---- which ---- */
+
+static bool is_short(const struct zr_nccl *m, const struct zr_nccl_shape *x)
+{
+    return x->total_bytes < m->base.world * x->shard_bytes;
+}
+
+static bool is_ours(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
+{
+    return x->total_bytes > 0 && (!p->dtype || x->dtype == p->dtype);
+}
+
+void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_shape_of *of, const void *seg,
+                       int n_seg, int dtype, bool takes_long_ones)
+{
+    *p = (struct zr_nccl_pack){.m = m,
+                               .of = of,
+                               .seg = seg,
+                               .n_seg = m->base.world > 1 ? n_seg : 0,
+                               .dtype = dtype,
+                               .takes_long_ones = takes_long_ones};
+    int n_small = 0, n_short = 0;
+    for (int i = 0; i < p->n_seg; i++) {
+        const struct zr_nccl_shape x = of(seg, i);
+        if (!is_ours(p, &x))
+            continue;
+        bool forced = takes_long_ones && is_short(m, &x);
+        n_short += forced;
+        n_small += !forced && x.shard_bytes <= m->pair->opt.small_bytes;
+    }
+    p->small_bytes = n_short + n_small > 1 ? m->pair->opt.small_bytes : 0;
+}
+
+static bool packs(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
+{
+    return is_ours(p, x) && (x->shard_bytes <= p->small_bytes || (p->takes_long_ones && is_short(p->m, x)));
+}
+
+bool zr_nccl_packs(const struct zr_nccl_pack *p, int i)
+{
+    const struct zr_nccl_shape x = p->of(p->seg, i);
+    return i < p->n_seg && packs(p, &x);
+}
+
+/* ---- rounds ---- */
+
+static int64_t round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes)
+{
+    const struct zr_nccl *m = p->m;
+    int world = m->base.world;
+    int64_t fits = (m->room_bytes - *used) / world;
+    fits = (fits < most_bytes ? fits : most_bytes) / PLACE_BYTES * PLACE_BYTES;
+    p->n = 0;
+    p->row = 0;
+    p->room = m->arena + m->room_at + *used;
+    while (p->next < p->n_seg && p->n < ZR_NCCL_PARTS) {
+        const struct zr_nccl_shape x = p->of(p->seg, p->next);
+        /* rank 0's slice is the longest */
+        int64_t left = packs(p, &x) ? zr_slice_bytes(x.shard_bytes, x.total_bytes, 0) - p->at : 0;
+        if (left <= 0) {
+            p->next++, p->at = 0;
+            continue;
+        }
+        int64_t n = left < fits - p->row ? left : fits - p->row;
+        if (n <= 0)
+            break;
+        p->part[p->n++] = (struct zr_nccl_part){p->next, p->at, n, p->row};
+        p->row += round_up(n, PLACE_BYTES);
+        p->at += n;
+    }
+    *used = round_up(*used + world * p->row, ZR_NCCL_ALIGN);
+    return p->n > 0;
+}
+
+/* ---- copies ---- */
+
+/* Of ranks [0, end) together: only the last that has any may have less than n. */
+static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_part *part, int end)
+{
+    int64_t full = x->total_bytes / x->shard_bytes;
+    if (end <= full)
+        return end * part->n;
+    int64_t rest = x->total_bytes - full * x->shard_bytes - part->at;
+    return full * part->n + (rest <= 0 ? 0 : rest < part->n ? rest : part->n);
+}
+
+int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank)
+{
+    const struct zr_nccl_shape x = p->of(p->seg, part->seg);
+    return bytes_before(&x, part, rank + 1) - bytes_before(&x, part, rank);
+}
+
+int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,
+                 const struct zr_copy_rows *c)
+{
+    if (c->bytes <= 0)
+        return 0;
+    t->c[t->n++] = *c;
+    return t->n == ZR_MAX_COPIES ? zr_nccl_copy_end(m, s, t) : 0;
+}
+
+int zr_nccl_copy_end(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t)
+{
+    int n = t->n;
+    t->n = 0;
+    return n ? m->pair->dev->ops->copy_rows(s, t->c, n) : 0;
+}
+
+int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int first, int end,
+                      bool into_room, struct zr_stream *s, struct zr_nccl_copies *t)
+{
+    const struct zr_nccl_shape x = p->of(p->seg, part->seg);
+    char *flat = p->m->arena + x.flat + first * x.shard_bytes + part->at,
+         *room = zr_nccl_part_at(p, part, first);
+    struct zr_copy_rows c = {.row_bytes = part->n,
+                             .bytes = bytes_before(&x, part, end) - bytes_before(&x, part, first),
+                             .dst = into_room ? room : flat,
+                             .src = into_room ? flat : room,
+                             .dst_stride = into_room ? p->row : x.shard_bytes,
+                             .src_stride = into_room ? x.shard_bytes : p->row};
+    return zr_nccl_copy(p->m, s, t, &c);
+}

@@ -1,0 +1,84 @@
+/* nccl_pack.h: small and short segments, packed into one.
+ *
+ * What NCCL's collectives are good at are few large slices of one length. A layer has a dozen biases and
+ * norms whose slices are some KB, and at stages 0 and 1, where stacked tensors lie in place, slices that are
+ * short or empty on the last ranks, past whose end a collective would go. These travel as one: every rank has
+ * a row in a room at the end of the communicator's own arena, into which one kernel copies its slices one
+ * after the other, and out of which another copies or adds up what has arrived. What does not fit goes in
+ * rounds.
+ *
+ * Packed are
+ *   - segments whose last slices are short, however long the others (but not by the fixed tree: a send may be
+ *     of any length);
+ *   - segments with slices up to opt.small_bytes, where there are at least two of them or such as above.
+ * All others travel as they lie, without a copy: copying a large one would take longer than what one call
+ * fewer saves. The choice, the rows and the rounds are the same on all ranks. */
+#ifndef ZR_COMM_NCCL_PACK_H
+#define ZR_COMM_NCCL_PACK_H
+
+#include "comm/nccl/nccl_comm.h"
+
+enum { ZR_NCCL_PARTS = 64 }; /* of a round */
+
+/* What packing has to know of a segment. */
+struct zr_nccl_shape {
+    int64_t flat; /* its offset in the arena: (world, shard_bytes), up to total_bytes */
+    int64_t shard_bytes, total_bytes;
+    int dtype; /* 0: bytes */
+};
+typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);
+
+/* Bytes [at, at + n) of every rank's slice of one segment; shorter, or none, of the last ranks. */
+struct zr_nccl_part {
+    int seg;
+    int64_t at, n;
+    int64_t place; /* in each row */
+};
+
+struct zr_nccl_pack {
+    const struct zr_nccl *m;
+    zr_nccl_shape_of *of;
+    const void *seg;
+    int n_seg;
+    int dtype;            /* only segments of this one; 0: all */
+    int64_t small_bytes;  /* slices up to this are packed; 0: none */
+    bool takes_long_ones; /* packs short last slices whatever the others' length */
+    int next;             /* the first segment that is not packed to its end, and how far it is */
+    int64_t at;
+    /* Of this round: */
+    int n;
+    struct zr_nccl_part part[ZR_NCCL_PARTS];
+    char *room;  /* (world, row) */
+    int64_t row; /* bytes, a multiple of 128; 0: there is none left */
+};
+
+/* The segments' packing, before its first round. */
+void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_shape_of *of, const void *seg,
+                       int n_seg, int dtype, bool takes_long_ones);
+/* Whether segment i travels packed. */
+bool zr_nccl_packs(const struct zr_nccl_pack *p, int i);
+/* The next round: from *used bytes of the room on, which grow, rows up to most_bytes. false: nothing was
+ * left, or nothing fits. With *used = 0 something fits. */
+bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes);
+/* Bytes of rank's slice that belong to the part. */
+int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank);
+/* A rank's bytes of a part in the room. */
+static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank)
+{
+    return p->room + rank * p->row + part->place;
+}
+
+/* Copies on their way into as few kernels as they fit into. */
+struct zr_nccl_copies {
+    struct zr_copy_rows c[ZR_MAX_COPIES];
+    int n;
+};
+/* Adds what slices of ranks [first, end) have of a part: from the segment into the room, or back. */
+int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int first, int end,
+                      bool into_room, struct zr_stream *s, struct zr_nccl_copies *t);
+int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,
+                 const struct zr_copy_rows *c);
+/* Puts what is left of them on the stream. */
+int zr_nccl_copy_end(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t);
+
+#endif

@@ -1,0 +1,280 @@
+/* nccl_reduce.c: a unit's gradients to their owners, by NCCL's own sum or by the fixed tree.
+ *
+ * NCCL's sum is fastest, but its order depends on the algorithm it picks, and a bf16 ring rounds at every
+ * hop. The fixed tree moves the same bytes per rank (each gives every owner a slice and gets world-1 of its
+ * own), and adds them in fp32 with one rounding, like all other communicators. */
+#include "comm/nccl/nccl_pack.h"
+
+static ncclDataType_t type_of(enum zr_dtype t)
+{
+    return t == ZR_F32 ? ncclFloat32 : ncclBfloat16;
+}
+
+static struct zr_nccl_shape shape_of(const void *seg, int i)
+{
+    const struct zr_reduce_seg *g = (const struct zr_reduce_seg *)seg + i;
+    return (struct zr_nccl_shape){g->src, g->shard_bytes, g->total_bytes, g->dtype};
+}
+
+/* All ranks' rows: what every owner is to get of this rank. */
+static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
+{
+    struct zr_nccl_copies t = {.n = 0};
+    int err = 0;
+    for (int k = 0; k < p->n && !err; k++)
+        err = zr_nccl_copy_part(p, &p->part[k], 0, p->m->base.world, true, s, &t);
+    return err ? err : zr_nccl_copy_end(p->m, s, &t);
+}
+
+enum { N_TYPES = 2 };
+static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
+_Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
+
+/* This rank's slices out of rows that lie alike, added up, to where they belong. */
+static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                     const void *const *rows, int n_rows)
+{
+    const struct zr_nccl *m = p->m;
+    int err = 0;
+    for (int t = 0; t < N_TYPES && !err; t++) {
+        struct zr_sum_range table[ZR_NCCL_PARTS];
+        int n = 0;
+        for (int k = 0; k < p->n; k++) {
+            const struct zr_nccl_part *part = &p->part[k];
+            const struct zr_reduce_seg *g = &seg[part->seg];
+            int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.rank);
+            float *dst = (float *)(m->arena + g->dst) + part->at / size;
+            if (g->dtype == types[t] && bytes > 0)
+                table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
+        }
+        if (n)
+            err = m->pair->dev->ops->sum_ranges(s, table, n, rows, n_rows, types[t]);
+    }
+    return err;
+}
+
+/* ---- by NCCL ---- */
+
+/* A sum is of one type, so each has rows of its own: in one room, one group. */
+struct packs {
+    struct zr_nccl_pack of[N_TYPES];
+};
+
+static bool next_round(struct packs *p)
+{
+    int64_t used = 0;
+    bool more = false;
+    for (int t = 0; t < N_TYPES; t++)
+        more |= zr_nccl_pack_next(&p->of[t], &used, INT64_MAX);
+    return more;
+}
+
+static bool goes_packed(const struct packs *p, int i)
+{
+    return zr_nccl_packs(&p->of[0], i) || zr_nccl_packs(&p->of[1], i);
+}
+
+/* The sum can land in dst at once; else it lands in this rank's slice of src. */
+static bool goes_straight(const struct zr_reduce_seg *g)
+{
+    return g->dtype == ZR_F32 && !g->accumulate;
+}
+
+static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, const struct packs *p,
+                                 const struct zr_reduce_seg *seg, int n_seg)
+{
+    ncclResult_t res = ncclSuccess;
+    int world = m->base.world, me = m->base.rank;
+    for (int i = 0; i < n_seg && !res; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        char *src = m->arena + g->src,
+             *own = goes_straight(g) ? m->arena + g->dst : src + me * g->shard_bytes;
+        if (g->total_bytes > 0 && !goes_packed(p, i))
+            res = m->pair->api.ReduceScatter(src, own,
+                                             (size_t)(g->total_bytes / world / zr_dtype_bytes(g->dtype)),
+                                             type_of(g->dtype), ncclSum, m->comm, native);
+    }
+    return res;
+}
+
+static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, const struct packs *packs)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int t = 0; t < N_TYPES && !res; t++) {
+        const struct zr_nccl_pack *p = &packs->of[t];
+        if (p->n > 0)
+            res = m->pair->api.ReduceScatter(p->room, p->room + m->base.rank * p->row,
+                                             (size_t)(p->row / zr_dtype_bytes(types[t])), type_of(types[t]),
+                                             ncclSum, m->comm, native);
+    }
+    return res;
+}
+
+static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct packs *p,
+                      const struct zr_reduce_seg *seg, int n_seg)
+{
+    const struct zr_device_ops *d = m->pair->dev->ops;
+    int err = 0;
+    for (int i = 0; i < n_seg && !err; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        const char *own = m->arena + g->src + m->base.rank * g->shard_bytes;
+        float *dst = (float *)(m->arena + g->dst);
+        int64_t n = g->total_bytes / m->base.world / zr_dtype_bytes(g->dtype);
+        if (n == 0 || goes_packed(p, i) || goes_straight(g))
+            continue;
+        err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
+    }
+    return err;
+}
+
+int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                        ncclResult_t *res)
+{
+    const struct zr_nccl_api *api = &m->pair->api;
+    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    struct packs p;
+    int err = 0;
+    for (int t = 0; t < N_TYPES; t++)
+        zr_nccl_pack_open(&p.of[t], m, shape_of, seg, n_seg, types[t], true);
+    bool more = next_round(&p);
+    for (bool first = true; (first || more) && !err && !*res; first = false) {
+        for (int t = 0; t < N_TYPES && !err; t++)
+            err = fill_rows(&p.of[t], s);
+        *res = err ? ncclSuccess : api->GroupStart();
+        if (err || *res)
+            break;
+        if (first)
+            *res = reduce_whole(m, native, &p, seg, n_seg);
+        if (!*res)
+            *res = reduce_rows(m, native, &p);
+        ncclResult_t ended = api->GroupEnd();
+        *res = *res ? *res : ended;
+        if (!*res && first)
+            err = keep_whole(m, s, &p, seg, n_seg);
+        for (int t = 0; t < N_TYPES && !err && !*res; t++) {
+            const void *own = p.of[t].room + m->base.rank * p.of[t].row;
+            err = keep_rows(&p.of[t], s, seg, &own, 1);
+        }
+        more = next_round(&p);
+    }
+    return err;
+}
+
+/* ---- by the fixed tree ---- */
+
+/* A range of one segment's slices: bytes [at, at + n) of every rank's. Shorter, or empty, in a ragged one. */
+struct piece {
+    const struct zr_reduce_seg *seg;
+    int64_t at, n;
+    int64_t place; /* in the room of each peer */
+};
+
+static int64_t piece_bytes(const struct piece *p, int rank)
+{
+    int64_t left = zr_slice_bytes(p->seg->shard_bytes, p->seg->total_bytes, rank) - p->at;
+    return left <= 0 ? 0 : left < p->n ? left : p->n;
+}
+
+/* Where arrives what rank sends: room bytes of each. */
+static char *arrival(const struct zr_nccl *m, int rank, int64_t room, int64_t place)
+{
+    int k = rank < m->base.rank ? rank : rank - 1;
+    return m->arena + m->scratch_at + k * room + place;
+}
+
+/* Every rank's row, and its slices of what travels as it lies, to it; from every rank what is mine. */
+static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const struct zr_nccl_pack *p,
+                                const struct piece *piece, int n, int64_t room)
+{
+    const struct zr_nccl_api *api = &m->pair->api;
+    int world = m->base.world, me = m->base.rank;
+    if (world == 1)
+        return ncclSuccess;
+    ncclResult_t res = api->GroupStart();
+    if (res)
+        return res;
+    for (int k = 1; k < world && p->n > 0 && !res; k++) {
+        int to = (me + k) % world, from = (me + world - k) % world;
+        res = api->Send(p->room + to * p->row, (size_t)p->row, ncclInt8, to, m->comm, native);
+        if (!res)
+            res = api->Recv(arrival(m, from, room, 0), (size_t)p->row, ncclInt8, from, m->comm, native);
+    }
+    for (int i = 0; i < n; i++)
+        for (int k = 1; k < world && !res; k++) {
+            int to = (me + k) % world, from = (me + world - k) % world;
+            int64_t give = piece_bytes(&piece[i], to), take = piece_bytes(&piece[i], me);
+            const char *mine = m->arena + piece[i].seg->src + to * piece[i].seg->shard_bytes + piece[i].at;
+            if (give > 0)
+                res = api->Send(mine, (size_t)give, ncclInt8, to, m->comm, native);
+            if (take > 0 && !res)
+                res = api->Recv(arrival(m, from, room, piece[i].place), (size_t)take, ncclInt8, from, m->comm,
+                                native);
+        }
+    ncclResult_t ended = api->GroupEnd();
+    return res ? res : ended;
+}
+
+static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece *p, int64_t room)
+{
+    const struct zr_reduce_seg *g = p->seg;
+    int64_t size = zr_dtype_bytes(g->dtype), n = piece_bytes(p, m->base.rank) / size;
+    const void *src[ZR_MAX_SOURCES];
+    if (n == 0)
+        return 0;
+    for (int r = 0; r < m->base.world; r++)
+        src[r] = r == m->base.rank ? m->arena + g->src + r * g->shard_bytes + p->at
+                                   : arrival(m, r, room, p->place);
+    float *dst = (float *)(m->arena + g->dst) + p->at / size;
+    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.world, g->dtype, n, g->accumulate);
+}
+
+static int add_rows(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_pack *p,
+                    const struct zr_reduce_seg *seg, int64_t room)
+{
+    const void *rows[ZR_MAX_SOURCES];
+    for (int r = 0; r < m->base.world && p->n; r++)
+        rows[r] = r == m->base.rank ? p->room + r * p->row : arrival(m, r, room, 0);
+    return p->n ? keep_rows(p, s, seg, rows, m->base.world) : 0;
+}
+
+int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                         ncclResult_t *res)
+{
+    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    int world = m->base.world, err = 0;
+    /* Alone there is nothing to receive, and no limit to a piece. */
+    int64_t room = world == 1 ? INT64_MAX : m->scratch_bytes / (world - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
+    struct zr_nccl_pack p;
+    struct piece piece[ZR_NCCL_PIECES];
+    int64_t at = 0;
+    *res = ncclSuccess;
+    zr_nccl_pack_open(&p, m, shape_of, seg, n_seg, 0, false);
+    for (int i = 0; !err && !*res;) {
+        /* First what is packed. Then as many pieces as there is room for, alike on all ranks: measured by
+         * rank 0's slice, the longest. */
+        int n = 0;
+        int64_t in_room = 0;
+        bool packed = zr_nccl_pack_next(&p, &in_room, room);
+        int64_t used = p.row;
+        while (i < n_seg && n < ZR_NCCL_PIECES && used < room) {
+            int64_t left =
+                zr_nccl_packs(&p, i) ? 0 : zr_slice_bytes(seg[i].shard_bytes, seg[i].total_bytes, 0) - at;
+            int64_t take = left < room - used ? left : room - used;
+            if (take > 0)
+                piece[n++] = (struct piece){&seg[i], at, take, used};
+            used += (take + 127) / 128 * 128;
+            at += take;
+            if (take == left)
+                i++, at = 0;
+        }
+        if (!packed && n == 0)
+            break;
+        err = fill_rows(&p, s);
+        *res = err ? ncclSuccess : swap_pieces(m, native, &p, piece, n, room);
+        if (!err && !*res)
+            err = add_rows(m, s, &p, seg, room);
+        for (int k = 0; k < n && !err && !*res; k++)
+            err = add_piece(m, s, &piece[k], room);
+    }
+    return err;
+}

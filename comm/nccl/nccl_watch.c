@@ -1,0 +1,518 @@
+/* nccl_watch.c: looks after what the NCCL communicators have under way, so that nothing waits for ever.
+ *
+ * One thread per pair. While something is under way it looks every few milliseconds: which operations are
+ * done, whether the ledgers of an exchange agree, whether NCCL reports an asynchronous error, whether an
+ * operation that the stream has begun, or a call into NCCL, has taken longer than timeout_ms. Time counts
+ * from when the stream gets to the operation: waiting for the model's own compute is no fault.
+ *
+ * Other ranks hear of what is found here over the rendezvous at once, whatever the model's thread is doing.
+ * What calls that differ between ranks may explain is kept for a while, until these were compared
+ * (nccl_comm.h).
+ *
+ * A failure is kept, and the communicator aborted by a helper thread, which ends the kernels that wait for
+ * peers, so that the streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck;
+ * a communicator whose abort does not come back in time is left behind, memory included, and the log says so.
+ */
+#include "comm/meet/rendezvous.h"
+#include "comm/nccl/nccl_comm.h"
+#include "kernels/thread_signals.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    TICK_NS = 5 * 1000 * 1000,
+    ABORT_MS = 5000,             /* at most, for ncclCommAbort to come back */
+    GRACE_NS = 500 * 1000 * 1000 /* for a call under way to end by itself before it is aborted from outside */
+};
+
+/* For the ranks' calls to be compared: rank 0 waits a little less for the ranks. */
+static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
+
+/* ---- calls under a deadline ---- */
+
+struct zr_nccl_task {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool done, left; /* left: nobody waits any more, the thread cleans up */
+    ncclResult_t res;
+    struct zr_device *dev;
+    ncclResult_t (*fn)(void *arg);
+    size_t bytes;
+    _Alignas(16) char arg[];
+};
+
+static void free_task(struct zr_nccl_task *t)
+{
+    pthread_cond_destroy(&t->ended);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+static void *run_task(void *arg)
+{
+    struct zr_nccl_task *t = arg;
+    /* Under the lock: who leaves it may close the device. */
+    pthread_mutex_lock(&t->lock);
+    bool left = t->left;
+    int err = 0;
+    if (!left) /* NCCL works on the thread's current device */
+        err = zr_thread_begin(t->dev);
+    pthread_mutex_unlock(&t->lock);
+    ncclResult_t res = ncclUnhandledCudaError;
+    if (!left && !err)
+        res = t->fn(t->arg);
+    pthread_mutex_lock(&t->lock);
+    t->res = res;
+    t->done = true;
+    left = t->left;
+    pthread_cond_signal(&t->ended);
+    pthread_mutex_unlock(&t->lock);
+    if (left)
+        free_task(t);
+    return NULL;
+}
+
+static void cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static int start_thread(pthread_t *id, void *(*fn)(void *), void *arg)
+{
+    sigset_t mask, old;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
+    int err = pthread_create(id, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return err;
+}
+
+static int start_task(struct zr_nccl_pair *p, const char *what, ncclResult_t (*fn)(void *arg),
+                      const void *arg, size_t bytes, struct zr_nccl_task **out)
+{
+    struct zr_nccl_task *t = calloc(1, sizeof *t + bytes);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a thread", what);
+    pthread_mutex_init(&t->lock, NULL);
+    cond_init(&t->ended);
+    t->dev = p->dev;
+    t->fn = fn;
+    t->bytes = bytes;
+    memcpy(t->arg, arg, bytes);
+    pthread_t id;
+    int err = start_thread(&id, run_task, t);
+    if (err) {
+        free_task(t);
+        return zr_fail(ZR_ERR_SYSTEM, "%s: no thread: %s", what, strerror(err));
+    }
+    pthread_detach(id);
+    *out = t;
+    return 0;
+}
+
+static struct timespec in_ns(int64_t ns)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += (ns + t.tv_nsec) / 1000000000;
+    t.tv_nsec = (ns + t.tv_nsec) % 1000000000;
+    return t;
+}
+
+/* true: it ended, *res and arg are set. false: it is left to itself. */
+static bool await_task(struct zr_nccl_task *t, int64_t ms, void *arg, ncclResult_t *res)
+{
+    struct timespec until = in_ns(ms * 1000000);
+    pthread_mutex_lock(&t->lock);
+    while (!t->done && pthread_cond_timedwait(&t->ended, &t->lock, &until) != ETIMEDOUT)
+        ;
+    bool done = t->done;
+    t->left = !done;
+    pthread_mutex_unlock(&t->lock);
+    if (!done)
+        return false;
+    if (t->bytes)
+        memcpy(arg, t->arg, t->bytes);
+    *res = t->res;
+    free_task(t);
+    return true;
+}
+
+int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
+                   void *arg, size_t bytes, ncclResult_t *res)
+{
+    struct zr_nccl_task *t;
+    int err = start_task(p, what, fn, arg, bytes, &t);
+    if (err)
+        return err;
+    if (await_task(t, ms, arg, res))
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    p->stuck = true;
+    pthread_mutex_unlock(&p->lock);
+    return zr_fail(ZR_ERR_TIMEOUT, "%s has not come back after %lld ms", what, (long long)ms);
+}
+
+/* ---- failing ---- */
+
+void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text)
+{
+    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name(op), (unsigned long long)seq);
+    if (unit >= 0 && n > 0 && (size_t)n < n_text)
+        snprintf(text + n, n_text - (size_t)n, " unit %d", unit);
+}
+
+int zr_nccl_code(ncclResult_t res)
+{
+    switch (res) {
+    case ncclInvalidArgument:
+    case ncclInvalidUsage:
+        return ZR_ERR_ARG;
+    case ncclRemoteError:
+        return ZR_ERR_PEER;
+    default:
+        return ZR_ERR_SYSTEM;
+    }
+}
+
+int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res, const char *what)
+{
+    const char *more = p->api.GetLastError(comm);
+    return zr_fail(zr_nccl_code(res), "%s: %s%s%s", what, p->api.GetErrorString(res),
+                   more && *more ? ": " : "", more ? more : "");
+}
+
+static void reap(struct zr_nccl *m);
+
+/* With the lock held. */
+static int keep_failure(struct zr_nccl *m, int code, const char *text)
+{
+    if (atomic_load(&m->code))
+        return atomic_load(&m->code);
+    snprintf(m->text, sizeof m->text, "%s", text);
+    atomic_store(&m->code, code);
+    atomic_store(&m->pair->alarm, 1);
+    m->abort_wanted = true;
+    pthread_cond_broadcast(&m->pair->wake);
+    return code;
+}
+
+int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...)
+{
+    char text[ZR_NCCL_TEXT];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&m->pair->lock);
+    code = keep_failure(m, code, text);
+    pthread_mutex_unlock(&m->pair->lock);
+    return code;
+}
+
+int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
+{
+    int code = zr_nccl_say(m->pair, m->comm, res, what);
+    return zr_nccl_fail(m, code, "%s", zr_error_text());
+}
+
+/* With the lock held: a failure that was found here, and not by whoever asks. */
+static void found(struct zr_nccl *m, int code, const char *text)
+{
+    char told[ZR_NCCL_TEXT + 64];
+    if (atomic_load(&m->code))
+        return;
+    keep_failure(m, code, text);
+    snprintf(told, sizeof told, "%s (found by rank %d)", text, m->pair->rank);
+    zr_rendezvous_report(m->pair->rdv, code, told);
+}
+
+void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
+{
+    struct zr_nccl_pair *p = m->pair;
+    if (atomic_load(&m->code) || p->in_doubt)
+        return;
+    if (!zr_rendezvous_compare(p->rdv, code, text)) {
+        found(m, code, text);
+        return;
+    }
+    p->in_doubt = true;
+    p->doubt_ends_ns = zr_now_ns() + DOUBT_NS;
+    p->doubt_code = code;
+    snprintf(p->doubt_text, sizeof p->doubt_text, "%s", text);
+    pthread_cond_broadcast(&p->wake);
+}
+
+/* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
+static void end_doubt(struct zr_nccl_pair *p)
+{
+    char text[ZR_NCCL_TEXT];
+    if (!p->in_doubt || zr_now_ns() < p->doubt_ends_ns)
+        return;
+    snprintf(text, sizeof text, "%.600s; rank 0, which compares what the ranks called, has not answered",
+             p->doubt_text);
+    found(&p->gather, p->doubt_code, text);
+    found(&p->reduce, p->doubt_code, text);
+}
+
+/* ---- looking, all with the lock held ---- */
+
+/* Every rank has the same ledgers and says the same. */
+static void compare_ledgers(struct zr_nccl *m, int index)
+{
+    struct zr_nccl_pair *p = m->pair;
+    const struct zr_nccl_ledger *l = p->ledgers + index * p->world;
+    p->ledger_busy[index] = false;
+    for (int r = 1; r < p->world; r++) {
+        if (memcmp(&l[r], &l[0], sizeof *l) == 0)
+            continue;
+        char text[ZR_NCCL_TEXT];
+        if (l[r].n_issued != l[0].n_issued)
+            snprintf(
+                text, sizeof text,
+                "rank %d issued %llu collectives up to its exchange %llu, rank 0 %llu up to its exchange "
+                "%llu; every rank must make the same calls",
+                r, (unsigned long long)l[r].n_issued, (unsigned long long)l[r].exchange,
+                (unsigned long long)l[0].n_issued, (unsigned long long)l[0].exchange);
+        else
+            snprintf(text, sizeof text,
+                     "rank %d issued other collectives than rank 0 up to exchange %llu (both %llu): another "
+                     "order, unit, step, size or call of the model",
+                     r, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
+        zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
+        zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
+        return;
+    }
+}
+
+static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
+{
+    to->n_all_gather += of->n_all_gather;
+    to->n_reduce_scatter += of->n_reduce_scatter;
+    to->n_broadcast += of->n_broadcast;
+    to->n_exchange += of->n_exchange;
+    to->wire_bytes += of->wire_bytes;
+}
+
+/* As the device's; a failure is kept. What cannot be asked after is not done. */
+static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_event *event)
+{
+    int done = m->pair->dev->ops->event_query(event);
+    if (done < 0) {
+        char op[96], text[ZR_NCCL_TEXT];
+        zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
+        snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
+        found(m, done, text);
+    }
+    return done;
+}
+
+static void reap(struct zr_nccl *m)
+{
+    while (m->n_got < m->n_put && !atomic_load(&m->code)) {
+        struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        int done = query(m, e, e->done);
+        if (!done && !e->begun_ns && query(m, e, e->begun) == 1)
+            e->begun_ns = zr_now_ns();
+        if (!done)
+            return;
+        if (done < 0)
+            break;
+        add_counts(&m->done, &e->count);
+        m->n_got++;
+        if (e->ledger >= 0)
+            compare_ledgers(m, e->ledger);
+    }
+    if (atomic_load(&m->code))
+        m->n_got = m->n_put; /* nobody asks any more */
+}
+
+void zr_nccl_reap(struct zr_nccl *m)
+{
+    pthread_mutex_lock(&m->pair->lock);
+    reap(m);
+    pthread_mutex_unlock(&m->pair->lock);
+}
+
+static void check_time(struct zr_nccl *m)
+{
+    struct zr_nccl_pair *p = m->pair;
+    int64_t now = zr_now_ns();
+    char op[96], text[ZR_NCCL_TEXT];
+    if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
+        zr_nccl_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
+        snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
+                 (long long)(p->timeout_ns / 1000000));
+        found(m, ZR_ERR_TIMEOUT, text); /* the thread that would compare calls is in there */
+    } else if (m->n_got < m->n_put) {
+        const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
+            return;
+        zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
+        snprintf(
+            text, sizeof text,
+            "%s: waited %lld ms for the other ranks (%llu operations are queued behind it): one is late, or "
+            "issued something else",
+            op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
+        zr_nccl_doubt(m, ZR_ERR_TIMEOUT, text);
+    }
+}
+
+static void check_async(struct zr_nccl *m)
+{
+    struct zr_nccl_pair *p = m->pair;
+    ncclResult_t res = ncclSuccess;
+    if (!m->comm || m->abort_wanted || p->api.CommGetAsyncError(m->comm, &res) || res == ncclSuccess ||
+        res == ncclInProgress)
+        return;
+    char what[48];
+    snprintf(what, sizeof what, "NCCL's %s communicator", m->name);
+    int code = zr_nccl_say(p, m->comm, res, what);
+    zr_nccl_doubt(m, code, zr_error_text());
+}
+
+/* Something is under way: look again soon. */
+static bool look(struct zr_nccl *m)
+{
+    reap(m);
+    if (!atomic_load(&m->code))
+        check_time(m);
+    if (m->n_got == m->n_put && !m->issuing)
+        return (m->abort_wanted && !m->abort_ended) || (m->pair->in_doubt && !atomic_load(&m->code));
+    check_async(m);
+    return true;
+}
+
+/* ---- aborting ---- */
+
+struct abort_arg {
+    struct zr_nccl_api api;
+    ncclComm_t comm;
+};
+
+static ncclResult_t abort_comm(void *arg)
+{
+    struct abort_arg *a = arg;
+    return a->api.CommAbort(a->comm);
+}
+
+/* The issuing thread is out of NCCL, or will not come out of it by itself. */
+static bool abort_is_due(const struct zr_nccl *m)
+{
+    return m->abort_wanted && !m->abort_begun && (!m->issuing || zr_now_ns() - m->issuing_ns > GRACE_NS);
+}
+
+/* Both that are due, at the same time. Called with the lock held; it is let go meanwhile. */
+static void abort_due(struct zr_nccl_pair *p)
+{
+    struct zr_nccl *both[2] = {&p->gather, &p->reduce};
+    struct zr_nccl_task *task[2] = {NULL, NULL};
+    struct abort_arg arg[2];
+    for (int i = 0; i < 2; i++) {
+        struct zr_nccl *m = both[i];
+        if (!abort_is_due(m))
+            both[i] = NULL;
+        else
+            m->abort_begun = true;
+        if (both[i] && m->comm && !m->lent) {
+            arg[i] = (struct abort_arg){p->api, m->comm};
+            if (start_task(p, "ncclCommAbort", abort_comm, &arg[i], sizeof arg[i], &task[i]))
+                p->stuck = true;
+        }
+        if (both[i])
+            m->comm = NULL;
+    }
+    pthread_mutex_unlock(&p->lock);
+    bool late[2] = {false, false};
+    ncclResult_t res;
+    int64_t ms = p->opt.timeout_ms < ABORT_MS ? p->opt.timeout_ms : ABORT_MS;
+    for (int i = 0; i < 2; i++)
+        late[i] = task[i] && !await_task(task[i], ms, &arg[i], &res);
+    pthread_mutex_lock(&p->lock);
+    for (int i = 0; i < 2; i++) {
+        if (!both[i])
+            continue;
+        p->stuck |= late[i];
+        both[i]->abort_ended = true;
+        if (late[i])
+            zr_warn(p->opt.log,
+                    "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
+                    "stream may never end; this process should exit",
+                    both[i]->name);
+    }
+    pthread_cond_broadcast(&p->wake);
+}
+
+static void *watch(void *arg)
+{
+    struct zr_nccl_pair *p = arg;
+    pthread_setname_np(pthread_self(), "zero-nccl");
+    int err = zr_thread_begin(p->dev);
+    pthread_mutex_lock(&p->lock);
+    if (err) {
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        found(&p->gather, err, text);
+        found(&p->reduce, err, text);
+    }
+    while (!p->stop) {
+        bool gather = look(&p->gather), reduce = look(&p->reduce);
+        end_doubt(p);
+        if (abort_is_due(&p->gather) || abort_is_due(&p->reduce)) {
+            abort_due(p);
+            continue;
+        }
+        if (gather || reduce) {
+            struct timespec until = in_ns(TICK_NS);
+            pthread_cond_timedwait(&p->wake, &p->lock, &until);
+        } else {
+            p->idle = true;
+            pthread_cond_wait(&p->wake, &p->lock);
+            p->idle = false;
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+int zr_nccl_watch(struct zr_nccl_pair *p)
+{
+    pthread_mutex_init(&p->lock, NULL);
+    cond_init(&p->wake);
+    int err = start_thread(&p->watcher, watch, p);
+    if (!err)
+        return 0;
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+    return zr_fail(ZR_ERR_SYSTEM, "NCCL's communicators: no thread to watch them: %s", strerror(err));
+}
+
+void zr_nccl_unwatch(struct zr_nccl_pair *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->watcher, NULL);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+bool zr_nccl_settle(struct zr_nccl *m)
+{
+    struct zr_nccl_pair *p = m->pair;
+    pthread_mutex_lock(&p->lock);
+    while (m->abort_wanted && !m->abort_ended) /* the watching thread sees to it, within ABORT_MS */
+        pthread_cond_wait(&p->wake, &p->lock);
+    bool well = !p->stuck;
+    pthread_mutex_unlock(&p->lock);
+    return well;
+}

@@ -1,0 +1,308 @@
+/* shm.c: the communicator of ranks on one host, through shared memory: its vtable (see shm.h for how it
+ * works). */
+#include "comm/shm/shm.h"
+#include "comm/meet/rendezvous.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum { SPIN_NS = 20000 };
+
+_Static_assert(sizeof(struct zr_shm_op) <= ZR_CALL_BYTES, "an operation travels in a call");
+
+static struct zr_shm *shm_of(struct zr_comm *c)
+{
+    return (struct zr_shm *)c;
+}
+
+static int shm_arena(struct zr_comm *c, int64_t bytes, void **base)
+{
+    struct zr_shm *m = shm_of(c);
+    if (m->mapped)
+        return zr_fail(ZR_ERR_ORDER, "%s: the arena is made once", m->name);
+    int err = zr_shm_map(m, bytes);
+    if (err)
+        return err;
+    pthread_mutex_lock(&m->lock);
+    m->mapped = true;
+    pthread_mutex_unlock(&m->lock);
+    m->base.alarm = &m->peer[m->base.rank].head->alarm;
+    if (atomic_load(&m->code)) /* an abort came when no peer could be told yet */
+        zr_shm_fail(m, m->code, m->base.rank, m->text);
+    *base = m->peer[m->base.rank].arena;
+    return 0;
+}
+
+/* --- putting operations on the stream --- */
+
+/* Copies n segments of seg_bytes each where the stream finds them; waits while there is no room. */
+static const union zr_shm_seg *keep_segs(struct zr_shm *m, const void *seg, size_t seg_bytes, int n,
+                                         uint64_t *end)
+{
+    uint64_t at = m->ring_put % ZR_SHM_SEGS;
+    uint64_t skip = at + (uint64_t)n > ZR_SHM_SEGS ? ZR_SHM_SEGS - at : 0; /* never around the end */
+    uint64_t put = m->ring_put + skip;
+    pthread_mutex_lock(&m->lock);
+    while (put + (uint64_t)n - m->ring_got > ZR_SHM_SEGS &&
+           m->ring_got != m->ring_put) /* all is free once all are done */
+        pthread_cond_wait(&m->ring_moved, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+    union zr_shm_seg *to = &m->ring[put % ZR_SHM_SEGS];
+    for (int i = 0; i < n; i++)
+        memcpy(&to[i], (const char *)seg + (size_t)i * seg_bytes, seg_bytes);
+    *end = put + (uint64_t)n;
+    return to;
+}
+
+/* Numbers the operation and puts it on the stream. */
+static int issue(struct zr_shm *m, struct zr_stream *s, struct zr_shm_op *op, const struct zr_tag *tag)
+{
+    op->m = m;
+    op->post.seq = m->next_seq + 1;
+    op->post.unit = tag->unit;
+    op->post.step = tag->step;
+    op->post.call_hash = tag->call_hash;
+    uint64_t put = m->ring_put;
+    m->next_seq++;
+    if (op->post.n_seg)
+        m->ring_put = op->seg_end;
+    int err = m->dev->ops->call(s, zr_shm_run, op, sizeof *op);
+    if (err) {
+        m->next_seq--;
+        m->ring_put = put;
+    }
+    return err;
+}
+
+static uint64_t hash_numbers(uint64_t seed, const int64_t *v, size_t n)
+{
+    return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
+}
+
+static int check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
+{
+    if (!m->mapped)
+        return zr_fail(ZR_ERR_ORDER, "%s %s: there is no arena yet", m->name, zr_op_name(op));
+    if (n_seg < 0 || n_seg > ZR_SHM_SEGS)
+        return zr_fail(ZR_ERR_ARG, "%s %s: %d segments: 0 to %d are allowed", m->name, zr_op_name(op), n_seg,
+                       ZR_SHM_SEGS);
+    return 0;
+}
+
+static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                          const struct zr_tag *tag)
+{
+    struct zr_shm *m = shm_of(c);
+    struct zr_shm_op op = {.post = {.op = ZR_OP_ALL_GATHER, .root = -1, .n_seg = (uint32_t)n_seg}};
+    int err = check_ready(m, ZR_OP_ALL_GATHER, n_seg);
+    if (!err)
+        err = zr_gather_check("shm all_gather", c->world, m->arena_bytes, seg, n_seg);
+    if (err || atomic_load(&m->code))
+        return err;
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_gather_seg *g = &seg[i];
+        const int64_t v[] = {g->src, g->src_stride, g->shard_bytes, g->total_bytes};
+        op.post.bytes += g->total_bytes;
+        op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
+    }
+    if (n_seg)
+        op.seg = keep_segs(m, seg, sizeof *seg, n_seg, &op.seg_end);
+    return issue(m, s, &op, tag);
+}
+
+static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                              int n_seg, const struct zr_tag *tag)
+{
+    struct zr_shm *m = shm_of(c);
+    struct zr_shm_op op = {.post = {.op = ZR_OP_REDUCE_SCATTER, .root = -1, .n_seg = (uint32_t)n_seg}};
+    int err = check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
+    if (!err)
+        err = zr_reduce_check("shm reduce_scatter", c->world, m->arena_bytes, seg, n_seg);
+    if (err || atomic_load(&m->code))
+        return err;
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        const int64_t v[] = {g->src, g->shard_bytes, g->total_bytes, g->dtype, g->accumulate};
+        op.post.bytes += g->total_bytes;
+        op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
+    }
+    if (n_seg)
+        op.seg = keep_segs(m, seg, sizeof *seg, n_seg, &op.seg_end);
+    return issue(m, s, &op, tag);
+}
+
+/* Broadcast and exchange: a range instead of segments. */
+static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, int64_t off, int64_t bytes,
+                       int n, int root, const struct zr_tag *tag)
+{
+    struct zr_shm_op op = {.post = {.op = (int32_t)which, .root = root, .bytes = bytes}, .off = off};
+    int err = check_ready(m, which, 0);
+    if (!err)
+        err = zr_range_check(which == ZR_OP_EXCHANGE ? "shm exchange" : "shm broadcast", m->arena_bytes, off,
+                             bytes, n);
+    if (err || atomic_load(&m->code))
+        return err;
+    op.post.seg_hash = hash_numbers(0, &off, 1);
+    return issue(m, s, &op, tag);
+}
+
+static int shm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                         const struct zr_tag *tag)
+{
+    if (root < 0 || root >= c->world)
+        return zr_fail(ZR_ERR_ARG, "shm broadcast: root is %d: 0 to %d are allowed", root, c->world - 1);
+    return issue_range(shm_of(c), s, ZR_OP_BROADCAST, off, bytes, 1, root, tag);
+}
+
+static int shm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                        const struct zr_tag *tag)
+{
+    return issue_range(shm_of(c), s, ZR_OP_EXCHANGE, off, slot_bytes, c->world, -1, tag);
+}
+
+/* --- the rest --- */
+
+static void shm_abort(struct zr_comm *c, int code, const char *why)
+{
+    struct zr_shm *m = shm_of(c);
+    code = code ? code : ZR_ERR_FAILED;
+    zr_shm_fail(m, code, m->base.rank, why ? why : zr_err_name(code));
+}
+
+static int shm_status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    struct zr_shm *m = shm_of(c);
+    int code = zr_shm_adopt(m);
+    if (!why || !why_bytes)
+        return code;
+    if (!code)
+        why[0] = 0;
+    else if (m->found_by == m->base.rank)
+        snprintf(why, why_bytes, "%s", m->text);
+    else
+        snprintf(why, why_bytes, "%s (found by rank %d)", m->text, m->found_by);
+    return code;
+}
+
+static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    struct zr_shm *m = shm_of(c);
+    *out = (struct zr_comm_stats){.n_all_gather = m->n_done[ZR_OP_ALL_GATHER],
+                                  .n_reduce_scatter = m->n_done[ZR_OP_REDUCE_SCATTER],
+                                  .n_broadcast = m->n_done[ZR_OP_BROADCAST],
+                                  .n_exchange = m->n_done[ZR_OP_EXCHANGE],
+                                  .wire_bytes = m->wire_bytes};
+}
+
+static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
+{
+    struct zr_shm_post last = {.seq = 0};
+    bool inside = shm_of(c)->mapped && zr_shm_last(shm_of(c), c->rank, &last);
+    text[0] = 0;
+    if (last.seq)
+        zr_shm_describe(&last, text, n_text);
+    return inside;
+}
+
+static void shm_called(struct zr_comm *c, const struct zr_called *call)
+{
+    if (shm_of(c)->mapped)
+        zr_called_put(&shm_of(c)->peer[c->rank].head->called, call);
+}
+
+void zr_shm_pair(struct zr_comm *a, struct zr_comm *b)
+{
+    shm_of(a)->pair = shm_of(b);
+    shm_of(b)->pair = shm_of(a);
+}
+
+static void shm_close(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct zr_shm *m = shm_of(c);
+    if (m->pair)
+        m->pair->pair = NULL;
+    if (m->mapped) {
+        /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
+         */
+        atomic_store(&m->peer[c->rank].head->closed, 1);
+        zr_shm_wake_all(m);
+        zr_shm_unmap(m);
+    }
+    pthread_cond_destroy(&m->ring_moved);
+    pthread_mutex_destroy(&m->lock);
+    free(m->ring);
+    free(m);
+}
+
+static const struct zr_comm_ops shm_ops = {
+    .name = "shm",
+    .deterministic = true,
+    .arena = shm_arena,
+    .all_gather = shm_all_gather,
+    .reduce_scatter = shm_reduce_scatter,
+    .broadcast = shm_broadcast,
+    .exchange = shm_exchange,
+    .abort = shm_abort,
+    .status = shm_status,
+    .stats = shm_stats,
+    .last = shm_last,
+    .called = shm_called,
+    .close = shm_close,
+};
+
+/* Every rank computes and has two communicators: spinning takes a core from one of them unless there are two
+ * for each rank. */
+static int64_t choose_spin(int world)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return world * 2 <= n ? SPIN_NS : 0;
+}
+
+int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *name, int64_t timeout_ms,
+                struct zr_comm **out)
+{
+    int world = zr_rendezvous_world(rdv);
+    *out = NULL;
+    if (world > ZR_SHM_WORLD)
+        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory among %d ranks: up to %d are allowed", name, world,
+                       ZR_SHM_WORLD);
+    if (timeout_ms <= 0 || timeout_ms > INT64_MAX / 2000000)
+        return zr_fail(ZR_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
+                       (long long)timeout_ms);
+    if (!dev->ops->compute_on_caller)
+        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
+                       dev->ops->name);
+    struct zr_shm *m = calloc(1, sizeof *m);
+    union zr_shm_seg *ring = calloc(ZR_SHM_SEGS, sizeof *ring);
+    if (!m || !ring) {
+        free(m);
+        free(ring);
+        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
+    }
+    m->base = (struct zr_comm){
+        .ops = &shm_ops, .rank = zr_rendezvous_rank(rdv), .world = world, .alarm = &m->alarm};
+    snprintf(m->name, sizeof m->name, "%s", name);
+    m->rdv = rdv;
+    m->dev = dev;
+    m->kernels = zr_host_kernels_best();
+    m->timeout_ns = timeout_ms * 1000000;
+    m->spin_ns = choose_spin(world);
+    m->ring = ring;
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->ring_moved, NULL);
+    for (int i = 0; i < ZR_SHM_WORLD; i++)
+        m->peer[i].pidfd = -1;
+    int err = zr_shm_check_hosts(m);
+    if (err) {
+        shm_close(&m->base);
+        return err;
+    }
+    *out = &m->base;
+    return 0;
+}

@@ -1,0 +1,141 @@
+/* shm.h: the inside of the shared-memory communicator.
+ *
+ * Every rank has one segment: a header that all ranks read and write, and behind it its arena, which the
+ * others only read. An operation runs on the stream's thread like this: the rank describes it in its header
+ * ("posts" it), raises its word "entered" to the operation's number, waits until every peer's word is there
+ * too, compares what the peers posted with its own, and moves data straight out of their arenas. Where peers
+ * must have finished reading before the memory is used again, it raises "done" and waits for theirs.
+ *
+ *   shm.c        the vtable: checks, numbering, and putting operations on the stream
+ *   shm_run.c    what an operation does when its turn comes
+ *   shm_wait.c   waiting for peers, and failing with them
+ *   shm_arena.c  making, finding and mapping the segments */
+#ifndef ZR_COMM_SHM_H
+#define ZR_COMM_SHM_H
+
+#include "comm/meet/called.h"
+#include "comm/segment.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    ZR_SHM_WORLD = 64,  /* also the sources of sum_tree, and the bits of a mask */
+    ZR_SHM_POSTS = 64,  /* a peer is ahead by one operation at most: it cannot enter the one after before we
+                           have entered ours */
+    ZR_SHM_SEGS = 8192, /* segments of operations that are queued and not run yet */
+    ZR_SHM_TEXT = 1024,
+    ZR_SHM_HEAD_BYTES = 65536,
+};
+
+/* One operation, as peers compare it. */
+struct zr_shm_post {
+    uint64_t seq;
+    int32_t op, unit, root;
+    uint32_t step, n_seg, pad;
+    uint64_t call_hash;
+    int64_t bytes;
+    uint64_t seg_hash;
+};
+
+/* In shared memory. The words are numbers of operations, cut to the 32 bits a futex has; they are compared by
+ * difference. */
+struct zr_shm_head {
+    uint64_t magic, nonce; /* of this very segment: a number of a process or a file may be used again */
+    _Alignas(64) _Atomic uint32_t entered;
+    _Alignas(64) _Atomic uint32_t done;
+    _Atomic uint32_t finished; /* for messages: nobody waits for it */
+    _Alignas(64) _Atomic uint32_t
+        waiters; /* peers asleep on one of my words; none, and raising it needs no system call */
+    _Alignas(64) _Atomic int32_t abort_code; /* published after what follows */
+    int32_t abort_rank;                      /* who found it */
+    char abort_text[ZR_SHM_TEXT];
+    _Alignas(64) _Atomic uint32_t alarm; /* raised by a peer, or by me: some header has an abort_code */
+    _Atomic uint32_t closed;
+    struct zr_shm_post post[ZR_SHM_POSTS];
+    struct zr_called_ring called; /* of the communicator of a pair that is told */
+};
+
+struct zr_shm_peer {
+    struct zr_shm_head *head;
+    char *arena;    /* my own may be written, others are mapped for reading */
+    int pid, pidfd; /* pidfd: -1 for a thread of this process, and where the kernel has none */
+};
+
+union zr_shm_seg {
+    struct zr_gather_seg gather;
+    struct zr_reduce_seg reduce;
+};
+
+/* What travels through the stream. */
+struct zr_shm_op {
+    struct zr_shm *m;
+    struct zr_shm_post post;
+    int64_t off; /* of broadcast and exchange */
+    const union zr_shm_seg *seg;
+    uint64_t seg_end; /* what may be used again after it */
+};
+
+struct zr_shm {
+    struct zr_comm base; /* first: callers hold its address */
+    char name[32];
+    struct zr_rendezvous *rdv;
+    struct zr_shm *pair; /* or NULL */
+    struct zr_device *dev;
+    const struct zr_host_kernels *kernels;
+    int64_t timeout_ns, spin_ns;
+    int64_t arena_bytes;
+    struct zr_shm_peer peer[ZR_SHM_WORLD]; /* (world), mine too */
+
+    pthread_mutex_t lock; /* of the failure and of the ring */
+    atomic_int code;      /* the first failure; text is written before */
+    char text[ZR_SHM_TEXT];
+    int found_by;           /* the rank that found it */
+    _Atomic uint32_t alarm; /* while there are no headers */
+    atomic_bool mapped;     /* peers can be told */
+
+    uint64_t next_seq;           /* issuing thread */
+    _Atomic uint64_t run_seq;    /* stream's thread: the last that has begun */
+    union zr_shm_seg *ring;      /* (ZR_SHM_SEGS) */
+    uint64_t ring_put, ring_got; /* ever; the second under the lock */
+    pthread_cond_t ring_moved;
+
+    int64_t ended_ns; /* stream's thread: when it saw that a peer's process had ended */
+
+    _Atomic int64_t n_done[ZR_OP_EXCHANGE + 1];
+    _Atomic int64_t wire_bytes;
+};
+
+enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_DONE };
+
+/* shm_arena.c. Both collective. */
+int zr_shm_check_hosts(struct zr_shm *m);
+int zr_shm_map(struct zr_shm *m, int64_t bytes);
+void zr_shm_unmap(struct zr_shm *m);
+
+/* shm_wait.c */
+/* "reduce_scatter seq 812 unit 14" */
+void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text);
+/* The operation that rank came to last, if any (else its seq is 0); whether it is in it. Any thread. */
+bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last);
+/* Keeps the first failure and tells every peer. found_by: this rank, or the one that told. Any thread.
+ * Returns the kept code. */
+int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text);
+/* A failure that a peer has published becomes ours. Returns ours, or 0. Any thread. */
+int zr_shm_adopt(struct zr_shm *m);
+/* Wakes every rank that sleeps on a word, to look around. */
+void zr_shm_wake_all(struct zr_shm *m);
+/* Raises my word to the operation's number. */
+void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq);
+/* Waits until every peer's word has reached the operation's number, and for ENTERED compares what they
+ * posted. 0 or the failure. */
+int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which);
+
+/* shm_run.c: fn of ops->call. */
+void zr_shm_run(void *op);
+
+/* room.c: bytes that may still be allocated on this host by the look of its free memory and of the cgroup's
+ * limit. */
+int64_t zr_memory_room(void);
+
+#endif

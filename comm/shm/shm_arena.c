@@ -1,0 +1,270 @@
+/* shm_arena.c: making, finding and mapping the segments of a shared-memory communicator.
+ *
+ * A segment is a memfd and not a name in /dev/shm: it has no name to be left behind when ranks are killed,
+ * and it is not bound by the 64 MiB that containers give /dev/shm by default. Peers open it through
+ * /proc/PID/fd/FD while its owner keeps the descriptor open, which is the same code for ranks that are
+ * processes and for ranks that are threads of one. The pages are reserved at once, so that a lack of memory
+ * is an error now and not a SIGBUS in the middle of a step.
+ *
+ * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
+ * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
+#include "comm/meet/rendezvous.h"
+#include "comm/shm/shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef F_ADD_SEALS
+#include <linux/fcntl.h>
+#endif
+
+_Static_assert(sizeof(struct zr_shm_head) <= ZR_SHM_HEAD_BYTES, "the header has its pages");
+_Static_assert(ZR_SHM_WORLD <= ZR_MAX_SOURCES, "sum_tree takes a source from every rank");
+
+static const uint64_t segment_magic = 0x7a65726f2073686d;
+
+/* What a rank tells of one step. */
+struct card {
+    int32_t code;
+    int32_t pid, fd;
+    int32_t pad;
+    uint64_t nonce;
+    int64_t bytes, room;
+    char text[240];
+};
+
+/* Exchanges cards; fails if a rank's step failed, naming the first such rank. */
+static int agree(struct zr_shm *m, struct card *mine, struct card *all)
+{
+    int err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
+    if (err)
+        return zr_fail_more(err, "%s", m->name);
+    for (int i = 0; i < m->base.world; i++)
+        if (all[i].code)
+            return zr_fail(all[i].code, "%s: rank %d: %.*s", m->name, i, (int)sizeof all[i].text - 1,
+                           all[i].text);
+    return 0;
+}
+
+/* Runs nothing else: puts the last failure of this thread on the card. */
+static void put_failure(struct card *c, int err)
+{
+    c->code = err;
+    snprintf(c->text, sizeof c->text, "%s", err ? zr_error_text() : "");
+}
+
+/* --- one host --- */
+
+struct place {
+    char boot_id[40], host[64], name[32];
+    uint64_t pid_namespace;
+};
+
+int zr_shm_check_hosts(struct zr_shm *m)
+{
+    struct place mine = {0}, *all = calloc((size_t)m->base.world, sizeof *all);
+    if (!all)
+        return zr_rendezvous_fail(
+            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(mine.boot_id, sizeof mine.boot_id, f))
+            mine.boot_id[0] = 0;
+        fclose(f);
+    }
+    gethostname(mine.host, sizeof mine.host - 1);
+    snprintf(mine.name, sizeof mine.name, "%s", m->name);
+    struct stat st;
+    if (stat("/proc/self/ns/pid", &st) == 0)
+        mine.pid_namespace = (uint64_t)st.st_ino;
+    int err = zr_rendezvous_exchange(m->rdv, &mine, sizeof mine, all);
+    if (err)
+        zr_fail_more(err, "%s", m->name);
+    for (int i = 1; i < m->base.world && !err; i++) {
+        const struct place *a = &all[0], *b = &all[i];
+        if (memcmp(a->boot_id, b->boot_id, sizeof a->boot_id) != 0)
+            err = zr_fail(
+                ZR_ERR_NOTSUP,
+                "%s: shared memory needs all ranks on one host: rank 0 is on \"%.63s\", rank %d on \"%.63s\"",
+                m->name, a->host, i, b->host);
+        else if (a->pid_namespace != b->pid_namespace)
+            err = zr_fail(
+                ZR_ERR_NOTSUP,
+                "%s: shared memory needs all ranks in one process namespace: rank 0 (\"%.63s\") and rank %d "
+                "(\"%.63s\") are in different containers",
+                m->name, a->host, i, b->host);
+        else if (strncmp(a->name, b->name, sizeof a->name) != 0)
+            err = zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%.31s\", rank %d \"%.31s\"", a->name,
+                          i, b->name);
+    }
+    free(all);
+    return err;
+}
+
+/* --- my segment --- */
+
+static int64_t segment_bytes(int64_t arena_bytes)
+{
+    return ZR_SHM_HEAD_BYTES + ((arena_bytes + 4095) & ~(int64_t)4095);
+}
+
+static int reserve(int fd, int64_t bytes)
+{
+    /* In pieces: a signal makes the kernel give back what one call has taken so far. */
+    const int64_t piece = INT64_C(64) << 20;
+    for (int64_t at = 0; at < bytes;) {
+        int64_t n = bytes - at < piece ? bytes - at : piece;
+        if (fallocate(fd, 0, at, n) == 0)
+            at += n;
+        else if (errno != EINTR)
+            return zr_fail(errno == ENOSPC || errno == ENOMEM ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
+                           "reserving %lld bytes of shared memory: %s", (long long)bytes, strerror(errno));
+    }
+    return 0;
+}
+
+static int make_segment(struct zr_shm *m, int64_t bytes, struct card *mine)
+{
+    struct zr_shm_peer *me = &m->peer[m->base.rank];
+    char name[48];
+    snprintf(name, sizeof name, "zero-%s-%d", m->name, m->base.rank);
+    mine->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (mine->fd < 0)
+        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
+    int err = reserve(mine->fd, segment_bytes(bytes));
+    if (err)
+        return err;
+    /* Nobody may make it smaller under us. */
+    fcntl(mine->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
+    if (p == MAP_FAILED)
+        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s",
+                       (long long)segment_bytes(bytes), strerror(errno));
+    me->head = (struct zr_shm_head *)p;
+    me->arena = p + ZR_SHM_HEAD_BYTES;
+    if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce)
+        mine->nonce = (uint64_t)zr_now_ns() ^ (uint64_t)(uintptr_t)p;
+    me->head->nonce = mine->nonce;
+    me->head->magic = segment_magic;
+    return 0;
+}
+
+/* --- a peer's segment --- */
+
+static int open_peer(struct zr_shm *m, int rank, const struct card *card, int64_t bytes)
+{
+    struct zr_shm_peer *peer = &m->peer[rank];
+    peer->pid = card->pid;
+    /* Before the segment is opened: if the number belongs to another process by then, the nonce tells. */
+    if (peer->pid != getpid())
+        peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", card->pid, card->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        int err = zr_fail(ZR_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", rank, path,
+                          strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return err;
+    }
+    if (st.st_size != segment_bytes(bytes)) {
+        close(fd);
+        return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
+                       (long long)st.st_size, rank);
+    }
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED)
+        return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
+                       rank, strerror(errno));
+    peer->head = (struct zr_shm_head *)p;
+    peer->arena = p + ZR_SHM_HEAD_BYTES;
+    if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
+        return zr_fail(ZR_ERR_SYSTEM, "%s is not the shared memory of rank %d", path, rank);
+    mprotect(peer->arena, (size_t)(segment_bytes(bytes) - ZR_SHM_HEAD_BYTES),
+             PROT_READ); /* a stray write is caught here */
+    return 0;
+}
+
+static int open_peers(struct zr_shm *m, const struct card *all, int64_t bytes)
+{
+    int err = 0;
+    for (int i = 0; i < m->base.world && !err; i++)
+        if (i != m->base.rank)
+            err = open_peer(m, i, &all[i], bytes);
+    return err;
+}
+
+void zr_shm_unmap(struct zr_shm *m)
+{
+    for (int i = 0; i < m->base.world; i++) {
+        struct zr_shm_peer *peer = &m->peer[i];
+        if (peer->head)
+            munmap(peer->head, (size_t)segment_bytes(m->arena_bytes));
+        if (peer->pidfd >= 0)
+            close(peer->pidfd);
+        *peer = (struct zr_shm_peer){.pidfd = -1};
+    }
+}
+
+/* --- all together --- */
+
+/* Equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the same numbers.
+ */
+static int check_sizes(struct zr_shm *m, const struct card *all)
+{
+    int64_t room = INT64_MAX, want;
+    for (int i = 0; i < m->base.world; i++) {
+        if (all[i].bytes != all[0].bytes)
+            return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank 0",
+                           m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
+        room = all[i].room < room ? all[i].room : room;
+    }
+    if (__builtin_mul_overflow(all[0].bytes, (int64_t)m->base.world, &want) || want > room)
+        return zr_fail(ZR_ERR_NOMEM,
+                       "%s: %d ranks want %lld bytes of shared memory each, %lld are left on this host",
+                       m->name, m->base.world, (long long)all[0].bytes, (long long)room);
+    return 0;
+}
+
+int zr_shm_map(struct zr_shm *m, int64_t bytes)
+{
+    struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .bytes = bytes, .room = zr_memory_room()};
+    struct card *all = calloc((size_t)m->base.world, sizeof *all);
+    if (!all)
+        return zr_rendezvous_fail(
+            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
+    if (bytes <= 0 || bytes > INT64_MAX / 2)
+        put_failure(
+            &mine, zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes));
+    int err = agree(m, &mine, all);
+    if (!err)
+        err = check_sizes(m, all);
+    if (!err) {
+        m->arena_bytes = bytes;
+        put_failure(&mine, make_segment(m, bytes, &mine));
+        err = agree(m, &mine, all);
+    }
+    if (!err) {
+        put_failure(&mine, open_peers(m, all, bytes));
+        err = agree(m, &mine, all);
+    }
+    if (mine.fd >= 0)
+        close(mine.fd);
+    if (err) {
+        zr_shm_unmap(m);
+        m->arena_bytes = 0;
+    }
+    free(all);
+    return err;
+}

@@ -1,0 +1,137 @@
+/* shm_run.c: what an operation of the shared-memory communicator does when its stream comes to it. */
+#include "comm/shm/shm.h"
+
+#include <string.h>
+
+enum {
+    COPY_BYTES = 1 << 20, /* between looks at the failure */
+    SUM_ELEMENTS =
+        1 << 14 /* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
+};
+
+static bool failed(struct zr_shm *m)
+{
+    return atomic_load_explicit(&m->code, memory_order_relaxed) != 0;
+}
+
+static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes && !failed(m); at += COPY_BYTES)
+        m->kernels->copy(dst + at, src + at, bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES);
+}
+
+static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
+{
+    int world = m->base.world, me = m->base.rank;
+    char *dst = m->peer[me].arena + g->dst;
+    int64_t taken = 0;
+    /* Each begins with the rank after it, so that they do not all read the same arena. */
+    for (int k = 1; k <= world; k++) {
+        int i = (me + k) % world;
+        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, i);
+        const char *src = m->peer[i].arena + g->src + i * g->src_stride;
+        if (n == 0 || src == dst + i * g->shard_bytes)
+            continue;
+        pull(m, dst + i * g->shard_bytes, src, n);
+        taken += i == me ? 0 : n;
+    }
+    return taken;
+}
+
+static int64_t reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
+{
+    int world = m->base.world, me = m->base.rank;
+    int64_t bytes = zr_slice_bytes(g->shard_bytes, g->total_bytes, me), size = zr_dtype_bytes(g->dtype);
+    float *dst = (float *)(m->peer[me].arena + g->dst);
+    const void *src[ZR_SHM_WORLD];
+    for (int64_t at = 0, n = bytes / size; at < n && !failed(m); at += SUM_ELEMENTS) {
+        for (int i = 0; i < world; i++)
+            src[i] = m->peer[i].arena + g->src + me * g->shard_bytes + at * size;
+        m->kernels->sum_tree(dst + at, src, world, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
+                             g->accumulate);
+    }
+    return bytes * (world - 1);
+}
+
+static int64_t broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
+{
+    int me = m->base.rank;
+    if (me == root)
+        return 0;
+    pull(m, m->peer[me].arena + off, m->peer[root].arena + off, bytes);
+    return bytes;
+}
+
+static int64_t exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
+{
+    int world = m->base.world, me = m->base.rank;
+    for (int k = 1; k < world; k++) {
+        int i = (me + k) % world;
+        int64_t at = off + i * slot_bytes;
+        pull(m, m->peer[me].arena + at, m->peer[i].arena + at, slot_bytes);
+    }
+    return slot_bytes * (world - 1);
+}
+
+static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
+{
+    int64_t taken = 0;
+    switch ((enum zr_op)op->post.op) {
+    case ZR_OP_ALL_GATHER:
+        for (uint32_t i = 0; i < op->post.n_seg; i++)
+            taken += all_gather(m, &op->seg[i].gather);
+        break;
+    case ZR_OP_REDUCE_SCATTER:
+        for (uint32_t i = 0; i < op->post.n_seg; i++)
+            taken += reduce_scatter(m, &op->seg[i].reduce);
+        break;
+    case ZR_OP_BROADCAST:
+        taken = broadcast(m, op->off, op->post.bytes, op->post.root);
+        break;
+    case ZR_OP_EXCHANGE:
+        taken = exchange(m, op->off, op->post.bytes);
+        break;
+    }
+    return taken;
+}
+
+static void run(struct zr_shm *m, const struct zr_shm_op *op)
+{
+    uint64_t seq = op->post.seq;
+    if (atomic_exchange(&m->run_seq, seq) + 1 != seq) {
+        zr_shm_fail(m, ZR_ERR_ORDER, m->base.rank,
+                    "operations of one communicator were put on streams that ran them out of order");
+        return;
+    }
+    m->peer[m->base.rank].head->post[seq % ZR_SHM_POSTS] = op->post;
+    zr_shm_raise(m, ZR_SHM_ENTERED, seq);
+    if (zr_shm_wait(m, &op->post, ZR_SHM_ENTERED))
+        return;
+    int64_t taken = move(m, op);
+    if (failed(m))
+        return;
+    /* After a gather peers may still read this rank's shard: comm.h leaves it to the caller not to write it
+     * too soon. */
+    if (op->post.op != ZR_OP_ALL_GATHER) {
+        zr_shm_raise(m, ZR_SHM_DONE, seq);
+        if (zr_shm_wait(m, &op->post, ZR_SHM_DONE))
+            return;
+    }
+    atomic_store(&m->peer[m->base.rank].head->finished, (uint32_t)seq);
+    m->wire_bytes += taken;
+    m->n_done[op->post.op]++;
+}
+
+void zr_shm_run(void *arg)
+{
+    const struct zr_shm_op *op = arg;
+    struct zr_shm *m = op->m;
+    if (!failed(m))
+        run(m, op);
+    if (op->post.n_seg == 0)
+        return;
+    pthread_mutex_lock(&m->lock);
+    m->ring_got = op->seg_end;
+    pthread_cond_signal(&m->ring_moved);
+    pthread_mutex_unlock(&m->lock);
+}

@@ -1,0 +1,366 @@
+/* shm_wait.c: waiting for peers in shared memory, and failing together.
+ *
+ * A rank spins for a moment, where there are cores to spare, and then sleeps on the word of a peer that is
+ * missing: a futex in memory that processes share. Between sleeps it looks for all that may keep a peer from
+ * coming: a failure somewhere, a process that has ended, a communicator that was closed, the deadline. The
+ * first failure is kept and written into the own header, where every peer finds it; so all ranks fail with
+ * one cause. */
+#include "comm/shm/shm.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4 };
+
+/* Not FUTEX_PRIVATE: the other side may be another process. */
+static void futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
+{
+    struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+static _Atomic uint32_t *word_of(struct zr_shm_head *h, enum zr_shm_word which)
+{
+    return which == ZR_SHM_ENTERED ? &h->entered : &h->done;
+}
+
+static bool reached(uint32_t word, uint64_t seq)
+{
+    return (int32_t)(word - (uint32_t)seq) >= 0;
+}
+
+/* --- failing --- */
+
+void zr_shm_wake_all(struct zr_shm *m)
+{
+    for (int i = 0; i < m->base.world; i++) {
+        futex_wake(&m->peer[i].head->entered);
+        futex_wake(&m->peer[i].head->done);
+    }
+}
+
+/* With the lock held. */
+static void write_abort(struct zr_shm *m, int found_by)
+{
+    struct zr_shm_head *h = m->peer[m->base.rank].head;
+    h->abort_rank = found_by;
+    memcpy(h->abort_text, m->text, sizeof m->text);
+    atomic_store(&h->abort_code, m->code);
+    for (int i = 0; i < m->base.world; i++)
+        atomic_store(&m->peer[i].head->alarm, 1);
+}
+
+int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
+{
+    pthread_mutex_lock(&m->lock);
+    bool first = atomic_load(&m->code) == 0;
+    if (first) {
+        snprintf(m->text, sizeof m->text, "%s", text);
+        m->found_by = found_by;
+        atomic_store(&m->code, code);
+        atomic_store(&m->alarm, 1);
+    }
+    if (m->mapped && m->peer[m->base.rank].head->abort_code == 0)
+        write_abort(m, m->found_by);
+    bool tell = first && m->mapped;
+    pthread_mutex_unlock(&m->lock);
+    if (tell)
+        zr_shm_wake_all(m);
+    return atomic_load(&m->code);
+}
+
+void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text)
+{
+    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name((enum zr_op)p->op), (unsigned long long)p->seq);
+    if (p->unit >= 0 && n > 0 && (size_t)n < n_text)
+        snprintf(text + n, n_text - (size_t)n, " unit %d", p->unit);
+}
+
+static int fail_op(struct zr_shm *m, int code, const struct zr_shm_post *mine, const char *what)
+{
+    char op[96], text[ZR_SHM_TEXT];
+    zr_shm_describe(mine, op, sizeof op);
+    snprintf(text, sizeof text, "%s: %s", op, what);
+    return zr_shm_fail(m, code, m->base.rank, text);
+}
+
+/* --- comparing --- */
+
+static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
+{
+    return a->seq == b->seq && a->op == b->op && a->unit == b->unit && a->root == b->root &&
+           a->step == b->step && a->n_seg == b->n_seg && a->call_hash == b->call_hash &&
+           a->bytes == b->bytes && a->seg_hash == b->seg_hash;
+}
+
+/* A rank's calls, in that communicator of the pair which is told of them. */
+static const struct zr_called_ring *calls_of(const struct zr_shm *m, int rank)
+{
+    const struct zr_shm *told = m;
+    if (!atomic_load(&m->peer[m->base.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
+        told = m->pair;
+    return &told->peer[rank].head->called;
+}
+
+/* Did this rank's program and that of `rank` make other calls? Then that is what went wrong, and said. */
+static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int rank)
+{
+    struct zr_called own, other;
+    char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
+    if (!zr_called_differ(calls_of(m, m->base.rank), calls_of(m, rank), &own, &other))
+        return false;
+    zr_called_tell(rank, &other, m->base.rank, &own, calls);
+    zr_shm_describe(mine, op, sizeof op);
+    snprintf(text, sizeof text, "%s (%s)", calls, op);
+    zr_shm_fail(m, ZR_ERR_MISMATCH, m->base.rank, text);
+    return true;
+}
+
+static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int rank,
+                         const struct zr_shm_post *theirs)
+{
+    int own = m->base.rank;
+    char op[96], what[512], more[256] = "";
+    if (fail_called(m, mine, rank))
+        return atomic_load(&m->code);
+    zr_shm_describe(theirs, op, sizeof op);
+    if (mine->op == theirs->op && mine->unit == theirs->unit) {
+        if (mine->step != theirs->step)
+            snprintf(more, sizeof more, " of step %u, rank %d of step %u", theirs->step, own, mine->step);
+        else if (mine->bytes != theirs->bytes)
+            snprintf(more, sizeof more, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, own,
+                     (long long)mine->bytes);
+        else if (mine->root != theirs->root)
+            snprintf(more, sizeof more, " with root %d, rank %d with root %d", theirs->root, own, mine->root);
+        else if (mine->n_seg != theirs->n_seg)
+            snprintf(more, sizeof more, " with %u segments, rank %d with %u", theirs->n_seg, own,
+                     mine->n_seg);
+        else if (mine->seg_hash != theirs->seg_hash)
+            snprintf(more, sizeof more,
+                     " with other segments (place, size, dtype or accumulation) than rank %d", own);
+        else
+            snprintf(more, sizeof more,
+                     " after other calls of the program than rank %d, more than the latest %d calls ago", own,
+                     ZR_CALLED_KEPT);
+    }
+    snprintf(what, sizeof what, "rank %d is at %s%s", rank, op, more);
+    return fail_op(m, ZR_ERR_MISMATCH, mine, what);
+}
+
+/* Takes those that have come out of the mask; fails if one of them is at something else. */
+static uint64_t take_arrived(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
+                             uint64_t missing)
+{
+    for (uint64_t left = missing; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        struct zr_shm_head *h = m->peer[i].head;
+        if (!reached(atomic_load_explicit(word_of(h, which), memory_order_acquire), mine->seq))
+            continue;
+        missing &= ~(UINT64_C(1) << i);
+        const struct zr_shm_post *theirs = &h->post[mine->seq % ZR_SHM_POSTS];
+        if (which == ZR_SHM_ENTERED && !same_op(mine, theirs))
+            fail_mismatch(m, mine, i, theirs);
+    }
+    return missing;
+}
+
+/* --- looking around --- */
+
+static bool process_ended(const struct zr_shm_peer *peer)
+{
+    if (peer->pid == getpid())
+        return false;
+    if (peer->pidfd < 0) /* an old kernel; it cannot tell a zombie */
+        return kill(peer->pid, 0) < 0 && errno == ESRCH;
+    struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLIN);
+}
+
+int zr_shm_adopt(struct zr_shm *m)
+{
+    char text[ZR_SHM_TEXT];
+    for (int i = 0; m->mapped && i < m->base.world && !atomic_load(&m->code); i++) {
+        const struct zr_shm_head *h = m->peer[i].head;
+        int code = i == m->base.rank ? 0 : atomic_load(&h->abort_code);
+        if (code) {
+            snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, h->abort_text);
+            zr_shm_fail(m, code, h->abort_rank, text);
+        }
+    }
+    return atomic_load(&m->code);
+}
+
+/* Are the missing still to come, and to the same operation? They had their last chance when missing was
+ * computed after what is seen here. */
+static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
+                         uint64_t missing)
+{
+    for (uint64_t left = missing; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        if (fail_called(m, mine, i))
+            return atomic_load(&m->code);
+        bool closed = atomic_load(&m->peer[i].head->closed);
+        if (!closed && !process_ended(&m->peer[i]))
+            continue;
+        if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
+            continue; /* its last act */
+        if (zr_shm_adopt(m))
+            return m->code;
+        /* Others may know why: the rendezvous, or a rank to which it said a last word. */
+        int64_t now = zr_now_ns();
+        m->ended_ns = m->ended_ns ? m->ended_ns : now;
+        if (!closed && now - m->ended_ns < EXPLAIN_NS)
+            continue;
+        char what[128];
+        snprintf(what, sizeof what,
+                 closed ? "rank %d has closed its communicator" : "rank %d was lost: its process ended", i);
+        return fail_op(m, ZR_ERR_PEER, mine, what);
+    }
+    return atomic_load(&m->code);
+}
+
+bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last)
+{
+    const struct zr_shm_head *h = m->peer[rank].head;
+    uint32_t at = atomic_load(&h->entered);
+    *last = at ? h->post[at % ZR_SHM_POSTS] : (struct zr_shm_post){.seq = 0};
+    return at != 0 && atomic_load(&h->finished) != at;
+}
+
+/* The operation of the other communicator that rank waits in, if it does, and whether it can wait for me. */
+static bool waits_in_pair(struct zr_shm *m, int rank, struct zr_shm_post *there, bool *for_me)
+{
+    struct zr_shm *pair = m->pair;
+    *for_me = false;
+    if (!pair || !atomic_load(&pair->mapped) || !zr_shm_last(pair, rank, there))
+        return false;
+    *for_me = !reached(atomic_load(&pair->peer[m->base.rank].head->entered), there->seq);
+    return true;
+}
+
+/* The time is over. A rank that waits for this one elsewhere does other things; any other is late, and where
+ * it is, and what its program called last, tells why. */
+static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
+{
+    int rank = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
+    struct zr_shm_post here, there;
+    bool for_me, elsewhere = waits_in_pair(m, rank, &there, &for_me);
+    for (uint64_t left = missing & (missing - 1); left && !for_me; left &= left - 1) {
+        struct zr_shm_post other;
+        int i = __builtin_ctzll(left);
+        if (waits_in_pair(m, i, &other, &for_me) && for_me) {
+            rank = i;
+            there = other;
+            elsewhere = true;
+        }
+    }
+    char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[768], op[96];
+    char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS];
+    struct zr_called latest;
+    zr_shm_last(m, rank, &here);
+    if (here.seq && here.unit >= 0)
+        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
+                 zr_op_name((enum zr_op)here.op), here.unit);
+    else if (here.seq)
+        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
+                 zr_op_name((enum zr_op)here.op));
+    if (elsewhere) {
+        zr_shm_describe(&there, op, sizeof op);
+        snprintf(pair, sizeof pair, " here and waits in %s: %s", m->pair->name, op);
+        if (for_me)
+            snprintf(pair, sizeof pair, " here and waits for rank %d in %s: %s", m->base.rank, m->pair->name,
+                     op);
+    }
+    if (zr_called_last(calls_of(m, rank), &latest)) {
+        zr_called_describe(&latest, call);
+        snprintf(last, sizeof last, "; its last call was %s", call);
+    }
+    if (n_more)
+        snprintf(more, sizeof more, ", and for %d more", n_more);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", m->base.rank,
+             (long long)(m->timeout_ns / 1000000), rank, where, pair, more, last);
+    return fail_op(m, for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
+}
+
+/* --- waiting --- */
+
+void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
+{
+    struct zr_shm_head *h = m->peer[m->base.rank].head;
+    /* I write the word and read waiters, a sleeper writes waiters and reads the word, all sequentially
+     * consistent: one sees the other. */
+    atomic_store(word_of(h, which), (uint32_t)seq);
+    if (atomic_load(&h->waiters))
+        futex_wake(word_of(h, which));
+}
+
+static uint64_t spin(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
+                     uint64_t missing)
+{
+    missing = take_arrived(m, mine, which, missing);
+    for (int i = 0; m->spin_ns == 0 && missing && i < YIELDS; i++) {
+        sched_yield(); /* more ranks than cores: the peer may need this one */
+        missing = take_arrived(m, mine, which, missing);
+    }
+    if (m->spin_ns == 0 || !missing)
+        return missing;
+    int64_t until = zr_now_ns() + m->spin_ns;
+    do {
+        for (int i = 0; i < 32 && missing; i++) {
+            zr_relax();
+            missing = take_arrived(m, mine, which, missing);
+        }
+    } while (missing && zr_now_ns() < until);
+    return missing;
+}
+
+static void sleep_on(struct zr_shm_head *h, enum zr_shm_word which, uint64_t seq, int64_t ns)
+{
+    atomic_fetch_add(&h->waiters, 1);
+    uint32_t seen = atomic_load(word_of(h, which));
+    if (!reached(seen, seq))
+        futex_wait(word_of(h, which), seen, ns);
+    atomic_fetch_sub(&h->waiters, 1);
+}
+
+int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which)
+{
+    uint64_t all = m->base.world == 64 ? UINT64_MAX : (UINT64_C(1) << m->base.world) - 1;
+    uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.rank));
+    if (!missing)
+        return atomic_load(&m->code);
+    int64_t began = zr_now_ns(), looked = began;
+    while (missing && !zr_shm_adopt(m)) {
+        int64_t left = began + m->timeout_ns - zr_now_ns();
+        if (left > 0)
+            sleep_on(m->peer[__builtin_ctzll(missing)].head, which, mine->seq,
+                     left < SLICE_NS ? left : SLICE_NS);
+        missing = take_arrived(m, mine, which, missing);
+        int64_t now = zr_now_ns();
+        if (!missing || atomic_load(&m->code))
+            break;
+        if (now - began >= m->timeout_ns)
+            return zr_shm_adopt(m) ? m->code : fail_late(m, mine, missing);
+        if (now - looked >= SLICE_NS) {
+            looked = now;
+            if (look_for_lost(m, mine, which, missing))
+                break;
+            missing = take_arrived(m, mine, which, missing);
+        }
+    }
+    return atomic_load(&m->code);
+}

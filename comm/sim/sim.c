@@ -1,0 +1,180 @@
+/* sim.c: the simulated communicator: arenas, checks, opening and closing; see sim.h. */
+#include "comm/sim/sim_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
+{
+    struct zr_sim_comm *m = zr_sim_comm_of(c);
+    struct zr_sim_comm_world *d = m->world;
+    struct zr_device *dev = zr_sim_device(d->w, c->rank);
+    void *p = NULL;
+    if (m->arena)
+        return zr_fail(ZR_ERR_ORDER, "sim %s: the arena is made once", d->name);
+    int err = dev->ops->alloc(dev, bytes, &p);
+    d->arena_failed |= err != 0;
+    d->n_arena++;
+    m->arena = p; /* a rank that dies while it waits leaves it to close */
+    m->arena_bytes = bytes;
+    while (d->n_arena < d->n && !d->code) {
+        zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, c->rank);
+        zr_sim_host(d->w, c->rank, ZR_SIM_MODEL);
+    }
+    if (d->arena_failed || d->code) {
+        m->arena = NULL;
+        if (p)
+            dev->ops->free(dev, p, bytes);
+        return d->code ? zr_fail(d->code, "%s", d->why)
+                       : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
+    }
+    zr_shadow_name(d->rec, p, d->name);
+    zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
+    *base = p;
+    return 0;
+}
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *p = malloc(bytes + 1);
+    if (!p)
+        abort();
+    memcpy(p, from, bytes);
+    return p;
+}
+
+static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                          const struct zr_tag *tag)
+{
+    int err = zr_gather_check("sim all_gather", c->world, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
+    if (err)
+        return err;
+    struct zr_sim_part p = {.op = ZR_OP_ALL_GATHER,
+                            .gather = copy_of(seg, (size_t)n_seg * sizeof *seg),
+                            .n_seg = n_seg,
+                            .tag = *tag};
+    if (zr_sim_comm_of(c)->world->code)
+        free(p.gather);
+    return zr_sim_meeting_join(c, s, &p);
+}
+
+static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
+                              int n_seg, const struct zr_tag *tag)
+{
+    int err = zr_reduce_check("sim reduce_scatter", c->world, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
+    if (err)
+        return err;
+    struct zr_sim_part p = {.op = ZR_OP_REDUCE_SCATTER,
+                            .reduce = copy_of(seg, (size_t)n_seg * sizeof *seg),
+                            .n_seg = n_seg,
+                            .tag = *tag};
+    if (zr_sim_comm_of(c)->world->code)
+        free(p.reduce);
+    return zr_sim_meeting_join(c, s, &p);
+}
+
+static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                         const struct zr_tag *tag)
+{
+    int err = zr_range_check("sim broadcast", zr_sim_comm_of(c)->arena_bytes, off, bytes, 1);
+    struct zr_sim_part p = {.op = ZR_OP_BROADCAST, .off = off, .bytes = bytes, .root = root, .tag = *tag};
+    return err ? err : zr_sim_meeting_join(c, s, &p);
+}
+
+static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                        const struct zr_tag *tag)
+{
+    if (zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_BARRIER_IN_STEP) && tag->unit >= 0)
+        return 0;
+    if (zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_BARRIER) && tag->unit < 0 &&
+        zr_sim_speaker(zr_sim_comm_of(c)->world->w)->id % ZR_SIM_LINES == ZR_SIM_MODEL)
+        return 0;
+    int err = zr_range_check("sim exchange", zr_sim_comm_of(c)->arena_bytes, off, slot_bytes, c->world);
+    struct zr_sim_part p = {.op = ZR_OP_EXCHANGE, .off = off, .bytes = slot_bytes, .tag = *tag};
+    return err ? err : zr_sim_meeting_join(c, s, &p);
+}
+
+static void sim_abort(struct zr_comm *c, int code, const char *why)
+{
+    zr_sim_comm_fail(zr_sim_comm_of(c)->world, code, why);
+}
+
+static int sim_status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
+    if (why && why_bytes)
+        snprintf(why, why_bytes, "%s", d->code ? d->why : "");
+    return d->code;
+}
+
+static void sim_stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    *out = zr_sim_comm_of(c)->stats;
+}
+
+static void sim_close(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct zr_sim_comm *m = zr_sim_comm_of(c);
+    struct zr_sim_comm_world *d = m->world;
+    struct zr_device *dev = zr_sim_device(d->w, c->rank);
+    if (m->arena)
+        dev->ops->free(dev, m->arena, m->arena_bytes);
+    free(m);
+    if (--d->n_open)
+        return;
+    for (uint64_t k = 0; k < d->n_ring; k++) {
+        struct zr_sim_meeting *left = d->ring[(d->first + k) % d->cap];
+        for (int r = 0; r < d->n; r++)
+            zr_sim_part_free(left, r);
+        free(left);
+    }
+    free(d->ring);
+    free(d->ranks);
+    free(d);
+}
+
+static const struct zr_comm_ops sim_comm_ops = {
+    .name = "sim",
+    .deterministic = true,
+    .arena = sim_arena,
+    .all_gather = sim_all_gather,
+    .reduce_scatter = sim_reduce_scatter,
+    .broadcast = sim_broadcast,
+    .exchange = sim_exchange,
+    .abort = sim_abort,
+    .status = sim_status,
+    .stats = sim_stats,
+    .close = sim_close,
+};
+
+int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *order, struct zr_comm **out)
+{
+    int n = zr_sim_config(w)->world;
+    if (n > ZR_SIM_MOST_RANKS)
+        return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", n, ZR_SIM_MOST_RANKS);
+    struct zr_sim_comm_world *d = calloc(1, sizeof *d);
+    struct zr_comm **ranks = calloc((size_t)n, sizeof *ranks);
+    bool ok = d && ranks;
+    for (int r = 0; ok && r < n; r++) {
+        struct zr_sim_comm *m = calloc(1, sizeof *m);
+        ok = m != NULL;
+        if (!ok)
+            break;
+        m->base = (struct zr_comm){.ops = &sim_comm_ops, .rank = r, .world = n, .alarm = &d->alarm};
+        m->world = d;
+        ranks[r] = out[r] = &m->base;
+    }
+    if (!ok) {
+        for (int r = 0; ranks && r < n; r++)
+            free(ranks[r]);
+        free(ranks);
+        free(d);
+        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+    }
+    *d = (struct zr_sim_comm_world){
+        .w = w, .order = order, .rec = zr_sim_recorder(w), .name = name, .n = n, .n_open = n, .ranks = ranks};
+    return 0;
+}

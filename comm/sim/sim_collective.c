@@ -1,0 +1,110 @@
+/* sim_collective.c: what a collective does on one rank: the bytes that it touches, its own and its peers',
+ * and how long it takes. */
+#include "comm/sim/sim_inside.h"
+
+#include <string.h>
+
+/* Time of moving `bytes` from each of the other ranks to this one: near and far links work at once. */
+static int64_t wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int rank)
+{
+    const struct zr_sim_options *o = zr_sim_config(d->w);
+    if (d->n == 1 || o->near_bytes_per_s <= 0)
+        return 0;
+    int per = o->ranks_per_node > 0 ? o->ranks_per_node : d->n, node = rank / per;
+    int last = (node + 1) * per < d->n ? (node + 1) * per : d->n, near = last - node * per - 1,
+        far = d->n - near - 1;
+    double near_s = (double)near * (double)bytes_each / o->near_bytes_per_s;
+    double far_s = far ? (double)far * (double)bytes_each / o->far_bytes_per_s : 0;
+    return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (far ? o->far_ns : o->near_ns);
+}
+
+void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
+    const struct zr_sim_part *mine = &m->part[rank];
+    int64_t each = 0;
+    zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
+    for (int i = 0; i < mine->n_seg; i++) {
+        const struct zr_gather_seg *g = &mine->gather[i];
+        each += g->shard_bytes;
+        for (int p = 0; p < d->n; p++) {
+            int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, p);
+            const char *from = zr_sim_comm_rank(d, p)->arena + m->part[p].gather[i].src + p * g->src_stride;
+            char *to = zr_sim_comm_rank(d, rank)->arena + g->dst + p * g->shard_bytes;
+            if (n == 0 || from == to)
+                continue;
+            zr_shadow_move(d->rec, l, to, from, n);
+            zr_sim_comm_rank(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
+        }
+    }
+    zr_sim_comm_rank(d, rank)->stats.n_all_gather++;
+    zr_sim_spend(d->w, l, wire_ns(d, each, rank));
+}
+
+void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
+    const struct zr_sim_part *mine = &m->part[rank];
+    int64_t each = 0;
+    zr_sim_begin(d->w, l, "reduce_scatter", mine->tag.unit, mine->tag.step);
+    for (int i = 0; i < mine->n_seg; i++) {
+        const struct zr_reduce_seg *g = &mine->reduce[i];
+        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, rank);
+        int size = (int)zr_dtype_bytes(g->dtype);
+        char *to = zr_sim_comm_rank(d, rank)->arena + g->dst;
+        int64_t out = n / size * (int64_t)sizeof(float);
+        each += g->shard_bytes;
+        for (int p = 0; p < d->n; p++)
+            zr_shadow_read(d->rec, l, zr_sim_comm_rank(d, p)->arena + g->src + rank * g->shard_bytes, n);
+        if (g->accumulate)
+            zr_shadow_read(d->rec, l, to, out);
+        zr_shadow_write(d->rec, l, to, out);
+        for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
+            int p = (rank + k) % d->n;
+            const char *from = zr_sim_comm_rank(d, p)->arena + g->src + rank * g->shard_bytes;
+            if (k == 0 && !g->accumulate && from == to)
+                continue;
+            if (k == 0 && !g->accumulate)
+                zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
+            else
+                zr_shadow_sum(d->rec, to, from, size, n / size);
+            zr_sim_comm_rank(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
+        }
+    }
+    zr_sim_comm_rank(d, rank)->stats.n_reduce_scatter++;
+    zr_sim_spend(d->w, l, wire_ns(d, each, rank));
+}
+
+void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
+    const struct zr_sim_part *mine = &m->part[rank];
+    zr_sim_begin(d->w, l, "exchange", mine->tag.unit, mine->tag.step);
+    for (int p = 0; p < d->n; p++) {
+        const char *from = zr_sim_comm_rank(d, p)->arena + mine->off + p * mine->bytes;
+        char *to = zr_sim_comm_rank(d, rank)->arena + mine->off + p * mine->bytes;
+        if (p == rank)
+            continue;
+        zr_shadow_read(d->rec, l, from, mine->bytes);
+        zr_shadow_write(d->rec, l, to, mine->bytes);
+        memcpy(to, from, (size_t)mine->bytes);
+        zr_sim_comm_rank(d, rank)->stats.wire_bytes += mine->bytes;
+    }
+    zr_sim_comm_rank(d, rank)->stats.n_exchange++;
+    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, rank));
+}
+
+void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
+    const struct zr_sim_part *mine = &m->part[rank];
+    zr_sim_begin(d->w, l, "broadcast", mine->tag.unit, mine->tag.step);
+    if (rank != mine->root) {
+        const char *from = zr_sim_comm_rank(d, mine->root)->arena + mine->off;
+        char *to = zr_sim_comm_rank(d, rank)->arena + mine->off;
+        zr_shadow_move(d->rec, l, to, from, mine->bytes);
+        zr_sim_comm_rank(d, rank)->stats.wire_bytes += mine->bytes;
+    }
+    zr_sim_comm_rank(d, rank)->stats.n_broadcast++;
+    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, rank));
+}

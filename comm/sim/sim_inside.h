@@ -1,0 +1,93 @@
+/* sim_inside.h: the inside of the simulated communicator.
+ *
+ *   sim.c             the communicator: arenas, checks, opening, closing
+ *   sim_meet.c        how ranks meet in a collective, and what becomes of those that cannot
+ *   sim_collective.c  what a collective does on one rank: the bytes that it touches, and how long it takes
+ *   sim_order.c       the order of collectives over all communicators */
+#ifndef ZR_COMM_SIM_INSIDE_H
+#define ZR_COMM_SIM_INSIDE_H
+
+#include "comm/segment.h"
+#include "comm/sim/sim.h"
+
+enum { ZR_SIM_MOST_RANKS = 1024 };
+
+/* What a rank brings to a collective. */
+struct zr_sim_part {
+    bool here;
+    struct zr_stream *stream;
+    struct zr_stamp *entry; /* the stream's clock when it came */
+    struct zr_gather_seg *gather;
+    struct zr_reduce_seg *reduce;
+    enum zr_op op;
+    int n_seg, root;
+    int64_t off, bytes;
+    struct zr_tag tag;
+};
+
+/* The k-th collective. */
+struct zr_sim_meeting {
+    struct zr_sim_comm_world *world;
+    uint64_t number;
+    int n_here, n_over;
+    bool over;
+    struct zr_sim_part part[];
+};
+
+/* A communicator of all ranks, in the middle between them. */
+struct zr_sim_comm_world {
+    struct zr_sim *w;
+    struct zr_sim_order *order;
+    struct zr_recorder *rec; /* its */
+    const char *name;
+    int n, n_open, n_arena;
+    bool arena_failed;
+    struct zr_comm **ranks;
+    struct zr_sim_meeting **ring; /* open meetings by number */
+    uint64_t first, n_ring, cap;
+    int code;
+    _Atomic uint32_t alarm;
+    char why[ZR_ERROR_BYTES];
+};
+
+struct zr_sim_comm {
+    struct zr_comm base;
+    struct zr_sim_comm_world *world;
+    char *arena;
+    int64_t arena_bytes;
+    uint64_t n_put;
+    struct zr_comm_stats stats;
+};
+
+static inline struct zr_sim_comm *zr_sim_comm_of(struct zr_comm *c)
+{
+    return (struct zr_sim_comm *)c;
+}
+
+static inline struct zr_sim_comm *zr_sim_comm_rank(const struct zr_sim_comm_world *d, int rank)
+{
+    return (struct zr_sim_comm *)d->ranks[rank];
+}
+
+static inline bool zr_sim_comm_flawed(const struct zr_sim_comm_world *d, enum zr_sim_comm_flaw flaw)
+{
+    return zr_sim_config(d->w)->comm_flaws & flaw;
+}
+
+/* sim_meet.c: puts a rank's part, which is taken over, on its stream. */
+int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine);
+void zr_sim_part_free(struct zr_sim_meeting *m, int rank);
+/* The first failure of all ranks; everyone who waits goes on. why may be NULL. */
+void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why);
+
+/* sim_collective.c: what rank does when everyone is there. */
+void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
+void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
+void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
+void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
+
+/* sim_order.c: rank issues p, its k-th collective over all communicators; reported where the others' k-th is
+ * another. */
+void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p);
+
+#endif

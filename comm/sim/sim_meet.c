@@ -1,0 +1,241 @@
+/* sim_meet.c: ranks meet in the order in which each has put its collectives: the k-th of one is the k-th of
+ * all. */
+#include "comm/sim/sim_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- failing ---- */
+
+void zr_sim_part_free(struct zr_sim_meeting *m, int rank)
+{
+    struct zr_sim_part *p = &m->part[rank];
+    zr_stamp_drop(p->entry);
+    free(p->gather);
+    free(p->reduce);
+    p->entry = NULL;
+    p->gather = NULL;
+    p->reduce = NULL;
+}
+
+/* Everyone who stands in a meeting goes on with nothing done. A rank stands in one at most; going on, it may
+ * end meetings. */
+static void release_all(struct zr_sim_comm_world *d)
+{
+    struct zr_stream *standing[ZR_SIM_MOST_RANKS] = {NULL};
+    for (uint64_t k = 0; k < d->n_ring; k++) {
+        struct zr_sim_meeting *m = d->ring[(d->first + k) % d->cap];
+        for (int r = 0; r < d->n && !m->over; r++)
+            if (m->part[r].here)
+                standing[r] = m->part[r].stream;
+        m->over = true;
+    }
+    for (int r = 0; r < d->n; r++)
+        if (standing[r])
+            zr_sim_resume(standing[r]);
+}
+
+void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why)
+{
+    if (d->code)
+        return;
+    d->code = code ? code : ZR_ERR_FAILED;
+    atomic_store(&d->alarm, 1);
+    snprintf(d->why, sizeof d->why, "%s", why ? why : zr_err_name(code));
+    d->rec->forgiving = true;
+    release_all(d);
+}
+
+void zr_sim_comm_lose(struct zr_comm *any, int rank)
+{
+    char why[64];
+    snprintf(why, sizeof why, "rank %d was lost", rank);
+    zr_sim_comm_fail(zr_sim_comm_of(any)->world, ZR_ERR_PEER, why);
+}
+
+void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
+{
+    const struct zr_sim_comm_world *d = ((const struct zr_sim_comm *)any)->world;
+    size_t at = 0;
+    *text = 0;
+    for (uint64_t k = 0; k < d->n_ring; k++) {
+        const struct zr_sim_meeting *m = d->ring[(d->first + k) % d->cap];
+        if (m->over || !m->n_here)
+            continue;
+        for (int r = 0; r < d->n && at < n; r++)
+            if (m->part[r].here)
+                at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ", r,
+                                       d->name, zr_op_name(m->part[r].op), m->part[r].tag.unit,
+                                       m->part[r].tag.step);
+        for (int r = 0; r < d->n && at < n; r++)
+            if (!m->part[r].here)
+                at += (size_t)snprintf(text + at, n - at, "rank %d is not there; ", r);
+        return;
+    }
+}
+
+/* ---- meeting ---- */
+
+static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
+{
+    if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
+        a->tag.call_hash != b->tag.call_hash || a->n_seg != b->n_seg || a->root != b->root ||
+        a->off != b->off || a->bytes != b->bytes)
+        return false;
+    for (int i = 0; i < a->n_seg; i++) {
+        if (a->gather &&
+            (a->gather[i].src != b->gather[i].src || a->gather[i].total_bytes != b->gather[i].total_bytes))
+            return false;
+        if (a->reduce &&
+            (a->reduce[i].src != b->reduce[i].src || a->reduce[i].total_bytes != b->reduce[i].total_bytes ||
+             a->reduce[i].dtype != b->reduce[i].dtype))
+            return false;
+    }
+    return true;
+}
+
+static bool agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
+{
+    for (int r = 1; r < d->n; r++) {
+        const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
+        if (same_part(a, b))
+            continue;
+        char why[512];
+        snprintf(why, sizeof why,
+                 "%s: ranks disagree on collective %llu: rank 0 calls %s of unit %d, step %u (calls %llx), "
+                 "rank %d %s of unit %d, step "
+                 "%u (calls %llx)",
+                 d->name, (unsigned long long)m->number, zr_op_name(a->op), a->tag.unit, a->tag.step,
+                 (unsigned long long)a->tag.call_hash, r, zr_op_name(b->op), b->tag.unit, b->tag.step,
+                 (unsigned long long)b->tag.call_hash);
+        zr_report(d->rec, "%s", why);
+        zr_sim_comm_fail(d, ZR_ERR_MISMATCH, why);
+        return false;
+    }
+    return true;
+}
+
+static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool entries)
+{
+    struct zr_stamp *all = zr_stamp_new(d->rec);
+    for (int r = 0; r < d->n; r++)
+        zr_stamp_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
+    for (int r = 0; r < d->n; r++)
+        zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), all);
+    zr_stamp_drop(all);
+}
+
+/* Everyone is here. */
+static void meet(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
+{
+    enum zr_op op = m->part[0].op;
+    int root = m->part[0].root;
+    bool start_alone = op == ZR_OP_ALL_GATHER       ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
+                       : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_STARTS_ALONE)
+                       : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_STARTS_ALONE)
+                                                    : true;
+    bool leave_alone = op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_LEAVES_ALONE)
+                       : op == ZR_OP_EXCHANGE     ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_LEAVES_ALONE)
+                                                  : true;
+    if (!start_alone)
+        join_all(d, m, true);
+    for (int r = 0; r < d->n; r++) {
+        if (op == ZR_OP_BROADCAST && r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_STARTS_ALONE))
+            zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
+        switch (op) {
+        case ZR_OP_ALL_GATHER:
+            zr_sim_gather_body(d, m, r);
+            break;
+        case ZR_OP_REDUCE_SCATTER:
+            zr_sim_reduce_body(d, m, r);
+            break;
+        case ZR_OP_BROADCAST:
+            zr_sim_broadcast_body(d, m, r);
+            break;
+        case ZR_OP_EXCHANGE:
+            zr_sim_exchange_body(d, m, r);
+            break;
+        }
+    }
+    if (!leave_alone)
+        join_all(d, m, false);
+    for (int r = 0; op == ZR_OP_BROADCAST && r < d->n; r++)
+        if (r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_LEAVES_ALONE))
+            zr_line_join(d->rec, zr_sim_line_of(m->part[root].stream),
+                         zr_sim_line_of(m->part[r].stream)->stamp);
+}
+
+/* Meetings that everyone has left are forgotten. */
+static void leave(struct zr_sim_meeting *m, int rank)
+{
+    struct zr_sim_comm_world *d = m->world;
+    zr_sim_part_free(m, rank);
+    m->n_over++;
+    while (d->n_ring && d->ring[d->first % d->cap]->n_over == d->n) {
+        free(d->ring[d->first % d->cap]);
+        d->first++;
+        d->n_ring--;
+    }
+}
+
+static bool start(void *arg, struct zr_stream *s)
+{
+    struct zr_sim_meeting *m = arg;
+    struct zr_sim_comm_world *d = m->world;
+    int rank = zr_sim_line_of(s)->rank;
+    struct zr_sim_part *p = &m->part[rank];
+    p->here = true;
+    p->stream = s;
+    p->entry = zr_stamp_hold(zr_sim_line_of(s));
+    m->n_here++;
+    if (d->code)
+        return true;
+    if (m->n_here < d->n)
+        return false;
+    if (!agree(d, m)) /* the others were released */
+        return true;
+    meet(d, m);
+    m->over = true;
+    struct zr_stream *others[ZR_SIM_MOST_RANKS];
+    for (int r = 0; r < d->n; r++)
+        others[r] = m->part[r].stream;
+    for (int r = d->n; r-- > 0;)
+        leave(m, r);
+    for (int r = 0; r < d->n; r++)
+        if (others[r] != s)
+            zr_sim_resume(others[r]);
+    return true;
+}
+
+int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine)
+{
+    struct zr_sim_comm *me = zr_sim_comm_of(c);
+    struct zr_sim_comm_world *d = me->world;
+    if (d->code)
+        return 0;
+    zr_sim_order_keep(d, c->rank, mine);
+    uint64_t k = me->n_put++;
+    while (k >= d->first + d->n_ring) {
+        if (d->n_ring == d->cap) {
+            uint64_t cap = d->cap ? d->cap * 2 : 64;
+            struct zr_sim_meeting **ring = calloc(cap, sizeof *ring);
+            if (!ring)
+                abort();
+            for (uint64_t i = 0; i < d->n_ring; i++)
+                ring[(d->first + i) % cap] = d->ring[(d->first + i) % d->cap];
+            free(d->ring);
+            d->ring = ring;
+            d->cap = cap;
+        }
+        struct zr_sim_meeting *m = calloc(1, sizeof *m + (size_t)d->n * sizeof m->part[0]);
+        if (!m)
+            abort();
+        m->world = d;
+        m->number = d->first + d->n_ring;
+        d->ring[m->number % d->cap] = m;
+        d->n_ring++;
+    }
+    struct zr_sim_meeting *m = d->ring[k % d->cap];
+    m->part[c->rank] = *mine;
+    return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, start, m);
+}

@@ -1,0 +1,64 @@
+/* sim_order.c: the order in which ranks issue collectives over all communicators together. */
+#include "comm/sim/sim_inside.h"
+
+#include <stdlib.h>
+
+/* What the ranks have issued, whatever the communicator. */
+struct issue {
+    const struct zr_sim_comm_world *world;
+    enum zr_op op;
+    struct zr_tag tag;
+    int rank; /* the first that did */
+};
+
+struct zr_sim_order {
+    struct issue *issue;
+    int64_t n, cap;
+    int64_t at[ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
+    char turn[ZR_SIM_MOST_RANKS];  /* one byte a rank, which issuing writes */
+};
+
+struct zr_sim_order *zr_sim_order_open(struct zr_sim *w)
+{
+    struct zr_sim_order *o = calloc(1, sizeof *o);
+    for (int r = 0; o && r < zr_sim_config(w)->world; r++)
+        if (zr_sim_register(w, r, "order of collectives", &o->turn[r], 1)) {
+            free(o);
+            o = NULL;
+        }
+    return o;
+}
+
+void zr_sim_order_close(struct zr_sim_order *o)
+{
+    if (o)
+        free(o->issue);
+    free(o);
+}
+
+void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p)
+{
+    struct zr_sim_order *o = d->order;
+    struct zr_line *host = zr_sim_speaker(d->w);
+    zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
+    zr_shadow_write(d->rec, host, &o->turn[rank], 1);
+    int64_t k = o->at[rank]++;
+    if (k == o->cap) {
+        o->cap = o->cap ? o->cap * 2 : 256;
+        o->issue = realloc(o->issue, (size_t)o->cap * sizeof *o->issue);
+        if (!o->issue)
+            abort();
+    }
+    if (k == o->n) {
+        o->issue[o->n++] = (struct issue){d, p->op, p->tag, rank};
+        return;
+    }
+    const struct issue *i = &o->issue[k];
+    if (i->world != d || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
+        zr_report(
+            d->rec,
+            "order across communicators: collective %lld of rank %d is %s %s of unit %d, step %u, of rank "
+            "%d %s %s of unit %d, step %u",
+            (long long)k, i->rank, i->world->name, zr_op_name(i->op), i->tag.unit, i->tag.step, rank, d->name,
+            zr_op_name(p->op), p->tag.unit, p->tag.step);
+}

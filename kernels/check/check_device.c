@@ -1,0 +1,379 @@
+/* check_device.c: the checking device: memory and operations, passed on, and what was found; see
+ * check_device.h. */
+#include "kernels/check/check_device_inside.h"
+#include "kernels/op_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory ---- */
+
+static void device_close(struct zr_device *dev)
+{
+    (void)dev; /* zr_check_close */
+}
+
+/* What was just taken is watched, or given back. */
+static int watch(struct zr_check *c, int err, const char *name, int64_t bytes, void **p,
+                 void (*give_back)(struct zr_device *dev, void *p, int64_t bytes))
+{
+    if (err)
+        return err;
+    err = zr_check_add(c, name, *p, bytes);
+    if (err) {
+        give_back(c->inner, *p, bytes);
+        *p = NULL;
+    }
+    return err;
+}
+
+static int device_alloc(struct zr_device *dev, int64_t bytes, void **out)
+{
+    struct zr_check *c = zr_check_of(dev);
+    const struct zr_device_ops *d = c->inner->ops;
+    return watch(c, d->alloc(c->inner, bytes, out), "device memory", bytes, out, d->free);
+}
+
+static void device_free(struct zr_device *dev, void *p, int64_t bytes)
+{
+    struct zr_check *c = zr_check_of(dev);
+    zr_check_remove(c, p);
+    c->inner->ops->free(c->inner, p, bytes);
+}
+
+static int host_alloc(struct zr_device *dev, int64_t bytes, void **out)
+{
+    struct zr_check *c = zr_check_of(dev);
+    const struct zr_device_ops *d = c->inner->ops;
+    return watch(c, d->host_alloc(c->inner, bytes, out), "host memory", bytes, out, d->host_free);
+}
+
+static void host_free(struct zr_device *dev, void *p, int64_t bytes)
+{
+    struct zr_check *c = zr_check_of(dev);
+    zr_check_remove(c, p);
+    c->inner->ops->host_free(c->inner, p, bytes);
+}
+
+static int memory(struct zr_device *dev, int64_t *free_bytes, int64_t *total_bytes)
+{
+    struct zr_device *inner = zr_check_of(dev)->inner;
+    return inner->ops->memory(inner, free_bytes, total_bytes);
+}
+
+static int thread_begin(struct zr_device *dev)
+{
+    return zr_thread_begin(zr_check_of(dev)->inner);
+}
+
+int zr_check_add(struct zr_check *c, const char *name, const void *at, int64_t bytes)
+{
+    pthread_mutex_lock(&c->lock);
+    int err = zr_shadow_add(&c->rec, c->rank, name, at, bytes);
+    pthread_mutex_unlock(&c->lock);
+    return err;
+}
+
+void zr_check_remove(struct zr_check *c, const void *at)
+{
+    pthread_mutex_lock(&c->lock);
+    zr_shadow_remove(&c->rec, at);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- operations ---- */
+
+static int call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t arg_bytes)
+{
+    struct zr_line *l = zr_check_issue(s, "call");
+    zr_shadow_touch(&s->check->rec, l, s->declared, s->n_declared);
+    s->n_declared = 0;
+    zr_check_issued(s);
+    return s->check->inner->ops->call(s->inner, fn, arg, arg_bytes);
+}
+
+static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_access *a, int n)
+{
+    struct zr_check *c = zr_check_of(dev);
+    pthread_mutex_lock(&c->lock);
+    if (!s) {
+        struct zr_line *host = zr_check_host_line(c);
+        zr_line_begin(&c->rec, host, "host", host->during, host->unit, host->step);
+        zr_shadow_touch(&c->rec, host, a, n);
+    } else {
+        struct zr_access *more = realloc(s->declared, (size_t)n * sizeof *more);
+        c->rec.broken |= !more;
+        if (more) {
+            memcpy(more, a, (size_t)n * sizeof *more);
+            s->declared = more;
+            s->n_declared = n;
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* An operation that reads and writes these; any may be NULL. */
+static void note(struct zr_stream *s, const char *name, const void *read, int64_t n_read, const void *written,
+                 int64_t n_written, bool adds)
+{
+    struct zr_line *l = zr_check_issue(s, name);
+    struct zr_recorder *rec = &s->check->rec;
+    if (read)
+        zr_shadow_read(rec, l, read, n_read);
+    if (adds)
+        zr_shadow_read(rec, l, written, n_written);
+    if (written)
+        zr_shadow_write(rec, l, written, n_written);
+    zr_check_issued(s);
+}
+
+static int zero(struct zr_stream *s, void *dst, int64_t bytes)
+{
+    note(s, "zero", NULL, 0, dst, bytes, false);
+    return s->check->inner->ops->zero(s->inner, dst, bytes);
+}
+
+static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    note(s, "copy", src, bytes, dst, bytes, false);
+    return s->check->inner->ops->copy(s->inner, dst, src, bytes);
+}
+
+static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "copy_rows");
+    struct zr_recorder *rec = &s->check->rec;
+    for (int i = 0; i < n; i++) {
+        const struct zr_copy_rows *c = &table[i];
+        for (int64_t row = 0, left = c->bytes; left > 0; row++, left -= c->row_bytes) {
+            int64_t bytes = left < c->row_bytes ? left : c->row_bytes;
+            zr_shadow_read(rec, l, (const char *)c->src + row * c->src_stride, bytes);
+            zr_shadow_write(rec, l, (char *)c->dst + row * c->dst_stride, bytes);
+        }
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->copy_rows(s->inner, table, n);
+}
+
+static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                int64_t n)
+{
+    note(s, "cast", src, n * zr_dtype_bytes(st), dst, n * zr_dtype_bytes(dt), false);
+    return s->check->inner->ops->cast(s->inner, dst, dt, src, st, n);
+}
+
+static int put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    note(s, "put", NULL, 0, dst, bytes, false);
+    return s->check->inner->ops->put(s->inner, dst, src, bytes);
+}
+
+static int stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    note(s, "stamp", NULL, 0, out_ns, sizeof *out_ns, false);
+    return s->check->inner->ops->stamp(s->inner, out_ns);
+}
+
+static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+{
+    note(s, "add", src, n * zr_dtype_bytes(st), dst, n * (int64_t)sizeof *dst, true);
+    return s->check->inner->ops->add(s->inner, dst, src, st, n);
+}
+
+static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                    int64_t n, bool accumulate)
+{
+    struct zr_line *l = zr_check_issue(s, "sum_tree");
+    for (int i = 0; i < n_src; i++)
+        zr_shadow_read(&s->check->rec, l, src[i], n * zr_dtype_bytes(st));
+    if (accumulate)
+        zr_shadow_read(&s->check->rec, l, dst, n * (int64_t)sizeof *dst);
+    zr_shadow_write(&s->check->rec, l, dst, n * (int64_t)sizeof *dst);
+    zr_check_issued(s);
+    return s->check->inner->ops->sum_tree(s->inner, dst, src, n_src, st, n, accumulate);
+}
+
+static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                      const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "sum_ranges");
+    struct zr_recorder *rec = &s->check->rec;
+    int64_t size = zr_dtype_bytes(st);
+    for (int i = 0; i < n_sums; i++) {
+        const struct zr_sum_range *r = &table[i];
+        for (int j = 0; j < n_src; j++)
+            zr_shadow_read(rec, l, (const char *)src[j] + r->at * size, r->n * size);
+        if (r->accumulate)
+            zr_shadow_read(rec, l, r->dst, r->n * (int64_t)sizeof *r->dst);
+        zr_shadow_write(rec, l, r->dst, r->n * (int64_t)sizeof *r->dst);
+    }
+    zr_check_issued(s);
+    return s->check->inner->ops->sum_ranges(s->inner, table, n_sums, src, n_src, st);
+}
+
+static int finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    const struct zr_access used[] = {{f->records, f->n_ranks * f->stride_bytes, false},
+                                     {f->scalars, sizeof *f->scalars, true},
+                                     {f->outcome, sizeof *f->outcome, true}};
+    struct zr_line *l = zr_check_issue(s, "finish");
+    zr_shadow_touch(&s->check->rec, l, used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->finish(s->inner, f);
+}
+
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    note(s, "sum_squares", x, n * (int64_t)sizeof *x, acc, sizeof *acc, true);
+    return s->check->inner->ops->sum_squares(s->inner, acc, x, n);
+}
+
+static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    note(s, "scale", scalars, sizeof *scalars, x, n * (int64_t)sizeof *x, true);
+    return s->check->inner->ops->scale(s->inner, x, n, scalars);
+}
+
+static int update(struct zr_stream *s, const struct zr_update *u)
+{
+    int64_t bytes = u->n * (int64_t)sizeof(float);
+    struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
+                               {u->grad, bytes, false},
+                               {u->master, bytes, true},
+                               {u->param, u->n * zr_dtype_bytes(u->param_dtype), true}};
+    struct zr_line *l = zr_check_issue(s, "update");
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (used[i].at)
+            zr_shadow_touch(&s->check->rec, l, &used[i], 1);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->state[i])
+            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
+    zr_check_issued(s);
+    return s->check->inner->ops->update(s->inner, u);
+}
+
+/* ---- the check ---- */
+
+static const struct zr_device_ops check_ops = {
+    .close = device_close,
+    .alloc = device_alloc,
+    .free = device_free,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .memory = memory,
+    .stream_open = zr_check_stream_open,
+    .stream_close = zr_check_stream_close,
+    .stream_sync = zr_check_stream_sync,
+    .stream_native = zr_check_stream_native,
+    .thread_begin = thread_begin,
+    .event_open = zr_check_event_open,
+    .event_close = zr_check_event_close,
+    .event_record = zr_check_event_record,
+    .stream_wait = zr_check_stream_wait,
+    .event_sync = zr_check_event_sync,
+    .event_query = zr_check_event_query,
+    .call = call,
+    .declare = declare,
+    .stamp = stamp,
+    .zero = zero,
+    .copy = copy,
+    .copy_rows = copy_rows,
+    .put = put,
+    .cast = cast,
+    .add = add,
+    .sum_tree = sum_tree,
+    .sum_ranges = sum_ranges,
+    .sum_squares = sum_squares,
+    .scale = scale,
+    .update = update,
+    .finish = finish,
+};
+
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 34,
+               "a device has another call now: it must be passed on here");
+
+int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)
+{
+    static const char *const thread[] = {"model's thread", "loop", "reader"};
+    *out = NULL;
+    struct zr_check *c = calloc(1, sizeof *c);
+    if (!c)
+        return zr_fail(ZR_ERR_NOMEM, "check: no memory for its %zu bytes", sizeof *c);
+    int err = zr_recorder_open(&c->rec, 2 * ZR_CHECK_LINES);
+    if (err) {
+        free(c);
+        return err;
+    }
+    for (int i = 0; i < 2 * ZR_CHECK_LINES; i++) {
+        int kind = i % ZR_CHECK_LINES;
+        c->rec.lines[i].rank = i < ZR_CHECK_LINES ? rank : -1;
+        c->rec.lines[i].name = kind < ZR_CHECK_FIRST_STREAM ? thread[kind] : "stream";
+    }
+    c->inner = inner;
+    c->rank = rank;
+    c->world = world;
+    c->ops = check_ops;
+    c->ops.name = inner->ops->name;
+    c->ops.compute_on_caller = inner->ops->compute_on_caller;
+    c->ops.host_memory = inner->ops->host_memory;
+    if (!inner->ops->memory)
+        c->ops.memory = NULL;
+    c->base.ops = &c->ops;
+    pthread_mutex_init(&c->lock, NULL);
+    *out = c;
+    return 0;
+}
+
+void zr_check_close(struct zr_check *c)
+{
+    if (!c)
+        return;
+    zr_recorder_close(&c->rec);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+struct zr_device *zr_check_device(struct zr_check *c)
+{
+    return &c->base;
+}
+
+bool zr_check_found(struct zr_check *c, char *text, size_t n)
+{
+    pthread_mutex_lock(&c->lock);
+    bool found = c->rec.n_reports > 0;
+    if (found)
+        snprintf(text, n, "%s", c->rec.first_report);
+    pthread_mutex_unlock(&c->lock);
+    return found;
+}
+
+void zr_check_stop(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->rec.broken = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool zr_check_stopped(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool stopped = c->rec.broken;
+    pthread_mutex_unlock(&c->lock);
+    return stopped;
+}
+
+int64_t zr_check_n_ops(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    int64_t n = c->rec.n_ops;
+    pthread_mutex_unlock(&c->lock);
+    return n;
+}

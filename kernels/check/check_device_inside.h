@@ -1,0 +1,65 @@
+/* check_device_inside.h: the inside of the checking device.
+ *
+ *   check_device.c  the device: memory and operations, and what was found
+ *   check_stream.c  streams and events: which orders what
+ *   check_told.c    what the check is told, since no call of the device says it
+ *
+ * Each call is recorded under one lock, then passed on without it: what is beneath may block. */
+#ifndef ZR_KERNELS_CHECK_DEVICE_INSIDE_H
+#define ZR_KERNELS_CHECK_DEVICE_INSIDE_H
+
+#include "kernels/check/check_device.h"
+
+#include <pthread.h>
+
+struct zr_check {
+    struct zr_device base; /* first: it is the device */
+    struct zr_device_ops ops;
+    struct zr_device *inner;
+    int rank, world;
+    pthread_mutex_t lock; /* of all below */
+    struct zr_recorder rec;
+    bool used[ZR_CHECK_LINES];
+    pthread_t loop;
+    bool has_loop;
+};
+
+struct zr_stream {
+    struct zr_check *check;
+    struct zr_stream *inner;
+    struct zr_line *line;
+    struct zr_access *declared; /* of the next call */
+    int n_declared;
+};
+
+struct zr_event {
+    struct zr_check *check;
+    struct zr_event *inner;
+    struct zr_stamp *stamp; /* of the latest record; NULL: none */
+};
+
+static inline struct zr_check *zr_check_of(struct zr_device *dev)
+{
+    return (struct zr_check *)dev;
+}
+
+/* check_stream.c: streams and events. */
+int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                         struct zr_stream **out);
+void zr_check_stream_close(struct zr_stream *s);
+int zr_check_stream_sync(struct zr_stream *s);
+void *zr_check_stream_native(struct zr_stream *s);
+int zr_check_event_open(struct zr_device *dev, struct zr_event **out);
+void zr_check_event_close(struct zr_event *e);
+int zr_check_event_record(struct zr_event *e, struct zr_stream *s);
+int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e);
+int zr_check_event_sync(struct zr_event *e);
+int zr_check_event_query(struct zr_event *e);
+
+/* The calling thread's line. The lock is held. */
+struct zr_line *zr_check_host_line(struct zr_check *c);
+/* A new operation of the stream; the lock is held until zr_check_issued(). */
+struct zr_line *zr_check_issue(struct zr_stream *s, const char *name);
+void zr_check_issued(struct zr_stream *s);
+
+#endif

@@ -1,0 +1,182 @@
+/* check_stream.c: a check's streams and events, passed on, and what they order. */
+#include "kernels/check/check_device_inside.h"
+
+#include <stdlib.h>
+
+struct zr_line *zr_check_host_line(struct zr_check *c)
+{
+    bool loop = c->has_loop && pthread_equal(c->loop, pthread_self());
+    return &c->rec.lines[loop ? ZR_CHECK_LOOP : ZR_CHECK_MODEL];
+}
+
+struct zr_line *zr_check_issue(struct zr_stream *s, const char *name)
+{
+    struct zr_check *c = s->check;
+    pthread_mutex_lock(&c->lock);
+    struct zr_line *host = zr_check_host_line(c);
+    if (s->line != host)
+        zr_line_join(&c->rec, s->line, host->stamp);
+    zr_line_begin(&c->rec, s->line, name, host->during, host->unit, host->step);
+    return s->line;
+}
+
+void zr_check_issued(struct zr_stream *s)
+{
+    pthread_mutex_unlock(&s->check->lock);
+}
+
+/* ---- streams ---- */
+
+int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                         struct zr_stream **out)
+{
+    struct zr_check *c = zr_check_of(dev);
+    struct zr_stream *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a stream");
+    bool caller = kind == ZR_STREAM_CALLER && c->inner->ops->compute_on_caller;
+    int i = caller ? ZR_CHECK_MODEL : ZR_CHECK_FIRST_STREAM;
+    pthread_mutex_lock(&c->lock);
+    while (!caller && i < ZR_CHECK_LINES && c->used[i])
+        i++;
+    if (i < ZR_CHECK_LINES)
+        c->used[i] = true;
+    pthread_mutex_unlock(&c->lock);
+    int err = i == ZR_CHECK_LINES ? zr_fail(ZR_ERR_NOMEM, "check: at most %d streams are looked after",
+                                            ZR_CHECK_LINES - ZR_CHECK_FIRST_STREAM)
+                                  : c->inner->ops->stream_open(c->inner, kind, name, native, &s->inner);
+    if (err) {
+        if (i < ZR_CHECK_LINES)
+            c->used[i] = false;
+        free(s);
+        return err;
+    }
+    s->check = c;
+    s->line = &c->rec.lines[i];
+    if (!caller) {
+        /* Names of the library's own streams: literals. */
+        s->line->name = c->rec.lines[ZR_CHECK_LINES + i].name = name ? name : "stream";
+    }
+    *out = s;
+    return 0;
+}
+
+void zr_check_stream_close(struct zr_stream *s)
+{
+    if (!s)
+        return;
+    struct zr_check *c = s->check;
+    c->inner->ops->stream_close(s->inner);
+    pthread_mutex_lock(&c->lock);
+    zr_line_join(&c->rec, zr_check_host_line(c), s->line->stamp); /* it was waited for */
+    c->used[s->line->id] = false;
+    pthread_mutex_unlock(&c->lock);
+    free(s->declared);
+    free(s);
+}
+
+/* Who was waited for has done what it had done when the waiting began. */
+static struct zr_stamp *hold(struct zr_check *c, struct zr_stamp *const *now)
+{
+    pthread_mutex_lock(&c->lock);
+    struct zr_stamp *s = *now;
+    if (s)
+        s->refs++;
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+static void join_host(struct zr_check *c, struct zr_stamp *known, bool done)
+{
+    pthread_mutex_lock(&c->lock);
+    if (done)
+        zr_line_join(&c->rec, zr_check_host_line(c), known);
+    zr_stamp_drop(known);
+    pthread_mutex_unlock(&c->lock);
+}
+
+int zr_check_stream_sync(struct zr_stream *s)
+{
+    struct zr_check *c = s->check;
+    struct zr_stamp *known = hold(c, &s->line->stamp);
+    int err = c->inner->ops->stream_sync(s->inner);
+    join_host(c, known, !err);
+    return err;
+}
+
+void *zr_check_stream_native(struct zr_stream *s)
+{
+    return s->check->inner->ops->stream_native(s->inner);
+}
+
+struct zr_stream *zr_check_inner(struct zr_stream *s)
+{
+    return s->inner;
+}
+
+/* ---- events ---- */
+
+int zr_check_event_open(struct zr_device *dev, struct zr_event **out)
+{
+    struct zr_check *c = zr_check_of(dev);
+    struct zr_event *e = calloc(1, sizeof *e);
+    *out = NULL;
+    if (!e)
+        return zr_fail(ZR_ERR_NOMEM, "check: no memory for an event");
+    e->check = c;
+    int err = c->inner->ops->event_open(c->inner, &e->inner);
+    if (err)
+        free(e);
+    else
+        *out = e;
+    return err;
+}
+
+void zr_check_event_close(struct zr_event *e)
+{
+    if (!e)
+        return;
+    e->check->inner->ops->event_close(e->inner);
+    pthread_mutex_lock(&e->check->lock);
+    zr_stamp_drop(e->stamp);
+    pthread_mutex_unlock(&e->check->lock);
+    free(e);
+}
+
+/* Passed on first: whoever finds this record in the clocks has it beneath as well. */
+int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
+{
+    int err = e->check->inner->ops->event_record(e->inner, s->inner);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "record");
+    zr_stamp_drop(e->stamp);
+    e->stamp = zr_stamp_hold(l);
+    zr_check_issued(s);
+    return 0;
+}
+
+int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e)
+{
+    struct zr_line *l = zr_check_issue(s, "wait");
+    zr_line_join(&s->check->rec, l, e->stamp);
+    zr_check_issued(s);
+    return s->check->inner->ops->stream_wait(s->inner, e->inner);
+}
+
+int zr_check_event_sync(struct zr_event *e)
+{
+    struct zr_stamp *known = hold(e->check, &e->stamp);
+    int err = e->check->inner->ops->event_sync(e->inner);
+    join_host(e->check, known, !err);
+    return err;
+}
+
+int zr_check_event_query(struct zr_event *e)
+{
+    struct zr_stamp *known = hold(e->check, &e->stamp);
+    int done = e->check->inner->ops->event_query(e->inner);
+    join_host(e->check, known, done == 1);
+    return done;
+}

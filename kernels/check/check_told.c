@@ -1,0 +1,105 @@
+/* check_told.c: what a check is told, since no call of the device says it: threads that hand over, what the
+ * program does itself, readers of memory, and ranks that meet. */
+#include "kernels/check/check_device_inside.h"
+
+void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step)
+{
+    pthread_mutex_lock(&c->lock);
+    struct zr_line *host = zr_check_host_line(c);
+    host->during = name;
+    host->unit = unit;
+    host->step = step;
+    pthread_mutex_unlock(&c->lock);
+}
+
+struct zr_stamp *zr_check_hand(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct zr_stamp *s = c->rec.broken ? NULL : zr_stamp_hold(zr_check_host_line(c));
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop)
+{
+    pthread_mutex_lock(&c->lock);
+    if (loop) {
+        c->loop = pthread_self();
+        c->has_loop = true;
+    }
+    zr_line_join(&c->rec, zr_check_host_line(c), known);
+    zr_stamp_drop(known);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void zr_check_compute(struct zr_check *c, struct zr_stream *s, const char *name, const struct zr_access *a)
+{
+    struct zr_line *l = zr_check_issue(s, name);
+    zr_shadow_touch(&c->rec, l, a, 1);
+    zr_check_issued(s);
+}
+
+void zr_check_reader(struct zr_check *c, struct zr_stream *s, const void *at, int64_t bytes)
+{
+    pthread_mutex_lock(&c->lock);
+    struct zr_line *l = &c->rec.lines[ZR_CHECK_READER], *host = zr_check_host_line(c);
+    zr_line_join(&c->rec, l, s->line->stamp);
+    zr_line_begin(&c->rec, l, "read of a snapshot", host->during, host->unit, host->step);
+    zr_shadow_read(&c->rec, l, at, bytes);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void zr_check_reader_done(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    zr_line_join(&c->rec, zr_check_host_line(c), c->rec.lines[ZR_CHECK_READER].stamp);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* What one side knows of the other, both know. */
+static void meet(struct zr_check *c, struct zr_line *l)
+{
+    struct zr_stamp *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
+    for (int i = 0; s && i < ZR_CHECK_LINES; i++) {
+        uint32_t mine = s->at[i], theirs = s->at[ZR_CHECK_LINES + i];
+        s->at[i] = s->at[ZR_CHECK_LINES + i] = mine > theirs ? mine : theirs;
+    }
+}
+
+/* The twin of a line, at the line's operation: it knows as much, and has come as far. */
+static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
+{
+    struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
+    zr_stamp_drop(t->stamp);
+    t->stamp = zr_stamp_hold(l);
+    struct zr_stamp *s = zr_line_own(&c->rec, t);
+    if (s)
+        s->at[t->id] = s->at[l->id];
+    t->info = l->info;
+    return t;
+}
+
+void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *name, int32_t unit,
+                         uint32_t step, const struct zr_check_part *parts, int n, bool starts, bool ends)
+{
+    struct zr_line *l = s->line, *t = NULL;
+    pthread_mutex_lock(&c->lock);
+    struct zr_line *host = zr_check_host_line(c);
+    if (l != host)
+        zr_line_join(&c->rec, l, host->stamp);
+    /* On entering: what follows is not known to anyone by that. */
+    if (starts)
+        meet(c, l);
+    zr_line_begin(&c->rec, l, name, host->during, unit, step);
+    for (int i = 0; i < n; i++) {
+        if (parts[i].how == ZR_OTHERS_READ)
+            t = t ? t : twin(c, l);
+        if (parts[i].how == ZR_MINE_WRITE)
+            zr_shadow_write(&c->rec, l, parts[i].at, parts[i].bytes);
+        else
+            zr_shadow_read(&c->rec, parts[i].how == ZR_OTHERS_READ ? t : l, parts[i].at, parts[i].bytes);
+    }
+    if (ends)
+        meet(c, l);
+    pthread_mutex_unlock(&c->lock);
+}

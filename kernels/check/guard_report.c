@@ -1,0 +1,121 @@
+/* guard_report.c: see guard_report.h. Two event descriptors: reading, writing and polling them is allowed in
+ * a handler. */
+#include "kernels/check/guard_report.h"
+#include "kernels/error.h"
+#include "kernels/thread_signals.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WAIT_MS = 2000 };
+
+struct zr_reporter {
+    pthread_t thread;
+    pid_t process;
+    int wake, told; /* told: readable for ever once it is */
+    _Atomic bool asked, done, gave_up;
+    void (*tell)(void *arg);
+    void *arg;
+};
+
+/* 8 bytes to an event descriptor are written at once or, with the counter at its end, not needed. */
+static void post(int fd)
+{
+    const uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+static void *reporter_main(void *arg)
+{
+    struct zr_reporter *r = arg;
+    uint64_t n;
+    pthread_setname_np(pthread_self(), "zero-report");
+    while (read(r->wake, &n, sizeof n) < 0 && errno == EINTR)
+        ;
+    if (atomic_load(&r->asked)) {
+        r->tell(r->arg);
+        atomic_store(&r->done, true);
+        post(r->told);
+    }
+    return NULL;
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+void zr_report_ask(struct zr_reporter *r)
+{
+    atomic_store(&r->asked, true);
+    post(r->wake);
+}
+
+void zr_report_wait(struct zr_reporter *r)
+{
+    if (atomic_load(&r->gave_up) || pthread_equal(pthread_self(), r->thread) || getpid() != r->process)
+        return;
+    int64_t end = now_ms() + WAIT_MS, left = WAIT_MS;
+    int n = 0;
+    while (left > 0 && (n = poll(&(struct pollfd){.fd = r->told, .events = POLLIN}, 1, (int)left)) < 0 &&
+           errno == EINTR)
+        left = end - now_ms();
+    if (n <= 0 || !atomic_load(&r->done))
+        atomic_store(&r->gave_up, true);
+}
+
+static void free_reporter(struct zr_reporter *r)
+{
+    if (r->wake >= 0)
+        close(r->wake);
+    if (r->told >= 0)
+        close(r->told);
+    free(r);
+}
+
+int zr_reporter_open(void (*tell)(void *arg), void *arg, struct zr_reporter **out)
+{
+    *out = NULL;
+    struct zr_reporter *r = calloc(1, sizeof *r);
+    if (!r)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a guard's reporter");
+    r->process = getpid();
+    r->tell = tell;
+    r->arg = arg;
+    r->wake = eventfd(0, EFD_CLOEXEC);
+    r->told = eventfd(0, EFD_CLOEXEC);
+    sigset_t mask, old;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
+    int err = r->wake < 0 || r->told < 0 ? errno : pthread_create(&r->thread, NULL, reporter_main, r);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (err) {
+        free_reporter(r);
+        return zr_fail(ZR_ERR_SYSTEM, "a guard's reporter could not be started: %s", strerror(err));
+    }
+    *out = r;
+    return 0;
+}
+
+void zr_reporter_close(struct zr_reporter *r)
+{
+    if (!r)
+        return;
+    if (getpid() == r->process) {
+        post(r->wake);
+        pthread_join(r->thread, NULL);
+    }
+    free_reporter(r);
+}

@@ -1,0 +1,140 @@
+/* recorder.c: lines, their clocks, and what was found; see recorder.h. */
+#include "kernels/check/recorder.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_INFOS = 1024, MOST_INFOS = 1 << 20 };
+
+int zr_recorder_open(struct zr_recorder *r, int32_t n_lines)
+{
+    *r = (struct zr_recorder){.n_lines = n_lines};
+    r->lines = calloc((size_t)n_lines, sizeof *r->lines);
+    r->infos = calloc(FIRST_INFOS, sizeof *r->infos);
+    r->cap_infos = FIRST_INFOS;
+    bool ok = r->lines && r->infos;
+    for (int32_t i = 0; ok && i < n_lines; i++) {
+        r->lines[i] = (struct zr_line){.id = i, .name = "", .unit = -1, .stamp = zr_stamp_new(r)};
+        ok = r->lines[i].stamp != NULL;
+    }
+    if (ok)
+        return 0;
+    zr_recorder_close(r);
+    return zr_fail(ZR_ERR_NOMEM, "no memory to keep the clocks of %d lines", n_lines);
+}
+
+void zr_recorder_close(struct zr_recorder *r)
+{
+    zr_shadow_close(r);
+    for (int32_t i = 0; r->lines && i < r->n_lines; i++)
+        zr_stamp_drop(r->lines[i].stamp);
+    free(r->lines);
+    free(r->infos);
+    *r = (struct zr_recorder){0};
+}
+
+void zr_report(struct zr_recorder *r, const char *fmt, ...)
+{
+    va_list ap;
+    if (r->forgiving || r->n_reports++)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(r->first_report, sizeof r->first_report, fmt, ap);
+    va_end(ap);
+}
+
+/* ---- clocks ---- */
+
+struct zr_stamp *zr_stamp_new(struct zr_recorder *r)
+{
+    struct zr_stamp *s = r->broken ? NULL : calloc(1, sizeof *s + (size_t)r->n_lines * sizeof *s->at);
+    r->broken |= !s;
+    if (s)
+        s->refs = 1;
+    return s;
+}
+
+struct zr_stamp *zr_stamp_hold(struct zr_line *l)
+{
+    if (l->stamp)
+        l->stamp->refs++;
+    return l->stamp;
+}
+
+void zr_stamp_drop(struct zr_stamp *s)
+{
+    if (s && --s->refs == 0)
+        free(s);
+}
+
+struct zr_stamp *zr_line_own(struct zr_recorder *r, struct zr_line *l)
+{
+    if (r->broken || l->stamp->refs == 1)
+        return r->broken ? NULL : l->stamp;
+    struct zr_stamp *copy = zr_stamp_new(r);
+    if (!copy)
+        return NULL;
+    copy->now_ns = l->stamp->now_ns;
+    memcpy(copy->at, l->stamp->at, (size_t)r->n_lines * sizeof *copy->at);
+    l->stamp->refs--;
+    return l->stamp = copy;
+}
+
+void zr_stamp_join(struct zr_recorder *r, struct zr_stamp *into, const struct zr_stamp *s)
+{
+    if (!into || !s)
+        return;
+    for (int32_t i = 0; i < r->n_lines; i++)
+        into->at[i] = s->at[i] > into->at[i] ? s->at[i] : into->at[i];
+    into->now_ns = s->now_ns > into->now_ns ? s->now_ns : into->now_ns;
+}
+
+void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_stamp *s)
+{
+    if (r->broken || !s || l->stamp == s)
+        return;
+    bool news = s->now_ns > l->stamp->now_ns;
+    for (int32_t i = 0; !news && i < r->n_lines; i++)
+        news = s->at[i] > l->stamp->at[i];
+    if (news)
+        zr_stamp_join(r, zr_line_own(r, l), s);
+}
+
+/* ---- what lines do ---- */
+
+static bool more_infos(struct zr_recorder *r)
+{
+    if (r->n_infos < r->cap_infos || r->cap_infos >= MOST_INFOS)
+        return true;
+    struct zr_info *more = realloc(r->infos, 2 * (size_t)r->cap_infos * sizeof *more);
+    r->broken |= !more;
+    if (!more)
+        return false;
+    r->infos = more;
+    r->cap_infos *= 2;
+    return true;
+}
+
+void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, const char *during,
+                   int32_t unit, uint32_t step)
+{
+    if (r->broken || !more_infos(r))
+        return;
+    struct zr_stamp *s = zr_line_own(r, l);
+    if (!s || ++s->at[l->id] == UINT32_MAX) { /* the clocks are full: no more can be said */
+        r->broken = true;
+        return;
+    }
+    l->info = r->n_infos++;
+    r->infos[l->info % r->cap_infos] =
+        (struct zr_info){name, during ? during : "", l->id, unit, step, l->info};
+    r->n_ops++;
+}
+
+const struct zr_info *zr_info_at(const struct zr_recorder *r, uint32_t number)
+{
+    static const struct zr_info forgotten = {.name = "an operation", .during = "long ago", .unit = -1};
+    const struct zr_info *i = &r->infos[number % r->cap_infos];
+    return i->number == number ? i : &forgotten;
+}

@@ -1,0 +1,672 @@
+/* cuda_kernels.cu: the kernels of a sharded optimizer on a GPU: element-wise ones first, then those whose
+ * threads need each other.
+ *
+ * Compiled by nvcc, and by the host's compiler for the CPU in tests (test/stand_in). No multiplication and
+ * addition may be contracted (-fmad=false): the bits are those of the host. bf16 is two bytes, the upper half
+ * of a float. */
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/exact_sum.h"
+#include "kernels/finish.h"
+#include "kernels/host/vec_portable.h"
+
+#include "kernels/host/update_element.h"
+
+#include <cuda_runtime.h>
+
+namespace
+{
+
+constexpr int THREADS = 256, WIDTH = 4;
+
+/* A launch with one or more arguments that the kernel takes by value. */
+template <class K, class... A> cudaError_t launch(K kernel, int64_t n_blocks, cudaStream_t s, A... args)
+{
+    void *pointers[] = {&args...};
+    return cudaLaunchKernel(kernel, dim3((unsigned)n_blocks), dim3(THREADS), pointers, 0, s);
+}
+
+int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+__device__ __forceinline__ int64_t thread_index()
+{
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+/* --- element-wise work in accesses of 16 bytes ---
+ *
+ * An operation is a struct with
+ *
+ *     template <int W> __device__ void run(int64_t i) const;      on W elements from i; W is 1 or WIDTH
+ *
+ * A thread does it once: on four elements where all operands are aligned for that, on one at the ends, and
+ * everywhere when no such place exists. */
+
+struct span {
+    int64_t n, head, n_vec; /* elements; those before the vectors; vectors */
+};
+
+template <class Op> __global__ void __launch_bounds__(THREADS) each(Op op, struct span at)
+{
+    int64_t i = thread_index(), single = i - at.n_vec;
+    if (single < 0)
+        op.template run<WIDTH>(at.head + i * WIDTH);
+    else if (single < at.n - at.n_vec * WIDTH)
+        op.template run<1>(single < at.head ? single : single + at.n_vec * WIDTH);
+}
+
+struct operand {
+    const void *at; /* NULL: none */
+    int bytes;      /* of an element */
+};
+
+struct span span_of(int64_t n, const struct operand *operands, int n_operands)
+{
+    for (int64_t head = 0; head < WIDTH && head <= n; head++) {
+        bool aligned = true;
+        for (int k = 0; k < n_operands; k++)
+            aligned &=
+                !operands[k].at || ((uintptr_t)operands[k].at + (uintptr_t)(head * operands[k].bytes)) %
+                                           (uintptr_t)(WIDTH * operands[k].bytes) ==
+                                       0;
+        if (aligned)
+            return span{n, head, (n - head) / WIDTH};
+    }
+    return span{n, 0, 0};
+}
+
+template <class Op>
+cudaError_t run_each(cudaStream_t s, Op op, int64_t n, const struct operand *operands, int n_operands)
+{
+    struct span at = span_of(n, operands, n_operands);
+    int64_t items = at.n_vec + (n - at.n_vec * WIDTH);
+    return n <= 0 ? cudaSuccess : launch(each<Op>, ceil_div(items, THREADS), s, op, at);
+}
+
+/* W elements as floats. */
+template <int W> struct floats;
+
+template <> struct floats<1> {
+    float v[1];
+    __device__ __forceinline__ void load(const float *p)
+    {
+        v[0] = *p;
+    }
+    __device__ __forceinline__ void load(const uint16_t *p)
+    {
+        v[0] = vec_load_bf16(p);
+    }
+    __device__ __forceinline__ void store(float *p) const
+    {
+        *p = v[0];
+    }
+    __device__ __forceinline__ void store(uint16_t *p) const
+    {
+        vec_store_bf16(p, v[0]);
+    }
+};
+
+template <> struct floats<WIDTH> {
+    float v[WIDTH];
+    __device__ __forceinline__ void load(const float *p)
+    {
+        float4 q = *reinterpret_cast<const float4 *>(p);
+        v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+    }
+    __device__ __forceinline__ void load(const uint16_t *p)
+    {
+        uint2 q = *reinterpret_cast<const uint2 *>(p);
+        v[0] = __uint_as_float(q.x << 16), v[1] = __uint_as_float(q.x & 0xffff0000u);
+        v[2] = __uint_as_float(q.y << 16), v[3] = __uint_as_float(q.y & 0xffff0000u);
+    }
+    __device__ __forceinline__ void store(float *p) const
+    {
+        *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    __device__ __forceinline__ void store(uint16_t *p) const
+    {
+        uint16_t h[WIDTH];
+        for (int j = 0; j < WIDTH; j++)
+            vec_store_bf16(&h[j], v[j]);
+        *reinterpret_cast<uint2 *>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
+    }
+};
+
+template <class To, class From> struct cast_op {
+    To *dst;
+    const From *src;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        floats<W> x;
+        x.load(src + i);
+        x.store(dst + i);
+    }
+};
+
+template <class From> struct add_op {
+    float *dst;
+    const From *src;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        floats<W> a, b;
+        a.load(dst + i);
+        b.load(src + i);
+        for (int j = 0; j < W; j++)
+            a.v[j] = vec_add(a.v[j], b.v[j]);
+        a.store(dst + i);
+    }
+};
+
+struct scale_op {
+    float *x;
+    const struct zr_step_scalars *scalars;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        floats<W> a;
+        a.load(x + i);
+        const float factor = scalars->grad_scale;
+        if (scalars->skip || factor == 1) /* 1 keeps the bits of a NaN too */
+            return;
+        for (int j = 0; j < W; j++)
+            a.v[j] = vec_mul(a.v[j], factor);
+        a.store(x + i);
+    }
+};
+
+/* Up to N sources, N a power of two: the tree over [at, at + n) splits at the largest power of two below n.
+ */
+template <class From, int N> struct tree_sources {
+    int n_src;
+    const From *src[N];
+
+    template <int W, int AT, int SIZE> __device__ __forceinline__ floats<W> sum(int64_t i, int n) const
+    {
+        if constexpr (SIZE == 1) {
+            (void)n;
+            floats<W> x;
+            x.load(src[AT] + i);
+            return x;
+        } else {
+            constexpr int HALF = SIZE / 2;
+            floats<W> a = sum<W, AT, HALF>(i, n < HALF ? n : HALF);
+            if (n > HALF) {
+                floats<W> b = sum<W, AT + HALF, HALF>(i, n - HALF);
+                for (int j = 0; j < W; j++)
+                    a.v[j] = vec_add(a.v[j], b.v[j]);
+            }
+            return a;
+        }
+    }
+
+    /* W elements from i, to dst. */
+    template <int W> __device__ __forceinline__ void keep(float *dst, int64_t i, bool accumulate) const
+    {
+        floats<W> total = sum<W, 0, N>(i, n_src);
+        if (accumulate) {
+            floats<W> was;
+            was.load(dst);
+            for (int j = 0; j < W; j++)
+                total.v[j] = vec_add(was.v[j], total.v[j]);
+        }
+        total.store(dst);
+    }
+};
+
+template <class From, int N> struct tree_op {
+    float *dst;
+    bool accumulate;
+    struct tree_sources<From, N> from;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        from.template keep<W>(dst + i, i, accumulate);
+    }
+};
+
+/* A table of such sums: a block of threads belongs to one of them. */
+struct sum_range {
+    struct zr_sum_range r;
+    int32_t first_block;
+    int32_t width; /* elements of an access: WIDTH where all operands are aligned for it, else 1 */
+};
+
+template <class From, int N> struct sum_table {
+    struct sum_range sum[ZR_MAX_SUMS];
+    int n;
+    struct tree_sources<From, N> from;
+};
+
+template <class From, int N>
+__global__ void __launch_bounds__(THREADS) sum_ranges(const __grid_constant__ struct sum_table<From, N> t)
+{
+    int k = 0;
+    while (k + 1 < t.n && (int)blockIdx.x >= t.sum[k + 1].first_block)
+        k++;
+    const struct zr_sum_range &r = t.sum[k].r;
+    const int width = t.sum[k].width;
+    int64_t i = (((int64_t)blockIdx.x - t.sum[k].first_block) * THREADS + threadIdx.x) * width;
+    if (width == WIDTH && i + WIDTH <= r.n)
+        t.from.template keep<WIDTH>(r.dst + i, r.at + i, r.accumulate);
+    else
+        for (int64_t end = i + width; i < end && i < r.n; i++)
+            t.from.template keep<1>(r.dst + i, r.at + i, r.accumulate);
+}
+
+template <zr_optimizer KIND, update_variant VARIANT, update_param OUT> struct update_op {
+    struct zr_update u;
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
+        floats<W> w, g, s0 = {}, s1 = {};
+        w.load(u.master + i);
+        g.load(u.grad + i);
+        if (n_read > 0)
+            s0.load(u.state[0] + i);
+        if (n_read > 1)
+            s1.load(u.state[1] + i);
+        if (u.scalars->skip) /* asked last, so that all loads are under way at once */
+            return;
+        const struct update_numbers k = update_numbers_of(&u, u.scalars->grad_scale);
+        for (int j = 0; j < W; j++)
+            w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
+        if (n_states > 0)
+            s0.store(u.state[0] + i);
+        if (n_states > 1)
+            s1.store(u.state[1] + i);
+        w.store(u.master + i);
+        if (OUT == PARAM_F32)
+            w.store(static_cast<float *>(u.param) + i);
+        else if (OUT == PARAM_BF16)
+            w.store(static_cast<uint16_t *>(u.param) + i);
+    }
+};
+
+template <zr_optimizer KIND, update_variant VARIANT>
+cudaError_t update_with(cudaStream_t s, const struct zr_update *u)
+{
+    const enum update_param out = update_param_of(u);
+    const struct operand all[] = {{u->master, 4},
+                                  {u->grad, 4},
+                                  {update_states(KIND, VARIANT) > 0 ? u->state[0] : NULL, 4},
+                                  {update_states(KIND, VARIANT) > 1 ? u->state[1] : NULL, 4},
+                                  {out == PARAM_NONE ? NULL : u->param, out == PARAM_BF16 ? 2 : 4}};
+    switch (out) {
+    case PARAM_F32:
+        return run_each(s, update_op<KIND, VARIANT, PARAM_F32>{*u}, u->n, all, 5);
+    case PARAM_BF16:
+        return run_each(s, update_op<KIND, VARIANT, PARAM_BF16>{*u}, u->n, all, 5);
+    default:
+        return run_each(s, update_op<KIND, VARIANT, PARAM_NONE>{*u}, u->n, all, 4);
+    }
+}
+
+/* Only the variants that the kind has are compiled. */
+template <zr_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
+cudaError_t update_kind(cudaStream_t s, const struct zr_update *u)
+{
+    if constexpr (MOMENTUM_ONLY) {
+        if (!u->state[0])
+            return update_with<KIND, UPDATE_STATELESS>(s, u);
+    }
+    if constexpr (FIRST_STEP) {
+        if (u->t == 1)
+            return update_with<KIND, UPDATE_FIRST>(s, u);
+    }
+    return update_with<KIND, UPDATE_USUAL>(s, u);
+}
+
+/* --- narrowing in place ---
+ *
+ * Element i goes where element i / 2 was. The first IN_PLACE_BLOCK elements are the work of one block, which
+ * reads a piece before it writes it. After them, elements [m, 2m) go where elements [m / 2, m) were, which
+ * are done: a launch for each doubling, on the same stream, needs no more order than that. */
+
+constexpr int64_t IN_PLACE_BLOCK = 8192;
+
+__global__ void __launch_bounds__(THREADS) narrow_first(uint16_t *dst, const float *src, int n)
+{
+    for (int base = 0; base < n; base += THREADS) {
+        int i = base + (int)threadIdx.x;
+        float x = i < n ? vec_load_any(src + i) : 0;
+        __syncthreads();
+        if (i < n)
+            vec_store_bf16(dst + i, x);
+        __syncthreads();
+    }
+}
+
+cudaError_t narrow(cudaStream_t s, uint16_t *dst, const float *src, int64_t n)
+{
+    const struct operand both[] = {{dst, 2}, {src, 4}};
+    return run_each(s, cast_op<uint16_t, float>{dst, src}, n, both, 2);
+}
+
+/* --- small values --- */
+
+struct words {
+    uint64_t v[ZR_PUT_BYTES / 8];
+};
+
+__global__ void __launch_bounds__(THREADS) put_words(uint64_t *dst, struct words value, int n)
+{
+    if ((int)threadIdx.x < n)
+        dst[threadIdx.x] = value.v[threadIdx.x];
+}
+
+__device__ __forceinline__ int64_t device_clock()
+{
+#ifdef __CUDACC__
+    int64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+#else
+    return zr_now_ns();
+#endif
+}
+
+__global__ void __launch_bounds__(THREADS) stamp(int64_t *out_ns, int64_t offset_ns)
+{
+    if (threadIdx.x == 0)
+        *out_ns = device_clock() + offset_ns;
+}
+
+/* --- sum of squares ---
+ *
+ * A block of threads takes tiles of 256 canonical blocks of 32 elements: read side by side into shared
+ * memory, then a row each, a row being 33 words apart so that 32 threads meet 32 banks. A thread sums its
+ * rows exactly in registers (struct zr_exact_run's way) into limbs in shared memory, which go to the
+ * accumulator once. Integer additions are exact, so no order matters. */
+
+constexpr int ROW = 32, PITCH = ROW + 1, TILE = THREADS * ROW;
+static_assert(ZR_EXACT_LIMBS <= THREADS, "a thread for each limb");
+
+__device__ __forceinline__ void add_limb(int64_t *limb, int64_t value)
+{
+    atomicAdd(reinterpret_cast<unsigned long long *>(limb), static_cast<unsigned long long>(value));
+}
+
+__device__ __forceinline__ int64_t read_limb(int64_t *limb)
+{
+    return static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long *>(limb), 0ull));
+}
+
+/* A change of less than 2^32 to each of four limbs, as zr_exact_add_wide. */
+__device__ void add_wide(int64_t *limbs, uint32_t limb, __int128 sum)
+{
+    add_limb(limbs + limb, (int64_t)(uint32_t)sum);
+    add_limb(limbs + limb + 1, (int64_t)(uint32_t)(sum >> 32));
+    add_limb(limbs + limb + 2, (int64_t)(uint32_t)(sum >> 64));
+    add_limb(limbs + limb + 3, (int64_t)(sum >> 96));
+}
+
+/* Propagates carries in an accumulator that others may be adding to: what leaves a limb is added to the next.
+ */
+__device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
+{
+    for (int i = 0; i < ZR_EXACT_TOP; i++) {
+        int64_t carry = read_limb(&acc->limb[i]) >> 32;
+        add_limb(&acc->limb[i], (int64_t)((uint64_t)-carry << 32));
+        add_limb(&acc->limb[i + 1], carry);
+    }
+    atomicAdd(&acc->n_added, 1 - n_counted);
+}
+
+__global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    __shared__ float tile[THREADS * PITCH];
+    __shared__ int64_t limbs[ZR_EXACT_LIMBS];
+    const int t = (int)threadIdx.x;
+    const bool aligned = (uintptr_t)x % sizeof(float4) == 0;
+    __int128 sum = 0;
+    uint32_t sum_limb = 0;
+
+    if (t < ZR_EXACT_LIMBS)
+        limbs[t] = 0;
+    for (int64_t base = (int64_t)blockIdx.x * TILE; base < n; base += (int64_t)gridDim.x * TILE) {
+        __syncthreads(); /* the tile before is read, and limbs are zero */
+        for (int i = t * WIDTH; i < TILE; i += THREADS * WIDTH) {
+            floats<WIDTH> part = {};
+            if (aligned && base + i + WIDTH <= n)
+                part.load(x + base + i);
+            else
+                for (int j = 0; j < WIDTH; j++)
+                    part.v[j] = base + i + j < n ? x[base + i + j] : 0;
+            for (int j = 0; j < WIDTH; j++)
+                tile[i / ROW * PITCH + i % ROW + j] = part.v[j];
+        }
+        __syncthreads();
+        int64_t m;
+        uint32_t place;
+        if (base + t * ROW >= n)
+            continue;
+        if (!zr_exact_split(vec_block_squares(&tile[t * PITCH]), &m, &place)) {
+            atomicOr(&acc->nonfinite, 1u);
+            continue;
+        }
+        if (place / 32 != sum_limb) {
+            add_wide(limbs, sum_limb, sum);
+            sum = 0;
+            sum_limb = place / 32;
+        }
+        sum += (__int128)((unsigned __int128)(__int128)m << place % 32);
+    }
+    __syncthreads();
+    add_wide(limbs, sum_limb, sum);
+    __syncthreads();
+
+    /* A limb gives its lower half, and its upper half to the next: less than twice 2^32 in all. */
+    if (t < ZR_EXACT_LIMBS) {
+        int64_t change = t < ZR_EXACT_TOP ? (int64_t)(uint32_t)limbs[t] : limbs[t];
+        if (t > 0)
+            change += limbs[t - 1] >> 32;
+        if (change)
+            add_limb(&acc->limb[t], change);
+        __threadfence(); /* whoever sees it counted sees it added */
+    }
+    __syncthreads();
+    if (t == 0) {
+        uint32_t was = atomicAdd(&acc->n_added, 2u), often = ZR_EXACT_MAX_ADDED / 4;
+        if (was / often != (was + 2) / often)
+            carry_while_adding(acc, was);
+    }
+}
+
+/* --- the end of a step --- */
+
+__global__ void __launch_bounds__(THREADS) finish(struct zr_finish f)
+{
+    __shared__ struct zr_exact_sum sum;
+    __shared__ int64_t upper[ZR_EXACT_LIMBS];
+    __shared__ int first_other;
+    __shared__ long long save_written;
+    const int t = (int)threadIdx.x;
+
+    if (t == 0) {
+        sum.n_added = 0;
+        sum.nonfinite = 0;
+        first_other = f.n_ranks;
+        save_written = zr_finish_record(&f, f.rank)->words.save_written;
+    }
+    __syncthreads();
+    if (t < ZR_EXACT_LIMBS) {
+        /* Two halves apart: ranks may have added up to an int64's worth. */
+        int64_t low = 0, high = 0;
+        for (int32_t r = 0; r < f.n_ranks; r++) {
+            int64_t v = zr_finish_record(&f, r)->norm.limb[t];
+            low += t < ZR_EXACT_TOP ? (int64_t)(uint32_t)v : v;
+            high += t < ZR_EXACT_TOP ? v >> 32 : 0;
+        }
+        sum.limb[t] = low;
+        upper[t] = high;
+    }
+    for (int32_t r = t; r < f.n_ranks; r += THREADS) {
+        const struct zr_step_record *rec = zr_finish_record(&f, r);
+        if (rec->norm.nonfinite)
+            atomicOr(&sum.nonfinite, 1u);
+        if (zr_finish_differs(&f, r))
+            atomicMin(&first_other, r);
+        atomicMin(&save_written, (long long)rec->words.save_written);
+    }
+    __syncthreads();
+    if (t > 0 && t < ZR_EXACT_LIMBS)
+        sum.limb[t] += upper[t - 1];
+    __syncthreads();
+    if (t == 0)
+        zr_finish_write(&f, &sum, first_other < f.n_ranks ? first_other : -1, save_written);
+}
+
+template <class From, int N> struct tree_sources<From, N> sources_of(const void *const *src, int n_src) {
+    struct tree_sources<From, N> from = {
+    };
+    from.n_src = n_src;
+    for (int k = 0; k < n_src; k++)
+        from.src[k] = static_cast<const From *>(src[k]);
+    return from;
+}
+
+template <class From, int N>
+cudaError_t tree_of(cudaStream_t s, float *dst, const void *const *src, int n_src, int64_t n, bool accumulate)
+{
+    struct operand all[N + 1] = {{dst, sizeof(float)}};
+    for (int k = 0; k < n_src; k++)
+        all[k + 1] = operand{src[k], sizeof(From)};
+    return run_each(s, tree_op<From, N>{dst, accumulate, sources_of<From, N>(src, n_src)}, n, all, n_src + 1);
+}
+
+template <class From>
+cudaError_t tree(cudaStream_t s, float *dst, const void *const *src, int n_src, int64_t n, bool accumulate)
+{
+    if (n_src <= 2)
+        return tree_of<From, 2>(s, dst, src, n_src, n, accumulate);
+    if (n_src <= 4)
+        return tree_of<From, 4>(s, dst, src, n_src, n, accumulate);
+    if (n_src <= 8)
+        return tree_of<From, 8>(s, dst, src, n_src, n, accumulate);
+    return tree_of<From, ZR_MAX_SOURCES>(s, dst, src, n_src, n, accumulate);
+}
+
+template <class From, int N>
+cudaError_t ranges_of(cudaStream_t s, const struct zr_sum_range *table, int n_sums, const void *const *src,
+                      int n_src)
+{
+    static_assert(sizeof(struct sum_table<From, N>) <= 4096, "all that a kernel takes as arguments");
+    struct sum_table<From, N> t = {
+    };
+    int64_t n_blocks = 0;
+    t.from = sources_of<From, N>(src, n_src);
+    for (int i = 0; i < n_sums; i++) {
+        const struct zr_sum_range &r = table[i];
+        if (r.n <= 0)
+            continue;
+        bool aligned = (uintptr_t)r.dst % (WIDTH * sizeof(float)) == 0;
+        for (int k = 0; k < n_src; k++)
+            aligned &= (uintptr_t)(t.from.src[k] + r.at) % (WIDTH * sizeof(From)) == 0;
+        const int width = aligned ? WIDTH : 1;
+        t.sum[t.n++] = {r, (int32_t)n_blocks, width};
+        n_blocks += ceil_div(r.n, THREADS * width);
+        if (n_blocks > INT32_MAX)
+            return cudaErrorInvalidValue;
+    }
+    return n_blocks ? launch(sum_ranges<From, N>, n_blocks, s, t) : cudaSuccess;
+}
+
+template <class From>
+cudaError_t ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums, const void *const *src,
+                   int n_src)
+{
+    if (n_src <= 2)
+        return ranges_of<From, 2>(s, table, n_sums, src, n_src);
+    if (n_src <= 8)
+        return ranges_of<From, 8>(s, table, n_sums, src, n_src);
+    return ranges_of<From, ZR_MAX_SOURCES>(s, table, n_sums, src, n_src);
+}
+
+} // namespace
+
+/* --- as C calls --- */
+
+cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t bytes)
+{
+    struct words value = {};
+    if (bytes <= 0)
+        return cudaSuccess;
+    memcpy(&value, src, (size_t)bytes);
+    return launch(put_words, 1, s, static_cast<uint64_t *>(dst), value, (int)(bytes / 8));
+}
+
+cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns)
+{
+    return launch(stamp, 1, s, out_ns, offset_ns);
+}
+
+cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void *src, int64_t n)
+{
+    if (dt == ZR_F32) {
+        const struct operand both[] = {{dst, 4}, {src, 2}};
+        return run_each(
+            s, cast_op<float, uint16_t>{static_cast<float *>(dst), static_cast<const uint16_t *>(src)}, n,
+            both, 2);
+    }
+    uint16_t *half = static_cast<uint16_t *>(dst);
+    const float *from = static_cast<const float *>(src);
+    if (dst != src || n <= 0)
+        return narrow(s, half, from, n);
+    int64_t done = n < IN_PLACE_BLOCK ? n : IN_PLACE_BLOCK;
+    cudaError_t err = launch(narrow_first, 1, s, half, from, (int)done);
+    for (; !err && done < n; done *= 2)
+        err = narrow(s, half + done, from + done, done < n - done ? done : n - done);
+    return err;
+}
+
+cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+{
+    const struct operand both[] = {{dst, 4}, {src, (int)zr_dtype_bytes(st)}};
+    return st == ZR_F32 ? run_each(s, add_op<float>{dst, static_cast<const float *>(src)}, n, both, 2)
+                        : run_each(s, add_op<uint16_t>{dst, static_cast<const uint16_t *>(src)}, n, both, 2);
+}
+
+cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                             int64_t n, bool accumulate)
+{
+    return st == ZR_F32 ? tree<float>(s, dst, src, n_src, n, accumulate)
+                        : tree<uint16_t>(s, dst, src, n_src, n, accumulate);
+}
+
+cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
+                               const void *const *src, int n_src, enum zr_dtype st)
+{
+    return st == ZR_F32 ? ranges<float>(s, table, n_sums, src, n_src)
+                        : ranges<uint16_t>(s, table, n_sums, src, n_src);
+}
+
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
+                                int most_blocks)
+{
+    int64_t tiles = ceil_div(n, TILE);
+    return n <= 0 ? cudaSuccess : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n);
+}
+
+cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    const struct operand one[] = {{x, 4}};
+    return run_each(s, scale_op{x, scalars}, n, one, 1);
+}
+
+cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u)
+{
+    switch (u->kind) {
+#define KIND(NAME, name, number)                                                                             \
+    case ZR_##NAME:                                                                                          \
+        return update_kind<ZR_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u);
+        ZR_OPTIMIZER_MAP(KIND)
+#undef KIND
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f)
+{
+    return launch(finish, 1, s, *f);
+}

@@ -1,0 +1,137 @@
+/* cuda_ops.c: the CUDA device's operations: arguments checked, then put on the stream; and its table. */
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/op_check.h"
+
+static int op_zero(struct zr_stream *s, void *dst, int64_t bytes)
+{
+    int err = zr_check_count("zero", "bytes", bytes);
+    if (err || bytes == 0)
+        return err;
+    return ZR_CUDA(s->dev, "cudaMemsetAsync", cudaMemsetAsync(dst, 0, (size_t)bytes, s->native));
+}
+
+static int op_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    int err = zr_check_count("copy", "bytes", bytes);
+    if (err || bytes == 0)
+        return err;
+    return ZR_CUDA(s->dev, "cudaMemcpyAsync",
+                   cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->native));
+}
+
+static int op_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    return err ? err : ZR_CUDA(s->dev, "copy_rows", zr_cuda_copy_rows(s->native, table, n));
+}
+
+static int op_put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    int err = zr_check_put(bytes);
+    return err ? err : ZR_CUDA(s->dev, "put", zr_cuda_put(s->native, dst, src, bytes));
+}
+
+static int op_stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    return ZR_CUDA(s->dev, "stamp", zr_cuda_stamp(s->native, out_ns, s->dev->clock_offset));
+}
+
+static int op_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                   int64_t n)
+{
+    int err = zr_check_cast(dt, st, n);
+    if (err)
+        return err;
+    if (dt == st)
+        return dst == src ? 0 : op_copy(s, dst, src, n * zr_dtype_bytes(dt));
+    return ZR_CUDA(s->dev, "cast", zr_cuda_cast(s->native, dst, dt, src, n));
+}
+
+static int op_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+{
+    int err = zr_check_dtype("add", st);
+    if (!err)
+        err = zr_check_count("add", "n", n);
+    return err ? err : ZR_CUDA(s->dev, "add", zr_cuda_add(s->native, dst, src, st, n));
+}
+
+static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                       int64_t n, bool accumulate)
+{
+    int err = zr_check_sum_tree(n_src, st, n);
+    return err ? err
+               : ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
+}
+
+static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                         const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    return err ? err
+               : ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));
+}
+
+/* sum_squares' tile leaves room for six blocks on a multiprocessor of 228 KB of shared memory, four on one of
+ * 164. */
+enum { SQUARES_BLOCKS = 6 };
+
+static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    int err = zr_check_count("sum_squares", "n", n);
+    return err ? err
+               : ZR_CUDA(s->dev, "sum_squares",
+                         zr_cuda_sum_squares(s->native, acc, x, n, SQUARES_BLOCKS * s->dev->n_processors));
+}
+
+static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    int err = zr_check_count("scale", "n", n);
+    return err ? err : ZR_CUDA(s->dev, "scale", zr_cuda_scale(s->native, x, n, scalars));
+}
+
+static int op_update(struct zr_stream *s, const struct zr_update *u)
+{
+    int err = zr_check_update(u);
+    return err ? err : ZR_CUDA(s->dev, "update", zr_cuda_update(s->native, u));
+}
+
+static int op_finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    return ZR_CUDA(s->dev, "finish", zr_cuda_finish(s->native, f));
+}
+
+const struct zr_device_ops zr_cuda_ops = {
+    .name = "cuda",
+    .close = zr_cuda_close,
+    .alloc = zr_cuda_alloc,
+    .free = zr_cuda_free,
+    .host_alloc = zr_cuda_host_alloc,
+    .host_free = zr_cuda_host_free,
+    .memory = zr_cuda_memory,
+    .stream_open = zr_cuda_stream_open,
+    .stream_close = zr_cuda_stream_close,
+    .stream_sync = zr_cuda_stream_sync,
+    .stream_native = zr_cuda_stream_native,
+    .thread_begin = zr_cuda_thread_begin,
+    .event_open = zr_cuda_event_open,
+    .event_close = zr_cuda_event_close,
+    .event_record = zr_cuda_event_record,
+    .stream_wait = zr_cuda_stream_wait,
+    .event_sync = zr_cuda_event_sync,
+    .event_query = zr_cuda_event_query,
+    .call = zr_cuda_stream_call,
+    .stamp = op_stamp,
+    .zero = op_zero,
+    .copy = op_copy,
+    .copy_rows = op_copy_rows,
+    .put = op_put,
+    .cast = op_cast,
+    .add = op_add,
+    .sum_tree = op_sum_tree,
+    .sum_ranges = op_sum_ranges,
+    .sum_squares = op_sum_squares,
+    .scale = op_scale,
+    .update = op_update,
+    .finish = op_finish,
+};

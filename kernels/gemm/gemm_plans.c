@@ -1,0 +1,105 @@
+/* gemm_plans.c: see gemm_plans.h. */
+#include "kernels/gemm/gemm_plans.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(struct zr_gemm_key) == 11 * 8 + 8 * 4, "a key has no padding to compare");
+
+struct zr_gemm_key zr_gemm_key_of(const struct zr_gemm_args *a)
+{
+    bool batch = a->n_batch > 1;
+    return (struct zr_gemm_key){
+        .m = a->m,
+        .n = a->n,
+        .k = a->k,
+        .lda = a->lda,
+        .ldb = a->ldb,
+        .ldc = a->ldc,
+        .n_batch = a->n_batch,
+        .stride_a = batch ? a->stride_a : 0,
+        .stride_b = batch ? a->stride_b : 0,
+        .stride_c = batch ? a->stride_c : 0,
+        .ldaux = a->aux ? a->ldaux : 0,
+        .trans_a = a->trans_a,
+        .trans_b = a->trans_b,
+        .ab_dtype = (int32_t)a->ab_dtype,
+        .c_dtype = (int32_t)a->c_dtype,
+        .has_bias = a->bias != NULL,
+        .beta = a->beta != 0,
+        .epilogue = (int32_t)a->epilogue,
+    };
+}
+
+static uint64_t hash_key(const struct zr_gemm_key *k)
+{
+    /* FNV-1a over the words: keys are few and read once per product. */
+    const unsigned char *bytes = (const unsigned char *)k;
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < sizeof *k; i += 8) {
+        uint64_t word;
+        memcpy(&word, bytes + i, 8);
+        h = (h ^ word) * UINT64_C(0x100000001b3);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static struct zr_gemm_plan **place_of(const struct zr_gemm_plans *p, const struct zr_gemm_key *k,
+                                      uint64_t hash)
+{
+    size_t i = hash & (p->n_places - 1);
+    while (p->table[i] && (p->table[i]->hash != hash || memcmp(&p->table[i]->key, k, sizeof *k) != 0))
+        i = (i + 1) & (p->n_places - 1);
+    return &p->table[i];
+}
+
+int zr_gemm_plans_open(struct zr_gemm_plans *p)
+{
+    *p = (struct zr_gemm_plans){.n_places = 64};
+    p->table = calloc(p->n_places, sizeof *p->table);
+    return p->table ? 0 : zr_fail(ZR_ERR_NOMEM, "gemm: no memory for a table of %zu products", p->n_places);
+}
+
+void zr_gemm_plans_close(struct zr_gemm_plans *p, void (*free_plan)(struct zr_gemm_plan *plan))
+{
+    for (size_t i = 0; p->table && i < p->n_places; i++)
+        if (p->table[i])
+            free_plan(p->table[i]);
+    free(p->table);
+    *p = (struct zr_gemm_plans){0};
+}
+
+struct zr_gemm_plan *zr_gemm_plans_find(const struct zr_gemm_plans *p, const struct zr_gemm_key *key)
+{
+    return *place_of(p, key, hash_key(key));
+}
+
+static int grow(struct zr_gemm_plans *p)
+{
+    struct zr_gemm_plan **old = p->table;
+    size_t n_old = p->n_places;
+    struct zr_gemm_plan **table = calloc(2 * n_old, sizeof *table);
+    if (!table)
+        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for a table of %zu products", 2 * n_old);
+    p->table = table;
+    p->n_places = 2 * n_old;
+    for (size_t i = 0; i < n_old; i++)
+        if (old[i])
+            *place_of(p, &old[i]->key, old[i]->hash) = old[i];
+    free(old);
+    return 0;
+}
+
+int zr_gemm_plans_add(struct zr_gemm_plans *p, struct zr_gemm_plan *plan)
+{
+    if (2 * (p->n_used + 1) > p->n_places) {
+        int err = grow(p);
+        if (err)
+            return err;
+    }
+    plan->hash = hash_key(&plan->key);
+    *place_of(p, &plan->key, plan->hash) = plan;
+    p->n_used++;
+    return 0;
+}

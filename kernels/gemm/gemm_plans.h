@@ -1,0 +1,47 @@
+/* gemm_plans.h: what the libraries behind gemm.h share: a table of operations, and a table of plans, one per
+ * product that was asked for. */
+#ifndef ZR_KERNELS_GEMM_PLANS_H
+#define ZR_KERNELS_GEMM_PLANS_H
+
+#include "kernels/gemm/gemm.h"
+
+struct zr_gemm_ops {
+    void (*close)(struct zr_gemm *g);
+    /* args have passed the checks that hold everywhere (gemm.c). */
+    int (*run)(struct zr_gemm *g, const struct zr_gemm_args *args);
+    bool (*can)(struct zr_gemm *g, const struct zr_gemm_args *args);
+};
+
+struct zr_gemm {
+    const struct zr_gemm_ops *ops;
+};
+
+/* Everything a plan depends on; plain numbers without padding, compared and hashed as bytes. */
+struct zr_gemm_key {
+    int64_t m, n, k, lda, ldb, ldc, n_batch, stride_a, stride_b, stride_c, ldaux;
+    int32_t trans_a, trans_b, ab_dtype, c_dtype, has_bias, beta, epilogue;
+    int32_t align; /* of the pointers; a matter of the library */
+};
+
+/* The first member of a library's own plan. */
+struct zr_gemm_plan {
+    struct zr_gemm_key key;
+    uint64_t hash;
+};
+
+struct zr_gemm_plans {
+    struct zr_gemm_plan **table; /* open addressing, at most half full */
+    size_t n_places, n_used;
+};
+
+/* Strides of a single product and what else has no meaning are 0 in the key; align is 0. */
+struct zr_gemm_key zr_gemm_key_of(const struct zr_gemm_args *args);
+
+int zr_gemm_plans_open(struct zr_gemm_plans *plans);
+/* Frees the table, and each plan by free_plan. */
+void zr_gemm_plans_close(struct zr_gemm_plans *plans, void (*free_plan)(struct zr_gemm_plan *plan));
+struct zr_gemm_plan *zr_gemm_plans_find(const struct zr_gemm_plans *plans, const struct zr_gemm_key *key);
+/* plan->key is not in the table yet. Takes plan over; on failure (ZR_ERR_NOMEM) it stays the caller's. */
+int zr_gemm_plans_add(struct zr_gemm_plans *plans, struct zr_gemm_plan *plan);
+
+#endif

@@ -1,0 +1,299 @@
+/* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
+#include "kernels/finish.h"
+#include "kernels/host/host_device.h"
+#include "kernels/op_check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+    int err = zr_check_call(bytes);
+    if (!err)
+        zr_host_put(s, fn, arg, bytes);
+    return err;
+}
+
+/* The arguments of every kernel but update; each uses what it needs. */
+struct args {
+    const struct zr_host_kernels *k;
+    void *dst;
+    const void *src;
+    int64_t n;
+    enum zr_dtype dst_dtype, src_dtype;
+};
+
+static void zero_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->zero(a->dst, a->n);
+}
+
+int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .n = bytes};
+    int err = zr_check_count("zero", "bytes", bytes);
+    if (!err)
+        zr_host_put(s, zero_op, &a, sizeof a);
+    return err;
+}
+
+static void copy_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->copy(a->dst, a->src, a->n);
+}
+
+int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = bytes};
+    int err = zr_check_count("copy", "bytes", bytes);
+    if (!err)
+        zr_host_put(s, copy_op, &a, sizeof a);
+    return err;
+}
+
+/* More copies than fit into a closure: it carries their address. */
+struct copies {
+    const struct zr_host_kernels *k;
+    int n;
+    struct zr_copy_rows table[ZR_MAX_COPIES];
+};
+
+static void copy_rows_op(void *arg)
+{
+    struct copies *t = *(struct copies **)arg;
+    for (int i = 0; i < t->n; i++) {
+        const struct zr_copy_rows *c = &t->table[i];
+        char *dst = c->dst;
+        const char *src = c->src;
+        for (int64_t left = c->bytes; left > 0; left -= c->row_bytes) {
+            t->k->copy(dst, src, left < c->row_bytes ? left : c->row_bytes);
+            if (left > c->row_bytes)
+                dst += c->dst_stride, src += c->src_stride;
+        }
+    }
+    free(t);
+}
+
+int zr_host_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
+{
+    int err = zr_check_copy_rows(table, n);
+    if (err || n == 0)
+        return err;
+    struct copies *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "copy_rows: no memory for %d copies", n);
+    t->k = s->dev->kernels;
+    t->n = n;
+    memcpy(t->table, table, (size_t)n * sizeof *table);
+    zr_host_put(s, copy_rows_op, &t, sizeof t);
+    return 0;
+}
+
+static void cast_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->n);
+}
+
+int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                 int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .dst_dtype = dt, .src_dtype = st};
+    int err = zr_check_cast(dt, st, n);
+    if (!err)
+        zr_host_put(s, cast_op, &a, sizeof a);
+    return err;
+}
+
+struct put_args {
+    void *dst;
+    int64_t bytes;
+    unsigned char value[ZR_PUT_BYTES];
+};
+
+static void put_op(void *arg)
+{
+    const struct put_args *a = arg;
+    memcpy(a->dst, a->value, (size_t)a->bytes);
+}
+
+int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    struct put_args a = {.dst = dst, .bytes = bytes};
+    int err = zr_check_put(bytes);
+    if (err)
+        return err;
+    memcpy(a.value, src, (size_t)bytes);
+    zr_host_put(s, put_op, &a, sizeof a);
+    return 0;
+}
+
+static void stamp_op(void *arg)
+{
+    **(int64_t **)arg = zr_now_ns();
+}
+
+int zr_host_stamp(struct zr_stream *s, int64_t *out_ns)
+{
+    zr_host_put(s, stamp_op, &out_ns, sizeof out_ns);
+    return 0;
+}
+
+static void add_op(void *arg)
+{
+    const struct args *a = arg;
+    if (a->src_dtype == ZR_F32)
+        a->k->add(a->dst, a->src, a->n);
+    else
+        a->k->sum_tree(a->dst, &a->src, 1, a->src_dtype, a->n, true);
+}
+
+int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .src_dtype = st};
+    int err = zr_check_dtype("add", st);
+    if (!err)
+        err = zr_check_count("add", "n", n);
+    if (!err)
+        zr_host_put(s, add_op, &a, sizeof a);
+    return err;
+}
+
+/* More sources than fit into a closure: it carries their address. */
+struct tree {
+    struct args a;
+    int n_src;
+    bool accumulate;
+    const void *src[ZR_MAX_SOURCES];
+};
+
+static void tree_op(void *arg)
+{
+    struct tree *t = *(struct tree **)arg;
+    t->a.k->sum_tree(t->a.dst, t->src, t->n_src, t->a.src_dtype, t->a.n, t->accumulate);
+    free(t);
+}
+
+int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+                     int64_t n, bool accumulate)
+{
+    int err = zr_check_sum_tree(n_src, st, n);
+    if (err)
+        return err;
+    struct tree *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
+    t->a = (struct args){.k = s->dev->kernels, .dst = dst, .n = n, .src_dtype = st};
+    t->n_src = n_src;
+    t->accumulate = accumulate;
+    memcpy(t->src, src, (size_t)n_src * sizeof *src);
+    zr_host_put(s, tree_op, &t, sizeof t);
+    return 0;
+}
+
+struct sums {
+    const struct zr_host_kernels *k;
+    int n_sums, n_src;
+    enum zr_dtype src_dtype;
+    struct zr_sum_range table[ZR_MAX_SUMS];
+    const char *src[ZR_MAX_SOURCES];
+};
+
+static void sum_ranges_op(void *arg)
+{
+    struct sums *t = *(struct sums **)arg;
+    for (int i = 0; i < t->n_sums; i++) {
+        const struct zr_sum_range *r = &t->table[i];
+        const void *src[ZR_MAX_SOURCES];
+        for (int j = 0; j < t->n_src; j++)
+            src[j] = t->src[j] + r->at * zr_dtype_bytes(t->src_dtype);
+        t->k->sum_tree(r->dst, src, t->n_src, t->src_dtype, r->n, r->accumulate);
+    }
+    free(t);
+}
+
+int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
+                       const void *const *src, int n_src, enum zr_dtype st)
+{
+    int err = zr_check_sum_ranges(table, n_sums, n_src, st);
+    if (err || n_sums == 0)
+        return err;
+    struct sums *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "sum_ranges: no memory for %d sums", n_sums);
+    t->k = s->dev->kernels;
+    t->n_sums = n_sums;
+    t->n_src = n_src;
+    t->src_dtype = st;
+    memcpy(t->table, table, (size_t)n_sums * sizeof *table);
+    memcpy(t->src, src, (size_t)n_src * sizeof *src);
+    zr_host_put(s, sum_ranges_op, &t, sizeof t);
+    return 0;
+}
+
+static void sum_squares_op(void *arg)
+{
+    const struct args *a = arg;
+    a->k->sum_squares(a->dst, a->src, a->n);
+}
+
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    struct args a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n};
+    int err = zr_check_count("sum_squares", "n", n);
+    if (!err)
+        zr_host_put(s, sum_squares_op, &a, sizeof a);
+    return err;
+}
+
+static void scale_op(void *arg)
+{
+    const struct args *a = arg;
+    const struct zr_step_scalars *scalars = a->src;
+    if (!scalars->skip)
+        a->k->scale(a->dst, a->n, scalars->grad_scale);
+}
+
+int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    struct args a = {.k = s->dev->kernels, .dst = x, .src = scalars, .n = n};
+    int err = zr_check_count("scale", "n", n);
+    if (!err)
+        zr_host_put(s, scale_op, &a, sizeof a);
+    return err;
+}
+
+struct update_args {
+    const struct zr_host_kernels *k;
+    struct zr_update u;
+};
+_Static_assert(sizeof(struct update_args) <= ZR_CALL_BYTES, "an update must fit into a closure");
+
+static void update_op(void *arg)
+{
+    const struct update_args *a = arg;
+    a->k->update(&a->u);
+}
+
+int zr_host_update(struct zr_stream *s, const struct zr_update *u)
+{
+    struct update_args a = {.k = s->dev->kernels, .u = *u};
+    int err = zr_check_update(u);
+    if (!err)
+        zr_host_put(s, update_op, &a, sizeof a);
+    return err;
+}
+
+static void finish_op(void *arg)
+{
+    zr_finish_step(arg);
+}
+_Static_assert(sizeof(struct zr_finish) <= ZR_CALL_BYTES, "must fit into a closure");
+
+int zr_host_finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    zr_host_put(s, finish_op, f, sizeof *f);
+    return 0;
+}

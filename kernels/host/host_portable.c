@@ -1,0 +1,8 @@
+/* host_portable.c: the host's kernels in plain C, for every CPU, and the reference for the others' bits. */
+#include "kernels/host/host_kernels.h"
+#include "kernels/host/vec_portable.h"
+
+#include "kernels/host/body_elements.h"
+#include "kernels/host/body_update.h"
+
+const struct zr_host_kernels zr_host_portable = {.name = "portable", ZR_HOST_TABLE};

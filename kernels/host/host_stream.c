@@ -1,0 +1,301 @@
+/* host_stream.c: streams and events of the host device. host_device.h says how they fit together. */
+#include "kernels/host/host_device.h"
+#include "kernels/thread_signals.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TICKET_BITS = 48 };
+#define TICKET_MASK ((UINT64_C(1) << TICKET_BITS) - 1)
+
+/* --- gates --- */
+
+static void gate_init(struct zr_host_gate *g)
+{
+    atomic_init(&g->value, 0);
+    atomic_init(&g->wake_at, UINT64_MAX);
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->cond, NULL);
+}
+
+static void gate_destroy(struct zr_host_gate *g)
+{
+    pthread_mutex_destroy(&g->lock);
+    pthread_cond_destroy(&g->cond);
+}
+
+static bool gate_passed(struct zr_host_gate *g, uint64_t ticket)
+{
+    return atomic_load_explicit(&g->value, memory_order_acquire) >= ticket;
+}
+
+static void gate_wake(struct zr_host_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    atomic_store(&g->wake_at, UINT64_MAX); /* those not served yet put theirs back */
+    pthread_cond_broadcast(&g->cond);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Only one thread advances a gate. Both sides write their own word, then read the other's, all sequentially
+ * consistent: either the sleeper sees the new value or it is seen and woken. */
+static void gate_advance(struct zr_host_gate *g, uint64_t value)
+{
+    atomic_store(&g->value, value);
+    if (atomic_load(&g->wake_at) <= value)
+        gate_wake(g);
+}
+
+static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
+{
+    if (gate_passed(g, ticket))
+        return;
+    if (spin_ns > 0) {
+        int64_t until = zr_now_ns() + spin_ns;
+        do {
+            for (int i = 0; i < 32; i++) {
+                if (gate_passed(g, ticket))
+                    return;
+                zr_relax();
+            }
+        } while (zr_now_ns() < until);
+    }
+    pthread_mutex_lock(&g->lock);
+    for (;;) {
+        if (ticket < atomic_load(&g->wake_at))
+            atomic_store(&g->wake_at, ticket);
+        if (atomic_load(&g->value) >= ticket)
+            break; /* a wake_at left behind costs one needless wake */
+        pthread_cond_wait(&g->cond, &g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* --- the stream's thread --- */
+
+static void stop_thread(void *arg)
+{
+    struct zr_stream *s = *(struct zr_stream **)arg;
+    atomic_store(&s->stop, true);
+}
+
+static void *stream_main(void *arg)
+{
+    struct zr_stream *s = arg;
+    uint64_t done = atomic_load(&s->done.value);
+    pthread_setname_np(pthread_self(), s->name);
+    while (!atomic_load_explicit(&s->stop, memory_order_relaxed)) {
+        gate_wait(&s->put, done + 1, s->dev->spin_ns);
+        struct zr_host_op *op = &s->ring[done % ZR_HOST_RING];
+        op->fn(op->arg);
+        gate_advance(&s->done, ++done);
+    }
+    return NULL;
+}
+
+void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+    if (!s->is_queue) {
+        struct zr_host_op op;
+        memcpy(op.arg, arg, bytes);
+        fn(op.arg);
+        return;
+    }
+    /* Fed by one thread at a time: this thread wrote put last, or learned of who did. */
+    uint64_t put = atomic_load_explicit(&s->put.value, memory_order_relaxed);
+    if (put >= ZR_HOST_RING)
+        gate_wait(&s->done, put - ZR_HOST_RING + 1, s->dev->spin_ns);
+    struct zr_host_op *op = &s->ring[put % ZR_HOST_RING];
+    if (bytes)
+        memcpy(op->arg, arg, bytes);
+    op->fn = fn;
+    gate_advance(&s->put, put + 1);
+}
+
+/* --- streams --- */
+
+/* A closed stream to use again, or a new one in the device's list; the lock is held. */
+static struct zr_stream *stream_get(struct zr_host_device *dev)
+{
+    struct zr_stream *s = dev->free;
+    if (s) {
+        dev->free = s->next_free;
+        return s;
+    }
+    if (dev->n_streams == ZR_HOST_MAX_STREAMS) {
+        zr_fail(ZR_ERR_NOMEM, "stream open: %d streams are open, which is the most", ZR_HOST_MAX_STREAMS);
+        return NULL;
+    }
+    s = zr_host_take(dev, sizeof *s);
+    if (!s) {
+        zr_fail(ZR_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
+        return NULL;
+    }
+    s->dev = dev;
+    s->is_queue = true;
+    gate_init(&s->put);
+    gate_init(&s->done);
+    s->index = dev->n_streams;
+    dev->streams[dev->n_streams++] = s;
+    return s;
+}
+
+static void stream_put_back(struct zr_stream *s)
+{
+    pthread_mutex_lock(&s->dev->lock);
+    s->next_free = s->dev->free;
+    s->dev->free = s;
+    pthread_mutex_unlock(&s->dev->lock);
+}
+
+int zr_host_stream_open(struct zr_device *base, enum zr_stream_kind kind, const char *name, void *native,
+                        struct zr_stream **out)
+{
+    struct zr_host_device *dev = (struct zr_host_device *)base;
+    *out = NULL;
+    if (native)
+        return zr_fail(ZR_ERR_ARG, "stream open: the host has no streams of its own, native must be NULL");
+    if (kind == ZR_STREAM_CALLER) {
+        struct zr_stream *s = zr_host_take(dev, offsetof(struct zr_stream, put));
+        if (!s)
+            return zr_fail(ZR_ERR_NOMEM, "stream open: no memory for a caller stream");
+        s->dev = dev;
+        *out = s;
+        return 0;
+    }
+    if (kind != ZR_STREAM_QUEUE)
+        return zr_fail(ZR_ERR_ARG, "stream open: kind is %d, must be queue (%d) or caller (%d)", (int)kind,
+                       (int)ZR_STREAM_QUEUE, (int)ZR_STREAM_CALLER);
+
+    pthread_mutex_lock(&dev->lock);
+    struct zr_stream *s = stream_get(dev);
+    pthread_mutex_unlock(&dev->lock);
+    if (!s)
+        return ZR_ERR_NOMEM;
+    snprintf(s->name, sizeof s->name, "%s", name ? name : "zero-stream");
+    atomic_store(&s->stop, false);
+    sigset_t mask, old;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
+    int err = zr_host_refuses(dev, 0) ? EAGAIN : pthread_create(&s->thread, NULL, stream_main, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (err) {
+        stream_put_back(s);
+        return zr_fail(ZR_ERR_SYSTEM, "stream open: no thread for stream %s: %s", name ? name : "",
+                       strerror(err));
+    }
+    *out = s;
+    return 0;
+}
+
+void zr_host_stream_close(struct zr_stream *s)
+{
+    if (!s)
+        return;
+    if (!s->is_queue) {
+        free(s);
+        return;
+    }
+    zr_host_put(s, stop_thread, &s, sizeof(struct zr_stream *));
+    pthread_join(s->thread, NULL);
+    stream_put_back(s);
+}
+
+void zr_host_stream_free(struct zr_stream *s)
+{
+    gate_destroy(&s->put);
+    gate_destroy(&s->done);
+    free(s);
+}
+
+int zr_host_stream_sync(struct zr_stream *s)
+{
+    if (s->is_queue)
+        gate_wait(&s->done, atomic_load(&s->put.value), s->dev->spin_ns);
+    return 0;
+}
+
+/* --- events --- */
+
+int zr_host_event_open(struct zr_device *base, struct zr_event **out)
+{
+    struct zr_host_device *dev = (struct zr_host_device *)base;
+    struct zr_event *e = zr_host_take(dev, sizeof *e);
+    *out = NULL;
+    if (!e)
+        return zr_fail(ZR_ERR_NOMEM, "event open: no memory for %zu bytes", sizeof *e);
+    e->dev = dev;
+    atomic_init(&e->record, 0);
+    *out = e;
+    return 0;
+}
+
+void zr_host_event_close(struct zr_event *e)
+{
+    free(e);
+}
+
+int zr_host_event_record(struct zr_event *e, struct zr_stream *s)
+{
+    uint64_t record = 0;
+    if (s->is_queue) {
+        uint64_t put = atomic_load(&s->put.value);
+        if (put)
+            record = (uint64_t)(s->index + 1) << TICKET_BITS | (put & TICKET_MASK);
+    }
+    /* Release: who waits on work done at once on a caller stream sees that work. */
+    atomic_store(&e->record, record);
+    return 0;
+}
+
+/* The gate and ticket of the most recent record; false when there is nothing to wait for. */
+static bool event_target(struct zr_event *e, struct zr_host_gate **gate, uint64_t *ticket)
+{
+    uint64_t record = atomic_load(&e->record);
+    if (!record)
+        return false;
+    *gate = &e->dev->streams[(record >> TICKET_BITS) - 1]->done;
+    *ticket = record & TICKET_MASK;
+    return !gate_passed(*gate, *ticket);
+}
+
+struct wait_args {
+    struct zr_host_gate *gate;
+    uint64_t ticket;
+    int spin_ns;
+};
+
+static void wait_op(void *arg)
+{
+    const struct wait_args *a = arg;
+    gate_wait(a->gate, a->ticket, a->spin_ns);
+}
+
+int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e)
+{
+    struct wait_args a = {.spin_ns = s->dev->spin_ns};
+    if (!event_target(e, &a.gate, &a.ticket))
+        return 0;
+    if (s->is_queue && a.gate == &s->done)
+        return 0; /* its own earlier work */
+    zr_host_put(s, wait_op, &a, sizeof a);
+    return 0;
+}
+
+int zr_host_event_sync(struct zr_event *e)
+{
+    struct zr_host_gate *gate;
+    uint64_t ticket;
+    if (event_target(e, &gate, &ticket))
+        gate_wait(gate, ticket, e->dev->spin_ns);
+    return 0;
+}
+
+int zr_host_event_query(struct zr_event *e)
+{
+    struct zr_host_gate *gate;
+    uint64_t ticket;
+    return !event_target(e, &gate, &ticket);
+}

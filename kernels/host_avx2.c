@@ -1,8 +1,0 @@
-/* host_avx2.c: the host's kernels for AVX2. */
-#include "kernels/host_kernels.h"
-#include "kernels/vec_avx2.h"
-
-#include "kernels/body_elements.h"
-#include "kernels/body_update.h"
-
-const struct zr_host_kernels zr_host_avx2 = {.name = "avx2", ZR_HOST_TABLE};

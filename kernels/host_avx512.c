@@ -1,8 +1,0 @@
-/* host_avx512.c: the host's kernels for AVX-512. */
-#include "kernels/host_kernels.h"
-#include "kernels/vec_avx512.h"
-
-#include "kernels/body_elements.h"
-#include "kernels/body_update.h"
-
-const struct zr_host_kernels zr_host_avx512 = {.name = "avx512", ZR_HOST_TABLE};

@@ -1,0 +1,129 @@
+/* sim_device_inside.h: the inside of the simulated device.
+ *
+ *   sim_device.c  the world: its ranks, their memory, and which host thread speaks
+ *   sim_stream.c  streams and events: what is queued, and the order in which it runs
+ *   sim_ops.c     the device's operations, as they are put on a stream
+ *   sim_effect.c  an operation as it runs: what it touches, what that holds then, how long it takes */
+#ifndef ZR_KERNELS_SIM_DEVICE_INSIDE_H
+#define ZR_KERNELS_SIM_DEVICE_INSIDE_H
+
+#include "kernels/sim/sim_device.h"
+
+struct zr_sim_record; /* one record of an event; sim_stream.c */
+
+enum zr_sim_op_kind {
+    ZR_SIM_OP_WAIT,
+    ZR_SIM_OP_RECORD,
+    ZR_SIM_OP_CALL,
+    ZR_SIM_OP_ZERO,
+    ZR_SIM_OP_COPY,
+    ZR_SIM_OP_CAST,
+    ZR_SIM_OP_ADD,
+    ZR_SIM_OP_SQUARES,
+    ZR_SIM_OP_SCALE,
+    ZR_SIM_OP_UPDATE,
+    ZR_SIM_OP_COMPUTE,
+    ZR_SIM_OP_TOGETHER
+};
+
+struct zr_sim_op {
+    struct zr_sim_op *next;
+    enum zr_sim_op_kind kind;
+    const char *name, *during;
+    int32_t unit;
+    uint32_t step;
+    struct zr_stamp *issued;
+    struct zr_sim_record *record;
+    struct zr_access *access;
+    struct zr_sim_touch *touch;
+    int n;
+    int64_t count, ns;
+    void *dst;
+    const void *src;
+    enum zr_dtype dst_type, src_type;
+    const struct zr_step_scalars *scalars;
+    struct zr_update update;
+    void (*fn)(void *arg);
+    bool (*start)(void *arg, struct zr_stream *s);
+    void *arg;
+    _Alignas(16) char copy[ZR_CALL_BYTES];
+};
+
+struct zr_stream {
+    struct zr_sim_device *dev;
+    struct zr_line *line;
+    bool caller, waiting; /* waiting: in a record's list */
+    bool over;            /* the operation under way ended elsewhere (zr_sim_resume) */
+    struct zr_sim_op *head, *tail;
+    struct zr_stream *next_waiter, *next_ready;
+    bool ready;
+    struct zr_access *declared;
+    int n_declared;
+};
+
+struct zr_event {
+    struct zr_sim_device *dev;
+    struct zr_sim_record *latest;
+};
+
+struct zr_sim_device {
+    struct zr_device base;
+    struct zr_sim *w;
+    int rank;
+    bool dead;
+    int64_t held, peak;
+};
+
+struct zr_sim {
+    struct zr_sim_options opt;
+    struct zr_device_ops ops;
+    struct zr_sim_device *devices; /* (world) */
+    struct zr_recorder rec;
+    bool *line_used;      /* (rec.n_lines) */
+    struct zr_line *host; /* who speaks */
+    struct zr_stream *ready;
+    bool pumping;
+    struct zr_sim_op *spare;
+    int64_t n_allocs, activity;
+    struct zr_line *running; /* the stream whose operation is under way */
+};
+
+static inline struct zr_sim_device *zr_sim_device_of(struct zr_device *dev)
+{
+    return (struct zr_sim_device *)dev;
+}
+
+/* sim_device.c: memory, and whether what is asked for now is the one that fails. */
+void zr_sim_device_close(struct zr_device *dev);
+int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out);
+void zr_sim_free(struct zr_device *dev, void *p, int64_t bytes);
+bool zr_sim_refused(struct zr_sim *w);
+
+/* sim_stream.c: streams and events. */
+int zr_sim_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                       struct zr_stream **out);
+void zr_sim_stream_close(struct zr_stream *s);
+int zr_sim_stream_sync(struct zr_stream *s);
+void *zr_sim_stream_native(struct zr_stream *s);
+int zr_sim_event_open(struct zr_device *dev, struct zr_event **out);
+void zr_sim_event_close(struct zr_event *e);
+int zr_sim_event_record(struct zr_event *e, struct zr_stream *s);
+int zr_sim_stream_wait(struct zr_stream *s, struct zr_event *e);
+int zr_sim_event_sync(struct zr_event *e);
+int zr_sim_event_query(struct zr_event *e);
+
+/* An operation that the host thread which speaks issues to s; filled in, it is put on the stream, which then
+ * owns it and runs as far as it can. Aborts without memory. */
+struct zr_sim_op *zr_sim_op_new(struct zr_stream *s, enum zr_sim_op_kind kind, const char *name);
+int zr_sim_op_put(struct zr_stream *s, struct zr_sim_op *op);
+/* A mutant leaves this call out. e and s may be NULL. */
+bool zr_sim_dropped(struct zr_sim *w, enum zr_sim_edge edge, int rank, const struct zr_event *e,
+                    const struct zr_stream *s);
+
+/* sim_effect.c: runs an operation of one rank on the stream's line l. */
+void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank);
+
+/* sim_ops.c: the table, its compute_on_caller left open. */
+extern const struct zr_device_ops zr_sim_ops;
+
+#endif

@@ -1,0 +1,175 @@
+/* sim_effect.c: an operation as it runs: the bytes that it touches, what they hold then, and the time that it
+ * takes. */
+#include "kernels/sim/sim_device_inside.h"
+
+#include <string.h>
+
+int64_t zr_sim_now(const struct zr_line *line)
+{
+    return line->stamp->now_ns;
+}
+
+void zr_sim_begin(struct zr_sim *w, struct zr_line *l, const char *name, int32_t unit, uint32_t step)
+{
+    zr_line_begin(&w->rec, l, name, l->during, unit, step);
+}
+
+void zr_sim_spend(struct zr_sim *w, struct zr_line *l, int64_t ns)
+{
+    int64_t from = l->stamp->now_ns;
+    if (ns > 0)
+        zr_line_own(&w->rec, l)->now_ns += ns;
+    if (w->opt.ran)
+        w->opt.ran(w->opt.arg, zr_info_at(&w->rec, l->info), l->name, l->rank, from, from + ns);
+}
+
+static int64_t moving(const struct zr_sim *w, int64_t bytes)
+{
+    return w->opt.memory_bytes_per_s > 0
+               ? w->opt.launch_ns + (int64_t)((double)bytes / w->opt.memory_bytes_per_s * 1e9)
+               : 0;
+}
+
+static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        bool writes = t[i].how == ZR_SIM_ADD || t[i].how == ZR_SIM_SET || t[i].how == ZR_SIM_PLAIN_WRITE;
+        if (t[i].how != ZR_SIM_SET && t[i].how != ZR_SIM_PLAIN_WRITE)
+            zr_shadow_read(&w->rec, l, t[i].at, t[i].bytes);
+        if (t[i].how == ZR_SIM_READ)
+            zr_shadow_expect(&w->rec, l, t[i].at, t[i].bytes, t[i].tag);
+        if (writes)
+            zr_shadow_write(&w->rec, l, t[i].at, t[i].bytes);
+        if (t[i].how == ZR_SIM_ADD)
+            zr_shadow_add_to(&w->rec, t[i].at, t[i].bytes, t[i].tag);
+        if (t[i].how == ZR_SIM_SET)
+            zr_shadow_set(&w->rec, t[i].at, t[i].bytes, t[i].tag);
+    }
+}
+
+void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_touch *touch, int n)
+{
+    zr_sim_begin(w, w->host, name, w->host->unit, w->host->step);
+    touch_all(w, w->host, touch, n);
+}
+
+static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
+{
+    int64_t bytes = u->n * (int64_t)sizeof(float), n_param = u->n * zr_dtype_bytes(u->param_dtype);
+    bool apart = u->param && u->param != (void *)u->master;
+    zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
+    zr_shadow_read(&w->rec, l, u->grad, bytes);
+    struct zr_content at = zr_shadow_at(&w->rec, u->master);
+    at.kind = ZR_TAG_PARAM;
+    zr_shadow_expect(&w->rec, l, u->master, bytes, at);
+    struct zr_content grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
+    grad.first = at.first;
+    zr_shadow_expect(&w->rec, l, u->grad, bytes, grad);
+    struct zr_content state = at;
+    state.kind = ZR_TAG_STATE;
+    bool skip = u->scalars->skip;
+    zr_shadow_read(&w->rec, l, u->master, bytes);
+    if (!skip) {
+        at.value++;
+        zr_shadow_write(&w->rec, l, u->master, bytes);
+        zr_shadow_set(&w->rec, u->master, bytes, at);
+        struct zr_content param = at;
+        param.size = (uint8_t)zr_dtype_bytes(u->param_dtype);
+        if (apart) {
+            zr_shadow_write(&w->rec, l, u->param, n_param);
+            zr_shadow_set(&w->rec, u->param, n_param, param);
+        }
+    }
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
+        if (!u->state[i])
+            continue;
+        zr_shadow_read(&w->rec, l, u->state[i], bytes);
+        zr_shadow_expect(&w->rec, l, u->state[i], bytes, state);
+        if (skip)
+            continue;
+        zr_shadow_write(&w->rec, l, u->state[i], bytes);
+        zr_shadow_set(
+            &w->rec, u->state[i], bytes,
+            (struct zr_content){
+                .kind = ZR_TAG_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
+    }
+    return bytes * 7;
+}
+
+void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
+{
+    run_update(w, w->running, u, zr_info_at(&w->rec, w->running->info)->step);
+}
+
+/* The effect of an operation of one rank. */
+void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank)
+{
+    int64_t bytes = 0;
+    int ds = (int)zr_dtype_bytes(op->dst_type), ss = (int)zr_dtype_bytes(op->src_type);
+    zr_sim_begin(w, l, op->name, op->unit, op->step);
+    w->rec.infos[l->info % w->rec.cap_infos].during = op->during;
+    switch (op->kind) {
+    case ZR_SIM_OP_CALL:
+        zr_shadow_touch(&w->rec, l, op->access, op->n);
+        w->running = l;
+        op->fn(op->copy);
+        break;
+    case ZR_SIM_OP_ZERO:
+        bytes = op->count;
+        zr_shadow_write(&w->rec, l, op->dst, op->count);
+        zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_TAG_ZERO});
+        if (op->count <= 1024)
+            memset(op->dst, 0, (size_t)op->count);
+        break;
+    case ZR_SIM_OP_COPY:
+        bytes = op->count * 2;
+        zr_shadow_move(&w->rec, l, op->dst, op->src, op->count);
+        if (op->count <= 1024)
+            memcpy(op->dst, op->src, (size_t)op->count);
+        break;
+    case ZR_SIM_OP_CAST:
+        bytes = op->count * (ss + ds);
+        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
+        if (op->dst == op->src) /* before the write cuts the source */
+            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
+        if (op->dst != op->src)
+            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
+        break;
+    case ZR_SIM_OP_ADD:
+        bytes = op->count * 12;
+        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
+        zr_shadow_read(&w->rec, l, op->dst, op->count * ds);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
+        zr_shadow_sum(&w->rec, op->dst, op->src, ss, op->count);
+        break;
+    case ZR_SIM_OP_SQUARES:
+        bytes = op->count * 4;
+        zr_shadow_read(&w->rec, l, op->src, op->count * 4);
+        zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
+        zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
+        if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
+            ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
+        break;
+    case ZR_SIM_OP_SCALE:
+        bytes = op->count * 8;
+        zr_shadow_read(&w->rec, l, op->scalars, sizeof *op->scalars);
+        zr_shadow_read(&w->rec, l, op->dst, op->count * 4);
+        zr_shadow_write(&w->rec, l, op->dst, op->count * 4);
+        break;
+    case ZR_SIM_OP_UPDATE:
+        bytes = run_update(w, l, &op->update, op->step);
+        break;
+    case ZR_SIM_OP_COMPUTE:
+        touch_all(w, l, op->touch, op->n);
+        break;
+    case ZR_SIM_OP_WAIT:
+    case ZR_SIM_OP_RECORD:
+    case ZR_SIM_OP_TOGETHER:
+        break;
+    }
+    zr_sim_spend(w, l,
+                 op->kind == ZR_SIM_OP_COMPUTE ? op->ns
+                 : op->kind == ZR_SIM_OP_CALL  ? 0
+                                               : moving(w, bytes));
+}

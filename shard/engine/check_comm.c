@@ -1,0 +1,256 @@
+/* check_comm.c: see check_comm.h. What each collective promises about its order is in comm/comm.h. */
+#include "shard/engine/check_comm.h"
+#include "comm/segment.h"
+
+#include <stdlib.h>
+
+struct checked {
+    struct zr_comm base; /* first: callers hold its address */
+    struct zr_comm_ops ops;
+    struct zr_comm *inner;
+    struct zr_check *check;
+    const char *name;
+    char *arena;
+    struct zr_check_part *parts; /* (cap) of the collective being issued */
+    int n_parts, cap;
+};
+
+static struct checked *of(struct zr_comm *c)
+{
+    return (struct checked *)c;
+}
+
+static int arena(struct zr_comm *c, int64_t bytes, void **base)
+{
+    struct checked *m = of(c);
+    int err = m->inner->ops->arena(m->inner, bytes, base);
+    if (err)
+        return err;
+    m->arena = *base;
+    m->base.alarm = m->inner->alarm;
+    /* The other ranks have their arenas and go on: so does this one, unwatched. */
+    if (zr_check_add(m->check, m->name, *base, bytes))
+        zr_check_stop(m->check);
+    return 0;
+}
+
+/* ---- parts ---- */
+
+/* Room for n; false: the check has stopped. */
+static bool begin_parts(struct checked *m, int n)
+{
+    m->n_parts = 0;
+    if (n <= m->cap)
+        return true;
+    struct zr_check_part *more = realloc(m->parts, (size_t)n * sizeof *more);
+    if (!more) {
+        zr_check_stop(m->check);
+        return false;
+    }
+    m->parts = more;
+    m->cap = n;
+    return true;
+}
+
+static void part(struct checked *m, int64_t at, int64_t bytes, int how)
+{
+    if (bytes > 0)
+        m->parts[m->n_parts++] = (struct zr_check_part){m->arena + at, bytes, how};
+}
+
+/* What others read, but for a rank that has none. */
+static void others_read(struct checked *m, int64_t at, int64_t bytes)
+{
+    if (m->base.world > 1)
+        part(m, at, bytes, ZR_OTHERS_READ);
+}
+
+static void tell(struct checked *m, struct zr_stream *s, enum zr_op op, const struct zr_tag *tag, bool starts,
+                 bool ends)
+{
+    zr_check_collective(m->check, s, zr_op_name(op), tag->unit, tag->step, m->parts, m->n_parts, starts,
+                        ends);
+}
+
+/* Bytes of a region before rank's slice; *own: of the slice. */
+static int64_t slice_at(int64_t shard_bytes, int64_t total_bytes, int rank, int64_t *own)
+{
+    *own = zr_slice_bytes(shard_bytes, total_bytes, rank);
+    return rank * shard_bytes < total_bytes ? rank * shard_bytes : total_bytes;
+}
+
+/* ---- collectives ---- */
+
+static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                      const struct zr_tag *tag)
+{
+    struct checked *m = of(c);
+    bool told = begin_parts(m, 4 * n_seg);
+    for (int i = 0; told && i < n_seg; i++) {
+        const struct zr_gather_seg *g = &seg[i];
+        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
+        int64_t from = g->src + c->rank * g->src_stride;
+        bool in_place = from == g->dst + before;
+        others_read(m, from, own);
+        if (!in_place)
+            part(m, from, own, ZR_MINE_READ);
+        part(m, g->dst, in_place ? before : g->total_bytes, ZR_MINE_WRITE);
+        if (in_place)
+            part(m, from + own, g->total_bytes - before - own, ZR_MINE_WRITE);
+    }
+    if (told)
+        tell(m, s, ZR_OP_ALL_GATHER, tag, true, false);
+    return m->inner->ops->all_gather(m->inner, zr_check_inner(s), seg, n_seg, tag);
+}
+
+static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                          const struct zr_tag *tag)
+{
+    struct checked *m = of(c);
+    bool told = begin_parts(m, 4 * n_seg);
+    for (int i = 0; told && i < n_seg; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
+        part(m, g->src + before, own, ZR_MINE_READ);
+        others_read(m, g->src, before);
+        others_read(m, g->src + before + own, g->total_bytes - before - own);
+        part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
+    }
+    if (told)
+        tell(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
+    return m->inner->ops->reduce_scatter(m->inner, zr_check_inner(s), seg, n_seg, tag);
+}
+
+static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                     const struct zr_tag *tag)
+{
+    struct checked *m = of(c);
+    bool told = begin_parts(m, 1);
+    bool mine = root == c->rank;
+    if (told && mine)
+        others_read(m, off, bytes);
+    else if (told)
+        part(m, off, bytes, ZR_MINE_WRITE);
+    /* Others wait for the root and it for them, but not for each other. */
+    if (told)
+        tell(m, s, ZR_OP_BROADCAST, tag, mine, mine);
+    return m->inner->ops->broadcast(m->inner, zr_check_inner(s), off, bytes, root, tag);
+}
+
+static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                    const struct zr_tag *tag)
+{
+    struct checked *m = of(c);
+    bool told = begin_parts(m, 3);
+    int64_t own = off + c->rank * slot_bytes;
+    if (told) {
+        others_read(m, own, slot_bytes);
+        part(m, off, own - off, ZR_MINE_WRITE);
+        part(m, own + slot_bytes, (c->world - c->rank - 1) * slot_bytes, ZR_MINE_WRITE);
+        tell(m, s, ZR_OP_EXCHANGE, tag, true, true);
+    }
+    return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
+}
+
+/* ---- the rest ---- */
+
+static void abort_all(struct zr_comm *c, int code, const char *why)
+{
+    of(c)->inner->ops->abort(of(c)->inner, code, why);
+}
+
+static int status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    return of(c)->inner->ops->status(of(c)->inner, why, why_bytes);
+}
+
+static void stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    of(c)->inner->ops->stats(of(c)->inner, out);
+}
+
+static bool last(struct zr_comm *c, char *text, size_t n_text)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->last)
+        return inner->ops->last(inner, text, n_text);
+    text[0] = 0;
+    return false;
+}
+
+static void called(struct zr_comm *c, const struct zr_called *call)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->called)
+        inner->ops->called(inner, call);
+}
+
+static void compare(struct zr_comm *c, int code, const char *what)
+{
+    struct zr_comm *inner = of(c)->inner;
+    if (inner->ops->compare)
+        inner->ops->compare(inner, code, what);
+    else
+        inner->ops->abort(inner, code, what);
+}
+
+static bool has_room(struct zr_comm *c)
+{
+    struct zr_comm *inner = of(c)->inner;
+    return !inner->ops->has_room || inner->ops->has_room(inner);
+}
+
+static bool stuck(struct zr_comm *c)
+{
+    struct zr_comm *inner = of(c)->inner;
+    return inner->ops->stuck && inner->ops->stuck(inner);
+}
+
+static void close_comm(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct checked *m = of(c);
+    if (m->arena)
+        zr_check_remove(m->check, m->arena);
+    m->inner->ops->close(m->inner);
+    free(m->parts);
+    free(m);
+}
+
+static const struct zr_comm_ops checked_ops = {
+    .arena = arena,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .broadcast = broadcast,
+    .exchange = exchange,
+    .abort = abort_all,
+    .status = status,
+    .stats = stats,
+    .last = last,
+    .called = called,
+    .compare = compare,
+    .has_room = has_room,
+    .stuck = stuck,
+    .close = close_comm,
+};
+
+int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, const char *name, struct zr_comm **out)
+{
+    struct checked *m = calloc(1, sizeof *m);
+    *out = NULL;
+    if (!m) {
+        inner->ops->close(inner);
+        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a communicator");
+    }
+    m->ops = checked_ops;
+    m->ops.name = inner->ops->name;
+    m->ops.deterministic = inner->ops->deterministic;
+    m->base =
+        (struct zr_comm){.ops = &m->ops, .rank = inner->rank, .world = inner->world, .alarm = inner->alarm};
+    m->inner = inner;
+    m->check = check;
+    m->name = name;
+    *out = &m->base;
+    return 0;
+}

@@ -1,0 +1,105 @@
+/* check_in_place.c: gradients that must not change outside brackets, watched (cfg.check) where the model
+ * brackets backward. With cfg.grad_in_place, what a gradient held at the unit's last zero_end it must hold at
+ * the next zero_begin of the same step. Where a gradient is summed in place, at world 1, what it held at the
+ * last zero_end it must hold at zero_step. (At stage 0 among several ranks it is being reduced meanwhile.) */
+#include "shard/engine/engine.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+typedef int (*piece_fn)(struct zr_engine *e, int32_t piece, uint64_t hash);
+
+static int for_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
+{
+    const struct zr_layout *l = e->layout;
+    const struct zr_unit *u = &l->units[unit];
+    int err = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        int64_t size = zr_dtype_bytes(f->dtype);
+        const char *full = e->reduce_base + zr_plan_grad_full(e->plan, f, -1);
+        for (int32_t k = 0; !err && f->trainable && k < f->n_pieces; k++) {
+            const struct zr_piece *p = &l->pieces[f->first_piece + k];
+            err = fn(e, f->first_piece + k, XXH3_64bits(full + p->first * size, (size_t)(p->n * size)) | 1);
+        }
+    }
+    return err;
+}
+
+static int keep(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    e->kept_grad[piece] = hash;
+    return 0;
+}
+
+/* Not as it was kept; what was kept is forgotten. */
+static bool is_changed(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    uint64_t kept = e->kept_grad[piece];
+    e->kept_grad[piece] = 0;
+    return kept && kept != hash;
+}
+
+static int compare(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    if (!is_changed(e, piece, hash))
+        return 0;
+    const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
+    return zr_fail(ZR_ERR_ORDER,
+                   "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between the "
+                   "micro-batches "
+                   "of step %u; grad_in_place is 1, which says that their sum stays there: zero gradients "
+                   "once per step, "
+                   "or leave grad_in_place at 0",
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->step);
+}
+
+static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    (void)hash;
+    e->kept_grad[piece] = 0;
+    return 0;
+}
+
+static int compare_sum(struct zr_engine *e, int32_t piece, uint64_t hash)
+{
+    if (!is_changed(e, piece, hash))
+        return 0;
+    const struct zr_tensor *t = &e->layout->tensors[e->layout->pieces[piece].tensor];
+    return zr_fail(ZR_ERR_ORDER,
+                   "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between its "
+                   "zero_end in backward and zero_step, step %u: until then that is the only copy of what is "
+                   "to be used",
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->step);
+}
+
+/* Nothing of the library's changes it until its UPDATE. */
+static bool is_the_sum(const struct zr_engine *e, int32_t unit)
+{
+    return e->plan->sum_in_place[unit] && e->world == 1 && !e->aside[unit];
+}
+
+void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
+{
+    if (e->kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
+        for_pieces(e, unit, keep);
+}
+
+int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
+{
+    return e->kept_grad ? for_pieces(e, unit, fill ? forget : compare) : 0;
+}
+
+void zr_in_place_drop(struct zr_engine *e)
+{
+    for (int32_t i = 0; e->kept_grad && i < e->layout->n_pieces; i++)
+        e->kept_grad[i] = 0;
+}
+
+int zr_in_place_step(struct zr_engine *e)
+{
+    int err = 0;
+    for (int32_t u = 0; e->kept_grad && !err && u < e->layout->n_units; u++)
+        err = is_the_sum(e, u) ? for_pieces(e, u, compare_sum) : 0;
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}

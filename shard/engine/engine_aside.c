@@ -1,0 +1,93 @@
+/* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place.
+ *
+ * The plan keeps no sum beside such a gradient, as the order that it was made for has one backward bracket of
+ * the unit in a step. A model that turns out to have more is followed all the same: what was reduced goes to
+ * memory of its own before the model writes again, and is added to what comes next. That memory is not in the
+ * plan, so it is told. */
+#include "shard/engine/engine.h"
+
+static const struct zr_flat *flats_of(const struct zr_engine *e, int32_t unit, int32_t *n)
+{
+    *n = e->layout->units[unit].n_flats;
+    return &e->layout->flats[e->layout->units[unit].first_flat];
+}
+
+/* One rank's slices of all of them. */
+static int64_t aside_bytes(const struct zr_engine *e, int32_t unit)
+{
+    int64_t elems = 0;
+    int32_t n;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    for (int32_t i = 0; i < n; i++)
+        elems += f[i].trainable ? f[i].shard_elems : 0;
+    return elems * (int64_t)sizeof(float);
+}
+
+int zr_aside_make(struct zr_engine *e, int32_t unit)
+{
+    int64_t bytes = aside_bytes(e, unit);
+    void *at;
+    if (e->aside[unit])
+        return 0;
+    int err = e->dev->ops->alloc(e->dev, bytes, &at);
+    if (err)
+        return zr_fail_more(err, "zero_begin: a second backward bracket of unit %d in a step", unit);
+    e->aside[unit] = at;
+    e->allocated[ZR_MEM_GRAD_SUMS] += bytes;
+    zr_warn(e->opt.log,
+            "unit %d has a second backward bracket in one step, which the plan does not know of: %lld bytes "
+            "more than planned. Declare both in cfg.order, or hold the bracket open until the last use",
+            unit, (long long)bytes);
+    return 0;
+}
+
+/* This rank's part of the sum, and of what was set aside. */
+static int64_t part(const struct zr_engine *e, const struct zr_flat *f, float **sum)
+{
+    int64_t first;
+    *sum = (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->rank, 0));
+    return zr_flat_owned(f, e->rank, &first);
+}
+
+int zr_aside_carry(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int32_t n;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    float *aside = e->aside[unit], *sum;
+    /* A peer may still be gathering this rank's part. */
+    int err = e->world == 1 ? 0
+                            : e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at,
+                                                       ZR_EXCHANGE_BYTES, tag);
+    for (int32_t i = 0; !err && i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        int64_t n_elems = part(e, &f[i], &sum);
+        err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
+        aside += f[i].shard_elems;
+    }
+    return err ? err : d->event_record(e->grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
+}
+
+int zr_aside_add(struct zr_engine *e, int32_t unit)
+{
+    int32_t n;
+    int err = 0;
+    const struct zr_flat *f = flats_of(e, unit, &n);
+    float *aside = e->aside[unit], *sum;
+    for (int32_t i = 0; aside && !err && i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        int64_t n_elems = part(e, &f[i], &sum);
+        err = e->dev->ops->add(e->reduce_stream, sum, aside, ZR_F32, n_elems);
+        aside += f[i].shard_elems;
+    }
+    return err;
+}
+
+void zr_aside_close(struct zr_engine *e)
+{
+    for (int32_t u = 0; e->aside && u < e->layout->n_units; u++)
+        if (e->aside[u])
+            e->dev->ops->free(e->dev, e->aside[u], aside_bytes(e, u));
+}

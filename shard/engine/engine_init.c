@@ -1,0 +1,126 @@
+/* engine_init.c: the parameters' first values by a callback, for models that no rank holds whole.
+ *
+ * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice; what
+ * ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
+ * one that takes long is waited for no longer than that, and a failure on one is an error on all. */
+#include "kernels/check/guard.h"
+#include "shard/engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int (*init_fn)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
+
+struct asking {
+    struct zr_engine *e;
+    init_fn init;
+    void *arg;
+    char *room; /* ZR_VALUE_BYTES */
+};
+
+/* Every byte of what nobody wrote: a NaN that no arithmetic makes. */
+enum { UNWRITTEN = 0xff };
+
+/* The first of n elements that was not; n: none. */
+static int64_t find_unwritten(const char *room, int64_t n, int64_t size)
+{
+    static const char unwritten[4] = {(char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN};
+    int64_t i = 0;
+    while (i < n && memcmp(room + i * size, unwritten, (size_t)size))
+        i++;
+    return i;
+}
+
+static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct asking *a = arg;
+    const struct zr_tensor *t = &a->e->layout->tensors[p->tensor];
+    int64_t size = zr_dtype_bytes(f->dtype), most = ZR_VALUE_BYTES / size;
+    for (int64_t k = 0; k < n; k += most) {
+        int64_t part = zr_min(most, n - k), at = p->slice * p->n + (first - p->first) + k;
+        memset(a->room, UNWRITTEN, (size_t)(part * size));
+        zr_guard_callback("cfg.init");
+        int code = a->init(a->arg, p->tensor, at, part, a->room);
+        zr_guard_callback(NULL);
+        if (code)
+            return zr_fail(ZR_ERR_FAILED, "cfg.init returned %d for tensor %s, elements %lld..%lld", code,
+                           t->name, (long long)at, (long long)(at + part - 1));
+        int64_t missed = find_unwritten(a->room, part, size);
+        if (missed < part)
+            return zr_fail(ZR_ERR_FAILED,
+                           "cfg.init did not write element %lld of tensor %s, asked for %lld..%lld",
+                           (long long)(at + missed), t->name, (long long)at, (long long)(at + part - 1));
+        int err = a->e->dev->ops->copy(a->e->reduce_stream, zr_engine_param_at(a->e, f, first + k), a->room,
+                                       part * size);
+        int drained = zr_engine_drain(a->e); /* the room is written again */
+        if (err || drained)
+            return err ? err : drained;
+    }
+    return 0;
+}
+
+static int ask_unit(struct asking *a, int32_t unit)
+{
+    const struct zr_layout *l = a->e->layout;
+    int err = 0;
+    for (int32_t i = 0; !err && i < l->units[unit].n_flats; i++) {
+        const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
+        int64_t first, n = zr_flat_owned(f, a->e->rank, &first);
+        err = zr_flat_ranges(l, f, first, first + n, ask_range, a);
+    }
+    return err;
+}
+
+struct outcome {
+    int32_t err;
+    char text[ZR_EXCHANGE_BYTES - 4];
+};
+
+/* Of all ranks; all: room for theirs. */
+static int agree(struct zr_engine *e, int err, struct outcome *all)
+{
+    struct outcome mine = {.err = err};
+    if (e->world == 1)
+        return err;
+    if (err)
+        snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, zr_error_text());
+    int met = zr_engine_exchange(e, &mine, sizeof mine, all);
+    if (err || met)
+        return err ? zr_fail(err, "%s", mine.text) : met;
+    for (int r = 0; r < e->world; r++)
+        if (all[r].err)
+            return zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1, all[r].text);
+    return 0;
+}
+
+static int fill_masters(struct zr_engine *e)
+{
+    int err = 0;
+    for (int32_t i = 0; !err && i < e->layout->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[i];
+        int64_t first, n = zr_engine_kept(e, f, &first);
+        if (e->plan->master_at[i] >= 0 && n)
+            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, first), ZR_F32,
+                                    zr_engine_param_at(e, f, first), f->dtype, n);
+    }
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
+}
+
+int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
+{
+    struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
+    struct outcome *all = malloc((size_t)e->world * sizeof *all);
+    int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
+    if (!all) /* not even to tell */
+        err = zr_engine_fail(e, err, zr_error_text());
+    else
+        err = agree(e, err, all);
+    for (int32_t u = 0; !err && u < e->layout->n_units; u++)
+        err = agree(e, ask_unit(&a, u), all);
+    free(a.room);
+    free(all);
+    if (!err)
+        err = zr_engine_gather_residents(e);
+    return err ? err : fill_masters(e);
+}

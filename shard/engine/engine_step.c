@@ -1,0 +1,259 @@
+/* engine_step.c: the step, and what may come before it: its norm, or its being dropped. On the model's
+ * thread.
+ */
+#include "shard/engine/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct timespec nap = {.tv_nsec = 20000};
+    int done = d->host_memory;
+    for (int n = 0; !done; n++) {
+        done = d->event_query(event);
+        if (done < 0)
+            return zr_engine_fail(e, done, zr_error_text());
+        int err = done ? 0 : zr_engine_status(e);
+        if (err)
+            return err;
+        if (!done && n > 1000)
+            nanosleep(&nap, NULL);
+    }
+    int err = d->event_sync(event);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
+}
+
+/* The communicator finds the first calls that differ, as far as it can, within a bound. */
+static int compare_calls(struct zr_engine *e, const char *text)
+{
+    const struct timespec nap = {.tv_nsec = 20000};
+    if (!e->reduce->ops->compare)
+        return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+    e->reduce->ops->compare(e->reduce, ZR_ERR_MISMATCH, text);
+    while (!zr_engine_status(e))
+        nanosleep(&nap, NULL);
+    return ZR_ERR_MISMATCH;
+}
+
+/* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
+ * every rank. */
+static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
+{
+    char text[256];
+    if (o->other_is_late)
+        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->step + e->norming,
+                 o->other);
+    else if (o->other_called)
+        snprintf(text, sizeof text,
+                 "step %u: rank %d made other calls (zero_begin, zero_end, zero_norm, zero_tune ...) since "
+                 "zero_wrap "
+                 "than rank %d",
+                 e->step + e->norming, o->other, e->rank);
+    else
+        snprintf(text, sizeof text,
+                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", e->step,
+                 (double)o->other_lr, o->other, (double)e->lr, e->rank);
+    return o->other_is_late || o->other_called ? compare_calls(e, text)
+                                               : zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+}
+
+/* Waits for the last norm that was ordered, and looks at what all ranks said with it. */
+static int look(struct zr_engine *e)
+{
+    zr_model_await(e, e->norm_job);
+    int err = zr_engine_wait(e, e->step_norm);
+    if (err)
+        return err;
+    struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
+    zr_declare(e->dev, NULL, &seen, 1);
+    if (e->outcome->other < 0)
+        return 0;
+    disagreement(e, e->outcome);
+    return zr_engine_check(e);
+}
+
+/* What the ranks carried in the step, as its norm brought it. The sums are exact, as zr_engine_mean's. */
+static void take_means(struct zr_engine *e)
+{
+    int64_t bytes = e->n_carried * (int64_t)sizeof *e->carried;
+    struct zr_access seen = {e->words, e->world * bytes, false};
+    if (bytes)
+        zr_declare(e->dev, NULL, &seen, 1);
+    e->result.n_carried = e->n_carried;
+    for (int32_t i = 0; i < e->n_carried; i++)
+        e->result.carried[i] = zr_mean_of(e, bytes, i);
+}
+
+/* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
+ * by then. */
+int zr_engine_settle(struct zr_engine *e)
+{
+    if (!e->result_due)
+        return 0;
+    int err = look(e);
+    const struct zr_step_outcome *o = e->outcome;
+    e->result_due = false;
+    if (err)
+        return err;
+    e->result = (struct zr_step_result){.grad_norm = o->grad_norm,
+                                        .clipped = o->clipped,
+                                        .skipped = o->skipped,
+                                        .save_written = o->save_written};
+    take_means(e);
+    if (o->skipped && !e->result_wanted && e->n_skipped == 0)
+        zr_warn(
+            e->opt.log,
+            "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
+            "zero_step's info tells, and zero_get_stats counts",
+            e->step);
+    e->t += !o->skipped;
+    e->n_skipped += o->skipped;
+    e->result.t = e->t;
+    if (o->skipped)
+        zr_watch_skipped(e);
+    e->save_seen = o->save_written;
+    err = zr_written_norm(e, o->grad_norm);
+    if (!err)
+        return 0;
+    zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_check(e);
+}
+
+int zr_engine_norm(struct zr_engine *e, double *norm)
+{
+    int err = zr_engine_check(e);
+    if (!err)
+        err = zr_engine_settle(e);
+    if (err)
+        return err;
+    *norm = e->norm;
+    if (zr_core_complete(e->core) && zr_core_open_unit(e->core) < 0)
+        return 0;
+    e->lr = 0;
+    e->n_carried = 0;
+    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    e->norming = true;
+    struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
+    err = zr_engine_call(e, &ev);
+    if (!err)
+        err = look(e);
+    e->norming = false;
+    if (err)
+        return err;
+    *norm = e->norm = e->outcome->grad_norm;
+    zr_late_keep(e);
+    return 0;
+}
+
+int zr_engine_drop(struct zr_engine *e)
+{
+    int err = zr_engine_check(e);
+    if (!err)
+        err = zr_engine_settle(e);
+    if (!err)
+        err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
+    if (!err)
+        zr_in_place_drop(e);
+    e->n_dropped += !err;
+    if (!err)
+        e->n_given = 0;
+    return err;
+}
+
+void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
+{
+    if (n)
+        memcpy(e->given, values, (size_t)n * sizeof *values);
+    e->n_given = n;
+}
+
+int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
+{
+    int err = 0;
+    *known = !e->result_due;
+    if (e->result_due && (!e->loop || zr_loop_carried(e->loop, e->norm_job))) {
+        int done = e->dev->ops->event_query(e->step_norm);
+        *known = done > 0;
+        err = done < 0 ? zr_engine_fail(e, done, zr_error_text()) : 0;
+    }
+    e->result_wanted |= *known;
+    if (!err && *known)
+        err = zr_engine_settle(e);
+    if (!err && *known)
+        *result = e->result;
+    return err;
+}
+
+int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+{
+    int32_t n, err = zr_engine_check(e);
+    if (err)
+        return err;
+    err = zr_engine_settle(e);
+    if (err)
+        return err;
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->n_given)};
+    err = zr_pointers_check(e, &ev);
+    if (!err)
+        err = zr_late_check(e);
+    if (!err)
+        err = zr_core_step(e->core, &ev, e->actions, &n);
+    if (err)
+        return err;
+    zr_model_called(e, &ev);
+    e->step++;
+    e->lr = lr;
+    memcpy(e->carried, e->given, sizeof e->carried);
+    e->n_carried = e->n_given;
+    e->n_given = 0;
+    zr_watch_call(e->watch, "zero_step", -1, "", e->step);
+    err = zr_watch_step(e);
+    if (!err)
+        err = zr_in_place_step(e);
+    if (err)
+        return err;
+    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
+    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = zr_model_act(e, n);
+    if (e->written)
+        zr_written_tell(e);
+    e->result_due = true;
+    e->result_wanted = result != NULL;
+    if (!err && result) {
+        err = zr_engine_settle(e);
+        *result = e->result;
+    }
+    zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
+    return err;
+}
+
+static int drain_stream(struct zr_engine *e, struct zr_stream *s)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (d->host_memory)
+        return d->stream_sync(s);
+    int err = d->event_record(e->drained, s);
+    return err ? err : zr_engine_wait(e, e->drained);
+}
+
+int zr_engine_drain(struct zr_engine *e)
+{
+    zr_model_await(e, e->n_jobs);
+    int err = drain_stream(e, e->gather_stream);
+    if (!err)
+        err = drain_stream(e, e->reduce_stream);
+    if (!err)
+        err = drain_stream(e, e->compute);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    /* A step that ranks did not agree on is found here at the latest. */
+    err = zr_engine_check(e);
+    return err ? err : zr_engine_settle(e);
+}

@@ -1,0 +1,305 @@
+/* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
+ * mean over ranks; the barrier. All blocking, between steps, over the reduce communicator and the plan's
+ * staging. */
+#include "shard/engine/engine.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call
+ * sends: a rank that reads while another means, or reads another range, would be given data that it did not
+ * ask for. */
+struct asked {
+    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE } call;
+    int32_t tensor, kind;
+    int64_t first, n;
+};
+
+static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit, const struct asked *a)
+{
+    const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
+    return (struct zr_tag){.unit = unit,
+                           .step = e->step,
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))};
+}
+
+/* One tensor's range of elements, at most what staging holds, all inside one slice. */
+struct chunk {
+    const struct zr_flat *flat;
+    const struct zr_piece *piece;
+    int64_t first, n; /* elements of the flat */
+    int64_t size;     /* bytes of an element of the value */
+    int kind;
+    const struct asked *asked;
+};
+
+/* The chunk that begins at element `at` of the tensor and covers at most n. */
+static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind, int64_t at, int64_t n)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    int64_t per_slice = t->n_elems / t->n_slices;
+    int32_t id = e->layout->piece_of[e->layout->slice_base[tensor] + at / per_slice];
+    struct chunk c = {.flat = zr_piece_flat(e->layout, id), .piece = &e->layout->pieces[id], .kind = kind};
+    c.size = kind == ZR_VALUE_PARAM ? zr_dtype_bytes(t->dtype) : (int64_t)sizeof(float);
+    c.first = c.piece->first + at % per_slice;
+    c.n = zr_min(zr_min(n, per_slice - at % per_slice), e->plan->values_bytes / c.size);
+    return c;
+}
+
+static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t first)
+{
+    if (c->kind == ZR_VALUE_PARAM)
+        return zr_engine_param_at(e, c->flat, first);
+    if (c->kind == ZR_VALUE_MASTER)
+        return (char *)zr_engine_master_at(e, c->flat, first);
+    if (c->kind == ZR_VALUE_GRAD) {
+        int64_t own;
+        zr_flat_owned(c->flat, e->rank, &own);
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->rank, 0) + (first - own) * c->size;
+    }
+    return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
+}
+
+/* Every rank holds the whole value: nothing has to be sent to read it. */
+static bool whole(const struct zr_engine *e, const struct chunk *c)
+{
+    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
+    bool full = e->plan->state_full && c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
+    return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
+}
+
+/* The part of the chunk that rank owns. */
+static int64_t part(const struct chunk *c, int rank, int64_t *first)
+{
+    int64_t own, n = zr_flat_owned(c->flat, rank, &own);
+    *first = zr_max(own, c->first);
+    return zr_max(zr_min(own + n, c->first + c->n) - *first, 0);
+}
+
+static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (whole(e, c)) {
+        if (dst)
+            return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
+        return 0;
+    }
+    char *staging = e->reduce_base + e->plan->values_at;
+    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
+    for (int r = 0; r < e->world; r++) {
+        int64_t first, n = part(c, r, &first), at = (first - c->first) * c->size;
+        if (n == 0)
+            continue;
+        int err = 0;
+        if (r == e->rank)
+            err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
+        if (!err)
+            err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at + at, n * c->size,
+                                            r, &tag);
+        if (err)
+            return err;
+    }
+    return dst ? d->copy(e->reduce_stream, dst, staging, c->n * c->size) : 0;
+}
+
+static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    enum zr_dtype dtype = c->flat->dtype;
+    const char *from = e->reduce_base + e->plan->values_at + (first - c->first) * c->size;
+    if (c->kind >= 0)
+        return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
+    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
+    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, given, n);
+    return err;
+}
+
+static int store_master(struct zr_engine *e, const struct chunk *c)
+{
+    if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZR_F32)
+        return 0;
+    int64_t kept, n = zr_engine_kept(e, c->flat, &kept);
+    int64_t first = zr_max(kept, c->first);
+    n = zr_min(kept + n, c->first + c->n) - first;
+    if (n <= 0)
+        return 0;
+    const char *from = e->reduce_base + e->plan->values_at + (first - c->first) * c->size;
+    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
+    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
+                             n);
+}
+
+static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+{
+    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
+    int err = 0;
+    if (e->rank == 0)
+        err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
+    if (!err)
+        err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, c->n * c->size, 0,
+                                        &tag);
+    if (err)
+        return err;
+    int64_t first = c->first, n = c->n;
+    bool here = c->kind >= 0 ? e->plan->state_full : e->plan->resident[c->flat->unit];
+    if (!here)
+        n = part(c, e->rank, &first);
+    if (n)
+        err = store(e, c, first, n);
+    return err ? err : store_master(e, c);
+}
+
+static int wait_for_all(struct zr_engine *e, const struct asked *a)
+{
+    struct zr_tag tag = tag_of(e, -1, a);
+    int err = zr_engine_drain(e);
+    if (!err)
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                       &tag);
+    return err ? err : zr_engine_drain(e);
+}
+
+/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
+ * gathering a shard that is about to be written. */
+static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
+                      int (*fn)(struct zr_engine *, const struct chunk *, char *))
+{
+    int err = wait_for_all(e, a);
+    for (int64_t at = 0; !err && at < a->n;) {
+        struct chunk c = chunk_at(e, a->tensor, a->kind, a->first + at, a->n - at);
+        c.asked = a;
+        err = fn(e, &c, data);
+        if (data)
+            data += c.n * c.size;
+        at += c.n;
+    }
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_drain(e);
+}
+
+/* Sums lie unscaled until the update. Where the step will be skipped there is no update, but which gradient
+ * is not finite is worth knowing, so the device's own scale, which leaves such a step alone, will not do. */
+static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
+{
+    float factor;
+    int err = e->dev->ops->copy(e->reduce_stream, e->words, &zr_engine_scalars(e)->grad_scale, sizeof factor);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = zr_engine_drain(e);
+    struct zr_access seen = {e->words, sizeof factor, false};
+    if (err)
+        return err;
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(&factor, e->words, sizeof factor);
+    for (int64_t i = 0; dst && i < n; i++)
+        dst[i] *= factor;
+    return 0;
+}
+
+int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
+{
+    struct asked a = {ASKED_READ, tensor, kind, first, n};
+    int err = for_chunks(e, &a, dst, read_chunk);
+    return err || kind != ZR_VALUE_GRAD ? err : scale_grad(e, dst, n);
+}
+
+static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src)
+{
+    return write_chunk(e, c, src);
+}
+
+int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
+{
+    struct asked a = {ASKED_WRITE, tensor, kind, first, n};
+    int err = for_chunks(e, &a, (char *)(uintptr_t)src, write_any_chunk);
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    int32_t n_actions;
+    if (!err && kind >= 0 && n)
+        zr_engine_tune(e)->has_states = true;
+    for (int32_t s = 0; !err && kind < 0 && s < t->n_slices; s++) {
+        struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
+        err = zr_core_step(e->core, &ev, e->actions, &n_actions);
+    }
+    return err;
+}
+
+int zr_engine_adopt(struct zr_engine *e, bool params)
+{
+    int err = 0;
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
+        const struct zr_tensor *x = &e->layout->tensors[t];
+        if (x->buffer)
+            err = zr_engine_spread_buffer(e, t);
+        else if (params)
+            err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
+    }
+    struct zr_comm_stats s;
+    e->gather->ops->stats(e->gather, &s);
+    e->wire_at_open = s.wire_bytes;
+    e->reduce->ops->stats(e->reduce, &s);
+    e->wire_at_open += s.wire_bytes;
+    return err;
+}
+
+/* Each rank's n_bytes at mine to e->words (world, n_bytes) of every rank. */
+static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
+{
+    int err = zr_engine_drain(e);
+    if (err)
+        return err;
+    struct zr_tag tag = tag_of(e, -1, a);
+    char *slots = e->reduce_base + e->plan->exchange_at;
+    err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
+    if (!err)
+        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
+                                       &tag);
+    for (int r = 0; !err && r < e->world; r++)
+        err = e->dev->ops->copy(e->reduce_stream, e->words + r * n_bytes,
+                                slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
+    if (err)
+        zr_engine_fail(e, err, zr_error_text());
+    /* Also after a failure: the stream may still be reading mine. */
+    int drained = zr_engine_drain(e);
+    return err ? err : drained;
+}
+
+int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
+{
+    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
+    int err = exchange(e, &a, mine, n_bytes);
+    if (!err)
+        memcpy(all, e->words, (size_t)(e->world * n_bytes));
+    return err;
+}
+
+double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
+{
+    struct zr_exact_sum sum;
+    zr_exact_reset(&sum);
+    for (int r = 0; r < e->world; r++) {
+        double x;
+        memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
+        zr_exact_add(&sum, x);
+    }
+    return zr_exact_value(&sum) / e->world;
+}
+
+int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
+{
+    struct asked a = {.call = ASKED_MEAN, .n = n};
+    int64_t n_bytes = n * (int64_t)sizeof *values;
+    int err = exchange(e, &a, values, n_bytes);
+    struct zr_access seen = {e->words, e->world * n_bytes, false};
+    if (!err)
+        zr_declare(e->dev, NULL, &seen, 1);
+    for (int32_t i = 0; !err && i < n; i++)
+        values[i] = zr_mean_of(e, n_bytes, i);
+    return err;
+}
+
+int zr_engine_barrier(struct zr_engine *e)
+{
+    struct asked a = {.call = ASKED_BARRIER};
+    return wait_for_all(e, &a);
+}

@@ -1,0 +1,276 @@
+/* loop.c: see loop.h. */
+#include "shard/engine/loop.h"
+#include "kernels/thread_signals.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct zr_loop {
+    uv_loop_t uv;
+    uv_async_t wake;
+    uv_thread_t thread;
+    bool started;
+    int64_t spin_ns;
+
+    void (*carry)(void *arg, const struct zr_job *job);
+    bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is */
+    void *arg;
+
+    uint64_t mask;
+    struct zr_job *ring; /* (mask + 1) */
+    _Atomic uint64_t n_pushed, n_carried;
+    _Atomic bool asleep; /* the loop will not look at the queue again by itself */
+    _Atomic bool stop;
+
+    /* Only for the model's thread when it has to wait for the loop. */
+    uv_mutex_t lock;
+    uv_cond_t carried;
+    _Atomic bool waited_for;
+
+    void (*on_start)(void *arg), (*on_stop)(void *arg);
+    void *start_arg, *stop_arg;
+
+    bool by_hand;
+    struct zr_loop_by_hand hand;
+};
+
+void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job))
+{
+    l->ready = ready;
+}
+
+uv_loop_t *zr_loop_uv(struct zr_loop *l)
+{
+    return &l->uv;
+}
+
+/* Carries out jobs up to the first that is not ready. *held: there is one. */
+static bool carry_all(struct zr_loop *l, bool *held)
+{
+    uint64_t done = atomic_load_explicit(&l->n_carried, memory_order_relaxed);
+    uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
+    *held = false;
+    if (done == pushed)
+        return false;
+    for (; done < pushed; done++) {
+        *held = l->ready && !l->ready(l->arg, &l->ring[done & l->mask]);
+        if (*held)
+            break;
+        l->carry(l->arg, &l->ring[done & l->mask]);
+        /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
+         */
+        atomic_store(&l->n_carried, done + 1);
+        if (atomic_load(&l->waited_for)) {
+            uv_mutex_lock(&l->lock);
+            uv_cond_broadcast(&l->carried);
+            uv_mutex_unlock(&l->lock);
+        }
+    }
+    return true;
+}
+
+static void on_wake(uv_async_t *a)
+{
+    struct zr_loop *l = a->data;
+    atomic_store(&l->asleep, false);
+    int64_t until = 0;
+    for (;;) {
+        bool held, carried = carry_all(l, &held);
+        if (held) { /* sockets first, then again */
+            const struct timespec nap = {.tv_nsec = 20000};
+            nanosleep(&nap, NULL);
+            uv_async_send(a);
+            return;
+        }
+        if (carried) {
+            until = l->spin_ns ? zr_now_ns() + l->spin_ns : 0;
+            continue;
+        }
+        if (until && zr_now_ns() < until && !atomic_load_explicit(&l->stop, memory_order_relaxed))
+            continue;
+        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us.
+         * Both sides store, then load, sequentially consistent: one of them sees the other. */
+        atomic_store(&l->asleep, true);
+        if (atomic_load(&l->n_pushed) == atomic_load(&l->n_carried))
+            break;
+        atomic_store(&l->asleep, false);
+    }
+    if (atomic_load(&l->stop) && !uv_is_closing((uv_handle_t *)a)) {
+        if (l->on_stop)
+            l->on_stop(l->stop_arg);
+        uv_close((uv_handle_t *)a, NULL);
+    }
+}
+
+static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                      struct zr_loop **out)
+{
+    struct zr_loop *l = calloc(1, sizeof *l);
+    if (!l)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the loop");
+    l->carry = carry;
+    l->arg = arg;
+    l->mask = 1;
+    while (l->mask + 1 < (uint64_t)n_jobs)
+        l->mask = l->mask << 1 | 1;
+    l->ring = calloc(l->mask + 1, sizeof *l->ring);
+    if (!l->ring) {
+        free(l);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
+    }
+    *out = l;
+    return 0;
+}
+
+int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                         const struct zr_loop_by_hand *hand, struct zr_loop **out)
+{
+    int err = open_queue(n_jobs, carry, arg, out);
+    if (err)
+        return err;
+    (*out)->by_hand = true;
+    (*out)->hand = *hand;
+    return 0;
+}
+
+uint64_t zr_loop_carry_next(struct zr_loop *l)
+{
+    uint64_t done = atomic_load(&l->n_carried);
+    if (done == atomic_load(&l->n_pushed))
+        return 0;
+    l->carry(l->arg, &l->ring[done & l->mask]);
+    atomic_store(&l->n_carried, done + 1);
+    return done + 1;
+}
+
+int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                 struct zr_loop **out)
+{
+    struct zr_loop *l = NULL;
+    int err = open_queue(n_jobs, carry, arg, &l);
+    if (err)
+        return err;
+    atomic_store(&l->asleep, true);
+    err = uv_loop_init(&l->uv);
+    if (err) {
+        free(l->ring);
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM, "uv_loop_init: %s", uv_strerror(err));
+    }
+    err = uv_async_init(&l->uv, &l->wake, on_wake);
+    if (err) {
+        uv_loop_close(&l->uv);
+        free(l->ring);
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM, "uv_async_init: %s", uv_strerror(err));
+    }
+    l->wake.data = l;
+    uv_mutex_init(&l->lock);
+    uv_cond_init(&l->carried);
+    /* The handle must not keep a blocking use of the loop (the rendezvous before start) alive on its own. */
+    uv_unref((uv_handle_t *)&l->wake);
+    *out = l;
+    return 0;
+}
+
+static void run(void *arg)
+{
+    struct zr_loop *l = arg;
+    /* SIGPIPE is blocked too: a write to a rank that died must be an error, not the end of this process. */
+    sigset_t mask;
+    zr_thread_signals(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    pthread_setname_np(pthread_self(), "zero-loop");
+    if (l->on_start)
+        l->on_start(l->start_arg);
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+}
+
+int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), void *arg)
+{
+    l->spin_ns = spin_ns;
+    l->on_start = on_start;
+    l->start_arg = arg;
+    uv_ref((uv_handle_t *)&l->wake);
+    int err = uv_thread_create(&l->thread, run, l);
+    if (err) {
+        uv_unref((uv_handle_t *)&l->wake);
+        return zr_fail(ZR_ERR_SYSTEM, "the loop's thread could not be started: %s", uv_strerror(err));
+    }
+    l->started = true;
+    return 0;
+}
+
+uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
+{
+    uint64_t n = atomic_load_explicit(&l->n_pushed, memory_order_relaxed);
+    if (n - atomic_load_explicit(&l->n_carried, memory_order_acquire) > l->mask) {
+        zr_loop_kick(l);
+        zr_loop_await(l, n - l->mask);
+    }
+    l->ring[n & l->mask] = *job;
+    atomic_store(&l->n_pushed, n + 1);
+    if (l->by_hand)
+        l->hand.pushed(l->hand.arg);
+    return n + 1;
+}
+
+void zr_loop_kick(struct zr_loop *l)
+{
+    /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it
+     * cannot see that flag as it was before the loop's last round (libuv issues 349 and 4584). */
+    if (!l->by_hand && atomic_load(&l->asleep))
+        uv_async_send(&l->wake);
+}
+
+bool zr_loop_carried(const struct zr_loop *l, uint64_t number)
+{
+    return atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number;
+}
+
+void zr_loop_await(struct zr_loop *l, uint64_t number)
+{
+    /* Usually the job was carried out long ago, or is being carried out now. */
+    for (int i = 0; i < 100; i++) {
+        if (atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number)
+            return;
+    }
+    if (l->by_hand) {
+        l->hand.awaited(l->hand.arg, number);
+        return;
+    }
+    uv_mutex_lock(&l->lock);
+    atomic_store(&l->waited_for, true);
+    while (atomic_load(&l->n_carried) < number)
+        uv_cond_wait(&l->carried, &l->lock);
+    atomic_store(&l->waited_for, false);
+    uv_mutex_unlock(&l->lock);
+}
+
+void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
+{
+    if (!l)
+        return;
+    if (l->by_hand) {
+        free(l->ring);
+        free(l);
+        return;
+    }
+    l->on_stop = on_stop;
+    l->stop_arg = arg;
+    atomic_store(&l->stop, true);
+    if (!l->started)
+        uv_ref((uv_handle_t *)&l->wake);
+    uv_async_send(&l->wake);
+    if (l->started)
+        uv_thread_join(&l->thread);
+    else
+        uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&l->uv);
+    uv_mutex_destroy(&l->lock);
+    uv_cond_destroy(&l->carried);
+    free(l->ring);
+    free(l);
+}

@@ -1,0 +1,131 @@
+/* verify.h: runs the real engine on a simulated world (kernels/sim/sim_device.h) and says whether anything
+ * was wrong.
+ *
+ *   verify_case.c     a configuration from a seed; its text; shrinking one that fails
+ *   verify_script.c   what the model does: begins, ends, steps, and the compute between them
+ *   verify_rank.c     one rank of a case: engine, plan, loop and model thread
+ *   verify_snapshot.c its snapshots, and what they must hold
+ *   verify_turns.c    who goes on next: model threads, loops, ranks that die
+ *   verify_run.c      a case: the world below its ranks, and whether all ended as they should
+ *   verify_time.c     a case on the virtual clock
+ *   verify_mutants.c  schedules with one thing missing, to show that the checker would notice
+ *   verify_search.c   every interleaving of small models
+ *
+ * A case is a handful of numbers: the same numbers give the same run. Not thread-safe: one run at a time in a
+ * process. */
+#ifndef ZR_SHARD_VERIFY_H
+#define ZR_SHARD_VERIFY_H
+
+#include "kernels/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How the model uses its units. */
+enum zr_verify_pattern {
+    ZR_USE_PLAIN,     /* one after the other, and back */
+    ZR_USE_NESTED,    /* unit 0 stays open around the others */
+    ZR_USE_RECOMPUTE, /* a forward bracket inside each backward one */
+    ZR_USE_TIED,      /* unit 0 again at the end of forward; one backward bracket held over both uses */
+    ZR_USE_TWICE,     /* the same with two backward brackets: two contributions */
+    ZR_USE_OVERLAP,   /* the next is begun before the one before ends */
+    ZR_USE_PATTERNS
+};
+
+/* When the loop carries out what it was given: the host's freedom. */
+enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
+
+struct zr_verify_case {
+    uint64_t seed; /* of sizes, of what is skipped and when, of who goes on */
+    int stage, world, n_units, prefetch, accum, n_steps;
+    enum zr_verify_pattern pattern;
+    enum zr_verify_pace pace;
+    int budget;      /* percent of all parameters; 0: none */
+    int frozen;      /* percent of tensors */
+    int skipped;     /* percent of the uses of units left out */
+    int changes;     /* percent of steps from which on the model uses its units in another order */
+    int n_evals;     /* forward passes before each step's micro-batches */
+    bool late_evals; /* the same between the last backward and the step */
+    int unbracketed; /* percent of units, stages 0 and 1 only */
+    bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd,
+        mixed;
+    bool caller;       /* the model computes on its own thread, as on the host */
+    bool values;       /* reads, writes and means between steps */
+    bool wait_result;  /* zero_step waits for the norm */
+    int event_done;    /* what device queries answer; see zr_sim_options */
+    int poison;        /* this step's gradients are not finite; -1: none */
+    int dead, dead_at; /* this rank dies at this point of what it and its loop do, opening included; -1: none
+                        */
+    int fail_alloc;    /* this allocation, stream or event fails; 0: none */
+    int snapshots;     /* percent of the places where a checkpoint may be taken */
+    int zeroes; /* where the model zeroes its gradients itself: 1 at the start of a micro-batch, 2 before its
+                   backward, 4 after a step, 8 before it; the sum of these */
+    bool grad_in_place; /* it says that it does so once per step at most (stages 0 and 1) */
+    int alls;           /* percent of the places where all parameters are gathered and looked at */
+    int norms;          /* percent of the steps whose norm is asked for first */
+    int drops;          /* percent of the steps before which one is begun and dropped */
+};
+
+struct zr_verify_result {
+    int64_t n_reports, n_ops, n_accesses, n_calls;
+    int refused; /* the plan or the core refused the configuration: nothing ran, or it stopped early on all
+                    ranks alike */
+    uint64_t action_hash;          /* of all actions of all ranks */
+    bool died, starved, reordered; /* a rank died, an allocation was refused, the model changed its order */
+    int64_t n_snapshots;           /* of all ranks */
+    int64_t n_unmatched;           /* seen by mutants only: places where the mutant did something */
+    char text[ZR_ERROR_BYTES];
+};
+
+/* One thing that is missing from the schedule; see verify_mutants.c. */
+struct zr_mutant;
+
+void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out);
+/* "stage=3 world=2 ..."; the same text read back gives the same case. */
+void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n);
+int zr_verify_parse(const char *text, struct zr_verify_case *out);
+
+/* Runs a case. mutant may be NULL. Returns 0, or an error if it could not be run at all (no memory). What was
+ * found is in *out. */
+int zr_verify_run(const struct zr_verify_case *c, const struct zr_mutant *mutant,
+                  struct zr_verify_result *out);
+/* Makes a failing case smaller while it still fails. */
+void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out);
+
+/* Time: a case with these speeds; step_ns of the last step and how much of it the compute stream stood. path:
+ * a Chrome trace, NULL: none. */
+struct zr_verify_speed {
+    double flops_per_s, memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
+    int64_t launch_ns, near_ns, far_ns;
+    int ranks_per_node, tokens;
+    int64_t unit_elems;
+};
+struct zr_verify_time {
+    int64_t step_ns, exposed_ns, compute_ns, peak_bytes, plan_bytes;
+};
+int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
+                   struct zr_verify_time *out, struct zr_verify_result *result);
+
+/* Mutants. */
+int zr_mutant_count(void);
+const struct zr_mutant *zr_mutant_at(int i);
+const char *zr_mutant_name(const struct zr_mutant *m);
+const char *zr_mutant_link(const struct zr_mutant *m); /* of the bug it re-creates, or NULL */
+/* Tries seeds until one shows it; -1: none of n_seeds did. n_acted: in how many the mutant had anything to
+ * do. */
+int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted,
+                       struct zr_verify_result *out);
+
+/* Exhaustive: every interleaving of models of 1..most_units units on 2..most_ranks ranks; see
+ * verify_search.c. */
+struct zr_search_result {
+    int64_t n_configs, n_states, n_edges, n_bad;
+    char text[512];
+};
+/* To show that the search would notice: the model's thread never waits for the loop; a job is never given to
+ * it. */
+enum zr_search_flaw { ZR_SEARCH_SOUND, ZR_SEARCH_NO_AWAIT, ZR_SEARCH_NO_PUSH };
+int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
+                     struct zr_search_result *out);
+
+#endif

@@ -1,0 +1,169 @@
+/* verify_case.c: a configuration from a seed, as text, and made smaller. */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
+{
+    uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
+    struct zr_verify_case c = {.seed = seed, .poison = -1, .dead = -1};
+    c.stage = zr_verify_chance(&s, 45) ? 3 : (int)zr_verify_below(&s, 4);
+    /* Mostly a few ranks: most of what can go wrong needs no more than two. */
+    c.world = zr_verify_chance(&s, 70)   ? 2 + (int)zr_verify_below(&s, 3)
+              : zr_verify_chance(&s, 80) ? 2 + (int)zr_verify_below(&s, 9)
+                                         : 2 + (int)zr_verify_below(&s, 63);
+    if (zr_verify_chance(&s, 3))
+        c.world = 1;
+    c.n_units = 1 + (int)zr_verify_below(&s, c.world > 16 ? 4 : 7);
+    c.prefetch = (int)zr_verify_below(&s, 4);
+    c.accum = zr_verify_chance(&s, 60) ? 1 : 1 + (int)zr_verify_below(&s, 5);
+    c.n_steps = 2 + (int)zr_verify_below(&s, 2);
+    c.pattern = zr_verify_chance(&s, 40) ? ZR_USE_PLAIN
+                                         : (enum zr_verify_pattern)zr_verify_below(&s, ZR_USE_PATTERNS);
+    c.pace = (enum zr_verify_pace)zr_verify_below(&s, ZR_PACES);
+    c.budget = zr_verify_chance(&s, 25) ? 20 + (int)zr_verify_below(&s, 90) : 0;
+    c.frozen = zr_verify_chance(&s, 25) ? 10 + (int)zr_verify_below(&s, 80) : 0;
+    c.skipped = zr_verify_chance(&s, 15) ? (zr_verify_chance(&s, 50) ? 20 : 80) : 0;
+    c.changes = zr_verify_chance(&s, 25) ? 40 : 0;
+    c.n_evals = zr_verify_chance(&s, 15) ? 1 + (int)zr_verify_below(&s, 2) : 0;
+    c.late_evals = zr_verify_chance(&s, 15);
+    c.unbracketed = c.stage <= 1 && zr_verify_chance(&s, 50) ? (zr_verify_chance(&s, 50) ? 100 : 50) : 0;
+    c.deterministic = zr_verify_chance(&s, 60);
+    c.bf16 = zr_verify_chance(&s, 50);
+    c.wire_bf16 = zr_verify_chance(&s, 20);
+    c.user_update = zr_verify_chance(&s, 10);
+    c.stacked = zr_verify_chance(&s, 40);
+    c.overwrite = zr_verify_chance(&s, 20);
+    c.resident = zr_verify_chance(&s, 10);
+    c.declared = zr_verify_chance(&s, 50);
+    c.reversed = zr_verify_chance(&s, 10);
+    c.sgd = zr_verify_chance(&s, 15);
+    c.caller = zr_verify_chance(&s, 35);
+    c.values = zr_verify_chance(&s, 25);
+    c.wait_result = zr_verify_chance(&s, 40);
+    c.event_done = (int)zr_verify_below(&s, 3);
+    if (zr_verify_chance(&s, 15))
+        c.poison = (int)zr_verify_below(&s, c.n_steps);
+    if (c.world > 1 && zr_verify_chance(&s, 10)) {
+        c.dead = (int)zr_verify_below(&s, c.world);
+        c.dead_at = (int)zr_verify_below(&s, zr_verify_chance(&s, 40) ? 40 : 400);
+    }
+    if (zr_verify_chance(&s, 5))
+        c.fail_alloc = 1 + (int)zr_verify_below(&s, (12 + 6 * c.n_units) * c.world);
+    if (zr_verify_chance(&s, 25))
+        c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
+    if (zr_verify_chance(&s, 40))
+        c.zeroes = (int)zr_verify_below(&s, 16);
+    if (c.stage <= 1 && c.accum > 1 && zr_verify_chance(&s, 40)) {
+        c.grad_in_place = true;
+        c.deterministic = false; /* refused together */
+    }
+    if (zr_verify_chance(&s, 25))
+        c.norms = zr_verify_chance(&s, 50) ? 100 : 50;
+    if (zr_verify_chance(&s, 20))
+        c.drops = 60;
+    if (zr_verify_chance(&s, 25))
+        c.alls = 50;
+    c.mixed = !c.user_update && zr_verify_chance(&s, 30);
+    *out = c;
+}
+
+/* clang-format off */
+#define FIELDS(X)                                                                                                      \
+    X(stage, int) X(world, int) X(n_units, int) X(prefetch, int) X(accum, int) X(n_steps, int)                         \
+    X(pattern, enum zr_verify_pattern) X(pace, enum zr_verify_pace) X(budget, int) X(frozen, int) X(skipped, int)      \
+    X(changes, int) X(n_evals, int) X(late_evals, bool) X(unbracketed, int) X(deterministic, bool) X(bf16, bool)       \
+    X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool) X(resident, bool) X(declared, bool)    \
+    X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
+    X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
+    X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)
+/* clang-format on */
+
+void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
+{
+    size_t at = (size_t)snprintf(text, n, "seed=%llu", (unsigned long long)c->seed);
+#define X(field, type)                                                                                       \
+    if (at < n)                                                                                              \
+        at += (size_t)snprintf(text + at, n - at, " " #field "=%d", (int)c->field);
+    FIELDS(X)
+#undef X
+}
+
+int zr_verify_parse(const char *text, struct zr_verify_case *out)
+{
+    struct zr_verify_case c = {0};
+    const char *p = text;
+    char key[32];
+    long long value;
+    int used;
+    while (sscanf(p, " %31[a-z0-9_]=%lld%n", key, &value, &used) == 2) {
+        bool known = false;
+        if (!strcmp(key, "seed")) {
+            c.seed = (uint64_t)value;
+            known = true;
+        }
+#define X(field, type)                                                                                       \
+    if (!strcmp(key, #field)) {                                                                              \
+        c.field = (type)value;                                                                               \
+        known = true;                                                                                        \
+    }
+        FIELDS(X)
+#undef X
+        if (!known)
+            return zr_fail(ZR_ERR_ARG, "a configuration has no field %s", key);
+        p += used;
+    }
+    while (*p == ' ')
+        p++;
+    if (*p)
+        return zr_fail(ZR_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
+    if (c.world < 1 || c.world > 64 || c.stage < 0 || c.stage > 3 || c.n_units < 1 || c.accum < 1 ||
+        c.n_steps < 1 || c.n_units > 1000 || c.n_steps > 100 || c.accum > 64 || c.prefetch < 0 ||
+        c.dead >= c.world)
+        return zr_fail(ZR_ERR_ARG,
+                       "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
+                       "n_steps %d (1..100)",
+                       c.stage, c.world, c.n_units, c.accum, c.n_steps);
+    *out = c;
+    return 0;
+}
+
+static bool still_fails(const struct zr_verify_case *c, const struct zr_mutant *mutant,
+                        struct zr_verify_result *out)
+{
+    struct zr_verify_result r;
+    if (zr_verify_run(c, mutant, &r) || !r.n_reports)
+        return false;
+    *out = r;
+    return true;
+}
+
+void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)
+{
+    /* Each field down to what is simplest, over and over until none gives. */
+    for (bool smaller = true; smaller;) {
+        smaller = false;
+#define X(field, type)                                                                                        \
+    {                                                                                                         \
+        int low = !strcmp(#field, "poison") || !strcmp(#field, "dead")                                   ? -1 \
+                  : !strcmp(#field, "n_units") || !strcmp(#field, "accum") || !strcmp(#field, "n_steps") ? 1  \
+                  : !strcmp(#field, "world") ? c->world > 1 ? 2 : 1                                           \
+                                             : 0;                                                             \
+        int now = (int)c->field;                                                                              \
+        int tries[] = {low, now / 2 > low ? now / 2 : low, now - 1 > low ? now - 1 : low};                    \
+        for (int i = 0; i < 3 && strcmp(#field, "stage") && now > low; i++) {                                 \
+            struct zr_verify_case t = *c;                                                                     \
+            t.field = (type)tries[i];                                                                         \
+            if (t.dead < t.world && still_fails(&t, mutant, out)) {                                           \
+                *c = t;                                                                                       \
+                smaller = true;                                                                               \
+                break;                                                                                        \
+            }                                                                                                 \
+        }                                                                                                     \
+    }
+        FIELDS(X)
+#undef X
+    }
+}

@@ -1,0 +1,183 @@
+/* verify_mutants.c: schedules with one thing missing. */
+#include "shard/verify/verify_world.h"
+
+#include <string.h>
+
+static bool applies(const struct zr_verify_rank *r, const struct zr_mutant *m)
+{
+    return !m->one_rank || r->id == r->v->c->world - 1;
+}
+
+static enum zr_event_class class_of(const struct zr_engine *e, const struct zr_event *event)
+{
+    int32_t i = 0;
+    while (i < e->n_events && e->events[i] != event)
+        i++;
+    struct zr_event **at = e->events + i;
+    if (at < e->ready)
+        return ZR_EVENT_PARAM_FREE;
+    if (at < e->updated)
+        return ZR_EVENT_READY;
+    if (at < e->grad_done)
+        return ZR_EVENT_UPDATED;
+    if (at < e->grad_free)
+        return ZR_EVENT_GRAD_DONE;
+    if (*at == e->step_compute)
+        return ZR_EVENT_STEP_COMPUTE;
+    if (*at == e->gather_tail)
+        return ZR_EVENT_GATHER_TAIL;
+    return *at == e->step_norm ? ZR_EVENT_STEP_NORM : ZR_EVENT_GRAD_FREE;
+}
+
+bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
+                     const struct zr_stream *stream)
+{
+    static const enum zr_mutation of[] = {[ZR_SIM_RECORD] = ZR_LESS_RECORD,
+                                          [ZR_SIM_WAIT] = ZR_LESS_WAIT,
+                                          [ZR_SIM_EVENT_SYNC] = ZR_LESS_EVENT_SYNC,
+                                          [ZR_SIM_STREAM_SYNC] = ZR_LESS_STREAM_SYNC,
+                                          [ZR_SIM_CLEAR] = ZR_LESS_CLEAR};
+    struct zr_verify_world *v = arg;
+    struct zr_verify_rank *r = &v->ranks[rank];
+    const struct zr_mutant *m = v->mutant;
+    const struct zr_engine *e = &r->engine;
+    if (m->what != of[edge] || !applies(r, m))
+        return false;
+    if (m->event && (!event || class_of(e, event) != m->event))
+        return false;
+    if (m->stream && stream != (m->stream == ZR_ON_COMPUTE  ? e->compute
+                                : m->stream == ZR_ON_GATHER ? e->gather_stream
+                                                            : e->reduce_stream))
+        return false;
+    if (m->during && strcmp(m->during, zr_sim_speaker(v->sim)->during))
+        return false;
+    v->n_acted++;
+    return true;
+}
+
+void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
+{
+    const struct zr_mutant *m = r->v->mutant;
+    struct zr_engine *e = &r->engine;
+    if (r->holding && (m->until ? job->action.kind == m->until : job->action.kind != r->held.action.kind)) {
+        r->holding = false;
+        zr_engine_carry(e, job);
+        zr_engine_carry(e, &r->held);
+        return;
+    }
+    if (!m || m->what < ZR_LESS_JOB || m->what >= ZR_LESS_CALL ||
+        (m->action && job->action.kind != m->action) || !applies(r, m)) {
+        zr_engine_carry(e, job);
+        return;
+    }
+    struct zr_job changed = *job;
+    int32_t n_slots = job->action.kind == ZR_ACT_GATHER ? r->plan.n_param_slots : r->plan.n_grad_slots;
+    bool acted = true;
+    switch (m->what) {
+    case ZR_LESS_JOB:
+        break;
+    case ZR_TWICE_JOB:
+        zr_engine_carry(e, job);
+        if (changed.action.kind == ZR_ACT_REDUCE)
+            changed.action.accumulate = true;
+        zr_engine_carry(e, &changed);
+        break;
+    case ZR_LATE_JOB:
+        acted = !r->holding;
+        if (r->holding) {
+            zr_engine_carry(e, job);
+        } else {
+            r->holding = true;
+            r->held = *job;
+        }
+        break;
+    case ZR_OTHER_SLOT:
+        acted = job->action.slot >= 0 && n_slots > 1;
+        if (acted) {
+            /* Only into slots that hold as much. */
+            int32_t other = (job->action.slot + 1) % n_slots;
+            const struct zr_slot_place *p =
+                job->action.kind == ZR_ACT_GATHER ? r->plan.param_slots : r->plan.grad_slots;
+            acted = p[other].bytes >= p[job->action.slot].bytes;
+            if (acted)
+                changed.action.slot = other;
+        }
+        zr_engine_carry(e, &changed);
+        break;
+    case ZR_NO_ACCUMULATE:
+        acted = changed.action.accumulate;
+        changed.action.accumulate = false;
+        zr_engine_carry(e, &changed);
+        break;
+    case ZR_ALWAYS_ACCUMULATE:
+        acted = !changed.action.accumulate;
+        changed.action.accumulate = true;
+        zr_engine_carry(e, &changed);
+        break;
+    case ZR_OTHER_STREAM: {
+        struct zr_stream *own = e->reduce_stream;
+        e->reduce_stream = e->gather_stream;
+        zr_engine_carry(e, job);
+        e->reduce_stream = own;
+        break;
+    }
+    case ZR_OTHER_SUM:
+        acted = changed.action.sum > 0;
+        changed.action.sum = 0;
+        changed.action.n_folds = 0;
+        zr_engine_carry(e, &changed);
+        break;
+    default:
+        zr_engine_carry(e, job);
+    }
+    r->v->n_acted += acted;
+}
+
+static const struct zr_mutant mutants[] = {
+#include "shard/verify/verify_mutants.inc"
+};
+
+int zr_mutant_count(void)
+{
+    return (int)(sizeof mutants / sizeof *mutants);
+}
+
+const struct zr_mutant *zr_mutant_at(int i)
+{
+    return &mutants[i];
+}
+
+const char *zr_mutant_name(const struct zr_mutant *m)
+{
+    return m->name;
+}
+
+const char *zr_mutant_link(const struct zr_mutant *m)
+{
+    return m->link;
+}
+
+int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted,
+                       struct zr_verify_result *out)
+{
+    *n_acted = 0;
+    for (int64_t i = 0; i < n_seeds; i++) {
+        struct zr_verify_case c;
+        if (!m->on)
+            zr_verify_case_random(first_seed + (uint64_t)i, &c);
+        else if (zr_verify_parse(m->on, &c))
+            return -1;
+        c.seed = first_seed + (uint64_t)i;
+        /* Faults of other kinds would end the run before the mutant shows. */
+        c.dead = -1;
+        c.fail_alloc = 0;
+        if (c.world > 6)
+            c.world = 2 + c.world % 3;
+        if (zr_verify_run(&c, m, out))
+            continue;
+        *n_acted += out->n_unmatched > 0 || m->what == ZR_FLAWED_COMM;
+        if (out->n_reports)
+            return i;
+    }
+    return -1;
+}

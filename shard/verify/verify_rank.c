@@ -1,0 +1,336 @@
+/* verify_rank.c: one rank of a case: the real engine, the real plan and core, a loop by hand, and a model
+ * thread that makes the calls of the script. */
+#include "shard/verify/verify_world.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STACK_BYTES = 96 << 10 };
+
+/* ---- values ---- */
+
+static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_how how)
+{
+    const struct zr_layout *l = &r->layout;
+    const struct zr_tensor *t = &l->tensors[tensor];
+    for (int64_t s = 0; s < t->n_slices; s++) {
+        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+        int64_t bytes = l->pieces[id].n * zr_dtype_bytes(t->dtype);
+        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how, zr_script_values(l, id, r->n_done)};
+        zr_sim_host_touch(r->v->sim, how == ZR_SIM_READ ? "use of read values" : "new values", &touch, 1);
+    }
+}
+
+static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    int32_t tensor = d->kind == ZR_DO_MEAN ? 0 : d->unit % r->layout.n_tensors;
+    int64_t n = r->layout.tensors[tensor].n_elems;
+    if (d->kind == ZR_DO_READ) {
+        int err = zr_engine_read(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
+        if (!err)
+            touch_values(r, tensor, ZR_SIM_READ);
+        return err;
+    }
+    if (d->kind == ZR_DO_WRITE) {
+        touch_values(r, tensor, ZR_SIM_SET);
+        return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
+    }
+    struct zr_sim_touch touch = {r->mean, sizeof r->mean, ZR_SIM_PLAIN_WRITE, {0}};
+    zr_sim_host_touch(r->v->sim, "new means", &touch, 1);
+    r->mean[0] = r->id;
+    r->mean[1] = 1;
+    int err = zr_engine_mean(&r->engine, r->mean, 2);
+    if (!err && (r->mean[0] != (r->engine.world - 1) / 2.0 || r->mean[1] != 1))
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of 0..%d came out as %g", r->id,
+                  r->engine.world - 1, r->mean[0]);
+    return err;
+}
+
+/* ---- the model's thread ---- */
+
+static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    struct zr_step_result result;
+    bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    const double values[] = {r->id, 1};
+    if (r->v->c->values)
+        zr_engine_give(&r->engine, values, 2);
+    int err = zr_engine_step(&r->engine, 0.1f, r->v->c->wait_result ? &result : NULL);
+    if (err)
+        return err;
+    if (r->v->c->wait_result && r->v->c->values &&
+        (result.n_carried != 2 || result.carried[0] != (r->engine.world - 1) / 2.0 || result.carried[1] != 1))
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, d->step,
+                  result.carried[0], result.carried[1]);
+    if (r->v->c->wait_result && any && result.skipped != poisoned)
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, d->step,
+                  poisoned ? "not skipped" : "skipped");
+    r->n_done += !poisoned;
+    memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+    if (r->id == 0) {
+        r->v->step_compute_ns = r->v->compute_ns;
+        r->v->compute_ns = 0;
+    }
+    r->step_from_ns = r->step_to_ns;
+    r->step_to_ns = zr_sim_now(zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL));
+    return 0;
+}
+
+static int do_norm(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    double norm;
+    bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    int err = zr_engine_norm(&r->engine, &norm);
+    if (!err && any && isnan(norm) != poisoned)
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, d->step, norm);
+    return err;
+}
+
+static int gather_all(struct zr_verify_rank *r)
+{
+    int err = zr_turn_agree(r, zr_engine_all_open(&r->engine, false));
+    if (!err)
+        return zr_engine_all_gather(&r->engine, 0);
+    zr_engine_all_close(&r->engine);
+    return err;
+}
+
+static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    static const char *const during[] = {"zero_begin",      "zero_end",        "compute",    "zero_micro",
+                                         "zero_step",       "zero_read",       "zero_write", "zero_mean",
+                                         "zero_save",       "compute",         "zero_norm",  "zero_drop",
+                                         "zero_gather_all", "zero_release_all"};
+    struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
+    struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
+                                       : d->kind == ZR_DO_END ? ZR_EV_END
+                                                              : ZR_EV_MICRO,
+                               .unit = d->unit,
+                               .backward = d->backward};
+    const struct zr_mutant *m = r->v->mutant;
+    l->during = during[d->kind];
+    l->unit = d->kind <= ZR_DO_USE ? d->unit : -1;
+    l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM)); /* as jobs count them */
+    if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 &&
+        d->unit == 0 && d->step == 1) {
+        r->v->n_acted++;
+        return 0;
+    }
+    switch ((enum zr_deed_kind)d->kind) {
+    case ZR_DO_BEGIN:
+    case ZR_DO_END:
+    case ZR_DO_MICRO:
+        return zr_engine_call(&r->engine, &ev);
+    case ZR_DO_USE:
+        return zr_script_use(r, d);
+    case ZR_DO_STEP:
+        return do_step(r, d);
+    case ZR_DO_SNAPSHOT:
+        return zr_snapshot_take(r);
+    case ZR_DO_ZERO:
+        return zr_script_zero(r);
+    case ZR_DO_NORM:
+        return do_norm(r, d);
+    case ZR_DO_GATHER_ALL:
+        return gather_all(r);
+    case ZR_DO_RELEASE_ALL:
+        return zr_engine_all_release(&r->engine);
+    case ZR_DO_DROP:
+        memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
+        return zr_engine_drop(&r->engine);
+    default:
+        return do_values(r, d);
+    }
+}
+
+/* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
+static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, int err)
+{
+    bool uneven = r->v->c->skipped || r->v->c->pattern == ZR_USE_TWICE;
+    bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
+                (err == ZR_ERR_ORDER && (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM) && uneven);
+    return core && !atomic_load(&r->engine.failed);
+}
+
+static int wrap(struct zr_verify_rank *r)
+{
+    struct zr_verify_world *v = r->v;
+    struct zr_options opt = v->opt;
+    opt.update_arg = r;
+    struct zr_engine_parts parts = {.dev = zr_sim_device(v->sim, r->id),
+                                    .gather = r->gather,
+                                    .reduce = r->reduce,
+                                    .plan = &r->plan,
+                                    .opt = &opt,
+                                    .loop = r->loop};
+    zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_wrap";
+    int err = zr_engine_open(&r->engine, &parts);
+    r->engine_open = !err;
+    err = zr_turn_agree(r, err);
+    if (!err)
+        err = zr_turn_agree(r, zr_engine_allocate(&r->engine));
+    if (err)
+        return err;
+    int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
+    if (!v->lost && (peak != v->plan->total_bytes || held != peak))
+        zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",
+                  r->id, (long long)held, (long long)peak, (long long)v->plan->total_bytes);
+    zr_sim_speaker(v->sim)->during = "zero_wrap values";
+    err = zr_engine_adopt(&r->engine, true);
+    if (!err)
+        zr_engine_point(&r->engine, true);
+    return err;
+}
+
+static void live(struct zr_verify_rank *r)
+{
+    struct zr_verify_world *v = r->v;
+    int err = wrap(r);
+    for (int32_t i = 0; !err && i < v->script.n; i++) {
+        zr_turn_dies(r);
+        const struct zr_deed *d = &v->script.deed[i];
+        err = do_deed(r, d);
+        r->n_calls = i + 1;
+        if (err && is_refusal(r, d, err)) {
+            r->refused = true;
+            err = 0;
+            break;
+        }
+        if (!err && zr_verify_chance(&v->random, 40))
+            zr_turn_give_way(r);
+    }
+    zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_unwrap";
+    if (!err)
+        err = zr_snapshot_end(r);
+    if (!err)
+        err = zr_engine_barrier(&r->engine);
+    r->finished = !err;
+    r->error = err;
+}
+
+static void enter(unsigned high, unsigned low)
+{
+    struct zr_verify_rank *r = (struct zr_verify_rank *)((uintptr_t)high << 32 | low);
+    live(r);
+    r->done = true;
+    for (;;)
+        swapcontext(&r->context, &r->v->scheduler);
+}
+
+/* ---- opening and closing ---- */
+
+/* The model's values before zero_wrap: all of rank 0's memory, since its count. */
+static void own_values(struct zr_verify_world *v)
+{
+    const struct zr_layout *l = v->layout;
+    struct zr_verify_rank *r = &v->ranks[0];
+    for (int32_t t = 0; t < l->n_tensors; t++) {
+        const struct zr_tensor *x = &l->tensors[t];
+        int64_t size = zr_dtype_bytes(x->dtype);
+        r->own[t] = calloc((size_t)x->n_elems, (size_t)size);
+        if (!r->own[t])
+            abort();
+        zr_sim_register(v->sim, 0, x->name, r->own[t], x->n_elems * size);
+        for (int64_t s = 0; s < x->n_slices; s++) {
+            int32_t id = l->piece_of[l->slice_base[t] + s];
+            int64_t bytes = l->pieces[id].n * size;
+            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(l, id, 0));
+        }
+    }
+}
+
+int zr_rank_open(struct zr_verify_world *v, int id)
+{
+    struct zr_verify_rank *r = &v->ranks[id];
+    size_t n = (size_t)v->layout->n_tensors;
+    r->v = v;
+    r->id = id;
+    r->stuck_at = -1;
+    r->pace = v->c->pace == ZR_PACE_MIXED ? (enum zr_verify_pace)zr_verify_below(&v->random, ZR_PACE_MIXED)
+                                          : v->c->pace;
+    r->gather = v->gather[id];
+    r->reduce = v->reduce[id];
+    r->layout = *v->layout;
+    r->plan = *v->plan;
+    r->plan.layout = &r->layout;
+    r->tensors = malloc(n * sizeof *r->tensors);
+    r->param = calloc(n, sizeof *r->param);
+    r->grad = calloc(n, sizeof *r->grad);
+    r->own = calloc(n, sizeof *r->own);
+    r->n_used = calloc((size_t)v->layout->n_units, sizeof *r->n_used);
+    r->stack = malloc(STACK_BYTES);
+    r->pushed = calloc(ZR_VERIFY_QUEUE, sizeof(struct zr_stamp *));
+    int64_t largest = 1;
+    for (int32_t t = 0; t < v->layout->n_tensors; t++)
+        largest =
+            zr_max(largest, v->layout->tensors[t].n_elems * zr_dtype_bytes(v->layout->tensors[t].dtype));
+    r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
+    if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->stack || !r->pushed ||
+        (v->c->values && !r->scratch))
+        abort();
+    zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
+    if (r->scratch)
+        zr_sim_register(v->sim, id, "values", r->scratch, largest);
+    memcpy(r->tensors, v->layout->tensors, n * sizeof *r->tensors);
+    r->layout.tensors = r->tensors;
+    if (id == 0)
+        own_values(v);
+    for (size_t t = 0; t < n; t++) {
+        r->tensors[t].param = &r->param[t];
+        r->param[t] = v->ranks[0].own[t];
+        if (r->tensors[t].grad)
+            r->tensors[t].grad = &r->grad[t];
+    }
+    /* A rank alone on the host has no loop. */
+    if (v->c->world > 1 || !v->c->caller) {
+        struct zr_loop_by_hand hand = {zr_turn_pushed, zr_turn_awaited, r};
+        int err = zr_loop_open_by_hand(ZR_VERIFY_QUEUE, zr_turn_carry, r, &hand, &r->loop);
+        if (err)
+            return err;
+    }
+    getcontext(&r->context);
+    r->context.uc_stack.ss_sp = r->stack;
+    r->context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&r->context, (void (*)(void))enter, 2, (unsigned)((uintptr_t)r >> 32),
+                (unsigned)(uintptr_t)r);
+    return 0;
+}
+
+void zr_ranks_close(struct zr_verify_world *v)
+{
+    for (int id = 0; v->ranks && id < v->c->world; id++) {
+        struct zr_verify_rank *r = &v->ranks[id];
+        if (!r->v)
+            continue;
+        zr_sim_kill(v->sim, id); /* nothing has to run any more */
+        zr_loop_close(r->loop, NULL, NULL);
+        if (r->engine_open)
+            zr_engine_close(&r->engine);
+    }
+    for (int id = 0; v->gather && id < v->c->world; id++) {
+        v->gather[id]->ops->close(v->gather[id]);
+        v->reduce[id]->ops->close(v->reduce[id]);
+    }
+    for (int id = 0; v->ranks && id < v->c->world; id++) {
+        struct zr_verify_rank *r = &v->ranks[id];
+        int64_t peak;
+        if (r->v && zr_sim_held(v->sim, id, &peak))
+            zr_report(zr_sim_recorder(v->sim), "rank %d left %lld bytes of device memory", id,
+                      (long long)zr_sim_held(v->sim, id, &peak));
+        for (int i = 0; r->pushed && i < ZR_VERIFY_QUEUE; i++)
+            zr_stamp_drop(r->pushed[i]);
+        zr_stamp_drop(r->complete);
+        for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
+            free(r->own[t]);
+        free(r->tensors);
+        free(r->param);
+        free(r->grad);
+        free(r->own);
+        free(r->n_used);
+        free(r->stack);
+        free(r->pushed);
+        free(r->scratch);
+    }
+    free(v->ranks);
+}

@@ -1,0 +1,435 @@
+/* verify_script.c: the model of a case: its tensors, its calls, and which bytes its compute touches. */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- tensors ---- */
+
+static int64_t any_size(uint64_t *s)
+{
+    static const int64_t sizes[] = {1, 15, 17, 31, 32, 33, 63, 64, 100, 127, 128, 129, 17 * 257, 8100};
+    return zr_verify_chance(s, 30) ? 1 + zr_verify_below(s, 3000)
+                                   : sizes[zr_verify_below(s, sizeof sizes / sizeof *sizes)];
+}
+
+static void name_tensor(struct zr_tensor *t, int32_t i)
+{
+    char name[16];
+    snprintf(name, sizeof name, "t%d", i);
+    t->name = strdup(name);
+}
+
+int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n)
+{
+    uint64_t s = c->seed ^ 0x7e45;
+    struct zr_tensor *t = calloc((size_t)c->n_units * 3 + 1, sizeof *t);
+    static void *nowhere;
+    if (!t)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", c->n_units);
+    *n = 0;
+    /* One tensor over several units, and one to three of each unit's own. */
+    int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, c->n_units) : 0;
+    for (int32_t u = c->stacked ? -1 : 0; u < c->n_units; u++) {
+        int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
+        for (; k > 0; k--, ++*n) {
+            struct zr_tensor *x = &t[*n];
+            *x = (struct zr_tensor){.param = &nowhere,
+                                    .grad = &nowhere,
+                                    .dtype = ZR_F32,
+                                    .n_slices = 1,
+                                    .unit = u < 0 ? first : u};
+            x->n_elems = speed ? speed->unit_elems : any_size(&s);
+            name_tensor(x, *n);
+            if (!x->name) {
+                zr_tensors_free(t, *n);
+                return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+            }
+            if (u < 0) {
+                x->stacked = x->pointer_per_begin = true;
+                x->n_slices = c->n_units - first;
+                x->n_elems *= x->n_slices;
+            }
+            if (c->bf16 && (speed || zr_verify_chance(&s, 50)))
+                x->dtype = ZR_BF16;
+            if (zr_verify_chance(&s, c->frozen))
+                x->grad = NULL;
+            x->lr_scale = 1;
+            x->decay_scale = zr_verify_chance(&s, 30) ? 0 : 1;
+            if (c->mixed) /* of several kinds, some without state */
+                x->optimizer = (enum zr_optimizer)((c->seed + (uint64_t)*n * 7) % ZR_OPTIMIZER_COUNT);
+            /* Stored instead of added: only where the model writes each gradient just once before it is
+             * handed in. */
+            bool often =
+                c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
+            x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
+            x->resident = c->resident && zr_verify_chance(&s, 30);
+        }
+    }
+    *out = t;
+    return 0;
+}
+
+/* ---- calls ---- */
+
+static void add(struct zr_script *s, struct zr_deed d)
+{
+    if (s->n == s->cap) {
+        s->cap = s->cap ? s->cap * 2 : 256;
+        s->deed = realloc(s->deed, (size_t)s->cap * sizeof *s->deed);
+        if (!s->deed)
+            abort();
+    }
+    s->deed[s->n++] = d;
+}
+
+enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a case has fewer */
+
+struct writing {
+    const struct zr_verify_case *c;
+    struct zr_script *s;
+    const bool *no_forward, *no_backward; /* units that the model does not bracket */
+    int32_t step;
+    bool dropped; /* what is written is of no step: its contributions must be nowhere */
+};
+
+static bool bracketed(const struct writing *w, int32_t u, bool backward)
+{
+    return !(backward ? w->no_backward : w->no_forward)[u];
+}
+
+static void begin(struct writing *w, int32_t u, bool backward)
+{
+    if (bracketed(w, u, backward))
+        add(w->s, (struct zr_deed){ZR_DO_BEGIN, backward, u, w->step});
+}
+
+static void end(struct writing *w, int32_t u, bool backward)
+{
+    if (bracketed(w, u, backward))
+        add(w->s, (struct zr_deed){ZR_DO_END, backward, u, w->step});
+}
+
+static void use(struct writing *w, int32_t u, bool backward)
+{
+    add(w->s, (struct zr_deed){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0)});
+    if (backward && !w->dropped)
+        w->s->n_contrib[w->step * w->c->n_units + u]++;
+}
+
+static void whole(struct writing *w, int32_t u, bool backward)
+{
+    begin(w, u, backward);
+    use(w, u, backward);
+    end(w, u, backward);
+}
+
+/* list: the units used, in order of forward. */
+static void forward(struct writing *w, const int32_t *list, int32_t n)
+{
+    enum zr_verify_pattern p = w->c->pattern;
+    bool nested = p == ZR_USE_NESTED && n > 1;
+    if (nested) {
+        begin(w, list[0], false);
+        use(w, list[0], false);
+    }
+    for (int32_t i = nested; i < n; i++) {
+        if (p != ZR_USE_OVERLAP) {
+            whole(w, list[i], false);
+            continue;
+        }
+        begin(w, list[i], false);
+        if (i > 0)
+            end(w, list[i - 1], false);
+        use(w, list[i], false);
+    }
+    if (p == ZR_USE_OVERLAP)
+        end(w, list[n - 1], false);
+    if (nested) {
+        use(w, list[0], false);
+        end(w, list[0], false);
+    }
+    if ((p == ZR_USE_TIED || p == ZR_USE_TWICE) && n > 1)
+        whole(w, list[0], false);
+}
+
+static void backward(struct writing *w, const int32_t *list, int32_t n)
+{
+    enum zr_verify_pattern p = w->c->pattern;
+    bool held = (p == ZR_USE_NESTED || p == ZR_USE_TIED) && n > 1;
+    if (held) {
+        begin(w, list[0], true);
+        if (p == ZR_USE_TIED)
+            use(w, list[0], true);
+    }
+    if (p == ZR_USE_TWICE && n > 1)
+        whole(w, list[0], true);
+    for (int32_t i = n - 1; i >= held; i--) {
+        if (p == ZR_USE_RECOMPUTE) {
+            begin(w, list[i], true);
+            whole(w, list[i], false);
+            use(w, list[i], true);
+            end(w, list[i], true);
+        } else if (p == ZR_USE_OVERLAP) {
+            begin(w, list[i], true);
+            if (i < n - 1)
+                end(w, list[i + 1], true);
+            use(w, list[i], true);
+        } else {
+            whole(w, list[i], true);
+        }
+    }
+    if (p == ZR_USE_OVERLAP)
+        end(w, list[0], true);
+    if (held) {
+        use(w, list[0], true);
+        end(w, list[0], true);
+    }
+}
+
+static void snapshot(struct writing *w, uint64_t *s, int32_t step)
+{
+    if (zr_verify_chance(s, w->c->snapshots))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
+}
+
+/* All at once: some of them used without brackets, some inside them. */
+static void all_at_once(struct writing *w, uint64_t *s, const int32_t *list)
+{
+    if (!zr_verify_chance(s, w->c->alls))
+        return;
+    add(w->s, (struct zr_deed){.kind = ZR_DO_GATHER_ALL, .unit = -1, .step = w->step});
+    for (int32_t i = 0; i < w->c->n_units; i++)
+        use(w, list[i], false);
+    forward(w, list, w->c->n_units);
+    add(w->s, (struct zr_deed){.kind = ZR_DO_RELEASE_ALL, .unit = -1, .step = w->step});
+}
+
+/* where: as in zr_verify_case.zeroes. Where the sum of the micro-batches is kept, the first alone may be
+ * preceded by it. */
+static void zero(struct writing *w, int where, int micro)
+{
+    if ((w->c->zeroes & where) && !(w->c->grad_in_place && micro > 0))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_ZERO, .unit = -1, .step = w->step});
+}
+
+static void values(struct writing *w, uint64_t *s, int32_t step)
+{
+    static const uint8_t kinds[] = {ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN};
+    int32_t t = (int32_t)zr_verify_below(s, 1 << 20);
+    for (int k = 0; w->c->values && k < 3; k++)
+        if (zr_verify_chance(s, 50))
+            add(w->s, (struct zr_deed){.kind = kinds[k], .unit = t, .step = step});
+}
+
+/* list: room for all units. cut: backward stops in its midst. */
+static void micro_batch(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, int micro,
+                        bool cut)
+{
+    int32_t n = 0;
+    /* The first is never left out: the longest count of backward passes tells how many micro-batches there
+     * were. A unit without backward brackets cannot be left out either: its gradient is reduced all the same,
+     * with what is in it. */
+    for (int32_t i = 0; i < w->c->n_units; i++)
+        if (i == 0 || !zr_verify_chance(s, w->c->skipped))
+            list[n++] = all[i];
+    zero(w, 1, micro);
+    forward(w, list, n);
+    if (micro == 0 && !w->dropped)
+        snapshot(w, s, w->step);
+    zero(w, 2, micro);
+    int32_t from = cut ? (int32_t)zr_verify_below(s, n) : 0;
+    backward(w, list + from, n - from);
+}
+
+/* A step that is given up: part of it, all of it, or after its norm was asked for. */
+static void drop_step(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, bool micro)
+{
+    int n = 1 + (int)zr_verify_below(s, w->c->accum);
+    bool cut = zr_verify_chance(s, 50);
+    w->dropped = true;
+    for (int a = 0; a < n; a++) {
+        micro_batch(w, s, all, list, a, cut && a + 1 == n);
+        if (micro && a + 1 < n)
+            add(w->s, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w->step});
+    }
+    bool uneven =
+        w->c->skipped || w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
+    if (n == w->c->accum && !cut && !uneven && zr_verify_chance(s, w->c->norms))
+        add(w->s, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w->step});
+    add(w->s, (struct zr_deed){.kind = ZR_DO_DROP, .unit = -1, .step = w->step});
+    w->dropped = false;
+}
+
+int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
+{
+    uint64_t s = c->seed ^ 0x5c41;
+    struct zr_script script = {0};
+    size_t n_units = (size_t)c->n_units;
+    int32_t *all = malloc(n_units * sizeof *all), *list = malloc(n_units * sizeof *list);
+    bool *no_forward = calloc(n_units, 1), *no_backward = calloc(n_units, 1);
+    script.n_contrib = calloc((size_t)c->n_steps * n_units, sizeof *script.n_contrib);
+    if (!all || !list || !no_forward || !no_backward || !script.n_contrib)
+        abort();
+    bool any_free = false;
+    for (int32_t u = 0; u < c->n_units; u++) {
+        all[u] = c->reversed ? c->n_units - 1 - u : u;
+        no_forward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
+        no_backward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
+        any_free |= no_backward[u];
+    }
+    struct writing w = {.c = c, .s = &script, .no_forward = no_forward, .no_backward = no_backward};
+    for (w.step = 0; w.step < c->n_steps; w.step++) {
+        /* Sometimes the model changes its mind about the order. */
+        if (c->n_units > 1 && zr_verify_chance(&s, c->changes)) {
+            int64_t i = zr_verify_below(&s, c->n_units), j = zr_verify_below(&s, c->n_units);
+            int32_t swap = all[i];
+            all[i] = all[j];
+            all[j] = swap;
+            script.reordered |= i != j && w.step > 0;
+        }
+        for (int e = 0; e < c->n_evals; e++) {
+            forward(&w, all, c->n_units);
+            values(&w, &s, w.step);
+            snapshot(&w, &s, w.step);
+        }
+        bool micro = any_free || c->unbracketed;
+        if (zr_verify_chance(&s, c->drops))
+            drop_step(&w, &s, all, list, micro);
+        for (int a = 0; a < c->accum; a++) {
+            int32_t at = script.n;
+            micro_batch(&w, &s, all, list, a, false);
+            if (w.step == 0 && a == 0 && c->declared) {
+                script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
+                if (!script.order)
+                    abort();
+                for (; at < script.n; at++) {
+                    const struct zr_deed *d = &script.deed[at];
+                    if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
+                        script.order[script.n_order++] =
+                            (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
+                }
+            }
+            if (a + 1 < c->accum && (micro || zr_verify_chance(&s, 30)))
+                add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
+        }
+        /* A gradient that was not handed out has nothing in it: the model may zero it until the step. */
+        if (c->accum == 1 && !c->unbracketed)
+            zero(&w, 8, 0);
+        if (c->late_evals)
+            forward(&w, all, c->n_units);
+        all_at_once(&w, &s, all);
+        if (zr_verify_chance(&s, c->norms)) {
+            add(&script, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w.step});
+            if (c->values) /* which writes where the norms were exchanged */
+                add(&script, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = 0, .step = w.step});
+            if (c->late_evals)
+                forward(&w, all, c->n_units);
+        }
+        add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
+        zero(&w, 4, 0);
+        w.step++;
+        all_at_once(&w, &s, all);
+        w.step--;
+        values(&w, &s, w.step + 1);
+        snapshot(&w, &s, w.step + 1);
+    }
+    free(all);
+    free(list);
+    free(no_forward);
+    free(no_backward);
+    *out = script;
+    return 0;
+}
+
+void zr_script_free(struct zr_script *s)
+{
+    free(s->deed);
+    free(s->order);
+    free(s->n_contrib);
+}
+
+/* ---- compute ---- */
+
+/* At stages 2 and 3 the model has no pointer to a unit that is not open. */
+static int outside(struct zr_verify_rank *r, const struct zr_deed *d, const char *tensor, const char *what)
+{
+    zr_report(zr_sim_recorder(r->v->sim),
+              "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
+              "zero_begin must come first",
+              r->id, what, tensor, d->unit, d->backward ? "backward" : "forward", d->step);
+    return 0;
+}
+
+struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates)
+{
+    const struct zr_piece *p = &l->pieces[piece];
+    const struct zr_flat *f = zr_piece_flat(l, piece);
+    return (struct zr_content){.kind = ZR_TAG_PARAM,
+                               .size = (uint8_t)zr_dtype_bytes(l->tensors[p->tensor].dtype),
+                               .flat = (int32_t)(f - l->flats),
+                               .first = p->first,
+                               .value = f->trainable ? (uint64_t)n_updates : 0};
+}
+
+int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
+{
+    struct zr_verify_world *v = r->v;
+    const struct zr_layout *l = &r->layout;
+    const struct zr_unit *u = &l->units[d->unit];
+    struct zr_sim_touch touch[2 * 64];
+    int n = 0;
+    int64_t elems = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        for (int32_t k = 0; k < f->n_pieces && n + 2 <= 2 * 64; k++) {
+            const struct zr_piece *p = &l->pieces[f->first_piece + k];
+            const struct zr_tensor *t = &l->tensors[p->tensor];
+            int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
+            uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
+            struct zr_content tag = zr_script_values(l, f->first_piece + k, r->n_done);
+            elems += p->n;
+            if (!*t->param)
+                return outside(r, d, t->name, "");
+            touch[n++] =
+                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
+            if (!d->backward || !f->trainable)
+                continue;
+            if (!*t->grad)
+                return outside(r, d, t->name, "the gradient of ");
+            tag.kind = ZR_TAG_GRAD;
+            tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
+            tag.n = 1;
+            touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes,
+                                               t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, tag};
+        }
+    }
+    r->n_used[d->unit] += d->backward;
+    int64_t ns = v->speed ? (int64_t)((d->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens /
+                                      v->speed->flops_per_s * 1e9)
+                          : 0;
+    if (r->id == 0)
+        v->compute_ns += ns;
+    return zr_sim_compute(r->engine.compute, d->backward ? "backward" : "forward", touch, n, ns);
+}
+
+int zr_script_zero(struct zr_verify_rank *r)
+{
+    const struct zr_layout *l = &r->layout;
+    struct zr_sim_touch *touch = malloc(((size_t)l->n_pieces + 1) * sizeof *touch);
+    int n = 0;
+    if (!touch)
+        abort();
+    for (int32_t i = 0; i < l->n_pieces; i++) {
+        const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
+        int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
+        if (t->grad && *t->grad)
+            touch[n++] = (struct zr_sim_touch){
+                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_TAG_ZERO}};
+    }
+    int err = zr_sim_compute(r->engine.compute, "the model's zeroing", touch, n, 0);
+    free(touch);
+    return err;
+}

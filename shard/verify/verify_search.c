@@ -1,0 +1,460 @@
+/* verify_search.c: every order in which the host threads of small models can run.
+ *
+ * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is
+ * the only one: a wait means the most recent record at the moment of the call, so a loop that is early or
+ * late could make it mean another. Here the calls of a model go through the real core (memory copied from
+ * call to call), every action is taken apart into what engine_model.c and engine_carry.c do for it (push,
+ * await, record, wait, sync), and all states of (how far each rank's model thread is, how far its loop is)
+ * are visited breadth first. Bad are: a wait that finds another record than it found on another way to the
+ * same call; a gather into a slot in use; a bracket whose slot holds something else; a state that is not the
+ * end and from which nobody can go on. Each configuration is then run once on the simulated world, which
+ * checks the graph itself. Ranks make the same calls, so states that differ in which rank is which are one.
+ * Ranks meet in syncs alone; with three of them, what a model's thread does between two points where it may
+ * have to wait is one move, which loses no standstill (two ranks take every move by itself). */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_OPS = 1000, MOST_EVENTS = 128, MOST_JOBS = 500 };
+
+enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
+
+struct host_op {
+    enum host_op_kind kind;
+    int32_t number; /* PUSH, AWAIT, SYNC: jobs carried out before it; RECORD, WAIT: the event */
+    int32_t found;  /* WAIT: records of the event before it; -1: not come to yet */
+};
+
+struct job_ops {
+    struct host_op op[5];
+    int n;
+};
+
+/* What a rank does, all ranks alike. */
+struct program {
+    struct host_op op[MOST_OPS];
+    struct job_ops job[MOST_JOBS];
+    int32_t n_ops, n_jobs;
+    int32_t recorded[MOST_EVENTS][MOST_JOBS]; /* positions of its records, in the ops or the jobs */
+    int32_t n_recorded[MOST_EVENTS];
+    char fault[160];
+};
+
+struct tracing {
+    struct program *p;
+    const struct zr_plan *plan;
+    int32_t unit_job[8], grad_job[16], norm_job, snapshot_job, slot_unit[16];
+    bool open[16], wrong;
+    enum zr_search_flaw flaw;
+};
+
+/* Events by number. */
+static int32_t event_of(int class, int32_t which)
+{
+    return class * 16 + which;
+}
+
+static void add_op(struct tracing *t, enum host_op_kind kind, int32_t number)
+{
+    struct program *p = t->p;
+    if ((t->flaw == ZR_SEARCH_NO_AWAIT && kind == HOST_AWAIT) ||
+        (t->flaw == ZR_SEARCH_NO_PUSH && kind == HOST_PUSH && number == 3))
+        return;
+    if (p->n_ops == MOST_OPS)
+        abort();
+    if (kind == HOST_RECORD)
+        p->recorded[number][p->n_recorded[number]++] = p->n_ops;
+    p->op[p->n_ops++] = (struct host_op){kind, number, -1};
+}
+
+static void job_op(struct tracing *t, enum host_op_kind kind, int32_t event)
+{
+    struct program *p = t->p;
+    struct job_ops *j = &p->job[p->n_jobs - 1];
+    if (kind == HOST_RECORD)
+        p->recorded[event][p->n_recorded[event]++] = p->n_jobs - 1;
+    j->op[j->n++] = (struct host_op){kind, event, -1};
+}
+
+static void wrong(struct tracing *t, const char *what, const struct zr_action *a)
+{
+    if (!t->wrong)
+        snprintf(t->p->fault, sizeof t->p->fault, "%s: action %d of unit %d, slot %d", what, a->kind, a->unit,
+                 a->slot);
+    t->wrong = true;
+}
+
+static void trace_job(struct tracing *t, const struct zr_action *a)
+{
+    struct program *p = t->p;
+    int32_t number = ++p->n_jobs;
+    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    bool in_place = a->unit >= 0 && t->plan->sum_in_place[a->unit];
+    if (number > MOST_JOBS)
+        abort();
+    add_op(t, HOST_PUSH, number);
+    switch ((enum zr_action_kind)a->kind) {
+    case ZR_ACT_GATHER:
+        if (a->slot >= 0) {
+            if (t->open[a->slot])
+                wrong(t, "a gather into a slot in use", a);
+            t->slot_unit[a->slot] = a->unit;
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
+        }
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
+        t->unit_job[a->unit] = number;
+        break;
+    case ZR_ACT_REDUCE:
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
+        if (in_place)
+            break;
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+        t->grad_job[place] = number;
+        break;
+    case ZR_ACT_SET_ASIDE:
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+        t->grad_job[place] = number;
+        break;
+    case ZR_ACT_NO_GRAD:
+        if (in_place)
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+        break;
+    case ZR_ACT_NORM:
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GATHER_TAIL, 0));
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GATHER_TAIL, 0));
+        t->norm_job = number;
+        break;
+    case ZR_ACT_UPDATE:
+        if (in_place) {
+            job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+            t->grad_job[place] = number;
+        }
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_UPDATED, a->unit));
+        t->unit_job[a->unit] = number;
+        break;
+    default:
+        break;
+    }
+}
+
+static void trace_action(struct tracing *t, const struct zr_action *a)
+{
+    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    bool gathered;
+    switch ((enum zr_action_kind)a->kind) {
+    case ZR_ACT_USE_PARAM:
+        if (a->slot >= 0 && t->slot_unit[a->slot] != a->unit)
+            wrong(t, "a bracket on a slot that holds another unit", a);
+        if (a->slot >= 0)
+            t->open[a->slot] = true;
+        /* fall through */
+    case ZR_ACT_WAIT_PARAM:
+        gathered = !t->plan->resident[a->unit] || t->plan->stage > 0;
+        add_op(t, HOST_AWAIT, t->unit_job[a->unit]);
+        add_op(t, HOST_WAIT, event_of(gathered ? ZR_EVENT_READY : ZR_EVENT_UPDATED, a->unit));
+        break;
+    case ZR_ACT_HIDE_PARAM:
+        if (a->slot >= 0) {
+            t->open[a->slot] = false; /* the last of its brackets ended */
+            add_op(t, HOST_RECORD, event_of(ZR_EVENT_PARAM_FREE, a->slot));
+        }
+        break;
+    case ZR_ACT_USE_GRAD:
+        add_op(t, HOST_AWAIT, t->grad_job[place]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        break;
+    case ZR_ACT_RETURN_GRADS:
+        add_op(t, HOST_AWAIT, t->grad_job[place]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        break;
+    case ZR_ACT_HIDE_GRAD:
+        add_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_DONE, place));
+        break;
+    default:
+        trace_job(t, a);
+    }
+}
+
+/* Takes the script's calls through the core. */
+static int trace(struct program *p, const struct zr_plan *plan, const struct zr_script *s,
+                 enum zr_search_flaw flaw)
+{
+    struct tracing t = {.p = p, .plan = plan, .flaw = flaw};
+    size_t bytes = zr_core_bytes(&plan->spec);
+    void *now = malloc(bytes), *next = malloc(bytes);
+    struct zr_action *actions = malloc((size_t)zr_core_max_actions(&plan->spec) * sizeof *actions);
+    if (!now || !next || !actions)
+        abort();
+    zr_core_init(now, &plan->spec);
+    int err = 0;
+    for (int32_t i = 0; !err && i < s->n; i++) {
+        const struct zr_deed *d = &s->deed[i];
+        if (d->kind == ZR_DO_USE)
+            continue;
+        struct zr_core_event ev = {d->kind == ZR_DO_BEGIN      ? ZR_EV_BEGIN
+                                   : d->kind == ZR_DO_END      ? ZR_EV_END
+                                   : d->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
+                                   : d->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
+                                                               : ZR_EV_STEP,
+                                   d->unit, d->backward};
+        int32_t n;
+        memcpy(next, now, bytes); /* plain data: the state is its bytes */
+        err = zr_core_step(next, &ev, actions, &n);
+        if (ev.kind == ZR_EV_STEP) {
+            if (t.norm_job) {
+                add_op(&t, HOST_AWAIT, t.norm_job);
+                add_op(&t, HOST_SYNC, t.norm_job);
+            }
+            add_op(&t, HOST_RECORD, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+        }
+        /* The snapshot before was read: so it was taken. */
+        if (ev.kind == ZR_EV_SNAPSHOT && t.snapshot_job) {
+            add_op(&t, HOST_AWAIT, t.snapshot_job);
+            add_op(&t, HOST_SYNC, t.snapshot_job);
+        }
+        for (int32_t k = 0; !err && k < n; k++)
+            trace_action(&t, &actions[k]);
+        if (ev.kind == ZR_EV_SNAPSHOT)
+            t.snapshot_job = p->n_jobs;
+        void *swap = now;
+        now = next;
+        next = swap;
+    }
+    add_op(&t, HOST_AWAIT, p->n_jobs);
+    add_op(&t, HOST_SYNC, p->n_jobs);
+    free(now);
+    free(next);
+    free(actions);
+    return err;
+}
+
+/* ---- states ---- */
+
+struct states {
+    uint64_t *seen, *queue; /* seen: open addressing, 0 is free */
+    int64_t n, n_done, cap;
+};
+
+static void visit(struct states *s, uint64_t key);
+
+static void enlarge(struct states *s)
+{
+    struct states more = {.cap = s->cap ? s->cap * 4 : 1 << 12};
+    more.seen = calloc((size_t)more.cap, sizeof *more.seen);
+    more.queue = malloc((size_t)more.cap * sizeof *more.queue);
+    if (!more.seen || !more.queue)
+        abort();
+    for (int64_t i = 0; i < s->n; i++)
+        visit(&more, s->queue[i]);
+    more.n_done = s->n_done;
+    free(s->seen);
+    free(s->queue);
+    *s = more;
+}
+
+static void visit(struct states *s, uint64_t key)
+{
+    if (2 * s->n >= s->cap)
+        enlarge(s);
+    uint64_t stored = key + 1, at = stored * UINT64_C(0x9e3779b97f4a7c15) >> 20;
+    for (;; at++) {
+        uint64_t *slot = &s->seen[at & (uint64_t)(s->cap - 1)];
+        if (*slot == stored)
+            return;
+        if (!*slot) {
+            *slot = stored;
+            s->queue[s->n++] = key;
+            return;
+        }
+    }
+}
+
+/* Ten bits each for the model's thread and the loop of a rank; ranks in order of size. */
+static uint64_t pack(const int32_t (*at)[2], int world)
+{
+    uint64_t part[3] = {0}, key = 0;
+    for (int r = 0; r < world; r++) {
+        int i = r;
+        uint64_t x = (uint64_t)at[r][0] << 10 | (uint64_t)at[r][1];
+        for (; i > 0 && part[i - 1] > x; i--)
+            part[i] = part[i - 1];
+        part[i] = x;
+    }
+    for (int r = 0; r < world; r++)
+        key = key << 20 | part[r];
+    return key;
+}
+
+/* The record that a wait finds, of those made before position `at` by the thread that makes them. */
+static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32_t loop_at, bool by_model)
+{
+    int class = op->number / 16;
+    bool of_model =
+        class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
+    /* A job's own records come before its waits where it has both. */
+    int32_t at = of_model ? model_at : by_model ? loop_at : loop_at + (class == ZR_EVENT_GATHER_TAIL), n = 0;
+    while (n < p->n_recorded[op->number] && p->recorded[op->number][n] < at)
+        n++;
+    if (op->found >= 0 && op->found != n) {
+        snprintf(
+            p->fault, sizeof p->fault,
+            "a wait of %s for event class %d, number %d finds record %d or %d: it depends on the loop's pace",
+            by_model ? "the model's thread" : "the loop", class, op->number % 16, op->found, n);
+        return false;
+    }
+    op->found = n;
+    return true;
+}
+
+static bool search(struct program *p, int world, struct states *s, struct zr_search_result *out)
+{
+    int32_t at[3][2] = {{0}};
+    visit(s, pack((const int32_t(*)[2])at, world));
+    bool ended = false;
+    for (; s->n_done < s->n; s->n_done++) {
+        uint64_t key = s->queue[s->n_done];
+        int32_t least = INT32_MAX;
+        int n_next = 0, n_end = 0;
+        for (int r = world; r-- > 0; key >>= 20) {
+            at[r][0] = (int32_t)(key >> 10 & 1023);
+            at[r][1] = (int32_t)(key & 1023);
+            least = at[r][1] < least ? at[r][1] : least;
+        }
+        for (int r = 0; r < world; r++) {
+            int32_t m = at[r][0], l = at[r][1];
+            n_end += m == p->n_ops && l == p->n_jobs;
+            if (m < p->n_ops) {
+                struct host_op *op = &p->op[m];
+                bool can = op->kind == HOST_AWAIT  ? l >= op->number
+                           : op->kind == HOST_SYNC ? least >= op->number
+                                                   : true;
+                if (op->kind == HOST_WAIT && !finds(p, op, m, l, true))
+                    return false;
+                if (can) {
+                    do
+                        at[r][0]++;
+                    while (world > 2 && at[r][0] < p->n_ops && p->op[at[r][0]].kind != HOST_AWAIT &&
+                           p->op[at[r][0]].kind != HOST_SYNC);
+                    visit(s, pack((const int32_t(*)[2])at, world));
+                    at[r][0] = m;
+                    n_next++;
+                }
+            }
+            /* The jobs pushed before position m: the next one is there if its push is. */
+            int32_t n_pushed = 0;
+            for (int32_t i = m; i-- > 0 && !n_pushed;)
+                n_pushed = p->op[i].kind == HOST_PUSH ? p->op[i].number : 0;
+            if (l < n_pushed) {
+                for (int k = 0; k < p->job[l].n; k++)
+                    if (p->job[l].op[k].kind == HOST_WAIT && !finds(p, &p->job[l].op[k], m, l, false))
+                        return false;
+                at[r][1]++;
+                visit(s, pack((const int32_t(*)[2])at, world));
+                at[r][1]--;
+                n_next++;
+            }
+        }
+        out->n_edges += n_next;
+        ended |= n_end == world;
+        if (n_next == 0 && n_end < world) {
+            snprintf(p->fault, sizeof p->fault,
+                     "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at[0][0], p->n_ops,
+                     at[0][1], p->n_jobs);
+            return false;
+        }
+    }
+    if (!ended)
+        snprintf(p->fault, sizeof p->fault, "the end is never reached");
+    return ended;
+}
+
+static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw, struct zr_search_result *out)
+{
+    struct program *p = calloc(1, sizeof *p);
+    struct zr_script script;
+    struct zr_tensor *tensors;
+    struct zr_layout *layout = NULL;
+    struct zr_plan *plan = NULL;
+    struct zr_verify_result run;
+    struct states s = {0};
+    int32_t n;
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to search");
+    zr_script_make(c, &script);
+    int err = zr_script_tensors(c, NULL, &tensors, &n);
+    if (!err)
+        err = zr_layout_make(tensors, n, c->world, zr_plan_in_place(c->stage), false, &layout);
+    struct zr_options opt = {.stage = c->stage,
+                             .optimizer = ZR_ADAMW,
+                             .grad_scale = 1,
+                             .grad_accum_steps = c->accum,
+                             .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                             .prefetch = c->prefetch,
+                             .param_budget_bytes = -1,
+                             .deterministic = c->deterministic,
+                             .order = script.order,
+                             .n_order = script.n_order,
+                             .timeout_ms = 1000,
+                             .save_async = c->snapshots > 0};
+    if (!err)
+        err = zr_plan_make(layout, &opt, &plan);
+    if (!err)
+        err = trace(p, plan, &script, flaw);
+    if (!err) {
+        bool good = !p->fault[0] && search(p, c->world, &s, out);
+        out->n_configs++;
+        out->n_states += s.n;
+        err = zr_verify_run(c, NULL, &run);
+        if (!err && good && run.n_reports) {
+            good = false;
+            snprintf(p->fault, sizeof p->fault, "%.150s", run.text);
+        }
+        if (!good && !out->n_bad++) {
+            char text[300];
+            zr_verify_describe(c, text, sizeof text);
+            snprintf(out->text, sizeof out->text, "%s: %s", text, p->fault);
+        }
+    }
+    free(s.seen);
+    free(s.queue);
+    zr_plan_free(plan);
+    zr_layout_free(layout);
+    zr_script_free(&script);
+    free(p);
+    return err;
+}
+
+int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
+                     struct zr_search_result *out)
+{
+    *out = (struct zr_search_result){0};
+    if (most_units < 1 || most_units > 6 || most_ranks < 2 || most_ranks > 3)
+        return zr_fail(ZR_ERR_ARG, "units is %d (1..6), ranks %d (2..3)", most_units, most_ranks);
+    for (int world = 2; world <= most_ranks; world++)
+        for (int units = 1; units <= most_units; units++)
+            /* All patterns, and once more the first with snapshots wherever they may be taken. */
+            for (int i = 0; i < 4 * 3 * 2 * 2 * (ZR_USE_PATTERNS + 1); i++) {
+                struct zr_verify_case c = {.seed = (uint64_t)units,
+                                           .stage = i % 4,
+                                           .world = world,
+                                           .n_units = units,
+                                           .prefetch = i / 4 % 3,
+                                           .accum = 1 + i / 12 % 2,
+                                           .deterministic = i / 24 % 2,
+                                           .pattern = (enum zr_verify_pattern)(i / 48 % ZR_USE_PATTERNS),
+                                           .snapshots = i / 48 == ZR_USE_PATTERNS ? 100 : 0,
+                                           .declared = true,
+                                           .n_steps = 2,
+                                           .pace = ZR_PACE_RANDOM,
+                                           .poison = -1,
+                                           .dead = -1};
+                int err = search_case(&c, flaw, out);
+                if (err)
+                    return err;
+            }
+    return 0;
+}

@@ -1,0 +1,101 @@
+/* verify_snapshot.c: a rank's snapshots: taken as zero_save does, read as the thread does that writes a
+ * checkpoint, and what they must hold. */
+#include "shard/verify/verify_world.h"
+
+static struct zr_line *reader_of(const struct zr_verify_rank *r)
+{
+    return &zr_sim_recorder(r->v->sim)->lines[r->id * ZR_SIM_LINES + ZR_SIM_READER];
+}
+
+void zr_snapshot_complete(void *arg)
+{
+    struct zr_verify_rank *r = arg;
+    zr_stamp_drop(r->complete);
+    r->complete = zr_stamp_hold(zr_sim_line_of(r->engine.reduce_stream));
+    r->readable = true;
+}
+
+struct reading {
+    struct zr_verify_rank *r;
+    const struct zr_run *run;
+    struct zr_line *line;
+};
+
+/* Elements of one piece; there is padding between pieces. */
+static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                        int64_t n)
+{
+    const struct reading *g = arg;
+    const struct zr_run *run = g->run;
+    struct zr_content tag = {.kind = run->kind >= 0 ? ZR_TAG_STATE : ZR_TAG_PARAM,
+                             .size = (uint8_t)run->size,
+                             .flat = (int32_t)(f - g->r->layout.flats),
+                             .first = first,
+                             .value = f->trainable ? (uint64_t)g->r->n_saved : 0};
+    (void)p;
+    zr_shadow_expect(zr_sim_recorder(g->r->v->sim), g->line,
+                     g->r->engine.snapshot + run->snapshot_at + (first - run->first) * run->size,
+                     n * run->size, tag);
+    return 0;
+}
+
+static int read_run(void *arg, const struct zr_run *run)
+{
+    struct zr_verify_rank *r = arg;
+    struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
+    struct reading g = {r, run, reader_of(r)};
+    zr_shadow_read(rec, g.line, r->engine.snapshot + run->snapshot_at, run->n * run->size);
+    return zr_flat_ranges(&r->layout, run->flat, run->first, run->first + run->n, expect_saved, &g);
+}
+
+/* What the thread that writes a checkpoint does with the snapshot. */
+void zr_snapshot_read(struct zr_verify_rank *r, bool waited)
+{
+    if (waited)
+        zr_line_join(zr_sim_recorder(r->v->sim), reader_of(r), r->complete);
+    zr_sim_begin(r->v->sim, reader_of(r), "read of a snapshot", -1, (uint32_t)r->n_saved);
+    zr_engine_runs(&r->engine, read_run, r);
+    r->reading = r->readable = false;
+    r->v->n_snapshots++;
+}
+
+bool zr_snapshot_readable(const struct zr_verify_rank *r)
+{
+    return r->reading && r->readable && !r->dead && r->engine_open;
+}
+
+/* The save before must be over: as zero_save and zero_unwrap wait for it. */
+int zr_snapshot_end(struct zr_verify_rank *r)
+{
+    int err = 0;
+    while (r->reading && !err) {
+        err = zr_engine_check(&r->engine);
+        if (!err)
+            zr_turn_yield(r->v, r->id);
+    }
+    if (!err)
+        zr_line_join(zr_sim_recorder(r->v->sim), zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL),
+                     reader_of(r)->stamp);
+    return err;
+}
+
+int zr_snapshot_take(struct zr_verify_rank *r)
+{
+    const struct zr_mutant *m = r->v->mutant;
+    bool before = r->reading, alone = m && m->what == ZR_LESS_READER;
+    int err = alone ? 0 : zr_snapshot_end(r);
+    if (err)
+        return err;
+    r->v->n_acted += alone && before;
+    if (before && alone &&
+        zr_snapshot_readable(r)) /* it goes on as it would have, later: its bytes are new ones then */
+        r->readable = false;
+    r->n_saved = r->n_done;
+    r->reading = true;
+    err = zr_engine_take_snapshot(&r->engine, zr_snapshot_complete, r);
+    if (!err && m && m->what == ZR_EARLY_READER) {
+        r->v->n_acted++;
+        zr_snapshot_read(r, false);
+    }
+    return err;
+}

@@ -1,0 +1,47 @@
+/* verify_time.c: a case on the virtual clock, and a trace of it. */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+
+/* Trace Event Format: a process is a rank, a thread one of its lines. */
+void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
+                  int64_t to_ns)
+{
+    struct zr_verify_world *v = arg;
+    (void)line;
+    if (v->trace && rank < 16 && to_ns > from_ns)
+        fprintf(v->trace,
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d,"
+                "\"args\":{\"unit\":%d,"
+                "\"step\":%u,\"during\":\"%s\"}},\n",
+                info->name, rank, info->line % ZR_SIM_LINES, (long long)(from_ns / 1000),
+                (int)(from_ns % 1000), (long long)((to_ns - from_ns) / 1000), (int)((to_ns - from_ns) % 1000),
+                info->unit, info->step, info->during);
+}
+
+void zr_trace_name_lines(struct zr_verify_world *v)
+{
+    for (int32_t i = 0; v->trace && i < v->c->world * ZR_SIM_LINES && i < 16 * ZR_SIM_LINES; i++)
+        fprintf(v->trace,
+                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                i / ZR_SIM_LINES, i % ZR_SIM_LINES, zr_sim_recorder(v->sim)->lines[i].name);
+}
+
+int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
+                   struct zr_verify_time *out, struct zr_verify_result *result)
+{
+    struct zr_verify_world v = {.c = c, .speed = speed};
+    FILE *trace = path ? fopen(path, "w") : NULL;
+    if (path && !trace)
+        return zr_fail(ZR_ERR_IO, "%s cannot be written", path);
+    v.trace = trace;
+    if (trace)
+        fprintf(trace, "[\n");
+    int err = zr_verify_world_run(&v, result, out);
+    if (trace) {
+        fprintf(trace, "{\"name\":\"libzero\",\"ph\":\"M\",\"pid\":0,\"args\":{}}]\n");
+        if (fclose(trace) && !err)
+            err = zr_fail(ZR_ERR_IO, "%s could not be written", path);
+    }
+    return err;
+}

@@ -1,0 +1,229 @@
+/* verify_turns.c: who goes on next, drawn from the seed. A model's thread is a coroutine, a loop is turned by
+ * hand; a rank may die at any point of either. */
+#include "shard/verify/verify_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- dying ---- */
+
+void zr_turn_give_way(struct zr_verify_rank *r)
+{
+    swapcontext(&r->context, &r->v->scheduler);
+    zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
+}
+
+/* At each point of what a rank does: is it the last? Where the rank's own thread is running it does not come
+ * back. */
+bool zr_turn_dies(struct zr_verify_rank *r)
+{
+    struct zr_verify_world *v = r->v;
+    if (r->id != v->c->dead || r->n_points++ < v->c->dead_at || r->dead)
+        return r->dead;
+    r->dead = r->done = true;
+    v->lose_at = v->n_turns + zr_verify_below(&v->random, 64);
+    zr_sim_kill(v->sim, r->id);
+    zr_sim_recorder(v->sim)->forgiving = true;
+    while (v->running == r)
+        zr_turn_give_way(r);
+    return true;
+}
+
+/* ---- the loops ---- */
+
+static void carry_one(struct zr_verify_rank *r)
+{
+    struct zr_line *before = zr_sim_speaker(r->v->sim);
+    if (zr_loop_carry_next(r->loop))
+        r->v->n_carried++;
+    zr_sim_speak(r->v->sim, before);
+}
+
+static bool behind(const struct zr_verify_rank *r)
+{
+    return r->loop && !r->dead && r->n_carried < r->n_pushed;
+}
+
+static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
+{
+    uint64_t word[] = {
+        job->action.kind, (uint64_t)job->action.unit, (uint64_t)job->action.slot, job->action.fill,
+        job->action.sum,  job->action.accumulate,     job->action.n_folds,        job->call_hash,
+        job->step};
+    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
+        r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
+}
+
+/* The loop's hand. It knows what the model's thread knew when it gave the job. */
+void zr_turn_carry(void *arg, const struct zr_job *job)
+{
+    struct zr_verify_rank *r = arg;
+    struct zr_stamp **known = &r->pushed[r->n_carried++ % ZR_VERIFY_QUEUE];
+    struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
+    zr_line_join(zr_sim_recorder(r->v->sim), l, *known);
+    zr_stamp_drop(*known);
+    *known = NULL;
+    l->during = zr_action_name((enum zr_action_kind)job->action.kind);
+    l->unit = job->action.unit;
+    l->step = job->step;
+    note_job(r, job);
+    if (!zr_turn_dies(r))
+        zr_mutant_carry(r, job);
+}
+
+static void carry_some(struct zr_verify_rank *r)
+{
+    for (int64_t k = zr_verify_below(&r->v->random, 4); k > 0 && behind(r); k--)
+        carry_one(r);
+}
+
+void zr_turn_pushed(void *arg)
+{
+    struct zr_verify_rank *r = arg;
+    r->pushed[r->n_pushed++ % ZR_VERIFY_QUEUE] = zr_stamp_hold(zr_sim_speaker(r->v->sim));
+    while (r->pace == ZR_PACE_AT_ONCE && behind(r))
+        carry_one(r);
+    if (r->pace == ZR_PACE_RANDOM && zr_verify_chance(&r->v->random, 30))
+        carry_some(r);
+}
+
+void zr_turn_awaited(void *arg, uint64_t number)
+{
+    struct zr_verify_rank *r = arg;
+    const struct zr_mutant *m = r->v->mutant;
+    if (m && m->what == ZR_LESS_AWAIT &&
+        (!m->during || !strcmp(m->during, zr_sim_speaker(r->v->sim)->during))) {
+        r->v->n_acted++;
+        return;
+    }
+    while (r->n_carried < number)
+        carry_one(r);
+}
+
+/* ---- waiting ---- */
+
+/* The model's thread of a rank waits for the device. */
+void zr_turn_yield(void *arg, int rank)
+{
+    struct zr_verify_world *v = arg;
+    struct zr_verify_rank *r = v->running;
+    if (!r || r->id != rank) {
+        fprintf(stderr, "verify: rank %d waits outside its thread\n", rank);
+        abort();
+    }
+    zr_turn_dies(r);
+    r->stuck_at = zr_sim_activity(v->sim) + v->n_carried;
+    zr_turn_give_way(r);
+}
+
+/* What ranks do through the rendezvous while wrapping: all succeed or all fail. */
+int zr_turn_agree(struct zr_verify_rank *r, int err)
+{
+    struct zr_verify_world *v = r->v;
+    int until = (v->n_agreed / v->c->world + 1) * v->c->world;
+    if (err)
+        v->agreed_error = err;
+    v->n_agreed++;
+    while (v->n_agreed < until && !v->lost)
+        zr_turn_yield(v, r->id);
+    return v->lost ? ZR_ERR_PEER : v->agreed_error;
+}
+
+/* ---- who goes on ---- */
+
+static bool can_go(const struct zr_verify_rank *r)
+{
+    return !r->done && r->stuck_at != zr_sim_activity(r->v->sim) + r->v->n_carried;
+}
+
+static void lose(struct zr_verify_world *v)
+{
+    char text[64];
+    v->lost = true;
+    snprintf(text, sizeof text, "rank %d was lost", v->c->dead);
+    for (int r = 0; r < v->c->world; r++)
+        if (r != v->c->dead && v->ranks[r].engine_open)
+            zr_engine_fail(&v->ranks[r].engine, ZR_ERR_PEER, text);
+    zr_sim_comm_lose(v->gather[0], v->c->dead);
+    zr_sim_comm_lose(v->reduce[0], v->c->dead);
+}
+
+/* Nobody can go on, whatever the loops do. */
+static bool break_up(struct zr_verify_world *v)
+{
+    char a[ZR_ERROR_BYTES / 3], b[ZR_ERROR_BYTES / 3];
+    if (v->c->dead >= 0 && v->ranks[v->c->dead].dead && !v->lost) {
+        lose(v);
+        return true;
+    }
+    zr_sim_comm_waits(v->gather[0], a, sizeof a);
+    zr_sim_comm_waits(v->reduce[0], b, sizeof b);
+    int saving = 0;
+    while (saving < v->c->world && !v->ranks[saving].reading)
+        saving++;
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s%s", v->ended ? " after the communicators failed" : "", a,
+              b, saving < v->c->world ? "a rank waits for its snapshot" : "");
+    if (v->ended)
+        return false;
+    v->ended = true;
+    v->gather[0]->ops->abort(v->gather[0], ZR_ERR_TIMEOUT, "hang");
+    v->reduce[0]->ops->abort(v->reduce[0], ZR_ERR_TIMEOUT, "hang");
+    return true;
+}
+
+void zr_turns_take(struct zr_verify_world *v)
+{
+    int world = v->c->world;
+    int64_t seen = -1;
+    for (int idle = 0;; v->n_turns++) {
+        int n_left = 0, n_able = 0;
+        for (int r = 0; r < world; r++) {
+            n_left += !v->ranks[r].done;
+            n_able += can_go(&v->ranks[r]);
+        }
+        if (!n_left)
+            return;
+        if (v->c->dead >= 0 && v->ranks[v->c->dead].dead && !v->lost && v->n_turns >= v->lose_at)
+            lose(v);
+        if (n_able) {
+            int64_t k = zr_verify_below(&v->random, n_able);
+            struct zr_verify_rank *r = v->ranks;
+            for (;; r++)
+                if (can_go(r) && k-- == 0)
+                    break;
+            r->stuck_at = -1;
+            v->running = r;
+            swapcontext(&v->scheduler, &r->context);
+            v->running = NULL;
+            if (r->pace == ZR_PACE_RANDOM)
+                carry_some(r);
+            if (zr_snapshot_readable(r) && zr_verify_chance(&v->random, 30))
+                zr_snapshot_read(r, true);
+            continue;
+        }
+        /* All wait: the loops have to move. */
+        bool moved = false;
+        int from = (int)zr_verify_below(&v->random, world);
+        for (int i = 0; i < world && !moved; i++) {
+            struct zr_verify_rank *r = &v->ranks[(from + i) % world];
+            moved = behind(r) || zr_snapshot_readable(r);
+            if (behind(r))
+                carry_one(r);
+            else if (moved)
+                zr_snapshot_read(r, true);
+        }
+        if (moved)
+            continue;
+        int64_t now = zr_sim_activity(v->sim) + v->n_carried + v->n_agreed;
+        idle = now == seen ? idle + 1 : 0;
+        seen = now;
+        for (int r = 0; r < world; r++)
+            v->ranks[r].stuck_at = -1;
+        if (idle < 3)
+            continue;
+        if (!break_up(v))
+            return;
+        idle = 0;
+    }
+}

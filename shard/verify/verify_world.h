@@ -1,0 +1,229 @@
+/* verify_world.h: what the files of the verifier share. */
+#ifndef ZR_SHARD_VERIFY_WORLD_H
+#define ZR_SHARD_VERIFY_WORLD_H
+
+#include "comm/sim/sim.h"
+#include "shard/engine/engine.h"
+#include "shard/verify/verify.h"
+
+#include <ucontext.h>
+
+/* Jobs that a loop holds. */
+enum { ZR_VERIFY_QUEUE = 512 };
+
+/* splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
+static inline uint64_t zr_verify_draw(uint64_t *state)
+{
+    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static inline int64_t zr_verify_below(uint64_t *state, int64_t n)
+{
+    return (int64_t)(zr_verify_draw(state) % (uint64_t)n);
+}
+
+static inline bool zr_verify_chance(uint64_t *state, int percent)
+{
+    return zr_verify_below(state, 100) < percent;
+}
+
+/* What the model does, in order; the same on every rank. */
+enum zr_deed_kind {
+    ZR_DO_BEGIN,
+    ZR_DO_END,
+    ZR_DO_USE,
+    ZR_DO_MICRO,
+    ZR_DO_STEP,
+    ZR_DO_READ,
+    ZR_DO_WRITE,
+    ZR_DO_MEAN,
+    ZR_DO_SNAPSHOT,
+    ZR_DO_ZERO, /* the model zeroes all gradients that it has a pointer to */
+    ZR_DO_NORM,
+    ZR_DO_DROP,
+    ZR_DO_GATHER_ALL,
+    ZR_DO_RELEASE_ALL
+};
+struct zr_deed {
+    uint8_t kind, backward;
+    int32_t unit; /* READ, WRITE: a tensor */
+    int32_t step;
+};
+
+struct zr_script {
+    struct zr_deed *deed;
+    int32_t n, cap;
+    struct zr_call *order; /* of one micro-batch */
+    int32_t n_order;
+    int32_t *n_contrib; /* (n_steps, n_units) backward uses */
+    bool reordered;     /* the model changed its mind */
+};
+
+/* tensors: freed by the layout they go into. */
+int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                      struct zr_tensor **out, int32_t *n);
+int zr_script_make(const struct zr_verify_case *c, struct zr_script *out);
+void zr_script_free(struct zr_script *s);
+
+/* What a mutant does. */
+enum zr_mutation {
+    ZR_LESS_RECORD = 1,
+    ZR_LESS_WAIT,
+    ZR_LESS_EVENT_SYNC,
+    ZR_LESS_STREAM_SYNC,
+    ZR_LESS_CLEAR,
+    ZR_LESS_AWAIT, /* a wait is left out */
+    ZR_FLAWED_COMM,
+    ZR_LESS_JOB,
+    ZR_TWICE_JOB,
+    ZR_LATE_JOB,
+    ZR_OTHER_SLOT,
+    ZR_NO_ACCUMULATE,
+    ZR_ALWAYS_ACCUMULATE,
+    ZR_OTHER_SUM,
+    ZR_OTHER_STREAM, /* a job's copies go on the gather stream */
+    ZR_LESS_CALL,    /* the model leaves out a call */
+    ZR_EARLY_READER, /* a snapshot is read without waiting for it */
+    ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
+};
+
+/* Events by what they say; see engine.h. */
+enum zr_event_class {
+    ZR_EVENT_ANY,
+    ZR_EVENT_PARAM_FREE,
+    ZR_EVENT_READY,
+    ZR_EVENT_UPDATED,
+    ZR_EVENT_GRAD_DONE,
+    ZR_EVENT_GRAD_FREE,
+    ZR_EVENT_STEP_COMPUTE,
+    ZR_EVENT_GATHER_TAIL,
+    ZR_EVENT_STEP_NORM
+};
+enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE };
+
+struct zr_mutant {
+    const char *name, *link;
+    enum zr_mutation what;
+    enum zr_event_class event;
+    enum zr_stream_class stream;
+    const char *during; /* only while the host does this; NULL: always */
+    int action;         /* jobs, awaits: of this kind; 0: any */
+    int until;          /* late jobs: after the next job of this kind; 0: of any other */
+    const char *on;     /* configurations that it is looked for in, the seed apart; NULL: random ones */
+    unsigned flaw;
+    bool one_rank; /* only on the last rank */
+};
+
+struct zr_verify_rank {
+    struct zr_verify_world *v;
+    int id;
+    ucontext_t context;
+    char *stack;
+    bool done, dead, engine_open;
+    int64_t stuck_at;          /* the activity at which it found nothing to do; -1: it can go on */
+    int64_t n_calls, n_points; /* points: of everything that happens to it */
+    int error;
+    bool finished; /* made every call of the script */
+    bool refused;
+
+    struct zr_layout layout;
+    struct zr_plan plan;
+    struct zr_tensor *tensors;
+    void **param, **grad; /* (n_tensors) the model's own pointers */
+    char **own;           /* (n_tensors) where its values are before the runtime takes them over */
+    struct zr_engine engine;
+    struct zr_comm *gather, *reduce;
+    struct zr_loop *loop;
+    struct zr_stamp **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
+    uint64_t n_pushed, n_carried;
+    enum zr_verify_pace pace;
+    struct zr_job held; /* of a mutant that makes a job late */
+    bool holding;
+    int32_t *n_used; /* (n_units) backward uses since the step */
+    int32_t n_done;  /* updates that were not skipped, by the script */
+    /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
+    bool reading, readable;
+    struct zr_stamp *complete;
+    int32_t n_saved;
+    double mean[2];
+    char *scratch; /* for values read and written */
+    uint64_t action_hash;
+    int64_t step_from_ns, step_to_ns;
+};
+
+struct zr_verify_world {
+    const struct zr_verify_case *c;
+    const struct zr_mutant *mutant;
+    const struct zr_verify_speed *speed;
+    uint64_t random;
+    struct zr_options opt;
+    struct zr_script script;
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+    struct zr_sim *sim;
+    struct zr_sim_order *order;
+    struct zr_comm **gather, **reduce;
+    struct zr_verify_rank *ranks;
+    int32_t *unit_of_flat;
+    ucontext_t scheduler;
+    struct zr_verify_rank *running;
+    bool lost, ended; /* ended: a hang was broken up */
+    int64_t n_turns, lose_at, n_acted, n_carried;
+    int64_t n_snapshots;
+    int n_agreed, agreed_error;
+    int64_t compute_ns, step_compute_ns; /* of rank 0: in this step, in the one before */
+    void *trace;
+};
+
+/* verify_mutants.c */
+bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
+                     const struct zr_stream *stream);
+/* Carries out the job, or what the mutant makes of it. */
+void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
+
+/* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
+int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
+int zr_script_zero(struct zr_verify_rank *r);
+/* What a piece's parameters are after so many updates. */
+struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
+
+/* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
+ * allowed; the communicators go with them. */
+int zr_rank_open(struct zr_verify_world *v, int id);
+void zr_ranks_close(struct zr_verify_world *v);
+
+/* verify_snapshot.c: what the engine tells a complete snapshot to; arg is the rank. */
+void zr_snapshot_complete(void *arg);
+/* The rank's reader may go on, and does; waited: knowing the snapshot to be complete. */
+bool zr_snapshot_readable(const struct zr_verify_rank *r);
+void zr_snapshot_read(struct zr_verify_rank *r, bool waited);
+/* On the model's thread: takes one; waits until the one before was read. */
+int zr_snapshot_take(struct zr_verify_rank *r);
+int zr_snapshot_end(struct zr_verify_rank *r);
+
+/* verify_turns.c, on the model's thread: others go on, then this one again; whether the rank dies here, or
+ * has; a wait for the device (zr_sim_options.yield; arg is the world); what ranks agree on through the
+ * rendezvous. */
+void zr_turn_give_way(struct zr_verify_rank *r);
+bool zr_turn_dies(struct zr_verify_rank *r);
+void zr_turn_yield(void *arg, int rank);
+int zr_turn_agree(struct zr_verify_rank *r, int err);
+/* Of a loop that is turned by hand; arg is the rank. */
+void zr_turn_carry(void *arg, const struct zr_job *job);
+void zr_turn_pushed(void *arg);
+void zr_turn_awaited(void *arg, uint64_t number);
+/* Until every rank is done, or nothing can go on any more. */
+void zr_turns_take(struct zr_verify_world *v);
+
+/* verify_time.c, where v->trace is set: an operation ran (zr_sim_options.ran); names for its lines. */
+void zr_trace_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
+                  int64_t to_ns);
+void zr_trace_name_lines(struct zr_verify_world *v);
+
+/* verify_run.c: all of a case, with mutant, speed and trace as they are in v. time may be NULL. */
+int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time);
+
+#endif

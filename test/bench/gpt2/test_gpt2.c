@@ -1,0 +1,335 @@
+/* test_gpt2.c: the model's forward and backward against a reference in double precision, whose gradients are
+ * taken by finite differences. Compiled once per dtype, as the model is. */
+#include "bench/gpt2/gpt2.h"
+#include "test/bench/gpt2/gpt2_reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
+#define LOSS_TOLERANCE 0.02
+#define GRAD_TOLERANCE 0.06
+#else
+#define LOSS_TOLERANCE 2e-5
+#define GRAD_TOLERANCE 2e-4
+#endif
+
+#ifdef GPT2_TEST_STAND_IN
+#include "test/stand_in/cublaslt_stand_in.h"
+#endif
+
+#ifdef GPT2_TEST_CUDA
+#define CUDA true
+#else
+#define CUDA false
+#endif
+
+#define N_CHECKED 24 /* elements of each tensor whose gradient is checked */
+
+static uint64_t seed;
+
+/* Sizes that are no multiple of a vector, and of which no two are alike. */
+static const struct gpt2_config shapes[] = {
+    {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
+    {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5},
+    {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50},
+    {.layers = 2,
+     .heads = 2,
+     .channels = 32,
+     .context = 67,
+     .vocab = 41}, /* attention in one piece, on a GPU */
+};
+static const int64_t rows[] = {3, 1, 2, 2};
+
+struct fixture {
+    struct place place;
+    struct gpt2 m;
+    int64_t sizes[GPT2_N_TENSORS];
+    double *exact[GPT2_N_TENSORS]; /* the same parameters */
+    int32_t *tokens, *targets;     /* (B, T) */
+};
+
+static double uniform(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(seed >> 11) * 0x1p-53;
+}
+
+/* The model's memory may be a GPU's: it is read and written through copies. */
+static void move(struct fixture *f, void *dst, const void *src, int64_t n)
+{
+    assert_int_equal(f->place.dev->ops->copy(f->place.stream, dst, src, n * (int64_t)sizeof(real)), 0);
+    assert_int_equal(f->place.dev->ops->stream_sync(f->place.stream), 0);
+}
+
+static real *param(struct fixture *f, int t)
+{
+    return ((real **)&f->m.params)[t];
+}
+
+/* A copy of gradient t, to be freed. */
+static real *gradient(struct fixture *f, int t)
+{
+    real *x = malloc((size_t)f->sizes[t] * sizeof *x);
+    move(f, x, ((real **)&f->m.grads)[t], f->sizes[t]);
+    return x;
+}
+
+/* A model whose every parameter matters: norms and biases are not at their starting values, and no gradient
+ * is tiny. */
+static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
+{
+    assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, 7, &f->place), 0);
+    assert_int_equal(gpt2_open_grads(&f->m), 0);
+    int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
+    const int64_t sizes[GPT2_N_TENSORS] = {V * C,         T * C, L * C, L * C, L * 3 * C * C, L * 3 * C,
+                                           L * C * C,     L * C, L * C, L * C, L * 4 * C * C, L * 4 * C,
+                                           L * C * 4 * C, L * C, C,     C};
+    memcpy(f->sizes, sizes, sizeof sizes);
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        f->exact[t] = malloc((size_t)sizes[t] * sizeof(double));
+        real *x = malloc((size_t)sizes[t] * sizeof *x);
+        move(f, x, param(f, t), sizes[t]);
+        for (int64_t i = 0; i < sizes[t]; i++) {
+            x[i] = from_float(to_float(x[i]) + (float)(0.4 * uniform() - 0.2));
+            f->exact[t][i] = (double)to_float(x[i]);
+        }
+        move(f, param(f, t), x, sizes[t]);
+        free(x);
+    }
+    f->tokens = malloc((size_t)(B * T) * sizeof *f->tokens);
+    f->targets = malloc((size_t)(B * T) * sizeof *f->targets);
+    for (int64_t i = 0; i < B * T; i++) {
+        f->tokens[i] = (int32_t)(uniform() * (double)V);
+        f->targets[i] = (int32_t)(uniform() * (double)V);
+    }
+}
+
+static void close_fixture(struct fixture *f)
+{
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        free(f->exact[t]);
+    }
+    free(f->tokens);
+    free(f->targets);
+    gpt2_close(&f->m);
+    place_close(&f->place);
+}
+
+/* Everything that forward and backward are to write starts as NaN, so that nothing can be read before it is
+ * written. */
+static void poison(struct fixture *f)
+{
+    struct gpt2_block blocks[] = {f->m.acts_memory, f->m.stats_memory};
+    for (int i = 0; i < 2; i++) {
+        void *nans = malloc((size_t)blocks[i].bytes);
+        memset(nans, 0xFF, (size_t)blocks[i].bytes);
+        move(f, blocks[i].p, nans, blocks[i].bytes / (int64_t)sizeof(real));
+        free(nans);
+    }
+}
+
+static double forward(struct fixture *f)
+{
+    struct gpt2 *m = &f->m;
+    size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
+    double loss = 0;
+    assert_int_equal(gpt2_next_batch(m), 0);
+    memcpy(m->tokens, f->tokens, bytes);
+    memcpy(m->targets, f->targets, bytes);
+    gpt2_embed_forward(m);
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        gpt2_layer_forward(m, l);
+    }
+    gpt2_head_forward(m);
+    assert_int_equal(gpt2_send_loss(m), 0);
+    assert_int_equal(gpt2_take_loss(m, &loss), 0);
+    return loss;
+}
+
+static void backward(struct fixture *f)
+{
+    struct gpt2 *m = &f->m;
+    gpt2_head_backward(m);
+    for (int64_t l = m->config.layers; l-- > 0;) {
+        gpt2_layer_backward(m, l);
+    }
+    gpt2_embed_backward(m);
+    if (m->err) {
+        fail_msg("%s", zr_error_text());
+    }
+}
+
+static double exact_loss(struct fixture *f)
+{
+    return reference_loss(&f->m.config, f->exact, f->tokens, f->targets, f->m.B);
+}
+
+static void check_loss(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        struct fixture f;
+        open_fixture(&f, &shapes[s], rows[s]);
+        poison(&f);
+        double loss = forward(&f), exact = exact_loss(&f);
+        assert_int_equal(f.m.err, 0);
+        if (!(fabs(loss - exact) <= LOSS_TOLERANCE * exact)) {
+            fail_msg("shape %zu: loss %.9g, not %.9g", s, loss, exact);
+        }
+        close_fixture(&f);
+    }
+}
+
+static double exact_gradient(struct fixture *f, int t, int64_t i)
+{
+    double *x = &f->exact[t][i], at = *x, h = 1e-4;
+    *x = at + h;
+    double above = exact_loss(f);
+    *x = at - h;
+    double below = exact_loss(f);
+    *x = at;
+    return (above - below) / (2 * h);
+}
+
+static void check_gradients(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        struct fixture f;
+        open_fixture(&f, &shapes[s], rows[s]);
+        poison(&f);
+        forward(&f);
+        backward(&f);
+        assert_int_equal(f.m.err, 0);
+        for (int t = 0; t < GPT2_N_TENSORS; t++) {
+            double error = 0, size = 0; /* sums of squares over the elements looked at */
+            real *grad = gradient(&f, t);
+            for (int k = 0; k < N_CHECKED; k++) {
+                int64_t i = (int64_t)(uniform() * (double)f.sizes[t]);
+                double exact = exact_gradient(&f, t, i), got = (double)to_float(grad[i]);
+                error += (got - exact) * (got - exact);
+                size += exact * exact;
+            }
+            if (!(sqrt(error) <= GRAD_TOLERANCE * sqrt(size) + 1e-7)) {
+                fail_msg("shape %zu, tensor %d: gradients differ by %.3g of their size", s, t,
+                         sqrt(error / size));
+            }
+            free(grad);
+        }
+        close_fixture(&f);
+    }
+}
+
+static void check_adds(void **state)
+{
+    (void)state;
+    struct fixture f;
+    open_fixture(&f, &shapes[0], rows[0]);
+    forward(&f);
+    backward(&f);
+    real *once[GPT2_N_TENSORS];
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        once[t] = gradient(&f, t);
+    }
+    forward(&f);
+    backward(&f);
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        double error = 0, size = 0;
+        real *both = gradient(&f, t);
+        for (int64_t i = 0; i < f.sizes[t]; i++) {
+            double g = (double)to_float(once[t][i]), twice = (double)to_float(both[i]);
+            error += (twice - 2 * g) * (twice - 2 * g);
+            size += g * g;
+        }
+        if (!(sqrt(error) <= (sizeof(real) == 2 ? 0.01 : 1e-6) * sqrt(size) + 1e-7)) {
+            fail_msg("tensor %d: after two backward passes the gradient is not doubled", t);
+        }
+        free(once[t]);
+        free(both);
+    }
+    close_fixture(&f);
+}
+
+static void check_repeats(void **state)
+{
+    (void)state;
+    struct fixture f, g;
+    uint64_t start = seed;
+    open_fixture(&f, &shapes[2], rows[2]);
+    seed = start;
+    open_fixture(&g, &shapes[2], rows[2]);
+    poison(&f);
+    double a = forward(&f), b = forward(&g);
+    backward(&f);
+    backward(&g);
+    assert_memory_equal(&a, &b, sizeof a);
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        real *x = gradient(&f, t), *y = gradient(&g, t);
+        assert_memory_equal(x, y, (size_t)f.sizes[t] * sizeof(real));
+        free(x);
+        free(y);
+    }
+    close_fixture(&f);
+    close_fixture(&g);
+}
+
+/* A NaN in a weight comes out as a NaN, not as a number. */
+static void check_nan(void **state)
+{
+    (void)state;
+    struct fixture f;
+    open_fixture(&f, &shapes[0], rows[0]);
+    real bad = from_float(NAN), out;
+    move(&f, f.m.params.fcw + 3, &bad, 1);
+    assert_true(isnan(forward(&f)));
+    backward(&f);
+    move(&f, &out, f.m.grads.qkvw, 1);
+    assert_true(isnan(to_float(out)));
+    close_fixture(&f);
+}
+
+#ifdef GPT2_TEST_STAND_IN
+/* With GELU, its gradient and the biases' sums done by cuBLASLt, and without. */
+static void check_epilogues(void **state)
+{
+    int64_t before = cublaslt_stand_in_n_epilogues();
+    cublaslt_stand_in_refuse(CUBLASLT_STAND_IN_EPILOGUES);
+    check_gradients(state);
+    assert_int_equal(cublaslt_stand_in_n_epilogues(), before);
+    cublaslt_stand_in_refuse(0);
+    check_gradients(state);
+    assert_true(cublaslt_stand_in_n_epilogues() > before);
+    assert_int_equal(cublaslt_stand_in_n_open(), 0);
+}
+#endif
+
+int main(void)
+{
+#ifdef GPT2_TEST_CUDA
+    struct place here;
+    if (place_open(&here, true, 0, 1)) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped */
+    }
+    place_close(&here);
+#endif
+    seed = (uint64_t)time(NULL) * 2654435761u;
+    printf("seed %llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(check_loss),      cmocka_unit_test(check_gradients), cmocka_unit_test(check_adds),
+        cmocka_unit_test(check_repeats),   cmocka_unit_test(check_nan),
+#ifdef GPT2_TEST_STAND_IN
+        cmocka_unit_test(check_epilogues),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,361 @@
+/* test_gpt2_layers.c: each layer of the model that is no matrix product, on a GPU (or the stand-in for one)
+ * against the host's, which test_gpt2.c checks against a reference. Compiled once per dtype.
+ *
+ * Both get the same random input; what they write is poisoned first. */
+#include "bench/gpt2/gpt2_layers.h"
+#include "test/kernels/random.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+/* Relative to a result, and to the largest of its tensor: sums are made in another order. */
+#ifdef GPT2_BF16
+#define TOLERANCE  0x1p-7
+#define OF_LARGEST 1e-4
+#else
+#define TOLERANCE  3e-5
+#define OF_LARGEST 1e-5
+#endif
+
+static struct random_source rng;
+static struct place host, gpu;
+
+/* The same memory on both. */
+struct both {
+    void *host, *gpu;
+    int64_t bytes;
+};
+
+#define MOST 64
+static struct both held[MOST];
+static int n_held;
+
+static void move(const struct place *on, void *dst, const void *src, int64_t bytes)
+{
+    assert_int_equal(on->dev->ops->copy(on->stream, dst, src, bytes), 0);
+    assert_int_equal(on->dev->ops->stream_sync(on->stream), 0);
+}
+
+static struct both hold(int64_t bytes)
+{
+    struct both b = {NULL, NULL, bytes};
+    assert_true(n_held < MOST);
+    assert_int_equal(host.dev->ops->alloc(host.dev, bytes, &b.host), 0);
+    assert_int_equal(gpu.dev->ops->alloc(gpu.dev, bytes, &b.gpu), 0);
+    memset(b.host, 0xff, (size_t)bytes);
+    move(&gpu, b.gpu, b.host, bytes);
+    held[n_held++] = b;
+    return b;
+}
+
+static void let_go(void)
+{
+    while (n_held) {
+        struct both *b = &held[--n_held];
+        host.dev->ops->free(host.dev, b->host, b->bytes);
+        gpu.dev->ops->free(gpu.dev, b->gpu, b->bytes);
+    }
+}
+
+static struct both poisoned(int64_t n)
+{
+    return hold(n * (int64_t)sizeof(real));
+}
+
+static struct both random_reals(int64_t n)
+{
+    struct both b = poisoned(n);
+    for (int64_t i = 0; i < n; i++) {
+        ((real *)b.host)[i] = from_float(random_normal(&rng));
+    }
+    move(&gpu, b.gpu, b.host, b.bytes);
+    return b;
+}
+
+static struct both random_floats(int64_t n)
+{
+    struct both b = hold(n * (int64_t)sizeof(float));
+    for (int64_t i = 0; i < n; i++) {
+        ((float *)b.host)[i] = random_normal(&rng);
+    }
+    move(&gpu, b.gpu, b.host, b.bytes);
+    return b;
+}
+
+static struct both ints(const int32_t *x, int64_t n)
+{
+    struct both b = hold(n * (int64_t)sizeof *x);
+    memcpy(b.host, x, (size_t)b.bytes);
+    move(&gpu, b.gpu, b.host, b.bytes);
+    return b;
+}
+
+static void compare(const char *what, const double *want, const double *got, int64_t n, double tolerance,
+                    double of_largest)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs(want[i]));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (!(fabs(want[i] - got[i]) <= tolerance * fabs(want[i]) + of_largest * largest)) {
+            fail_msg("%s: [%lld] of %lld is %.9g, the host has %.9g", what, (long long)i, (long long)n,
+                     got[i], want[i]);
+        }
+    }
+}
+
+/* n elements in rows of `used` out of ld. */
+static void same(const char *what, struct both b, size_t element, int64_t used, int64_t ld)
+{
+    int64_t n = b.bytes / (int64_t)element, k = 0;
+    char *from_gpu = malloc((size_t)b.bytes);
+    double *want = malloc((size_t)n * sizeof *want), *got = malloc((size_t)n * sizeof *got);
+    move(&gpu, from_gpu, b.gpu, b.bytes);
+    for (int64_t i = 0; i < n; i++) {
+        if (i % ld >= used) {
+            continue;
+        }
+        const void *x = (char *)b.host + i * (int64_t)element, *y = from_gpu + i * (int64_t)element;
+        want[k] = element == 8              ? *(const double *)x
+                  : element == sizeof(real) ? (double)to_float(*(const real *)x)
+                                            : (double)*(const float *)x;
+        got[k++] = element == 8              ? *(const double *)y
+                   : element == sizeof(real) ? (double)to_float(*(const real *)y)
+                                             : (double)*(const float *)y;
+    }
+    if (element == sizeof(real)) {
+        compare(what, want, got, k, TOLERANCE, OF_LARGEST);
+    } else {
+        compare(what, want, got, k, 3e-5, 1e-5);
+    }
+    free(from_gpu);
+    free(want);
+    free(got);
+}
+
+#define SAME(b)  same(#b, b, sizeof(real), 1, 1)
+#define SAME4(b) same(#b, b, sizeof(float), 1, 1)
+#define SAME8(b) same(#b, b, sizeof(double), 1, 1)
+
+static const struct {
+    int64_t N, C;
+} sizes[] = {{1, 8}, {5, 22}, {70, 64}, {600, 40}, {129, 264}, {3, 1600}};
+#define N_SIZES (sizeof sizes / sizeof *sizes)
+
+static struct both scratch_for(int64_t N, int64_t C)
+{
+    int64_t a = gpt2_layers_host.n_scratch(N, C), b = gpt2_layers_cuda.n_scratch(N, C);
+    return hold((a > b ? a : b) * (int64_t)sizeof(float));
+}
+
+static void test_layernorm(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SIZES; i++) {
+        int64_t N = sizes[i].N, C = sizes[i].C;
+        struct both inp = random_reals(N * C), weight = random_reals(C), bias = random_reals(C);
+        struct both out = poisoned(N * C), mean = hold(N * 4), rstd = hold(N * 4),
+                    scratch = scratch_for(N, C);
+        struct both dout = random_reals(N * C), dinp = random_reals(N * C);
+        struct both dweight = random_reals(C), dbias = random_reals(C);
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        assert_int_equal(h->layernorm_forward(&host, out.host, mean.host, rstd.host, inp.host, weight.host,
+                                              bias.host, scratch.host, N, C),
+                         0);
+        assert_int_equal(g->layernorm_forward(&gpu, out.gpu, mean.gpu, rstd.gpu, inp.gpu, weight.gpu,
+                                              bias.gpu, scratch.gpu, N, C),
+                         0);
+        SAME(out);
+        SAME4(mean);
+        SAME4(rstd);
+        assert_int_equal(h->layernorm_backward(&host, dinp.host, dweight.host, dbias.host, dout.host,
+                                               inp.host, weight.host, mean.host, rstd.host, scratch.host, N,
+                                               C),
+                         0);
+        assert_int_equal(g->layernorm_backward(&gpu, dinp.gpu, dweight.gpu, dbias.gpu, dout.gpu, inp.gpu,
+                                               weight.gpu, mean.gpu, rstd.gpu, scratch.gpu, N, C),
+                         0);
+        SAME(dinp);
+        SAME(dweight);
+        SAME(dbias);
+        let_go();
+    }
+}
+
+static void test_elements(void **state)
+{
+    (void)state;
+    static const int64_t counts[] = {1, 7, 64, 1000, 4104};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int64_t n = counts[i];
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        struct both inp = random_reals(n), gelu = poisoned(n), dout = random_reals(n), sum = random_reals(n);
+        assert_int_equal(h->gelu_forward(&host, gelu.host, inp.host, n), 0);
+        assert_int_equal(g->gelu_forward(&gpu, gelu.gpu, inp.gpu, n), 0);
+        SAME(gelu);
+        assert_int_equal(h->gelu_backward(&host, dout.host, inp.host, n), 0);
+        assert_int_equal(g->gelu_backward(&gpu, dout.gpu, inp.gpu, n), 0);
+        SAME(dout);
+        assert_int_equal(h->add(&host, sum.host, inp.host, n), 0);
+        assert_int_equal(g->add(&gpu, sum.gpu, inp.gpu, n), 0);
+        SAME(sum);
+        let_go();
+    }
+}
+
+static void test_bias(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SIZES; i++) {
+        int64_t N = sizes[i].N, C = sizes[i].C;
+        struct both dout = random_reals(N * C), dbias = random_reals(C), scratch = scratch_for(N, C);
+        assert_int_equal(gpt2_layers_host.bias_backward(&host, dbias.host, dout.host, scratch.host, N, C), 0);
+        assert_int_equal(gpt2_layers_cuda.bias_backward(&gpu, dbias.gpu, dout.gpu, scratch.gpu, N, C), 0);
+        SAME(dbias);
+        let_go();
+    }
+}
+
+static void test_softmax(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t NH, T;
+    } shapes[] = {{1, 1}, {3, 9}, {2, 64}, {2, 300}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t NH = shapes[i].NH, T = shapes[i].T, n = NH * T * T;
+        struct both scores = random_floats(n), att = poisoned(n), datt = random_floats(n), ds = poisoned(n);
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        for (int64_t j = 0; j < n; j++) { /* what is after a token must not be looked at */
+            if (j % T > j / T % T) {
+                ((float *)scores.host)[j] = ((float *)datt.host)[j] = NAN;
+            }
+        }
+        move(&gpu, scores.gpu, scores.host, scores.bytes);
+        move(&gpu, datt.gpu, datt.host, datt.bytes);
+        assert_int_equal(h->causal_softmax_forward(&host, att.host, scores.host, NH, T, 0.7f), 0);
+        assert_int_equal(g->causal_softmax_forward(&gpu, att.gpu, scores.gpu, NH, T, 0.7f), 0);
+        SAME(att);
+        assert_int_equal(h->causal_softmax_backward(&host, ds.host, datt.host, att.host, NH, T, 0.7f), 0);
+        assert_int_equal(g->causal_softmax_backward(&gpu, ds.gpu, datt.gpu, att.gpu, NH, T, 0.7f), 0);
+        SAME(ds);
+        let_go();
+    }
+}
+
+static void test_loss(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t N, V, ld;
+    } shapes[] = {{4, 5, 64}, {9, 37, 37}, {300, 256, 256}, {2, 9001, 9024}, {2, 9001, 9001}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t N = shapes[i].N, V = shapes[i].V, ld = shapes[i].ld;
+        int32_t *target = malloc((size_t)N * sizeof *target);
+        for (int64_t row = 0; row < N; row++) {
+            target[row] = (int32_t)random_below(&rng, V);
+        }
+        struct both logits = random_floats(N * ld), dlogits = poisoned(N * ld), targets = ints(target, N);
+        struct both loss = hold(N * 8), total = hold(8);
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        double zero = 0, sum;
+        move(&host, total.host, &zero, 8);
+        move(&gpu, total.gpu, &zero, 8);
+        for (int again = 0; again < 2; again++) {
+            struct both used = hold(logits.bytes); /* logits are used up */
+            move(&host, used.host, logits.host, logits.bytes);
+            move(&gpu, used.gpu, logits.host, logits.bytes);
+            assert_int_equal(
+                h->cross_entropy(&host, dlogits.host, loss.host, used.host, targets.host, N, V, ld, 0.01f),
+                0);
+            assert_int_equal(
+                g->cross_entropy(&gpu, dlogits.gpu, loss.gpu, used.gpu, targets.gpu, N, V, ld, 0.01f), 0);
+            same("dlogits", dlogits, sizeof(real), V, ld);
+            SAME8(loss);
+            assert_int_equal(h->add_loss(&host, total.host, loss.host, N), 0);
+            assert_int_equal(g->add_loss(&gpu, total.gpu, loss.gpu, N), 0);
+            SAME8(total);
+        }
+        move(&gpu, &sum, total.gpu, 8);
+        assert_true(sum == ldexp(rint(ldexp(sum, 36)), -36)); /* on its grid */
+        free(target);
+        let_go();
+    }
+}
+
+static void test_embedding(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t B, T, C, V;
+    } shapes[] = {{1, 1, 8, 5}, {3, 9, 22, 37}, {4, 50, 64, 3}, {2, 300, 40, 1000}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t B = shapes[i].B, T = shapes[i].T, C = shapes[i].C, V = shapes[i].V, BT = B * T;
+        int32_t *token = malloc((size_t)BT * 4), *order = malloc((size_t)BT * 4);
+        int32_t *distinct = malloc((size_t)BT * 4), *first = malloc((size_t)(BT + 1) * 4), n = 0, at = 0;
+        for (int64_t row = 0; row < BT; row++) {
+            token[row] = (int32_t)random_below(&rng, V);
+        }
+        for (int32_t v = 0; v < V; v++) {
+            first[n] = at;
+            for (int32_t row = 0; row < BT; row++) {
+                if (token[row] == v) {
+                    order[at++] = row;
+                }
+            }
+            if (at > first[n]) {
+                distinct[n++] = v;
+            }
+        }
+        first[n] = at;
+        struct both tokens = ints(token, BT), rows = ints(order, BT), which = ints(distinct, BT);
+        struct both starts = ints(first, BT + 1), scratch = scratch_for(BT, C);
+        struct both wte = random_reals(V * C), wpe = random_reals(T * C), out = poisoned(BT * C);
+        struct both dout = random_reals(BT * C), dwte = random_reals(V * C), dwpe = random_reals(T * C);
+        const struct gpt2_batch on_host = {
+            .order = rows.host, .distinct = which.host, .first = starts.host, .n_distinct = n};
+        const struct gpt2_batch on_gpu = {
+            .order = rows.gpu, .distinct = which.gpu, .first = starts.gpu, .n_distinct = n};
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        assert_int_equal(h->embedding_forward(&host, out.host, tokens.host, wte.host, wpe.host, B, T, C), 0);
+        assert_int_equal(g->embedding_forward(&gpu, out.gpu, tokens.gpu, wte.gpu, wpe.gpu, B, T, C), 0);
+        SAME(out);
+        assert_int_equal(
+            h->embedding_backward(&host, dwte.host, dwpe.host, dout.host, &on_host, scratch.host, B, T, C),
+            0);
+        assert_int_equal(
+            g->embedding_backward(&gpu, dwte.gpu, dwpe.gpu, dout.gpu, &on_gpu, scratch.gpu, B, T, C), 0);
+        SAME(dwte);
+        SAME(dwpe);
+        free(token);
+        free(order);
+        free(distinct);
+        free(first);
+        let_go();
+    }
+}
+
+int main(void)
+{
+    rng = random_open();
+    if (place_open(&gpu, true, 0, 1)) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped */
+    }
+    /* Not place_open: the host's matrix products are not needed, and may not be there. */
+    assert_int_equal(zr_host_device_open(&host.dev), 0);
+    assert_int_equal(host.dev->ops->stream_open(host.dev, ZR_STREAM_CALLER, "model", NULL, &host.stream), 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layernorm), cmocka_unit_test(test_elements), cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_softmax),   cmocka_unit_test(test_loss),     cmocka_unit_test(test_embedding),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    place_close(&gpu);
+    place_close(&host);
+    return failed;
+}

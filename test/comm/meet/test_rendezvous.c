@@ -1,0 +1,454 @@
+/* test_rendezvous.c: ranks meet, or do not; strangers, wrong ranks and impostors. */
+#include "test/comm/meet/meeting.h"
+#include "test/held_port.h"
+
+#include <netdb.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* --- everyone comes --- */
+
+static void meet_and_exchange(struct rank *me)
+{
+    struct meeting m;
+    if (me->w.rank % 3 == 0)
+        sleep_ms(40); /* rank 0 is not the first */
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_rank(m.r) == me->w.rank && zr_rendezvous_world(m.r) == me->w.world,
+               "other numbers");
+    /* From one byte to more than the sockets hold. */
+    const size_t sizes[] = {1, 7, 4096, me->w.world == 5 ? 2000000 : 50000, 64};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t n = sizes[k];
+        unsigned char *mine = malloc(n), *all = malloc(n * (size_t)me->w.world);
+        for (size_t i = 0; i < n; i++)
+            mine[i] = (unsigned char)(i * 7 + (size_t)me->w.rank * 31 + k);
+        memset(all, 0xff, n * (size_t)me->w.world);
+        int err = zr_rendezvous_exchange(m.r, mine, n, all);
+        size_t bad = 0;
+        for (int p = 0; p < me->w.world; p++)
+            for (size_t i = 0; i < n; i++)
+                bad += all[(size_t)p * n + i] != (unsigned char)(i * 7 + (size_t)p * 31 + k);
+        free(mine);
+        free(all);
+        RANK_CHECK(me, err == 0, "%s", zr_error_text());
+        RANK_CHECK(me, bad == 0, "%zu bytes of %zu differ", bad, n);
+        if (me->w.rank == 0 && k == 3)
+            sleep_ms(50); /* its loop does not run now; the others must have their results all the same */
+    }
+    char c = 0, all[MOST_RANKS];
+    RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_meet(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 5, 8};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        run_ranks(false, worlds[i], meet_and_exchange, NULL, NULL);
+        run_ranks(true, worlds[i], meet_and_exchange, NULL, NULL);
+    }
+}
+
+static void by_name(struct rank *r)
+{
+    strcpy(r->w.host, "localhost");
+}
+
+static void test_meet_by_name(void **state)
+{
+    (void)state;
+    struct addrinfo *found = NULL;
+    if (getaddrinfo("localhost", NULL, NULL, &found)) {
+        print_message("this host does not know the name localhost\n");
+        skip();
+    }
+    freeaddrinfo(found);
+    run_ranks(false, 3, meet_and_exchange, NULL, by_name);
+}
+
+static void test_world_one_needs_no_socket(void **state)
+{
+    (void)state;
+    struct meeting m;
+    struct zr_world w = {.world = 1};
+    int mine = 5, all = 0;
+    assert_int_equal(meet(&m, &w, 1), 0);
+    assert_int_equal(uv_loop_alive(&m.loop), 0);
+    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), 0);
+    assert_int_equal(all, 5);
+    zr_rendezvous_detach(m.r, NULL, NULL, NULL);
+    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
+    assert_true(part(&m));
+    zr_rendezvous_free(NULL);
+}
+
+static void refuse_to_meet(const struct zr_world *w, int64_t timeout_ms, const char *text)
+{
+    struct meeting m;
+    assert_int_equal(meet(&m, w, timeout_ms), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), text));
+    assert_null(m.r);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+}
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 3, .world = 3, .host = "127.0.0.1", .port = 1};
+    refuse_to_meet(&w, 1000, "rank is 3");
+    w.rank = 1;
+    w.port = 0;
+    refuse_to_meet(&w, 1000, "port 0");
+    w.port = 1;
+    refuse_to_meet(&w, 0, "timeout_ms is 0");
+}
+
+static void test_port_taken(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0, .world = 2, .host = "127.0.0.1", .port = held_port()};
+    int fd = listen_at(w.port);
+    assert_true(fd >= 0);
+    struct meeting m;
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_SYSTEM);
+    char port[16];
+    snprintf(port, sizeof port, ":%d:", w.port);
+    assert_non_null(strstr(zr_error_text(), port));
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    close(fd);
+}
+
+/* --- not everyone comes --- */
+
+/* Their time is short: they begin it together. */
+static void all_but_last(struct rank *me)
+{
+    RANK_CHECK(me, all_at(me, 1), "a rank has not started");
+    if (me->w.rank < me->w.world - 1)
+        open_and_note(me);
+}
+
+static void test_missing_rank(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(true, 4, all_but_last, &timeout_ms, NULL);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "rank 3");
+}
+
+static void all_but_first(struct rank *me)
+{
+    if (me->w.rank > 0)
+        open_and_note(me);
+}
+
+static void test_missing_rank_0(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, NULL);
+    for (int i = 1; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
+}
+
+static void no_such_name(struct rank *r)
+{
+    strcpy(r->w.host, "no-such-host.invalid");
+}
+
+static void test_no_such_name(void **state)
+{
+    (void)state;
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(false, 2, all_but_first, &timeout_ms, no_such_name);
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
+}
+
+static void twin(struct rank *r)
+{
+    if (r->w.rank == 2)
+        r->w.rank = 1;
+}
+
+static void test_duplicate_rank(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+}
+
+/* The last comes when the meeting has already failed, and learns why. */
+static void last_comes_late(struct rank *me)
+{
+    if (me->w.rank == me->w.world - 1)
+        RANK_CHECK(me, wait_stage(&me->all[2], 1), "the second rank 1 never ended");
+    open_and_note(me);
+    atomic_store(&me->stage, 1);
+}
+
+static void test_late_rank(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
+    for (int i = 0; i < 5; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
+    expect_rank(&r[4], ZR_ERR_MISMATCH, "rank 4 came when the others had given up");
+}
+
+static void other_world(struct rank *r)
+{
+    if (r->w.rank == 1)
+        r->w.world = 4;
+}
+
+static void test_other_world(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(false, 2, open_and_note, NULL, other_world);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
+}
+
+static void other_job(struct rank *r)
+{
+    if (r->w.rank == 2) {
+        strcpy(r->w.job, "yesterday's");
+        r->w.rank = 1;
+    }
+    r->w.world = 2;
+}
+
+static void open_after_refusal(struct rank *me)
+{
+    /* The right rank 1 comes when the wrong one has gone. */
+    if (me == &me->all[1])
+        RANK_CHECK(me, wait_stage(&me->all[2], 1), "the wrong rank never ended");
+    open_and_note(me);
+    atomic_store(&me->stage, 1);
+}
+
+/* A rank of another job is refused, and the job goes on without it. */
+static void test_other_job(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "it refused this rank as one of another job, or with another key");
+}
+
+static void other_key(struct rank *r)
+{
+    other_job(r);
+    strcpy(r->w.job, "j");
+    if (r == &r->all[2])
+        r->w.key.bytes[r->w.key.n_bytes - 1]++;
+}
+
+static void no_key(struct rank *r)
+{
+    other_key(r);
+    if (r == &r->all[2])
+        r->w.key.n_bytes = 0;
+}
+
+/* The very last rank is of the same job, by its name, but has another key, or none. */
+static void test_other_key(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_key);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY and the job's name");
+    r = run_ranks(true, 3, open_after_refusal, NULL, no_key);
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY, which this rank does not have");
+}
+
+static void other_attempt(struct rank *r)
+{
+    other_key(r);
+    r->w.key = r->all[0].w.key;
+    r->w.attempt = r == &r->all[2] ? 1 : 2;
+}
+
+/* A rank that was left over from the attempt before is told so, and the job goes on without it. */
+static void test_other_attempt(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_attempt);
+    expect_rank(&r[0], 0, "");
+    expect_rank(&r[1], 0, "");
+    expect_rank(&r[2], ZR_ERR_MISMATCH, "is of attempt 1 of this job, rank 0 of attempt 2");
+}
+
+static void without_key(struct rank *r)
+{
+    r->w.key.n_bytes = 0;
+}
+
+static void elsewhere(struct rank *r)
+{
+    without_key(r);
+    strcpy(r->w.host, "192.0.2.1"); /* an address for documents: nobody's */
+}
+
+/* Without a key ranks meet on loopback, and nowhere else. */
+static void test_no_key(void **state)
+{
+    (void)state;
+    run_ranks(true, 3, meet_and_exchange, NULL, without_key);
+    struct rank *r = run_ranks(true, 2, open_and_note, NULL, elsewhere);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], ZR_ERR_ARG, "set ZERO_JOB_KEY to the same 32 random hex digits on all ranks");
+}
+
+/* --- strangers --- */
+
+/* Rank 1 of 2, after all kinds of others came to its place. */
+static void after_strangers(struct rank *me)
+{
+    if (me->w.rank == 0) {
+        meet_and_exchange(me);
+        return;
+    }
+    int fds[300], n = 0;
+    /* Says nothing, and more of that kind than rank 0 keeps. */
+    for (int i = 0; i < 150; i++)
+        fds[n++] = dial(me->w.port);
+    /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another version, job,
+     * key, type; one of a proof without a key, and another's. */
+    const char web[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
+    bool sent = true;
+    fds[n++] = dial(me->w.port);
+    sent &= send(fds[n - 1], web, sizeof web, MSG_NOSIGNAL) > 0;
+    for (int i = 0; i < 9; i++) {
+        struct zr_world w = me->w;
+        struct zr_shake s;
+        int fd = fds[n++] = dial(w.port);
+        sent &= read_challenge(fd, &s);
+        if (i == 4)
+            strcpy(w.job, "yesterday's");
+        if (i == 5)
+            w.key.bytes[3] ^= 1;
+        struct spoken_hello h = hello_of(&w, &s, 1, 2);
+        h.frame.n_bytes = i == 1 ? 1u << 30 : h.frame.n_bytes;
+        h.frame.version = i == 3 ? 77 : h.frame.version;
+        h.frame.type = i == 2 ? ZR_FRAME_GIVE : i == 6 ? ZR_FRAME_GOODBYE : h.frame.type;
+        h.frame.magic ^= i == 7;
+        h.hello.proof[31] ^= i == 8;
+        ssize_t bytes = i == 0 ? 11 : (ssize_t)sizeof h;
+        sent &= send(fd, &h, (size_t)bytes, MSG_NOSIGNAL) == bytes;
+        /* Those who speak the protocol are sent away, and that is all they hear. */
+        struct zr_frame f;
+        char text[64];
+        if (i == 3 || i == 4 || i == 5 || i == 8)
+            RANK_CHECK(me, read_frame(fd, &f, text, sizeof text) && f.type == ZR_FRAME_REFUSE && !f.n_bytes,
+                       "stranger %d hears type %d with %u bytes", i, f.type, f.n_bytes);
+    }
+    close(fds[0]);
+    RANK_CHECK(me, sent, "a stranger could not speak");
+    meet_and_exchange(me);
+    for (int i = 1; i < n; i++)
+        close(fds[i]);
+}
+
+static void test_strangers(void **state)
+{
+    (void)state;
+    run_ranks(true, 2, after_strangers, NULL, NULL);
+    run_ranks(false, 2, after_strangers, NULL, NULL);
+}
+
+/* What listens at rank 0's place speaks something else, and may say it once only. */
+struct impostor {
+    int fd;
+    const char *says;
+    bool once;
+};
+
+static void *impostor(void *arg)
+{
+    const struct impostor *p = arg;
+    int kept[1000], n_kept = 0;
+    for (bool first = true;; first = false) {
+        int c = accept(p->fd, NULL, NULL);
+        if (c < 0)
+            break;
+        if (first || !p->once) {
+            (void)!send(c, p->says, strlen(p->says), MSG_NOSIGNAL);
+            close(c);
+        } else if (n_kept < 1000) {
+            kept[n_kept++] = c;
+        } else {
+            close(c);
+        }
+    }
+    while (n_kept > 0)
+        close(kept[--n_kept]);
+    return NULL;
+}
+
+static void meet_impostor(const char *says, bool once)
+{
+    struct zr_world w = {.rank = 1, .world = 2, .host = "127.0.0.1", .port = held_port()};
+    int fd = listen_at(w.port);
+    assert_true(fd >= 0);
+    pthread_t id;
+    struct impostor p = {fd, says, once};
+    pthread_create(&id, NULL, impostor, &p);
+    struct meeting m;
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_TIMEOUT);
+    if (!strstr(zr_error_text(), "does not speak this protocol"))
+        fail_msg("\"%s\"%s: %s", says, once ? " once" : "", zr_error_text());
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    shutdown(fd, SHUT_RDWR);
+    pthread_join(id, NULL);
+    close(fd);
+}
+
+static void test_impostor(void **state)
+{
+    (void)state;
+    meet_impostor("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", false);
+    meet_impostor("220 ready\r\n", false); /* less than a frame */
+    meet_impostor("220 ready\r\n", true);  /* silence later does not hide what was heard */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_meet),
+        cmocka_unit_test(test_world_one_needs_no_socket),
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_port_taken),
+        cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_missing_rank_0),
+        cmocka_unit_test(test_duplicate_rank),
+        cmocka_unit_test(test_late_rank),
+        cmocka_unit_test(test_other_world),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_other_key),
+        cmocka_unit_test(test_other_attempt),
+        cmocka_unit_test(test_no_key),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_impostor),
+        /* libuv's threads look names up: nothing is forked after these */
+        cmocka_unit_test(test_meet_by_name),
+        cmocka_unit_test(test_no_such_name),
+    };
+    return cmocka_run_group_tests_name("rendezvous", tests, NULL, NULL);
+}

@@ -1,0 +1,279 @@
+/* test_rendezvous_calls.c: ranks that share no memory compare what their programs called: each hears of one
+ * failure, the same, which names the first calls that differ, else who is behind, or gives no answer. */
+#include "test/comm/meet/meeting.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 4, EVERYONE = -1, NOBODY = -2 };
+
+struct asking {
+    const char *what;
+    int who;        /* asks; or EVERYONE */
+    int code;       /* having met this */
+    int n_calls[N]; /* of each rank's program */
+    int odd, at;    /* the rank whose at-th call is another; or NOBODY */
+    int silent;     /* does not look at its loop until all others have heard; or NOBODY */
+    int fails;      /* has failed, of another cause, before; or NOBODY */
+    int heard;      /* the code that all hear */
+    const char *says[2];
+};
+
+static const struct asking cases[] = {
+    {"other calls",
+     1,
+     ZR_ERR_MISMATCH,
+     {20, 20, 20, 20},
+     2,
+     10,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_MISMATCH,
+     {"rank 2 called zero_read(tensor 3) in step 1; rank 0 called zero_begin(unit 3, forward) in step 1; "
+      "every rank must make the same calls, in the same order",
+      "(rank 1: what was met)"}},
+    {"other calls of rank 0",
+     3,
+     ZR_ERR_TIMEOUT,
+     {20, 20, 15, 20},
+     0,
+     12,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_MISMATCH,
+     {"rank 1 called zero_begin(unit 5, forward) in step 1; rank 0 called zero_read(tensor 5) in step 1",
+      "(rank 3: what was met)"}},
+    {"other calls long ago",
+     0,
+     ZR_ERR_MISMATCH,
+     {3000, 3010, 3000, 3000},
+     3,
+     1000,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_MISMATCH,
+     {"rank 3 called zero_read(tensor 6) in step 21; rank 1 called zero_begin(unit 6", ""}},
+    {"other calls too long ago",
+     EVERYONE,
+     ZR_ERR_MISMATCH,
+     {3000, 3000, 3000, 3000},
+     3,
+     900,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_MISMATCH,
+     {"what was met; the latest 2048 calls of the programs do not differ", " (found by rank "}},
+    {"other calls, and rank 0 is behind",
+     2,
+     ZR_ERR_TIMEOUT,
+     {5, 20, 18, 20},
+     2,
+     15,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_MISMATCH,
+     {"rank 2 called zero_read(tensor 1) in step 1; rank 1 called zero_begin(unit 1, forward) in step 1",
+      ""}},
+    {"a rank is behind",
+     0,
+     ZR_ERR_TIMEOUT,
+     {60, 60, 12, 60},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_TIMEOUT,
+     {"what was met; rank 2 did not come: its program has made 12 calls, the last zero_begin(unit 5, "
+      "forward) "
+      "in step 1; that of rank 0 60 calls, the last zero_begin(unit 4, forward) in step 2",
+      " (found by rank 0)"}},
+    {"a rank has not begun",
+     EVERYONE,
+     ZR_ERR_TIMEOUT,
+     {3, 0, 3, 3},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_TIMEOUT,
+     {"rank 1 did not come: its program has made no call; that of rank 0 3 calls", ""}},
+    {"nobody has begun",
+     1,
+     ZR_ERR_TIMEOUT,
+     {0, 0, 0, 0},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_TIMEOUT,
+     {"what was met; no program has made a call (found by rank 1)", ""}},
+    {"all are equal",
+     2,
+     ZR_ERR_TIMEOUT,
+     {9, 9, 9, 9},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_TIMEOUT,
+     {"what was met; the programs have made the same 9 calls, the last", " (found by rank 2)"}},
+    {"another cause",
+     2,
+     ZR_ERR_SYSTEM,
+     {9, 8, 7, 9},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZR_ERR_SYSTEM,
+     {"what was met (found by rank 2)", ""}},
+    {"a rank is silent",
+     1,
+     ZR_ERR_TIMEOUT,
+     {9, 9, 9, 9},
+     NOBODY,
+     0,
+     3,
+     NOBODY,
+     ZR_ERR_TIMEOUT,
+     {"what was met; the programs have made the same 9 calls, the last", "; no answer came from rank 3"}},
+    {"a rank failed before", 2, ZR_ERR_PEER, {9, 9, 9, 9}, 1, 3, NOBODY, 3, ZR_ERR_NOMEM, {"no apples", ""}},
+    {"rank 0 failed before", 2, ZR_ERR_PEER, {9, 9, 9, 9}, 1, 3, NOBODY, 0, ZR_ERR_NOMEM, {"no apples", ""}},
+};
+
+struct hearing {
+    struct rank *me;
+    struct meeting m;
+    uv_timer_t stop;
+    int n_heard;
+};
+
+static void stop_closed(uv_handle_t *h)
+{
+    (void)h;
+}
+
+static void stop(struct hearing *h)
+{
+    if (uv_is_closing((uv_handle_t *)&h->stop))
+        return;
+    uv_close((uv_handle_t *)&h->stop, stop_closed);
+    zr_rendezvous_close(h->m.r);
+}
+
+static void time_over(uv_timer_t *t)
+{
+    stop(t->data);
+}
+
+/* It stays for what may come a second time, and others may still have to answer. */
+static void on_failed(void *arg, int code, const char *text)
+{
+    struct hearing *h = arg;
+    h->n_heard++;
+    h->me->code = code;
+    snprintf(h->me->note, sizeof h->me->note, "%s", text);
+    atomic_store(&h->me->stage, 3);
+}
+
+/* All others have heard, where they do hear. */
+static void look_around(uv_timer_t *t)
+{
+    struct hearing *h = t->data;
+    const struct asking *a = h->me->arg;
+    bool all = true;
+    for (int i = 0; i < h->me->w.world; i++)
+        all &= i == a->silent || i == a->fails || h->me->all[i].stage >= 3;
+    if (all)
+        uv_timer_start(t, time_over, 50, 0);
+}
+
+static void make_calls(struct hearing *h, const struct asking *a)
+{
+    int rank = h->me->w.rank;
+    for (int k = 1; k <= a->n_calls[rank]; k++) {
+        struct zr_called c = {.name = ZR_CALLED_BEGIN, .subject = k % 7, .step = (uint32_t)(1 + k / 50)};
+        if (rank == a->odd && k == a->at)
+            c.name = ZR_CALLED_READ;
+        zr_rendezvous_called(h->m.r, &c);
+    }
+}
+
+static void ask_or_hear(struct rank *me)
+{
+    const struct asking *a = me->arg;
+    struct hearing h = {.me = me};
+    int rank = me->w.rank;
+    RANK_CHECK(me, meet(&h.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&h.m) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZR_ERR_TIMEOUT, "too early"), "before the detach");
+    make_calls(&h, a);
+    uv_timer_init(&h.m.loop, &h.stop);
+    h.stop.data = &h;
+    uv_timer_start(&h.stop, look_around, 1, 1);
+    zr_rendezvous_detach(h.m.r, NULL, on_failed, &h);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (rank == a->fails)
+        zr_rendezvous_report(h.m.r, ZR_ERR_NOMEM, "no apples");
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    if (rank == a->who || a->who == EVERYONE)
+        RANK_CHECK(me, zr_rendezvous_compare(h.m.r, a->code, "what was met"), "nothing will come");
+    for (int i = 0; rank == a->silent && i < me->w.world; i++)
+        RANK_CHECK(me, i == rank || wait_stage(&me->all[i], 3), "rank %d has not heard", i);
+    uv_run(&h.m.loop, UV_RUN_DEFAULT);
+    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZR_ERR_TIMEOUT, "too late"), "after the close");
+    zr_rendezvous_free(h.m.r);
+    RANK_CHECK(me, uv_loop_close(&h.m.loop) == 0, "handles are left");
+    RANK_CHECK(me, h.n_heard == (rank != a->fails) || rank == a->silent, "%d failures were heard", h.n_heard);
+}
+
+static void test_comparison(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        struct asking a = cases[k];
+        struct rank *r = run_ranks(false, N, ask_or_hear, &a, NULL), *first = NULL;
+        for (int i = 0; i < N; i++) {
+            if (i == a.fails || i == a.silent)
+                continue;
+            if (r[i].code != a.heard || !strstr(r[i].note, a.says[0]) || !strstr(r[i].note, a.says[1]))
+                fail_msg("%s: rank %d heard %d \"%s\"", a.what, i, r[i].code, r[i].note);
+            first = first ? first : &r[i];
+            assert_string_equal(r[i].note, first->note);
+        }
+    }
+}
+
+/* Whatever a rank sends as its calls can be looked at. */
+static void test_calls_that_cannot_be(void **state)
+{
+    (void)state;
+    struct zr_called_copy copy = {.n = UINT64_MAX};
+    static struct zr_called_ring ring, other;
+    struct zr_called a, b;
+    memset(copy.at, 0xff, sizeof copy.at);
+    zr_called_restore(&ring, &copy);
+    copy.at[7].what ^= 1;
+    zr_called_restore(&other, &copy);
+    assert_true(zr_called_differ(&ring, &other, &a, &b) > 0);
+    char text[ZR_CALLED_BOTH_CHARS];
+    zr_called_tell(1, &a, 0, &b, text);
+    assert_non_null(strstr(text, "rank 1 called nothing"));
+    memset(&copy, 0, sizeof copy);
+    zr_called_restore(&ring, &copy);
+    assert_false(zr_called_last(&ring, &a));
+    assert_int_equal(zr_called_differ(&ring, &other, &a, &b), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comparison),
+        cmocka_unit_test(test_calls_that_cannot_be),
+    };
+    return cmocka_run_group_tests_name("rendezvous, calls of programs", tests, NULL, NULL);
+}

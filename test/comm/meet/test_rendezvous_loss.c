@@ -1,0 +1,478 @@
+/* test_rendezvous_loss.c: ranks that die, leave, fail or stay away, at every stage from meeting on. */
+#include "test/comm/meet/meeting.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* --- ranks that go --- */
+
+/* The last rank dies while the others meet: it says hello by hand, rank 1 never comes. */
+static void die_while_meeting(struct rank *me)
+{
+    if (me->w.rank == 0) {
+        open_and_note(me);
+    } else if (me->w.rank == 2) {
+        struct zr_frame f;
+        char proof[64];
+        RANK_CHECK(me, read_frame(greet(me, 2, 4), &f, proof, sizeof proof) && f.type == ZR_FRAME_ACCEPT,
+                   "it was not let in");
+        kill(getpid(), SIGKILL);
+    }
+}
+
+static void rank_2_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 2;
+}
+
+static void test_death_while_meeting(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 4, die_while_meeting, NULL, rank_2_dies);
+    expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
+}
+
+static void die_in_exchange(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
+    if (me->dies) {
+        sleep_ms(50);
+        kill(getpid(), SIGKILL);
+    }
+    note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, exchange_ranks(&m) == me->code, "another code the second time");
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void rank_0_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 0;
+}
+
+static void test_death_in_exchange(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 4, die_in_exchange, NULL, rank_2_dies);
+    for (int i = 0; i < 4; i++)
+        if (i != 2)
+            expect_rank(&r[i], ZR_ERR_PEER, "rank 2 was lost");
+    r = run_ranks(true, 4, die_in_exchange, NULL, rank_0_dies);
+    for (int i = 1; i < 4; i++)
+        expect_rank(&r[i], ZR_ERR_PEER, "rank 0 was lost");
+}
+
+/* Rank 1 says hello and is gone before rank 0 has read it: the others learn of it, at once or in the first
+ * exchange. */
+static void die_after_hello(struct rank *me)
+{
+    if (me->w.rank == 1) {
+        close(greet(me, 1, 3));
+        return;
+    }
+    struct meeting m;
+    int64_t timeout_ms = me->w.rank == 0 ? LONG_MS : 2000; /* rank 2 may find nobody any more */
+    note_error(me, meet(&m, &me->w, timeout_ms));
+    if (!me->code)
+        note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_death_after_hello(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, die_after_hello, NULL, NULL);
+    expect_rank(&r[0], ZR_ERR_PEER, "rank 1 was lost");
+    assert_int_not_equal(r[2].code, 0);
+}
+
+/* Writing to a connection whose other end is gone must not end the process, and must leave its signals as
+ * they were. */
+static void on_connect(struct zr_link *l, int status)
+{
+    *(int *)l->owner = status;
+}
+
+static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
+{
+    (void)l, (void)f, (void)payload;
+}
+
+static bool on_large(struct zr_link *l, const struct zr_frame *f)
+{
+    (void)l, (void)f;
+    return false;
+}
+
+static void on_end(struct zr_link *l, int code, const char *why)
+{
+    (void)l, (void)code, (void)why;
+}
+
+static void on_closed(struct zr_link *l)
+{
+    (void)l;
+}
+
+static void write_to_the_dead(struct rank *me)
+{
+    static const struct zr_link_calls calls = {on_connect, on_frame, on_large, on_end, on_closed};
+    struct sockaddr_in a = loopback(me->w.port);
+    int server = listen_at(me->w.port), connected = 1;
+    RANK_CHECK(me, server >= 0, "no server");
+    uv_loop_t loop;
+    uv_loop_init(&loop);
+    struct zr_link *l = zr_link_new(&loop, &calls, &connected, 64);
+    RANK_CHECK(me, l && zr_link_connect(l, &a) == 0, "no connection");
+    while (connected == 1)
+        uv_run(&loop, UV_RUN_ONCE);
+    close(accept(server, NULL, NULL));
+    close(server);
+    for (int i = 0; i < 4; i++) {
+        (void)zr_link_send(l, (struct zr_frame){.type = ZR_FRAME_GOODBYE}, NULL, 0);
+        sleep_ms(20);
+    }
+    sigset_t pending, blocked;
+    sigpending(&pending);
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    RANK_CHECK(me, connected == 0, "status %d", connected);
+    RANK_CHECK(me, !sigismember(&pending, SIGPIPE) && !sigismember(&blocked, SIGPIPE), "SIGPIPE is left");
+    zr_link_drop(l);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+}
+
+static void test_write_to_the_dead(void **state)
+{
+    (void)state;
+    run_ranks(true, 1, write_to_the_dead, NULL, NULL);
+}
+
+/* One rank gives up and leaves in good order while the others exchange. */
+static void leave_early(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    if (me->w.rank != *(int *)me->arg)
+        note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_leaving_early(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++) {
+        char text[32];
+        snprintf(text, sizeof text, "rank %d left", who);
+        struct rank *r = run_ranks(false, 3, leave_early, &who, NULL);
+        for (int i = 0; i < 3; i++)
+            if (i != who)
+                expect_rank(&r[i], ZR_ERR_PEER, text);
+    }
+}
+
+/* One rank cannot go on: the others, on their way to an exchange or in it, learn why. */
+static void fail_instead(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
+    if (me->w.rank == *(int *)me->arg) {
+        zr_fail(ZR_ERR_NOMEM, "no memory for %d apples", 7);
+        RANK_CHECK(me, zr_rendezvous_fail(m.r, ZR_ERR_NOMEM) == ZR_ERR_NOMEM, "another code");
+        RANK_CHECK(me, strcmp(zr_error_text(), "no memory for 7 apples") == 0, "%s", zr_error_text());
+    } else if (me->w.rank == 2) {
+        sleep_ms(30);
+    }
+    note_error(me, exchange_ranks(&m));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_failing_rank(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++) {
+        char text[64];
+        snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
+        struct rank *r = run_ranks(false, 4, fail_instead, &who, NULL);
+        for (int i = 0; i < 4; i++)
+            expect_rank(&r[i], ZR_ERR_NOMEM, text);
+    }
+}
+
+static void differ_in_size(struct rank *me)
+{
+    struct meeting m;
+    char mine[32] = {0}, all[32 * MOST_RANKS];
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    note_error(me, zr_rendezvous_exchange(m.r, mine, me->w.rank == 1 ? 12 : 16, all));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_sizes_differ(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 3, differ_in_size, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
+}
+
+static void skip_exchange(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, all_at(me, 1), "a rank has not started"); /* their time is short */
+    RANK_CHECK(me, meet(&m, &me->w, SHORT_MS) == 0, "%s", zr_error_text());
+    if (me->w.rank != *(int *)me->arg) {
+        note_error(me, exchange_ranks(&m));
+        atomic_store(&me->stage, 2);
+    } else {
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, i == me->w.rank || wait_stage(&me->all[i], 2), "rank %d waits for ever", i);
+    }
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_exchange_timeout(void **state)
+{
+    (void)state;
+    int who = 2;
+    struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "rank 2");
+    who = 0;
+    r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, "for rank 0");
+}
+
+/* --- after the detach --- */
+
+struct watch {
+    struct rank *me;
+    struct meeting m;
+    uv_timer_t stop;
+    int n_lost;
+};
+
+static void stop_closed(uv_handle_t *h)
+{
+    (void)h;
+}
+
+static void stop(struct watch *w)
+{
+    uv_close((uv_handle_t *)&w->stop, stop_closed);
+    zr_rendezvous_close(w->m.r);
+}
+
+static void note_lost(void *arg, int rank, const char *why)
+{
+    struct watch *w = arg;
+    w->n_lost++;
+    w->me->code = rank;
+    snprintf(w->me->note, sizeof w->me->note, "%s", why);
+    if (!uv_is_closing((uv_handle_t *)&w->stop))
+        stop(w); /* closing inside the callback must be fine */
+}
+
+static void time_over(uv_timer_t *t)
+{
+    stop(t->data);
+}
+
+/* Watches until a loss or for run_ms; rank *arg leaves at once: by a signal if it dies, else with a goodbye.
+ */
+static void watch(struct rank *me)
+{
+    struct watch w = {.me = me};
+    bool goes = me->w.rank == *(int *)me->arg;
+    bool someone_dies = false;
+    for (int i = 0; i < me->w.world; i++)
+        someone_dies |= me->all[i].dies;
+    RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
+    me->code = -1;
+    if (goes && me->all[0].stage) { /* a child of its own outlives it */
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(120);
+            pause();
+            _exit(0);
+        }
+        atomic_store(&me->stage, (int)pid);
+    }
+    if (goes && me->dies)
+        kill(getpid(), SIGKILL);
+    sleep_ms(me->w.rank * 10); /* deaths are seen before or after the detach */
+    uv_timer_init(&w.m.loop, &w.stop);
+    w.stop.data = &w;
+    uv_timer_start(&w.stop, time_over, someone_dies ? LONG_MS : goes ? 0 : 200, 0);
+    zr_rendezvous_detach(w.m.r, note_lost, NULL, &w);
+    uv_run(&w.m.loop, UV_RUN_DEFAULT);
+    zr_rendezvous_free(w.m.r);
+    RANK_CHECK(me, uv_loop_close(&w.m.loop) == 0, "handles are left");
+    RANK_CHECK(me, w.n_lost == (someone_dies ? 1 : 0), "%d losses were told, the last: rank %d, %s", w.n_lost,
+               me->code, me->note);
+}
+
+static void test_death_after_detach(void **state)
+{
+    (void)state;
+    int who = 2;
+    struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
+    for (int i = 0; i < 4; i++)
+        if (i != 2)
+            expect_rank(&r[i], 2, "connection");
+    who = 0;
+    r = run_ranks(true, 3, watch, &who, rank_0_dies);
+    for (int i = 1; i < 3; i++)
+        expect_rank(&r[i], 0, "connection");
+}
+
+static void with_child_2(struct rank *r)
+{
+    rank_2_dies(r);
+    atomic_store(&r->stage, 1);
+}
+
+static void with_child_0(struct rank *r)
+{
+    rank_0_dies(r);
+    atomic_store(&r->stage, 1);
+}
+
+/* The rank that dies has a child, which has copies of its sockets unless it is kept from it. */
+static void test_death_of_a_parent(void **state)
+{
+    (void)state;
+    for (int who = 0; who <= 2; who += 2) {
+        struct rank *r = run_ranks(true, 3, watch, &who, who ? with_child_2 : with_child_0);
+        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* it still lived */
+        for (int i = 0; i < 3; i++)
+            if (i != who)
+                expect_rank(&r[i], who, "connection");
+    }
+}
+
+static void test_goodbye_is_no_death(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 3; who++)
+        run_ranks(false, 3, watch, &who, NULL);
+}
+
+/* Rank who fails: another thread of it says so, twice, and it closes a moment later. */
+struct failure {
+    int who, code, close_ms;
+    size_t n_text;
+};
+
+struct hearing {
+    struct watch w;
+    const struct failure *f;
+    int n_heard, code;
+    char text[2048];
+};
+
+static void report(void *arg)
+{
+    struct hearing *h = arg;
+    char text[2048];
+    memset(text, 'x', sizeof text);
+    text[h->f->n_text] = 0;
+    zr_rendezvous_report(h->w.m.r, h->f->code, text);
+    zr_rendezvous_report(h->w.m.r, ZR_ERR_IO, "what came after it");
+}
+
+static void note_failure(void *arg, int code, const char *text)
+{
+    struct hearing *h = arg;
+    h->n_heard++;
+    h->code = code;
+    snprintf(h->text, sizeof h->text, "%s", text);
+    stop(&h->w);
+}
+
+static void no_loss(void *arg, int rank, const char *why)
+{
+    struct hearing *h = arg;
+    rank_says(h->w.me, __FILE__, __LINE__, "no loss", "rank %d was lost: %s", rank, why);
+}
+
+static void report_or_hear(struct rank *me)
+{
+    struct hearing h = {.w.me = me, .f = me->arg};
+    bool fails = me->w.rank == h.f->who;
+    uv_thread_t reporter;
+    RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&h.w.m) == 0, "%s", zr_error_text());
+    if (!fails)
+        sleep_ms(me->w.rank * 10); /* it comes before or after the detach */
+    uv_timer_init(&h.w.m.loop, &h.w.stop);
+    h.w.stop.data = &h.w;
+    uv_timer_start(&h.w.stop, time_over, fails ? (uint64_t)h.f->close_ms : LONG_MS, 0);
+    zr_rendezvous_detach(h.w.m.r, no_loss, note_failure, &h);
+    if (fails)
+        uv_thread_create(&reporter, report, &h);
+    if (fails && h.f->close_ms == 0)
+        uv_thread_join(&reporter);
+    uv_run(&h.w.m.loop, UV_RUN_DEFAULT);
+    if (fails && h.f->close_ms)
+        uv_thread_join(&reporter);
+    zr_rendezvous_report(h.w.m.r, ZR_ERR_IO, "too late");
+    zr_rendezvous_free(h.w.m.r);
+    RANK_CHECK(me, uv_loop_close(&h.w.m.loop) == 0, "handles are left");
+    RANK_CHECK(me, h.n_heard == !fails, "%d failures were heard", h.n_heard);
+    size_t most = ZR_FRAME_TEXT_BYTES - 1, n = h.f->n_text < most ? h.f->n_text : most;
+    RANK_CHECK(me, fails || (h.code == h.f->code && strspn(h.text, "x") == n && !h.text[n]),
+               "code %d, %zu bytes: \"%s\"", h.code, strlen(h.text), h.text);
+}
+
+static void test_failure_after_detach(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 24; k++) {
+        struct failure f = {.who = k % 3,
+                            .code = k & 4 ? ZR_ERR_PEER : ZR_ERR_NOMEM,
+                            .close_ms = k & 8 ? 100 : 0,
+                            .n_text = k & 1 ? 2000 : 20};
+        run_ranks(k & 2, 4, report_or_hear, &f, NULL);
+    }
+}
+
+/* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
+static void close_at_once(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    zr_rendezvous_free(m.r); /* closes by itself */
+    RANK_CHECK(me, uv_loop_close(&m.loop) == 0, "handles are left");
+}
+
+static void test_close_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        run_ranks(false, 5, close_at_once, NULL, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_death_while_meeting),  cmocka_unit_test(test_death_in_exchange),
+        cmocka_unit_test(test_death_after_hello),    cmocka_unit_test(test_write_to_the_dead),
+        cmocka_unit_test(test_leaving_early),        cmocka_unit_test(test_failing_rank),
+        cmocka_unit_test(test_sizes_differ),         cmocka_unit_test(test_exchange_timeout),
+        cmocka_unit_test(test_death_after_detach),   cmocka_unit_test(test_goodbye_is_no_death),
+        cmocka_unit_test(test_death_of_a_parent),    cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_failure_after_detach),
+    };
+    return cmocka_run_group_tests_name("rendezvous, ranks that are lost", tests, NULL, NULL);
+}

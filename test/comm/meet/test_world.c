@@ -1,0 +1,393 @@
+/* test_world.c: rank and world as each launcher leaves them, and what is refused. */
+#include "comm/meet/rendezvous.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *const known[] = {"ZERO_RANK",
+                                    "ZERO_WORLD_SIZE",
+                                    "ZERO_LOCAL_RANK",
+                                    "ZERO_RENDEZVOUS",
+                                    "ZERO_JOB",
+                                    "ZERO_JOB_KEY",
+                                    "ZERO_JOB_KEY_FILE",
+                                    "RANK",
+                                    "WORLD_SIZE",
+                                    "LOCAL_RANK",
+                                    "MASTER_ADDR",
+                                    "MASTER_PORT",
+                                    "TORCHELASTIC_USE_AGENT_STORE",
+                                    "TORCHELASTIC_RUN_ID",
+                                    "TORCHELASTIC_RESTART_COUNT",
+                                    "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_SIZE",
+                                    "OMPI_COMM_WORLD_LOCAL_RANK",
+                                    "PMIX_NAMESPACE",
+                                    "OMPI_MCA_ess_base_jobid",
+                                    "PMI_RANK",
+                                    "PMI_SIZE",
+                                    "MPI_LOCALRANKID",
+                                    "PMI_JOBID",
+                                    "PMI_KVSNAME",
+                                    "SLURM_PROCID",
+                                    "SLURM_NTASKS",
+                                    "SLURM_LOCALID",
+                                    "SLURM_CLUSTER_NAME",
+                                    "SLURM_JOB_ID",
+                                    "SLURM_STEP_ID",
+                                    "SLURM_RESTART_COUNT"};
+
+/* Makes the environment hold these and no other variable that is looked at: name, value, ..., NULL. */
+static void environment(const char *name, ...)
+{
+    va_list ap;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        unsetenv(known[i]);
+    va_start(ap, name);
+    for (; name; name = va_arg(ap, const char *))
+        setenv(name, va_arg(ap, const char *), 1);
+    va_end(ap);
+}
+
+static void expect(int rank, int world, int local_rank, const char *host, int port, const char *source)
+{
+    struct zr_world w;
+    memset(&w, 0xff, sizeof w);
+    if (zr_world_find(0, 0, NULL, &w) != 0)
+        fail_msg("%s", zr_error_text());
+    assert_int_equal(w.rank, rank);
+    assert_int_equal(w.world, world);
+    assert_int_equal(w.local_rank, local_rank);
+    assert_string_equal(w.host, host);
+    if (port >= 0)
+        assert_int_equal(w.port, port);
+    assert_string_equal(w.source, source);
+}
+
+/* Each of the texts, up to NULL, is in the message; *w is untouched. */
+static void refuse_with(int want_rank, int want_world, const char *url, ...)
+{
+    struct zr_world w, before;
+    va_list ap;
+    memset(&w, 0x5a, sizeof w);
+    before = w;
+    int err = zr_world_find(want_rank, want_world, url, &w);
+    if (err != ZR_ERR_ARG)
+        fail_msg("code %d: \"%s\"", err, zr_error_text());
+    assert_memory_equal(&w, &before, sizeof w);
+    va_start(ap, url);
+    for (const char *text; (text = va_arg(ap, const char *));)
+        if (!strstr(zr_error_text(), text))
+            fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), text);
+    va_end(ap);
+}
+
+#define refuse(...) refuse_with(0, 0, NULL, __VA_ARGS__, (const char *)NULL)
+
+static void test_alone(void **state)
+{
+    (void)state;
+    environment(NULL);
+    expect(0, 1, 0, "", 0, "alone");
+    /* An address alone makes no world. */
+    environment("MASTER_ADDR", "node1", "MASTER_PORT", "29500", NULL);
+    expect(0, 1, 0, "", 0, "alone");
+}
+
+static void test_explicit(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    environment("RANK", "7", "WORLD_SIZE", "junk", "ZERO_RANK", "-1", NULL); /* not even looked at */
+    assert_int_equal(zr_world_find(2, 4, "tcp://node1:29501", &w), 0);
+    assert_true(w.rank == 2 && w.world == 4 && w.local_rank == 2 && w.port == 29501);
+    assert_string_equal(w.host, "node1");
+    assert_string_equal(w.source, "config");
+    assert_int_equal(zr_world_find(0, 1, NULL, &w), 0);
+    assert_true(w.world == 1 && w.host[0] == 0);
+    refuse_with(0, 2, NULL, "ZERO_RENDEZVOUS", "MASTER_ADDR", "rank 0 of 2", NULL);
+    setenv("ZERO_RENDEZVOUS", "tcp://10.0.0.1:700", 1);
+    assert_int_equal(zr_world_find(0, 2, NULL, &w), 0);
+    assert_string_equal(w.host, "10.0.0.1");
+    refuse_with(3, 3, NULL, "rank is 3", "0 to 2", "world is 3", NULL);
+    refuse_with(-1, 3, NULL, "rank is -1", "0 to 2", NULL);
+    refuse_with(0, -2, NULL, "world is -2", NULL);
+    static const char *const bad[] = {"node1:5", "tcp://node1", "tcp://:5", "tcp://a:b:5", "tcp://node1/x:5",
+                                      "",        "udp://a:1"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        refuse_with(0, 2, bad[i], "rendezvous is \"", bad[i], "tcp://host:port", NULL);
+    refuse_with(0, 2, "tcp://a:0", "the port in rendezvous is \"0\"", "1 to 65535", NULL);
+    refuse_with(0, 2, "tcp://a:65536", "65536", NULL);
+    refuse_with(0, 2, "tcp://a:80x", "80x", NULL);
+}
+
+static void test_zero(void **state)
+{
+    (void)state;
+    environment("ZERO_RANK", "1", "ZERO_WORLD_SIZE", "3", "ZERO_LOCAL_RANK", "0", "ZERO_RENDEZVOUS",
+                "tcp://h:99", "RANK", "0", "WORLD_SIZE", "9", "ZERO_JOB", "j7", NULL);
+    expect(1, 3, 0, "h", 99, "ZERO_RANK");
+    struct zr_world w;
+    assert_int_equal(zr_world_find(0, 0, "tcp://other:98", &w), 0);
+    assert_string_equal(w.host, "other"); /* an url that is given replaces the one found */
+    assert_string_equal(w.job, "j7");
+    assert_int_equal(w.rank, 1);
+    unsetenv("ZERO_LOCAL_RANK");
+    expect(1, 3, 1, "h", 99, "ZERO_RANK");
+    unsetenv("ZERO_WORLD_SIZE");
+    refuse("ZERO_WORLD_SIZE is not set", "ZERO_RANK is \"1\"");
+}
+
+static void test_torchrun(void **state)
+{
+    (void)state;
+    environment("RANK", "5", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "127.0.0.1", "MASTER_PORT",
+                "29500", "TORCHELASTIC_RUN_ID", "r1", "OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE",
+                "2", NULL);
+    expect(5, 8, 1, "127.0.0.1", 29500, "torchrun");
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
+    expect(5, 8, 1, "127.0.0.1", 29500, "torchrun");
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    expect(5, 8, 1, "127.0.0.1", 29501, "torchrun");
+    setenv("MASTER_PORT", "65535", 1);
+    expect(5, 8, 1, "127.0.0.1", 65534, "torchrun");
+    unsetenv("MASTER_PORT");
+    refuse("MASTER_PORT is not set", "MASTER_ADDR");
+    unsetenv("MASTER_ADDR");
+    refuse("rank 5 of 8", "torchrun", "MASTER_ADDR");
+    setenv("WORLD_SIZE", "1", 1);
+    setenv("RANK", "0", 1);
+    setenv("LOCAL_RANK", "0", 1);
+    expect(0, 1, 0, "", 0, "torchrun"); /* one rank needs no address */
+}
+
+static void test_bad_text(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "abc", "", "-1", "4x", " 4", "+4", "0x4", "4.0", "99999999999999999999", "0", "65537"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        environment("RANK", "0", "WORLD_SIZE", bad[i], "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+        char text[64];
+        snprintf(text, sizeof text, "WORLD_SIZE is \"%s\"", bad[i]);
+        refuse(text, "1 to 65536");
+    }
+    environment("RANK", "3", "WORLD_SIZE", "3", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    refuse("RANK is \"3\"", "0 to 2");
+    setenv("RANK", "-1", 1);
+    refuse("RANK is \"-1\"", "0 to 2");
+    setenv("RANK", "2", 1);
+    setenv("LOCAL_RANK", "x", 1);
+    refuse("LOCAL_RANK is \"x\"");
+    setenv("LOCAL_RANK", "3", 1);
+    refuse("LOCAL_RANK is \"3\"", "0 to 2");
+    unsetenv("LOCAL_RANK");
+    setenv("MASTER_PORT", "http", 1);
+    refuse("MASTER_PORT is \"http\"", "1 to 65535");
+    setenv("MASTER_PORT", "1", 1);
+    setenv("MASTER_ADDR", "", 1);
+    refuse("MASTER_ADDR is \"\"");
+    environment("WORLD_SIZE", "2", NULL);
+    refuse("RANK is not set", "WORLD_SIZE is \"2\"");
+    environment("RANK", "1", NULL);
+    refuse("WORLD_SIZE is not set", "RANK is \"1\"");
+    environment("SLURM_PROCID", "9", "SLURM_NTASKS", "4", NULL);
+    refuse("SLURM_PROCID is \"9\"", "0 to 3");
+    environment("PMI_RANK", "0", NULL);
+    refuse("PMI_SIZE is not set");
+    environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "ZERO_RENDEZVOUS", "here", NULL);
+    refuse("ZERO_RENDEZVOUS is \"here\"");
+}
+
+/* Launchers that give no address: loopback, and a port that all ranks of the job derive alike and other jobs
+ * do not. */
+static void test_mpi_and_slurm(void **state)
+{
+    (void)state;
+    environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_LOCAL_RANK", "1",
+                "PMIX_NAMESPACE", "1234.1", "PMI_RANK", "0", "PMI_SIZE", "7", NULL);
+    expect(1, 2, 1, "127.0.0.1", -1, "Open MPI");
+    struct zr_world a, b;
+    assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
+    assert_true(a.port >= 20000 && a.port < 32000);
+    setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_int_equal(a.port, b.port);
+    assert_string_equal(a.job, b.job);
+    setenv("PMIX_NAMESPACE", "1235.1", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_int_not_equal(a.port, b.port);
+    assert_string_not_equal(a.job, b.job);
+    setenv("MASTER_ADDR", "node1", 1);
+    setenv("MASTER_PORT", "4000", 1);
+    expect(0, 2, 1, "node1", 4000, "Open MPI"); /* an address that is there is used */
+
+    environment("PMI_RANK", "2", "PMI_SIZE", "4", "MPI_LOCALRANKID", "2", NULL);
+    expect(2, 4, 2, "127.0.0.1", -1, "MPICH");
+    assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
+    assert_string_not_equal(a.job, ""); /* of the launcher's process */
+
+    environment("SLURM_PROCID", "3", "SLURM_NTASKS", "4", "SLURM_LOCALID", "1", "SLURM_JOB_ID", "77",
+                "SLURM_STEP_ID", "0", NULL);
+    expect(3, 4, 1, "127.0.0.1", -1, "Slurm");
+    assert_int_equal(zr_world_find(0, 0, NULL, &a), 0);
+    assert_string_equal(a.job, "77.0");
+    setenv("SLURM_STEP_ID", "1", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &b), 0);
+    assert_int_not_equal(a.port, b.port);
+    /* a single task, and the shell of an allocation, are alone */
+    setenv("SLURM_NTASKS", "1", 1);
+    setenv("SLURM_PROCID", "0", 1);
+    expect(0, 1, 0, "", 0, "alone");
+    environment("SLURM_NTASKS", "4", NULL);
+    expect(0, 1, 0, "", 0, "alone");
+}
+
+/* A job's name longer than there is room for is cut, on all ranks alike. */
+static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
+{
+    struct zr_world w;
+    if (zr_world_lent(rank, world, url, 1, 3, &w))
+        fail_msg("%s", zr_error_text());
+    if (w.rank != 1 || w.world != 3 || w.local_rank != local_rank || strcmp(w.host, host) || w.port != port ||
+        strcmp(w.source, "nccl_comm"))
+        fail_msg("rank %d of %d, local %d, at \"%s\" port %d, from %s", w.rank, w.world, w.local_rank, w.host,
+                 w.port, w.source);
+}
+
+static void refuse_lent(int rank, int world, const char *text)
+{
+    struct zr_world w;
+    assert_int_equal(zr_world_lent(rank, world, NULL, 1, 3, &w), ZR_ERR_ARG);
+    if (!strstr(zr_error_text(), text))
+        fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
+}
+
+/* A communicator that is rank 1 of 3. */
+static void test_lent(void **state)
+{
+    (void)state;
+    environment(NULL);
+    expect_lent(0, 0, NULL, 1, "", 0);
+    expect_lent(1, 3, NULL, 1, "", 0);
+    expect_lent(0, 0, "tcp://node1:5000", 1, "node1", 5000);
+    refuse_lent(0, 3, "nccl_comm is rank 1 of 3, but rank and world of the configuration say: rank 0 of 3");
+    environment("ZERO_RENDEZVOUS", "tcp://node2:6000", NULL);
+    expect_lent(0, 0, NULL, 1, "node2", 6000);
+    environment("RANK", "1", "WORLD_SIZE", "3", "LOCAL_RANK", "0", "MASTER_ADDR", "node1", "MASTER_PORT",
+                "1000", NULL);
+    expect_lent(0, 0, NULL, 0, "node1", 0);
+    setenv("WORLD_SIZE", "6", 1);
+    refuse_lent(0, 0, "but torchrun's variables say: rank 1 of 6");
+    expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration's count for more */
+    unsetenv("RANK");
+    refuse_lent(0, 0, "RANK is not set though WORLD_SIZE is");
+    environment(NULL);
+}
+
+static void test_long_job(void **state)
+{
+    (void)state;
+    char text[400];
+    struct zr_world w;
+    memset(text, 'j', sizeof text - 1);
+    text[sizeof text - 1] = 0;
+    environment("SLURM_PROCID", "0", "SLURM_NTASKS", "2", "SLURM_CLUSTER_NAME", text, "SLURM_JOB_ID", text,
+                NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(strlen(w.job), sizeof w.job - 1);
+}
+
+/* The key of a job: where it is found, and that no message shows it. */
+static void test_key(void **state)
+{
+    (void)state;
+    static const char hex[] = "00112233445566778899aAbBcCdDeEfF";
+    struct zr_world w;
+    environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.key.n_bytes, 0);
+    setenv("ZERO_JOB_KEY", hex, 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.key.n_bytes, 16);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(w.key.bytes[i], i * 17);
+    static const char *const bad[] = {"",
+                                      "secret",
+                                      "00112233445566778899aabbccddeef",
+                                      "00112233445566778899aabbccddeefg",
+                                      "0x112233445566778899aabbccddeeff",
+                                      " 0112233445566778899aabbccddeeff"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("ZERO_JOB_KEY", bad[i], 1);
+        refuse("ZERO_JOB_KEY has", "32 to 128 hex digits");
+        assert_true(!bad[i][0] || !strstr(zr_error_text(), bad[i]));
+    }
+    /* In a file of the user's own. */
+    char path[] = "zero-test-key-XXXXXX", text[64];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    setenv("ZERO_JOB_KEY_FILE", path, 1);
+    setenv("ZERO_JOB_KEY", hex, 1);
+    refuse("ZERO_JOB_KEY and ZERO_JOB_KEY_FILE are both set");
+    unsetenv("ZERO_JOB_KEY");
+    refuse("ZERO_JOB_KEY_FILE", path, "has 0 characters");
+    snprintf(text, sizeof text, "%s\n", hex);
+    assert_int_equal(write(fd, text, strlen(text)), (int)strlen(text));
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_true(w.key.n_bytes == 16 && w.key.bytes[15] == 0xff);
+    assert_int_equal(fchmod(fd, 0400), 0);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    static const mode_t open_to_others[] = {0640, 0604, 0620, 0644, 0700};
+    for (size_t i = 0; i < sizeof open_to_others / sizeof *open_to_others; i++) {
+        assert_int_equal(fchmod(fd, open_to_others[i]), 0);
+        snprintf(text, sizeof text, "mode %04o", (unsigned)open_to_others[i]);
+        refuse("ZERO_JOB_KEY_FILE", path, text, "chmod 600");
+    }
+    close(fd);
+    unlink(path);
+    refuse("ZERO_JOB_KEY_FILE", path, "No such file");
+    setenv("ZERO_JOB_KEY_FILE", "/", 1);
+    refuse("ZERO_JOB_KEY_FILE", "/ is not a file");
+    /* One rank needs none. */
+    setenv("WORLD_SIZE", "1", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    /* Two that are made differ. */
+    struct zr_job_key a, b;
+    assert_int_equal(zr_job_key_make(&a), 0);
+    assert_int_equal(zr_job_key_make(&b), 0);
+    assert_true(a.n_bytes == 16 && memcmp(a.bytes, b.bytes, 16) != 0);
+}
+
+static void test_attempt(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.attempt, 0);
+    setenv("TORCHELASTIC_RESTART_COUNT", "3", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.attempt, 3);
+    setenv("TORCHELASTIC_RESTART_COUNT", "x", 1);
+    refuse("TORCHELASTIC_RESTART_COUNT is \"x\"");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alone),    cmocka_unit_test(test_explicit),
+        cmocka_unit_test(test_zero),     cmocka_unit_test(test_torchrun),
+        cmocka_unit_test(test_bad_text), cmocka_unit_test(test_mpi_and_slurm),
+        cmocka_unit_test(test_lent),     cmocka_unit_test(test_long_job),
+        cmocka_unit_test(test_key),      cmocka_unit_test(test_attempt),
+    };
+    return cmocka_run_group_tests_name("world", tests, NULL, NULL);
+}

@@ -1,0 +1,87 @@
+/* nccl_custom.c: see nccl_custom.h. */
+#include "test/comm/nccl/nccl_custom.h"
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+int expected_misuse;
+
+static void keep_log(void *arg, const char *text);
+
+int nccl_test_start(void **state)
+{
+    (void)state;
+    assert_int_equal(zr_log_open(keep_log, NULL, NULL, &custom.to_log), 0);
+    stand_in_the_machine()->n_devices = STAND_IN_MOST_DEVICES;
+    expected_misuse = 0;
+    return 0;
+}
+
+int nccl_test_finish(void **state)
+{
+    const char *text;
+    (void)state;
+    nccl_stand_in_end();
+    zr_log_close(custom.to_log);
+    custom.to_log = NULL;
+    int n = stand_in_end(&text);
+    if (expected_misuse >= 0 && n != expected_misuse)
+        print_error("%d misuses, expected %d: %s\n", n, expected_misuse, text);
+    return expected_misuse >= 0 && n != expected_misuse;
+}
+
+struct nccl_custom custom = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void customize(bool deterministic, int64_t timeout_ms)
+{
+    custom.deterministic = deterministic;
+    custom.timeout_ms = timeout_ms;
+    custom.copy_engine = 0;
+    custom.change = NULL;
+    custom.log[0] = 0;
+}
+
+static void keep_log(void *arg, const char *text)
+{
+    (void)arg;
+    pthread_mutex_lock(&custom.lock);
+    size_t n = strlen(custom.log);
+    snprintf(custom.log + n, sizeof custom.log - n, "%s\n", text);
+    pthread_mutex_unlock(&custom.lock);
+}
+
+static int open_custom_device(const struct zr_world *w, struct zr_device **out)
+{
+    return zr_cuda_device_open(w->local_rank, out);
+}
+
+static int open_custom(struct office *o, int n, int64_t timeout_ms)
+{
+    (void)n, (void)timeout_ms;
+    struct zr_nccl_options opt =
+        nccl_office_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
+    opt.copy_engine = custom.copy_engine;
+    opt.log = custom.to_log;
+    if (custom.change)
+        custom.change(&opt, zr_rendezvous_rank(o->rdv));
+    return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);
+}
+
+int64_t custom_reserve(int world, int i)
+{
+    const struct zr_nccl_options o = nccl_office_options(world, custom.deterministic, 1);
+    return i == 1 ? o.reserve_bytes : zr_nccl_room_bytes(world, o.packed_bytes);
+}
+
+const struct office_kind office_custom = {.open_device = open_custom_device,
+                                          .open_comms = open_custom,
+                                          .reserve_bytes = custom_reserve,
+                                          .same_order = true,
+                                          .one_reduces = true};

@@ -1,0 +1,34 @@
+/* nccl_custom.h: offices with NCCL's communicators and options of the test's, and what surrounds each test
+ * over the stand-ins. */
+#ifndef ZR_TEST_COMM_NCCL_CUSTOM_H
+#define ZR_TEST_COMM_NCCL_CUSTOM_H
+
+#include "test/comm/nccl/nccl_office.h"
+
+#include <pthread.h>
+
+enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
+
+extern int expected_misuse; /* of the test that runs; -1: any number */
+
+/* Before and after each test: the machine's devices; all is let go, and what was misused is as expected. */
+int nccl_test_start(void **state);
+int nccl_test_finish(void **state);
+
+extern struct nccl_custom {
+    bool deterministic;
+    int copy_engine;
+    int64_t timeout_ms;
+    void (*change)(struct zr_nccl_options *opt, int rank);
+    pthread_mutex_t lock;
+    struct zr_log *to_log; /* what log receives */
+    char log[8192];
+} custom;
+
+/* The next offices' options; change, copy_engine and the log begin anew. */
+void customize(bool deterministic, int64_t timeout_ms);
+/* Of communicator i's arena. */
+int64_t custom_reserve(int world, int i);
+extern const struct office_kind office_custom;
+
+#endif

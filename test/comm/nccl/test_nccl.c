@@ -1,0 +1,713 @@
+/* test_nccl.c: NCCL's communicators over the stand-ins for CUDA and NCCL: the suite of comm_suite.h, on every
+ * path, opening that fails, and communicators that are lent. */
+#include "test/comm/comm_suite.h"
+#include "test/comm/nccl/nccl_custom.h"
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define HEADER_HAS_WINDOWS (NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0))
+
+/* --- the suite --- */
+
+static void test_conform(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 4, 5, 8};
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl"), .n_ops = 40};
+    for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
+        p.kind = i % 2 ? &office_nccl_fixed : &office_nccl;
+        run_ranks(false, worlds[i / 2], comm_suite_conform, &p, NULL);
+    }
+}
+
+static void test_mixed(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, mixed")};
+    run_ranks(false, 3, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 4, comm_suite_mixed, &p, NULL);
+    p.kind = &office_nccl_fixed;
+    run_ranks(false, 2, comm_suite_mixed, &p, NULL);
+    run_ranks(false, 5, comm_suite_mixed, &p, NULL);
+}
+
+/* A rank alone: its communicator, a stream, and memory for its collectives. */
+struct lone {
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *at;
+};
+
+static void lone_open(struct lone *l, size_t n_bytes)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    assert_int_equal(ncclCommInitRankConfig(&l->comm, 1, id, 0, &config), 0);
+    assert_int_equal(cudaStreamCreate(&l->stream) || cudaMalloc((void **)&l->at, n_bytes), 0);
+}
+
+static void lone_close(struct lone *l)
+{
+    cudaStreamSynchronize(l->stream);
+    cudaStreamDestroy(l->stream);
+    cudaFree(l->at);
+    ncclCommDestroy(l->comm);
+}
+
+/* That the stand-in tells buffers that overlap from such that are in place. */
+static void test_buffers_overlap(void **state)
+{
+    (void)state;
+    struct lone lone;
+    lone_open(&lone, 128);
+    for (int apart = 0; apart <= 64; apart += 16) {
+        char *to = lone.at + apart;
+        assert_int_equal(ncclAllGather(lone.at, to, 64, ncclInt8, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclReduceScatter(lone.at, to, 16, ncclFloat32, ncclSum, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclReduce(lone.at, to, 16, ncclFloat32, ncclSum, 0, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclBroadcast(lone.at, to, 64, ncclInt8, 0, lone.comm, lone.stream), 0);
+    }
+    lone_close(&lone);
+    expected_misuse = 3 * 4;
+}
+
+/* That it tells calls of one group of which one writes what another reads or writes. */
+static void test_group_apart(void **state)
+{
+    (void)state;
+    struct lone lone;
+    lone_open(&lone, 1024);
+    for (int apart = 0; apart <= 256; apart += 64) {
+        char *a = lone.at, *b = a + apart;
+        assert_int_equal(ncclGroupStart(), 0);
+        assert_int_equal(ncclAllGather(a, a + 512, 128, ncclInt8, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclAllGather(b + 256, b, 64, ncclInt8, lone.comm, lone.stream), 0);
+        assert_int_equal(ncclGroupEnd(), 0);
+    }
+    lone_close(&lone);
+    /* b is written where a is read at 0 and 64; b is read at 512 where a + 512 is written, at 256. */
+    expected_misuse = 3;
+}
+
+/* --- which path --- */
+
+static void note_path(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    struct zr_gather_seg g = {.src_stride = 128, .shard_bytes = 128, .total_bytes = 128 * me->w.world};
+    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    note_error(me, err);
+    for (int k = 0; k < 2 && !err; k++) {
+        size_t n = strlen(me->note);
+        snprintf(me->note + n, sizeof me->note - n, "%s; ", zr_nccl_path(o.comm[k]));
+    }
+    if (!err)
+        RANK_CHECK(me, o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s",
+                   zr_error_text());
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engine)
+{
+    struct nccl_stand_in_counts before, after;
+    nccl_stand_in_counts(&before);
+    struct rank *r = run_ranks(false, 2, note_path, NULL, NULL);
+    nccl_stand_in_counts(&after);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], 0, text);
+    /* what it says is what NCCL was given */
+    assert_int_equal(after.n_symmetric - before.n_symmetric, n_symmetric);
+    assert_int_equal(after.n_copy_engine - before.n_copy_engine, n_copy_engine);
+    assert_int_equal(after.n_comms, 0);
+    assert_int_equal(after.n_registered, 0);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
+    bool windows = HEADER_HAS_WINDOWS;
+    customize(false, LONG_MS);
+    /* By itself: all ranks are on this host. */
+    try_path(windows ? "NCCL 2.28.9, symmetric windows, copy engine; NCCL 2.28.9, symmetric windows; "
+                     : "NCCL 2.28.9, plain: symmetric windows need 2.27",
+             windows ? 2 : 0, windows ? 2 : 0);
+    custom.copy_engine = -1;
+    try_path(windows ? "NCCL 2.28.9, symmetric windows; NCCL 2.28.9, symmetric windows; "
+                     : "plain: symmetric windows need 2.27",
+             windows ? 2 : 0, 0);
+    custom.deterministic = true;
+    try_path("; NCCL 2.28.9, plain, sums in the fixed tree; ", windows ? 2 : 0, 0);
+    custom.deterministic = false;
+    m->windows = false;
+    custom.copy_engine = 0;
+    try_path(windows ? "NCCL 2.28.9, plain: no symmetric windows on this machine; " : "plain: symmetric", 0,
+             0);
+    m->version = 22605;
+    try_path("NCCL 2.26.5, plain: symmetric windows need 2.27", 0, 0);
+    m->version = 21805; /* ncclMemAlloc is missing too */
+    try_path("NCCL 2.18.5, plain", 0, 0);
+}
+
+/* What a release does wrong is not used; what may hang is, with a warning, where it is asked for. */
+static void test_known_faults(void **state)
+{
+    (void)state;
+    static const struct {
+        int version, copy_engine, n_symmetric, n_copy_engine;
+        const char *log;
+    } cases[] = {{22809, 0, 2, 2, ""},
+                 {22903, 0, 2, 2, ""},
+                 {22907, 0, 2, 0, "copy_engine is off by default with NCCL 2.29.7: "},
+                 {23007, 0, 2, 0, "copy_engine is off by default with NCCL 2.30.7: "},
+                 {23007, -1, 2, 0, ""},
+                 {23007, 1, 2, 2, "warning: copy_engine is on with NCCL 2.30.7: "},
+                 {23102, 0, 2, 2, ""},
+                 {22803, 0, 0, 0, "no symmetric windows with NCCL 2.28.3: "},
+                 {22807, 0, 2, 2, ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && HEADER_HAS_WINDOWS; i++) {
+        nccl_stand_in_the_machine()->version = cases[i].version;
+        customize(false, LONG_MS);
+        custom.copy_engine = cases[i].copy_engine;
+        bool faulty = cases[i].n_symmetric == 0;
+        try_path(faulty                   ? "plain: this version's symmetric windows are faulty"
+                 : cases[i].n_copy_engine ? "symmetric windows, copy engine; "
+                                          : "symmetric windows; ",
+                 cases[i].n_symmetric, cases[i].n_copy_engine);
+        bool told = strstr(custom.log, "(NCCL issue 2241") || strstr(custom.log, "release notes of 2.28.7");
+        if (!strstr(custom.log, cases[i].log) || told != (cases[i].log[0] != 0))
+            fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
+    }
+    /* Three ranks do not hang. */
+    nccl_stand_in_the_machine()->version = 23007;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 3, note_path, NULL, NULL);
+    expect_rank(&r[0], 0, HEADER_HAS_WINDOWS ? "symmetric windows, copy engine; " : "plain");
+    /* What the stand-in is asked to do although it may hang. */
+    expected_misuse = HEADER_HAS_WINDOWS ? 2 : 0;
+}
+
+/* Every kind of operation on the fall-backs too. */
+static void test_conform_old(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, old"), .n_ops = 30};
+    nccl_stand_in_the_machine()->version = 21705;
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+    p.kind = &office_nccl_fixed;
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+}
+
+/* One rank's memory is not NCCL's: none is registered. */
+static void test_one_without_memory(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
+    nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
+    run_ranks(false, 3, comm_suite_conform, &p, NULL);
+    customize(false, LONG_MS);
+    nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
+    try_path(HEADER_HAS_WINDOWS ? "plain: ncclMemAlloc gave no memory; NCCL 2.28.9, symmetric" : "plain", 0,
+             0);
+}
+
+/* --- what travels packed --- */
+
+enum {
+    MOST_SMALL = 8,
+    SMALL_BYTES = 256,
+    LARGE_BYTES = 2 * NCCL_SMALL_BYTES,
+    SMALL_APART = 2048,
+    LARGE_AT = 20480,
+    SUMS_AT = 40960
+};
+
+/* A layer's tensors in place: n small ones, most of them ragged and one not, and a large one that divides
+ * evenly. */
+struct layer_kind {
+    int n;
+    enum zr_dtype dtype; /* of gradients */
+    bool accumulate;
+};
+
+struct layer {
+    int n, world;
+    struct zr_gather_seg g[MOST_SMALL + 1];
+    struct zr_reduce_seg r[MOST_SMALL + 1];
+};
+
+static void make_layer(struct layer *l, const struct layer_kind *k, int world)
+{
+    *l = (struct layer){.n = k->n + 1, .world = world};
+    for (int i = 0; i < l->n; i++) {
+        int64_t at = i < k->n ? SMALL_APART * i : LARGE_AT, shard = i < k->n ? SMALL_BYTES : LARGE_BYTES;
+        int64_t total = shard * world - (i > 0 && i < k->n ? 128 + 4 * i : 0);
+        l->g[i] = (struct zr_gather_seg){at, shard, at, shard, total};
+        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, shard, total, k->dtype, k->accumulate};
+    }
+}
+
+/* Of the layer, where byte at of the arena is; -1: elsewhere. */
+static int segment_at(const struct layer *l, int64_t at)
+{
+    for (int i = 0; i < l->n; i++)
+        if (at >= l->g[i].dst && at < l->g[i].dst + l->g[i].total_bytes)
+            return i;
+    return -1;
+}
+
+/* Element i of what rank has anywhere in an arena; sums of them are exact in bf16 too. */
+static float put_in(int64_t i, int rank)
+{
+    return (float)(i % 16 + rank);
+}
+
+/* An arena of floats, but of bf16 where the reduce arena's gradients are. */
+static void fill(char *x, int rank, enum zr_dtype dtype)
+{
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    for (int64_t i = 0; i < ARENA_BYTES / 4; i++)
+        ((float *)x)[i] = put_in(i, rank);
+    for (int64_t i = 0; dtype == ZR_BF16 && i < SUMS_AT / 2; i++) {
+        float v = put_in(i, rank);
+        k->cast((uint16_t *)x + i, ZR_BF16, &v, ZR_F32, 1);
+    }
+}
+
+static void check_gathered(struct rank *me, const struct layer *l, const float *x)
+{
+    for (int64_t i = 0; i < ARENA_BYTES / 4; i++) {
+        int k = segment_at(l, i * 4);
+        float want = put_in(i, k < 0 ? me->w.rank : (int)((i * 4 - l->g[k].dst) / l->g[k].shard_bytes));
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
+    }
+}
+
+static void check_reduced(struct rank *me, const struct layer *l, const float *x)
+{
+    int world = me->w.world, rank = me->w.rank;
+    for (int64_t i = SUMS_AT / 4; i < ARENA_BYTES / 4; i++) {
+        int64_t k = (i * 4 - SUMS_AT) / 1024;
+        const struct zr_reduce_seg *r = &l->r[k < l->n ? k : l->n - 1];
+        int64_t e = i - r->dst / 4, size = zr_dtype_bytes(r->dtype);
+        bool is_sum =
+            e >= 0 && e * size < r->shard_bytes && rank * r->shard_bytes + e * size < r->total_bytes;
+        float want = is_sum && !r->accumulate ? 0 : put_in(i, rank);
+        for (int p = 0; p < world && is_sum; p++)
+            want += put_in((r->src + rank * r->shard_bytes) / size + e, p);
+        RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
+    }
+}
+
+/* Gathers and reduces the layer; what lies around its tensors stays as it is. */
+static void move_layer(struct rank *me)
+{
+    const struct layer_kind *kind = me->arg;
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    struct layer l;
+    int err = 0;
+    make_layer(&l, kind, me->w.world);
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    char *x = malloc(ARENA_BYTES);
+    fill(x, me->w.rank, ZR_F32);
+    err = office_store(&o, 0, x, ARENA_BYTES);
+    fill(x, me->w.rank, kind->dtype);
+    if (!err)
+        err = office_store(&o, 1, x, ARENA_BYTES);
+    if (!err)
+        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
+    if (!err)
+        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
+    if (!err)
+        err = office_fetch(&o, 0, x, ARENA_BYTES);
+    check_gathered(me, &l, (float *)x);
+    if (!err)
+        err = office_fetch(&o, 1, x, ARENA_BYTES);
+    check_reduced(me, &l, (float *)x);
+    free(x);
+    note_error(me, err);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+struct moved {
+    struct nccl_stand_in_counts nccl;
+    int64_t kernels, copies; /* opening and closing included */
+};
+
+static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accumulate)
+{
+    struct layer_kind kind = {n, dtype, accumulate};
+    struct nccl_stand_in_counts before;
+    struct moved m = {.kernels = -stand_in_calls("cudaLaunchKernel"),
+                      .copies = -stand_in_calls("cudaMemcpyAsync")};
+    nccl_stand_in_counts(&before);
+    struct rank *r = run_ranks(false, world, move_layer, &kind, NULL);
+    nccl_stand_in_counts(&m.nccl);
+    for (int i = 0; i < world; i++)
+        expect_rank(&r[i], 0, "");
+    m.nccl.n_calls -= before.n_calls;
+    m.nccl.n_groups -= before.n_groups;
+    m.nccl.n_symmetric -= before.n_symmetric;
+    m.nccl.n_copy_engine -= before.n_copy_engine;
+    m.kernels += stand_in_calls("cudaLaunchKernel");
+    m.copies += stand_in_calls("cudaMemcpyAsync");
+    return m;
+}
+
+/* Two collectives, of what is packed and of the large tensor, in one group, and two kernels around them:
+ * whatever the number of small tensors, the world, the gradients' dtype, and whether they are added up. */
+static void test_packed(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 8; world += 3)
+        for (int kind = 0; kind < 3; kind++) {
+            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            bool accumulate = kind == 2;
+            customize(false, LONG_MS);
+            struct moved one = count_layer(world, 0, dtype, accumulate);
+            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+                struct moved m = count_layer(world, n, dtype, accumulate);
+                assert_int_equal(m.nccl.n_calls, world * 2 * 2);
+                assert_int_equal(m.nccl.n_groups, world * 2);
+                assert_int_equal(m.nccl.n_symmetric, HEADER_HAS_WINDOWS ? m.nccl.n_calls : 0);
+                assert_int_equal(m.nccl.n_copy_engine, HEADER_HAS_WINDOWS ? world * 2 : 0);
+                assert_int_equal(m.kernels - one.kernels, 2 * world * 2);
+                assert_int_equal(m.copies, one.copies);
+            }
+            /* The large one travels as it lies. */
+            assert_int_equal(one.nccl.n_calls, world * 2);
+        }
+}
+
+/* By the fixed tree: one message to and from each peer for what is packed, and the same kernels. */
+static void test_packed_fixed(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 5; world += 3)
+        for (int kind = 0; kind < 3; kind++) {
+            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            bool accumulate = kind == 2;
+            customize(true, LONG_MS);
+            struct moved one = count_layer(world, 0, dtype, accumulate);
+            assert_int_equal(one.nccl.n_calls, world + world * (world - 1) * 2);
+            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+                struct moved m = count_layer(world, n, dtype, accumulate);
+                assert_int_equal(m.nccl.n_calls, world * 2 + world * (world - 1) * 2 * 2);
+                assert_int_equal(m.nccl.n_groups, world * 2);
+                assert_int_equal(m.kernels - one.kernels, 2 * world * 2);
+                assert_int_equal(m.copies, one.copies);
+            }
+        }
+}
+
+/* One small tensor that divides evenly is not packed: there is nothing to pack it with. */
+static void test_packed_alone(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct moved none = count_layer(3, 0, ZR_F32, false), even = count_layer(3, 1, ZR_F32, false);
+    assert_int_equal(even.nccl.n_calls, 3 * 2 * 2);
+    assert_int_equal(even.kernels, none.kernels);
+}
+
+/* --- opening that fails --- */
+
+static void note_open(struct rank *me)
+{
+    struct office o;
+    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void try_open(int world, int code, const char *text)
+{
+    struct nccl_stand_in_counts after;
+    struct rank *r = run_ranks(false, world, note_open, NULL, NULL);
+    for (int i = 0; i < world; i++)
+        expect_rank(&r[i], code, text);
+    nccl_stand_in_counts(&after);
+    assert_int_equal(after.n_comms, 0);
+}
+
+static void other_reserve(struct zr_nccl_options *opt, int rank)
+{
+    opt->reserve_bytes += rank == 2 ? 256 : 0;
+}
+
+static void odd_reserve(struct zr_nccl_options *opt, int rank)
+{
+    opt->reserve_bytes += rank == 1 ? 8 : 0;
+}
+
+static void other_small(struct zr_nccl_options *opt, int rank)
+{
+    opt->small_bytes += rank == 1 ? 256 : 0;
+}
+
+static void no_time(struct zr_nccl_options *opt, int rank)
+{
+    opt->timeout_ms = rank == 1 ? 0 : opt->timeout_ms;
+}
+
+static void no_library(struct zr_nccl_options *opt, int rank)
+{
+    opt->library = rank == 2 ? "/nowhere/libnccl.so.2" : NULL;
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
+    customize(true, LONG_MS);
+    custom.change = other_reserve;
+    try_open(3, ZR_ERR_MISMATCH, "reserve_bytes is ");
+    custom.change = other_small;
+    try_open(3, ZR_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
+    custom.change = odd_reserve;
+    try_open(3, ZR_ERR_ARG, "a multiple of 256 from ");
+    custom.change = no_time;
+    try_open(2, ZR_ERR_ARG, "timeout_ms is 0");
+    custom.change = no_library;
+    try_open(3, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2");
+    customize(false, LONG_MS);
+    m->version = 21305;
+    try_open(2, ZR_ERR_NOTSUP, "NCCL is 2.13.5: 2.14 or newer is needed");
+    m->version = 22705;
+    custom.copy_engine = 1;
+    try_open(2, ZR_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
+}
+
+/* Every call of opening fails once, on one rank. Collective ones keep the others waiting until their time is
+ * over; nobody waits longer. */
+static void test_open_fails(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *call;
+        int k;
+        bool waits;
+    } cases[] = {{"ncclGetUniqueId", 2, false},
+                 {"ncclCommInitRankConfig", 1, true},
+                 {"ncclCommInitRankConfig", 2, true},
+                 {"ncclCommWindowRegister", 1, true},
+                 {"ncclCommWindowRegister", 2, true}};
+    customize(false, SHORT_MS);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool is_window = strcmp(cases[i].call, "ncclCommWindowRegister") == 0;
+        int bad = i == 0 ? 0 : 1;
+        if (is_window && !HEADER_HAS_WINDOWS)
+            continue;
+        nccl_stand_in_fail(cases[i].call, bad, cases[i].k, ncclSystemError);
+        struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
+        expect_rank(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
+        expect_rank(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
+        for (int k = 0; k < 3; k++)
+            if (k != bad && cases[i].waits)
+                expect_rank(&r[k], ZR_ERR_TIMEOUT, "has not come back after 800 ms");
+            else if (k != bad)
+                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
+        nccl_stand_in_end();
+    }
+    /* A call that does not come back at all. */
+    nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
+    struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
+    for (int k = 0; k < 3; k++)
+        expect_rank(&r[k], ZR_ERR_TIMEOUT,
+                    "ncclCommInitRankConfig of the gather communicator has not come back");
+    nccl_stand_in_end();
+    expected_misuse = -1; /* what hung was left behind with its memory */
+}
+
+static void other_size(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    void *base;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    int64_t bytes = custom_reserve(2, 0) + 4096;
+    note_error(me, c->ops->arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
+    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
+    struct zr_reduce_seg seg = {.dtype = ZR_F32};
+    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
+               "gather does not reduce");
+    c = o.comm[1];
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
+    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_arena(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "the arena is 16384 bytes on rank 1 and 8192 on rank 0");
+}
+
+static void test_reserve_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30, 1 << 20), 256);
+    assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30, 0), 256 + 8 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(9, false, 0, 1024), 512 + 9 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 0, 0), 256 + 4 * 256 + 3 * 256);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 0), 256 + 4 * 256 + 3 * 1024);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1000, 2048), 256 + 4 * 2048 + 3 * 2048);
+    assert_int_equal(zr_nccl_reserve_bytes(4, true, 1 << 30, 0), 256 + 4 * 256 + 3 * (4 << 20));
+    assert_true(zr_nccl_reserve_bytes(64, true, 1 << 30, 0) <= 2048 + 64 * 256 + (64 << 20) + 63 * 256);
+    assert_int_equal(zr_nccl_room_bytes(3, 128), 768);
+    assert_int_equal(zr_nccl_room_bytes(3, 384), 1280);
+    assert_int_equal(zr_nccl_room_bytes(3, INT64_MAX), 64 << 20);
+}
+
+/* --- a communicator that is lent --- */
+
+static ncclComm_t lent[MOST_RANKS];
+static int lend_from; /* ranks below have none */
+
+static void lend(struct zr_nccl_options *opt, int rank)
+{
+    opt->lent = rank >= lend_from ? lent[rank] : NULL;
+}
+
+static void make_lent(struct rank *me, const ncclUniqueId *id)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    cudaSetDevice(me->w.rank);
+    int world = *(int *)me->arg, rank = me->w.rank;
+    me->code = ncclCommInitRankConfig(&lent[rank], world, *id, rank, &config);
+}
+
+static ncclUniqueId lent_id;
+
+/* Each rank's own communicator works before and after, and is not ours to close. */
+static void with_lent(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 1};
+    void *p;
+    cudaStream_t s;
+    int rank = me->w.rank;
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, me->code == 0, "code %d", me->code);
+    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    note_error(me, err);
+    for (int k = 0; k < 2 && !err; k++) {
+        char bytes[3] = {0}, got[3];
+        bytes[rank] = (char)(rank + 1);
+        RANK_CHECK(me, o.dev->ops->copy(o.stream[k], o.base[k], bytes, 3) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s",
+                   zr_error_text());
+        RANK_CHECK(me, o.dev->ops->copy(o.stream[k], got, o.base[k], 3) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[k]);
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, got[i] == i + 1, "byte %d is %d", i, got[i]);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, cudaMalloc(&p, 64) == 0 && cudaStreamCreate(&s) == 0, "no memory");
+    RANK_CHECK(me, ncclAllGather((char *)p + rank, p, 1, ncclInt8, lent[rank], s) == 0, "it was closed");
+    cudaStreamSynchronize(s);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+    ncclCommDestroy(lent[rank]);
+}
+
+static void test_lent(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 21705 /* cannot split */};
+    int world = 3;
+    for (size_t i = 0; i < 2; i++) {
+        nccl_stand_in_the_machine()->version = versions[i];
+        customize(i == 1, LONG_MS);
+        custom.change = lend;
+        lend_from = 0;
+        ncclGetUniqueId(&lent_id);
+        struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+        for (int k = 0; k < world; k++)
+            expect_rank(&r[k], 0, "");
+    }
+    nccl_stand_in_the_machine()->version = 22809;
+    lend_from = 1;
+    ncclGetUniqueId(&lent_id);
+    struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+    for (int k = 0; k < world; k++)
+        expect_rank(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
+}
+
+static ncclComm_t swapped(int rank)
+{
+    return lent[1 - rank];
+}
+
+static void lend_swapped(struct zr_nccl_options *opt, int rank)
+{
+    opt->lent = swapped(rank);
+}
+
+static void with_wrong(struct rank *me)
+{
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct office o;
+    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    ncclCommDestroy(lent[me->w.rank]);
+}
+
+static void test_lent_wrong(void **state)
+{
+    (void)state;
+    int world = 2;
+    customize(false, LONG_MS);
+    custom.change = lend_swapped;
+    ncclGetUniqueId(&lent_id);
+    struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
+    expect_rank(&r[0], ZR_ERR_ARG, "the ncclComm_t that was lent is rank 1 of 2: it must be rank 0 of 2");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_conform),
+        TEST(test_mixed),
+        TEST(test_buffers_overlap),
+        TEST(test_paths),
+        TEST(test_known_faults),
+        TEST(test_conform_old),
+        TEST(test_one_without_memory),
+        TEST(test_refused),
+        TEST(test_open_fails),
+        TEST(test_arena),
+        TEST(test_packed),
+        TEST(test_packed_fixed),
+        TEST(test_packed_alone),
+        TEST(test_group_apart),
+        TEST(test_reserve_bytes),
+        TEST(test_lent),
+        TEST(test_lent_wrong),
+    };
+    return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
+}

@@ -1,0 +1,364 @@
+/* test_nccl_fault.c: what goes wrong among NCCL's ranks is an error with the cause and the place, once they
+ * are open; over the stand-ins for CUDA and NCCL. */
+#include "test/comm/nccl/nccl_custom.h"
+#include "test/stand_in/nccl_stand_in.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* --- what goes wrong on the way --- */
+
+static void poison(struct office *o, int k)
+{
+    char *p = malloc(ARENA_BYTES);
+    memset(p, 0xff, ARENA_BYTES);
+    office_store(o, k, p, ARENA_BYTES);
+    free(p);
+}
+
+static bool is_poison(struct office *o, int k)
+{
+    char *p = malloc(ARENA_BYTES);
+    bool is = office_fetch(o, k, p, ARENA_BYTES) == 0;
+    for (int i = 0; i < ARENA_BYTES; i++)
+        is &= p[i] == (char)0xff;
+    free(p);
+    return is;
+}
+
+/* After a failure operations are nothing, and the first cause stays. */
+static bool is_over(struct rank *me, struct office *o, int k)
+{
+    struct zr_comm *c = o->comm[k];
+    struct zr_tag tag = {.unit = 3};
+    char again[1024];
+    if (c->ops->broadcast(c, o->stream[k], 0, 64, 0, &tag) ||
+        c->ops->exchange(c, o->stream[k], 0, 64, &tag) || o->dev->ops->stream_sync(o->stream[k]))
+        return false;
+    c->ops->abort(c, ZR_ERR_IO, "a later cause");
+    return c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0 &&
+           is_poison(o, k);
+}
+
+static void stay_away(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 4};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[1], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    tag.unit = 3;
+    if (me->w.rank != 2) {
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[1]); /* the abort ends it */
+        note_status(me, c);
+        RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_stays_away(void **state)
+{
+    (void)state;
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, SHORT_MS);
+        struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
+        for (int i = 0; i < 4; i++)
+            if (i != 2)
+                expect_rank(&r[i], ZR_ERR_TIMEOUT,
+                            "exchange seq 2 unit 3: waited 800 ms for the other ranks");
+    }
+}
+
+static void nap(void *arg)
+{
+    sleep_ms(*(int *)arg);
+}
+
+/* What the stream has to do before is nobody's fault. */
+static void slow_compute(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 4};
+    int ms = 2 * SHORT_MS;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int k = 0; k < 2; k++) {
+        RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
+                   zr_error_text());
+    }
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_sync(o.stream[k]);
+        note_status(me, o.comm[k]);
+        RANK_CHECK(me, me->code == 0, "%s", me->note);
+    }
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_slow_compute(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    run_ranks(false, 2, slow_compute, NULL, NULL);
+}
+
+enum difference {
+    OTHER_UNIT,
+    OTHER_STEP,
+    OTHER_HASH,
+    OTHER_ACCUMULATE,
+    OTHER_ORDER,
+    ONE_LESS,
+    N_DIFFERENCES
+};
+
+/* What NCCL itself cannot tell apart: the bytes move, and the next exchange tells. */
+static void differ(struct rank *me)
+{
+    enum difference what = *(enum difference *)me->arg;
+    bool odd = me->w.rank == 2;
+    struct office o;
+    struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    for (int i = 0; i < 20; i++) /* more than are compared at a time */
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .shard_bytes = 128, .total_bytes = 384, .dtype = ZR_F32};
+    if (odd) {
+        tag.unit -= what == OTHER_UNIT;
+        tag.step += what == OTHER_STEP;
+        tag.call_hash += what == OTHER_HASH;
+        r.accumulate = what == OTHER_ACCUMULATE;
+    }
+    if (what == OTHER_ORDER)
+        r.shard_bytes = 0, r.total_bytes = 0, tag.unit = odd;
+    if (what != ONE_LESS || !odd) /* of nothing: NCCL is not called, so nobody hangs */
+        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
+                   zr_error_text());
+    if (what == OTHER_ORDER) {
+        tag.unit = !odd;
+        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    }
+    tag = (struct zr_tag){.unit = -1, .step = 8};
+    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    wait_failed(c);
+    note_status(me, c);
+    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_differ(void **state)
+{
+    (void)state;
+    for (int what = 0; what < N_DIFFERENCES; what++) {
+        enum difference d = (enum difference)what;
+        customize(what % 2, LONG_MS);
+        struct rank *r = run_ranks(false, 3, differ, &d, NULL);
+        for (int i = 0; i < 3; i++)
+            expect_rank(
+                &r[i], ZR_ERR_MISMATCH,
+                d == ONE_LESS
+                    ? "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"
+                    : "rank 2 issued other collectives than rank 0 up to exchange 21");
+    }
+}
+
+/* What hangs in NCCL: sizes that differ. */
+static void hang(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 14};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    int64_t n = me->w.rank == 1 ? 128 : 256;
+    struct zr_gather_seg g = {.src_stride = n, .shard_bytes = n, .total_bytes = n * me->w.world};
+    RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    note_status(me, c);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_hang(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
+    for (int i = 0; i < 2; i++)
+        expect_rank(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms");
+    expected_misuse = 1;
+}
+
+/* NCCL says no, in the middle; and says so later. */
+static void nccl_fails(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 5};
+    bool later = *(bool *)me->arg, mine = me->w.rank == 1;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (mine && !later)
+        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* the ledgers' */
+    if (!mine || !later) {
+        int err = c->ops->exchange(c, o.stream[1], 0, 64, &tag);
+        RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    if (mine && later)
+        nccl_stand_in_async(0, ncclRemoteError);
+    o.dev->ops->stream_sync(o.stream[1]);
+    note_status(me, c);
+    RANK_CHECK(me, (mine && later) || is_over(me, &o, 1), "it is not over");
+    RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_nccl_fails(void **state)
+{
+    (void)state;
+    bool later = false;
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
+    expect_rank(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms");
+    later = true;
+    customize(false, LONG_MS);
+    r = run_ranks(false, 2, nccl_fails, &later, NULL);
+    expect_rank(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
+}
+
+/* --- abort --- */
+
+static void abort_while_waiting(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = -1};
+    pthread_t id;
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    poison(&o, 0);
+    for (int k = 0; k < 2 && me->w.rank == 1; k++) {
+        struct zr_comm *c = o.comm[k];
+        pthread_create(&id, NULL, abort_soon, c);
+        int err = c->ops->exchange(c, o.stream[k], 0, 64, &tag);
+        RANK_CHECK(me, err == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[k]);
+        pthread_join(id, NULL);
+        note_status(me, c);
+    }
+    RANK_CHECK(me, me->w.rank != 1 || is_over(me, &o, 0), "it is not over");
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
+    expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
+}
+
+/* NCCL cannot end some kernels. Then nothing of it is touched again, and closing does not wait for it. */
+static void abort_sticks(struct rank *me)
+{
+    struct office o;
+    struct zr_tag tag = {.unit = 2};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    if (me->w.rank == 0)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    if (me->w.rank == 0)
+        wait_failed(c);
+    note_status(me, c);
+    c->ops->close(c);
+    o.comm[1] = NULL;
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    if (me->w.rank == 0) {
+        o.comm[0]->ops->close(o.comm[0]);
+        o.comm[0] = NULL;
+        RANK_CHECK(me, wait_stage(&me->all[1], 2), "rank 1 waits for ever");
+        nccl_stand_in_end(); /* the kernel ends, so that the stream can */
+        RANK_CHECK(me, office_close(&o), "handles are left");
+        return;
+    }
+    o.dev->ops->stream_sync(o.stream[1]);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+    atomic_store(&me->stage, 2);
+}
+
+static void test_abort_sticks(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    nccl_stand_in_the_machine()->abort_sticks = true;
+    struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
+    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms");
+    expect_rank(&r[1], 0, "");
+    assert_non_null(strstr(custom.log, "NCCL's reduce communicator could not be aborted: it is left behind"));
+    assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not come back"));
+    expected_misuse = 3; /* rank 0's memory: both arenas and the ledgers on the host */
+}
+
+/* --- further ahead than is kept --- */
+
+static void deep_queue(struct rank *me)
+{
+    enum { N_OPS = 700 };
+    struct office o;
+    struct zr_comm_stats s;
+    struct zr_tag tag = {.unit = 1};
+    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    if (me->w.rank == 1)
+        sleep_ms(100);
+    for (int i = 0; i < N_OPS; i++)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 64 * (i % 100), 32, &tag) == 0, "%s",
+                   zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    c->ops->stats(c, &s);
+    RANK_CHECK(me, s.n_exchange == N_OPS && s.wire_bytes == N_OPS * 32, "%lld, %lld bytes",
+               (long long)s.n_exchange, (long long)s.wire_bytes);
+    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, office_close(&o), "handles are left");
+}
+
+static void test_deep_queue(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    run_ranks(false, 2, deep_queue, NULL, NULL);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_differ),       TEST(test_hang),
+        TEST(test_nccl_fails), TEST(test_abort),        TEST(test_abort_sticks), TEST(test_deep_queue),
+    };
+    return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
+}

@@ -1,0 +1,267 @@
+/* test_host_device.c: the device suite on the host, and what only the host promises: allocations that fail on
+ * demand, poison, instruction sets by name. --bench times streams and events. */
+#include "kernels/host/host_device.h"
+#include "test/kernels/device_suite.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Counts the device's allocations and refuses the one numbered fail_at. */
+struct allocations {
+    int n, fail_at;
+};
+
+static bool refuse(void *arg, int64_t bytes)
+{
+    struct allocations *a = arg;
+    (void)bytes;
+    return ++a->n == a->fail_at;
+}
+
+/* Opens a device and all it can hold; 0, or the error of the first step that failed, with everything closed.
+ */
+static int use_everything(struct allocations *a)
+{
+    struct zr_host_options options = {.refuse = refuse, .refuse_arg = a};
+    struct zr_device *dev;
+    struct zr_stream *queue = NULL, *caller = NULL;
+    struct zr_event *e = NULL;
+    void *p = NULL;
+    int err = zr_host_device_open_with(&options, &dev);
+    if (err) {
+        assert_null(dev);
+        return err;
+    }
+    err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &queue);
+    if (!err)
+        err = dev->ops->stream_open(dev, ZR_STREAM_CALLER, "two", NULL, &caller);
+    if (!err)
+        err = dev->ops->event_open(dev, &e);
+    if (!err)
+        err = dev->ops->alloc(dev, 12345, &p);
+    if (p)
+        dev->ops->free(dev, p, 12345);
+    dev->ops->event_close(e);
+    dev->ops->stream_close(caller);
+    dev->ops->stream_close(queue);
+    dev->ops->close(dev);
+    return err;
+}
+
+static void test_every_allocation_can_fail(void **state)
+{
+    (void)state;
+    struct allocations a = {0, 0};
+    assert_int_equal(use_everything(&a), 0);
+    int n = a.n;
+    assert_true(n >= 5);
+    for (int k = 1; k <= n; k++) {
+        a = (struct allocations){0, k};
+        int err = use_everything(&a);
+        assert_true(err == ZR_ERR_NOMEM ||
+                    err == ZR_ERR_SYSTEM); /* a thread that does not start is the system's */
+        assert_int_equal(a.n, k);
+        assert_true(strlen(zr_error_text()) > 10);
+        if (k == n)
+            assert_non_null(strstr(zr_error_text(), "12345"));
+    }
+    /* The same from outside. */
+    for (int k = 1; k <= n + 1; k++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", k);
+        setenv("ZERO_FAIL_ALLOC", text, 1);
+        a = (struct allocations){0, 0};
+        assert_int_equal(use_everything(&a) != 0, k <= n);
+    }
+    setenv("ZERO_FAIL_ALLOC", "two", 1);
+    assert_int_equal(use_everything(&a), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "two"));
+    unsetenv("ZERO_FAIL_ALLOC");
+}
+
+/* A stream whose thread did not start leaves the device usable. */
+static void test_stream_fails_and_works_again(void **state)
+{
+    (void)state;
+    struct allocations a = {0, 3};
+    struct zr_host_options options = {.refuse = refuse, .refuse_arg = &a};
+    struct zr_device *dev;
+    struct zr_stream *s;
+    assert_int_equal(zr_host_device_open_with(&options, &dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &s), ZR_ERR_SYSTEM);
+    assert_null(s);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &s), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    dev->ops->stream_close(s);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", &a, &s), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)7, "one", NULL, &s), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "7"));
+    dev->ops->close(dev);
+}
+
+static void test_poison(void **state)
+{
+    (void)state;
+    struct zr_device *dev;
+    void *p;
+    setenv("ZERO_POISON", "1", 1);
+    assert_int_equal(zr_host_device_open(&dev), 0);
+    unsetenv("ZERO_POISON");
+    assert_int_equal(dev->ops->alloc(dev, 5000, &p), 0);
+    for (int i = 0; i < 5000; i++)
+        assert_int_equal(((unsigned char *)p)[i], 0xff);
+    dev->ops->free(dev, p, 5000);
+    dev->ops->close(dev);
+}
+
+static void test_isa_by_name(void **state)
+{
+    (void)state;
+    struct zr_device *dev;
+    setenv("ZERO_ISA", "portable", 1);
+    assert_string_equal(zr_host_kernels_best()->name, "portable");
+    assert_int_equal(zr_host_device_open(&dev), 0);
+    dev->ops->close(dev);
+    setenv("ZERO_ISA", "sse9", 1);
+    assert_int_equal(zr_host_device_open(&dev), ZR_ERR_ARG);
+    assert_null(dev);
+    assert_non_null(strstr(zr_error_text(), "\"sse9\""));
+    assert_non_null(strstr(zr_error_text(), "portable"));
+    assert_non_null(zr_host_kernels_best());
+    unsetenv("ZERO_ISA");
+    assert_null(zr_host_kernels(ZR_ISA_COUNT));
+}
+
+/* What the host cannot do is refused when it is put, and nothing is put. */
+static void test_refused_operations(void **state)
+{
+    (void)state;
+    struct zr_device *dev;
+    struct zr_stream *s;
+    float x[4] = {1, 2, 3, 4};
+    struct zr_step_scalars scalars = {.grad_scale = 1};
+    struct zr_update u = {.kind = ZR_SGD,
+                          .param_dtype = ZR_F16,
+                          .n = 4,
+                          .master = x,
+                          .param = x + 1,
+                          .grad = x,
+                          .scalars = &scalars};
+    assert_int_equal(zr_host_device_open(&dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "c", NULL, &s), 0);
+    assert_int_equal(dev->ops->cast(s, x, ZR_F16, x, ZR_F32, 4), ZR_ERR_NOTSUP);
+    assert_int_equal(dev->ops->cast(s, x, ZR_F32, x, ZR_F16, 4), ZR_ERR_NOTSUP);
+    assert_int_equal(dev->ops->cast(s, x, ZR_F32, x, (enum zr_dtype)9, 4), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_NOTSUP);
+    u.param_dtype = ZR_F32, u.kind = (enum zr_optimizer)9;
+    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    u.kind = ZR_SGD, u.n = -1;
+    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    u.n = 4, u.beta1 = 0.9f; /* momentum, and nowhere to keep it */
+    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "state[0] is NULL, and sgd keeps its momentum there"));
+    assert_int_equal(dev->ops->zero(s, x, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->copy(s, x, x, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZR_F32, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZR_F16, 4), ZR_ERR_NOTSUP);
+    const void *sources[1] = {x};
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 0, ZR_F32, 4, false), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, ZR_MAX_SOURCES + 1, ZR_F32, 4, false), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 1, ZR_F16, 4, false), ZR_ERR_NOTSUP);
+    assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->put(s, x, x, 4), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "-1"));
+    for (int i = 0; i < 4; i++)
+        assert_true(x[i] == (float)(i + 1));
+    dev->ops->stream_close(s);
+    dev->ops->close(dev);
+}
+
+/* --- --bench --- */
+
+static void nothing(void *arg)
+{
+    (void)arg;
+}
+
+static int bench(struct zr_device *dev)
+{
+    enum { CALLS = 1000000, HOPS = 50000 };
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *a, *b, *caller;
+    struct zr_event *e;
+    if (ops->stream_open(dev, ZR_STREAM_QUEUE, "a", NULL, &a) ||
+        ops->stream_open(dev, ZR_STREAM_QUEUE, "b", NULL, &b) ||
+        ops->stream_open(dev, ZR_STREAM_CALLER, "c", NULL, &caller) || ops->event_open(dev, &e))
+        return 1;
+    int64_t t = zr_now_ns();
+    for (int i = 0; i < CALLS; i++)
+        ops->call(a, nothing, NULL, 0);
+    ops->stream_sync(a);
+    printf("call on a queue              %8.1f ns\n", (double)(zr_now_ns() - t) / CALLS);
+    t = zr_now_ns();
+    for (int i = 0; i < CALLS; i++)
+        ops->call(caller, nothing, NULL, 0);
+    printf("call on the caller           %8.1f ns\n", (double)(zr_now_ns() - t) / CALLS);
+    t = zr_now_ns();
+    for (int i = 0; i < CALLS; i++) {
+        ops->event_record(e, a);
+        ops->stream_wait(b, e);
+    }
+    printf("record + wait, done already  %8.1f ns\n", (double)(zr_now_ns() - t) / CALLS);
+    t = zr_now_ns();
+    for (int i = 0; i < HOPS; i++) {
+        ops->call(a, nothing, NULL, 0);
+        ops->event_record(e, a);
+        ops->stream_wait(caller, e);
+    }
+    printf("caller to queue and back     %8.1f ns\n", (double)(zr_now_ns() - t) / HOPS);
+    t = zr_now_ns();
+    for (int i = 0; i < HOPS; i++) {
+        struct zr_stream *from = i % 2 ? a : b, *to = i % 2 ? b : a;
+        ops->call(from, nothing, NULL, 0);
+        ops->event_record(e, from);
+        ops->stream_wait(to, e);
+    }
+    ops->stream_sync(a);
+    ops->stream_sync(b);
+    printf("queue to queue by an event   %8.1f ns\n", (double)(zr_now_ns() - t) / HOPS);
+    ops->event_close(e);
+    ops->stream_close(a);
+    ops->stream_close(b);
+    ops->stream_close(caller);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_allocation_can_fail),
+        cmocka_unit_test(test_stream_fails_and_works_again),
+        cmocka_unit_test(test_poison),
+        cmocka_unit_test(test_isa_by_name),
+        cmocka_unit_test(test_refused_operations),
+    };
+    /* Whatever the number of cores, waiting is tested both ways: asleep at once, and looking first. */
+    static const struct zr_host_options options[] = {{.spin_ns = -1}, {.spin_ns = 50000}};
+    int failed = 0;
+    for (int i = 0; i < 2; i++) {
+        struct zr_device *dev;
+        if (zr_host_device_open_with(&options[i], &dev)) {
+            fprintf(stderr, "%s\n", zr_error_text());
+            return 1;
+        }
+        printf("%s\n", options[i].spin_ns > 0 ? "spinning" : "sleeping");
+        failed += argc > 1 && strcmp(argv[1], "--bench") == 0 ? bench(dev) : zr_device_suite(dev);
+        dev->ops->close(dev);
+    }
+    return argc > 1 ? failed : failed + cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""The law of the tree: a floor includes only floors below it, and a file name means one file.
+
+    folder_law.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is
+    folder_law.py --self-test  checks the checker on trees that break each rule
+"""
+import os
+import re
+import sys
+import tempfile
+
+FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
+
+# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Two exceptions, both
+# outside the library: comm/sim/sim.h stands on the simulated device, and zero-bench verify shows the schedule's own proof.
+ALLOWED = {
+    "kernels": {"kernels/"},
+    "comm": {"comm/", "kernels/device.h", "kernels/thread_signals.h"},
+    "shard": {"kernels/", "comm/", "shard/"},
+    "zero": {"kernels/", "comm/", "shard/", "zero/"},
+    "bench": {"bench/", "zero/zero.h", "kernels/gemm/gemm.h", "kernels/device.h"},
+    "test": {"kernels/", "comm/", "shard/", "zero/", "bench/", "test/"},
+}
+# What a folder inside a floor may include of that floor's other folders; its own folder and the floor's own files it may always include.
+# So a backend knows no other backend, and a device no other device.
+SISTERS = {
+    "kernels": {"kernels/host/"},
+    "kernels/cuda": {"kernels/host/"},
+    "kernels/gemm": {"kernels/cuda/"},
+    "kernels/sim": {"kernels/check/"},
+    "comm": {"comm/meet/"},
+    "comm/nccl": {"comm/meet/"},
+    "comm/shm": {"comm/meet/"},
+    "shard/verify": {"shard/engine/"},
+    "zero": {"zero/checkpoint/"},
+    "bench": {"bench/gpt2/"},
+}
+EXCEPTIONS = {
+    "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
+    "bench/verify_cmd.c": {"shard/verify/verify.h"},
+}
+# Shows how a program is wrapped, so it uses of libzero what a program can.
+WORKED_EXAMPLE = "bench/train.c"
+PROGRAMS = ("bench/", "test/", "zero/examples/")
+INSIDE = re.compile(r"\b(zr|ZR)_\w+|->ops\b")
+REPEATED_NAMES = {"meson.build", "README.md", "run.sh"}  # run.sh: the two commands of the README
+SOURCE = (".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh")
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
+# Headers that are installed side by side include each other by bare name; and public headers include nothing else of
+# ours, nor of libraries below.
+PUBLIC = {"zero/zero.h", "zero/export.h"}
+PUBLIC_INCLUDES = {"export.h", "stddef.h", "stdint.h"}
+# Third-party headers belong to the floor that wraps them; a model of bench/ may have GPU kernels of its own, in .cu.
+FOREIGN = {
+    re.compile(r"(oneapi/dnnl/|dnnl).*"): {"kernels", "test"},
+    re.compile(r"cuda.*|cublas.*"): {"kernels", "test"},
+    re.compile(r"nccl.*|mpi\.h"): {"comm", "test"},
+    re.compile(r"uv\.h|uv/.*"): {"comm", "shard", "zero", "bench", "test"},
+}
+
+
+def is_build_folder(path):
+    return os.path.isdir(os.path.join(path, "meson-info")) or os.path.isdir(os.path.join(path, "meson-private"))
+
+
+def files_of(root):
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(d for d in subfolders
+                               if d != ".git" and not is_build_folder(os.path.join(folder, d)))
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def includes(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            match = INCLUDE.match(line)
+            if match:
+                yield number, match[1] == '"', match[2]
+
+
+def closure(root, path):
+    """path and everything of ours that it includes."""
+    seen, todo = set(), [path]
+    while todo:
+        at = todo.pop()
+        if at in seen or not os.path.exists(os.path.join(root, at)):
+            continue
+        seen.add(at)
+        todo += [target for _, ours, target in includes(root, at) if ours]
+    return seen
+
+
+def allowed(target, rules):
+    return any(target == rule or rule.endswith("/") and target.startswith(rule) for rule in rules)
+
+
+def is_sister(path, target):
+    """Whether target lies in another folder of path's floor, which SISTERS does not give to path's folder."""
+    folder, other = os.path.dirname(path), os.path.dirname(target)
+    floor = path.split("/")[0]
+    if floor == "test" or other.split("/")[0] != floor or other in (folder, floor):
+        return False
+    return not any((other + "/").startswith(sister) for sister in SISTERS.get(folder, ()))
+
+
+def check_includes(root, path):
+    floor = path.split("/")[0]
+    rules = ALLOWED[floor] | EXCEPTIONS.get(path, set())
+    if floor == "comm":
+        rules |= closure(root, "kernels/device.h")
+    for number, ours, target in includes(root, path):
+        at = f"{path}:{number}"
+        if path in PUBLIC:
+            if target not in PUBLIC_INCLUDES:
+                yield f"{at}: a public header includes {target}; allowed: {', '.join(sorted(PUBLIC_INCLUDES))}"
+            continue
+        if ours:
+            if not os.path.exists(os.path.join(root, target)):
+                yield f'{at}: "{target}" is not a path from the root of the tree'
+            elif not allowed(target, rules):
+                yield f"{at}: {floor}/ may not include {target}; allowed: {', '.join(sorted(ALLOWED[floor]))}"
+            elif is_sister(path, target):
+                yield f"{at}: {os.path.dirname(path)}/ may not include {target} of another folder of its floor (SISTERS)"
+            continue
+        if target in ("zero/zero.h", "zero/export.h") and not path.startswith(PROGRAMS):
+            yield f'{at}: <{target}> is for programs; write "{target}"'
+        for pattern, floors in FOREIGN.items():
+            model_kernels = path.startswith("bench/") and path.endswith(".cu") and target == "cuda_runtime.h"
+            if pattern.fullmatch(target) and floor not in floors and not model_kernels:
+                yield f"{at}: <{target}> belongs in {' or '.join(sorted(floors))}/"
+
+
+def check_example(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            for match in INSIDE.finditer(line):
+                yield f"{path}:{number}: {match[0]} is libzero's inside; this is what a program of a user's looks like"
+
+
+def check(root):
+    names = {}
+    for path in files_of(root):
+        parts = path.split("/")
+        name = parts[-1]
+        for part in parts:
+            if re.fullmatch(r"(utils?|common)(\.\w+)?", part):
+                yield f"{path}:1: nothing is called {part} here"
+        if parts[0] not in FLOORS:
+            continue
+        if name not in REPEATED_NAMES:
+            if name in names:
+                yield f"{path}:1: the name is taken by {names[name]}"
+            names.setdefault(name, path)
+        if name.endswith(SOURCE):
+            yield from check_includes(root, path)
+        if path == WORKED_EXAMPLE:
+            yield from check_example(root, path)
+
+
+def self_test():
+    good = {
+        "kernels/device.h": '#include "kernels/error.h"\n#include <stdint.h>\n',
+        "kernels/error.h": "",
+        "kernels/gemm/gemm.h": '#include "kernels/device.h"\n',
+        "comm/comm.h": '#include "kernels/device.h"\n#include "kernels/error.h"\n',
+        "shard/core.c": '#include "comm/comm.h"\n',
+        "zero/zero.h": '#include "export.h"\n',
+        "zero/export.h": "",
+        "zero/wrap.c": '#include "shard/core.h"\n#include "zero/zero.h"\n',
+        "shard/core.h": "",
+        "comm/meet/link.h": "",
+        "comm/shm/shm.h": '#include "comm/comm.h"\n#include "comm/meet/link.h"\n',
+        "comm/shm/shm.c": '#include "comm/shm/shm.h"\n',
+        "bench/train.c": '#include "zero/zero.h"\n#include "kernels/gemm/gemm.h"\n',
+        "bench/layers.cu": "#include <cuda_runtime.h>\n",
+        "bench/README.md": "", "shard/README.md": "",
+        "build/meson-info/x": "", "build/common.c": "",
+    }
+    bad = [
+        ("comm reaches past device.h", {"comm/a.c": '\n#include "kernels/gemm/gemm.h"\n'}, "comm/a.c:2:"),
+        ("kernels looks up", {"kernels/a.c": '#include "comm/comm.h"\n'}, "kernels/a.c:1:"),
+        ("a backend knows another", {"comm/nccl/nccl.c": '#include "comm/shm/shm.h"\n'}, "comm/nccl/nccl.c:1:"),
+        ("a folder of comm reaches past device.h", {"comm/shm/a.c": '#include "kernels/gemm/gemm.h"\n'}, "comm/shm/a.c:1:"),
+        ("shard looks up", {"shard/a.c": '#include "zero/zero.h"\n'}, "shard/a.c:1:"),
+        ("zero looks up", {"zero/a.c": '#include "bench/train.h"\n', "bench/train.h": ""}, "zero/a.c:1:"),
+        ("bench reaches inside", {"bench/a.c": '  #  include "shard/core.h"\n'}, "bench/a.c:1:"),
+        ("another file takes an exception", {"bench/a.c": '#include "shard/verify/verify.h"\n', "shard/verify/verify.h": ""}, "bench/a.c:1:"),
+        ("not from the root", {"shard/a.c": '#include "core.h"\n'}, "shard/a.c:1:"),
+        ("public header drags in libuv", {"zero/zero.h": "#include <uv.h>\n"}, "zero/zero.h:1:"),
+        ("oneDNN outside kernels", {"shard/a.c": "#include <dnnl.h>\n"}, "shard/a.c:1:"),
+        ("CUDA in a bench's C", {"bench/a.c": "#include <cuda_runtime.h>\n"}, "bench/a.c:1:"),
+        ("cuBLAS in a bench's kernels", {"bench/a.cu": "#include <cublasLt.h>\n"}, "bench/a.cu:1:"),
+        ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
+        ("two files of one name", {"test/unit/core.c": ""}, "test/unit/core.c:1:"),
+        ("the worked example calls what is inside", {"bench/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train.c:2:"),
+        ("a common file", {"zero/common.h": ""}, "zero/common.h:1:"),
+        ("a folder of utils", {"bench/utils/a.c": ""}, "bench/utils/a.c:1:"),
+    ]
+
+    def tree(files):
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in files.items():
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as f:
+                    f.write(text)
+            return list(check(root))
+
+    failures = []
+    if tree(good):
+        failures.append(f"a lawful tree is refused: {tree(good)}")
+    for what, files, where in bad:
+        found = tree({**good, **files})
+        if len(found) != 1 or not found[0].startswith(where):
+            failures.append(f"{what}: found {found}, expected one fault at {where}")
+    return failures
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    faults = self_test() if sys.argv[1] == "--self-test" else list(check(sys.argv[1]))
+    print("\n".join(faults) or "no fault")
+    sys.exit(1 if faults else 0)

@@ -1,0 +1,347 @@
+/* overlap_device.c: see overlap_device.h. */
+#include "test/shard/engine/overlap_device.h"
+#include "kernels/finish.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct zr_stream {
+    int64_t now;
+};
+
+struct zr_event {
+    int64_t at;
+};
+
+int64_t overlap_now(const struct zr_stream *s)
+{
+    return s->now;
+}
+
+void overlap_spend(struct zr_stream *s, int64_t ns)
+{
+    s->now += ns;
+}
+
+static void close_device(struct zr_device *dev)
+{
+    free(dev);
+}
+
+static int take(struct zr_device *dev, int64_t bytes, void **out)
+{
+    (void)dev;
+    *out = calloc(1, (size_t)bytes);
+    return *out ? 0 : ZR_ERR_NOMEM;
+}
+
+static void give(struct zr_device *dev, void *p, int64_t bytes)
+{
+    (void)dev;
+    (void)bytes;
+    free(p);
+}
+
+static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
+                       struct zr_stream **out)
+{
+    (void)dev;
+    (void)kind;
+    (void)name;
+    (void)native;
+    *out = calloc(1, sizeof **out);
+    return *out ? 0 : ZR_ERR_NOMEM;
+}
+
+static void stream_close(struct zr_stream *s)
+{
+    free(s);
+}
+
+static int stream_sync(struct zr_stream *s)
+{
+    (void)s;
+    return 0;
+}
+
+static int event_open(struct zr_device *dev, struct zr_event **out)
+{
+    (void)dev;
+    *out = calloc(1, sizeof **out);
+    return *out ? 0 : ZR_ERR_NOMEM;
+}
+
+static void event_close(struct zr_event *e)
+{
+    free(e);
+}
+
+static int event_record(struct zr_event *e, struct zr_stream *s)
+{
+    e->at = s->now;
+    return 0;
+}
+
+static int stream_wait(struct zr_stream *s, struct zr_event *e)
+{
+    s->now = e->at > s->now ? e->at : s->now;
+    return 0;
+}
+
+static int event_sync(struct zr_event *e)
+{
+    (void)e;
+    return 0;
+}
+
+static int event_query(struct zr_event *e)
+{
+    (void)e;
+    return 1;
+}
+
+static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
+{
+    char copy[ZR_CALL_BYTES];
+    (void)s;
+    memcpy(copy, arg, arg_bytes);
+    fn(copy);
+    return 0;
+}
+
+static int zero(struct zr_stream *s, void *dst, int64_t bytes)
+{
+    (void)s;
+    (void)dst;
+    (void)bytes;
+    return 0;
+}
+
+static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    (void)s;
+    (void)dst;
+    (void)src;
+    (void)bytes;
+    return 0;
+}
+
+static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+                int64_t n)
+{
+    (void)s;
+    (void)dst;
+    (void)dt;
+    (void)src;
+    (void)st;
+    (void)n;
+    return 0;
+}
+
+static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+{
+    (void)s;
+    (void)dst;
+    (void)src;
+    (void)st;
+    (void)n;
+    return 0;
+}
+
+static int put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
+{
+    (void)s;
+    memcpy(dst, src, (size_t)bytes);
+    return 0;
+}
+
+static int finish(struct zr_stream *s, const struct zr_finish *f)
+{
+    (void)s;
+    zr_finish_step(f);
+    return 0;
+}
+
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
+{
+    (void)s;
+    (void)acc;
+    (void)x;
+    (void)n;
+    return 0;
+}
+
+static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
+{
+    (void)s;
+    (void)x;
+    (void)n;
+    (void)scalars;
+    return 0;
+}
+
+static int update(struct zr_stream *s, const struct zr_update *u)
+{
+    (void)s;
+    (void)u;
+    return 0;
+}
+
+static const struct zr_device_ops device_ops = {
+    .name = "overlap",
+    .close = close_device,
+    .alloc = take,
+    .host_memory = true,
+    .free = give,
+    .host_alloc = take,
+    .host_free = give,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .stream_sync = stream_sync,
+    .event_open = event_open,
+    .event_close = event_close,
+    .event_record = event_record,
+    .stream_wait = stream_wait,
+    .event_sync = event_sync,
+    .event_query = event_query,
+    .call = call,
+    .zero = zero,
+    .copy = copy,
+    .put = put,
+    .cast = cast,
+    .add = add,
+    .sum_squares = sum_squares,
+    .scale = scale,
+    .update = update,
+    .finish = finish,
+};
+
+struct zr_device *overlap_device_open(void)
+{
+    struct zr_device *dev = calloc(1, sizeof *dev);
+    dev->ops = &device_ops;
+    return dev;
+}
+
+struct overlap_comm {
+    struct zr_comm base;
+    int64_t cost_ns;
+    char *arena;
+    struct zr_comm_stats stats;
+    _Atomic uint32_t alarm;
+    int64_t n_asked;
+};
+
+static int arena(struct zr_comm *c, int64_t bytes, void **base)
+{
+    struct overlap_comm *o = (struct overlap_comm *)c;
+    *base = o->arena = calloc(1, (size_t)bytes);
+    return o->arena ? 0 : ZR_ERR_NOMEM;
+}
+
+static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
+                      const struct zr_tag *tag)
+{
+    struct overlap_comm *o = (struct overlap_comm *)c;
+    (void)seg;
+    (void)n_seg;
+    (void)tag;
+    s->now += o->cost_ns;
+    o->stats.n_all_gather++;
+    return 0;
+}
+
+static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
+                          const struct zr_tag *tag)
+{
+    struct overlap_comm *o = (struct overlap_comm *)c;
+    (void)seg;
+    (void)n_seg;
+    (void)tag;
+    s->now += o->cost_ns;
+    o->stats.n_reduce_scatter++;
+    return 0;
+}
+
+static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
+                     const struct zr_tag *tag)
+{
+    (void)c;
+    (void)s;
+    (void)off;
+    (void)bytes;
+    (void)root;
+    (void)tag;
+    return 0;
+}
+
+static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                    const struct zr_tag *tag)
+{
+    struct overlap_comm *o = (struct overlap_comm *)c;
+    (void)s;
+    (void)tag;
+    for (int r = 1; r < c->world; r++)
+        memcpy(o->arena + off + r * slot_bytes, o->arena + off, (size_t)slot_bytes);
+    return 0;
+}
+
+static void abort_comm(struct zr_comm *c, int code, const char *why)
+{
+    (void)c;
+    (void)code;
+    (void)why;
+}
+
+static int status(struct zr_comm *c, char *why, size_t why_bytes)
+{
+    ((struct overlap_comm *)c)->n_asked++;
+    (void)why;
+    (void)why_bytes;
+    return 0;
+}
+
+static void stats(struct zr_comm *c, struct zr_comm_stats *out)
+{
+    *out = ((struct overlap_comm *)c)->stats;
+}
+
+static void close_comm(struct zr_comm *c)
+{
+    if (c)
+        free(((struct overlap_comm *)c)->arena);
+    free(c);
+}
+
+static const struct zr_comm_ops comm_ops = {
+    .name = "overlap",
+    .deterministic = true,
+    .arena = arena,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .broadcast = broadcast,
+    .exchange = exchange,
+    .abort = abort_comm,
+    .status = status,
+    .stats = stats,
+    .close = close_comm,
+};
+
+int64_t overlap_comm_n_asked(const struct zr_comm *c)
+{
+    return ((const struct overlap_comm *)c)->n_asked;
+}
+
+void overlap_comm_alarm(struct zr_comm *c)
+{
+    atomic_store(&((struct overlap_comm *)c)->alarm, 1);
+}
+
+struct zr_comm *overlap_comm_open(struct zr_device *dev, int world, int64_t cost_ns)
+{
+    struct overlap_comm *o = calloc(1, sizeof *o);
+    (void)dev;
+    o->base = (struct zr_comm){.ops = &comm_ops, .rank = 0, .world = world, .alarm = &o->alarm};
+    o->cost_ns = cost_ns;
+    return &o->base;
+}

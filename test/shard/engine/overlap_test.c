@@ -1,0 +1,228 @@
+/* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
+ * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
+ * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
+#include "shard/engine/engine.h"
+#include "test/shard/engine/overlap_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MAX_UNITS 40
+
+struct world {
+    struct zr_device *dev;
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+    struct zr_options opt;
+    struct zr_engine e;
+    void *param[MAX_UNITS], *grad[MAX_UNITS];
+    int n_units;
+    int64_t c, m;
+};
+
+static void open_world(struct world *w, int stage, int n_units, int64_t c, int64_t m, int prefetch,
+                       int64_t budget)
+{
+    memset(w, 0, sizeof *w);
+    w->n_units = n_units;
+    w->c = c;
+    w->m = m;
+    struct zr_tensor *t = calloc((size_t)n_units, sizeof *t);
+    for (int i = 0; i < n_units; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "t%d", i);
+        t[i] = (struct zr_tensor){.name = strdup(name),
+                                  .param = &w->param[i],
+                                  .grad = &w->grad[i],
+                                  .dtype = ZR_F32,
+                                  .n_elems = 4096,
+                                  .lr_scale = 1,
+                                  .decay_scale = 1,
+                                  .n_slices = 1,
+                                  .unit = i};
+    }
+    w->opt = (struct zr_options){.stage = stage,
+                                 .optimizer = ZR_ADAMW,
+                                 .grad_scale = 1,
+                                 .grad_accum_steps = 1,
+                                 .hyper = {[ZR_ADAMW] = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}},
+                                 .prefetch = prefetch,
+                                 .param_budget_bytes = budget,
+                                 .deterministic = true,
+                                 .timeout_ms = 1000};
+    w->dev = overlap_device_open();
+    assert_int_equal(zr_layout_make(t, n_units, 4, zr_plan_in_place(stage), false, &w->layout), 0);
+    assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
+    struct zr_engine_parts parts = {.dev = w->dev,
+                                    .gather = overlap_comm_open(w->dev, 4, m),
+                                    .reduce = overlap_comm_open(w->dev, 4, m),
+                                    .plan = w->plan,
+                                    .opt = &w->opt};
+    assert_int_equal(zr_engine_open(&w->e, &parts), 0);
+    assert_int_equal(zr_engine_allocate(&w->e), 0);
+}
+
+static void close_world(struct world *w)
+{
+    struct zr_comm *gather = w->e.gather, *reduce = w->e.reduce;
+    zr_engine_close(&w->e);
+    gather->ops->close(gather);
+    reduce->ops->close(reduce);
+    zr_plan_free(w->plan);
+    zr_layout_free(w->layout);
+    w->dev->ops->close(w->dev);
+}
+
+static void call(struct world *w, enum zr_core_event_kind kind, int unit, int backward)
+{
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = (uint8_t)backward};
+    assert_int_equal(zr_engine_call(&w->e, &ev), 0);
+}
+
+static int64_t max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Everything that is running now, done. */
+static int64_t all_done(struct world *w)
+{
+    return max(overlap_now(w->e.compute),
+               max(overlap_now(w->e.gather_stream), overlap_now(w->e.reduce_stream)));
+}
+
+/* From the optimizer's end to the end of the last unit's compute. */
+static int64_t forward(struct world *w)
+{
+    int64_t from = max(overlap_now(w->e.reduce_stream), overlap_now(w->e.compute));
+    for (int i = 0; i < w->n_units; i++) {
+        call(w, ZR_EV_BEGIN, i, 0);
+        overlap_spend(w->e.compute, w->c);
+        call(w, ZR_EV_END, i, 0);
+    }
+    return overlap_now(w->e.compute) - from;
+}
+
+/* From the end of forward to the end of the last reduce. */
+static int64_t backward(struct world *w)
+{
+    int64_t from = overlap_now(w->e.compute);
+    for (int i = w->n_units; i-- > 0;) {
+        call(w, ZR_EV_BEGIN, i, 1);
+        overlap_spend(w->e.compute, 2 * w->c);
+        call(w, ZR_EV_END, i, 1);
+    }
+    return all_done(w) - from;
+}
+
+static void only_the_ends_are_exposed(void **state)
+{
+    (void)state;
+    static const int counts[] = {2, 3, 5, 10, MAX_UNITS};
+    static const int64_t costs[][2] = {{100, 99}, {100, 50}, {100, 1}, {7, 3}}; /* c, m */
+    for (int stage = 1; stage <= 3; stage++)
+        for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++)
+            for (size_t k = 0; k < sizeof costs / sizeof costs[0]; k++)
+                for (int prefetch = 1; prefetch <= 4; prefetch++) {
+                    struct world w;
+                    int64_t c = costs[k][0], m = costs[k][1], L = counts[n];
+                    open_world(&w, stage, counts[n], c, m, prefetch, -1);
+                    for (int s = 0; s < 4; s++) {
+                        int64_t fwd = forward(&w);
+                        /* Nothing was updated before the first step, so what is resident is not gathered. */
+                        assert_int_equal(fwd, (w.plan->resident[0] && s == 0 ? 0 : m) + L * c);
+                        /* The last units of forward stay for backward: not even the first gather is exposed.
+                         */
+                        assert_int_equal(backward(&w), m + L * 2 * c);
+                        assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+                    }
+                    close_world(&w);
+                }
+}
+
+/* When nothing is left of forward (here: everything was written in between), the first gather of backward is
+ * exposed too. */
+static void backward_from_nothing(void **state)
+{
+    (void)state;
+    for (int prefetch = 1; prefetch <= 4; prefetch++) {
+        struct world w;
+        open_world(&w, 3, 12, 100, 60, prefetch, -1);
+        for (int s = 0; s < 3; s++) {
+            assert_int_equal(forward(&w), 60 + 12 * 100);
+            for (int u = 0; u < w.n_units; u++)
+                call(&w, ZR_EV_REWRITE, u, 0);
+            /* Such a write waits for the device: no gather can have begun before. */
+            overlap_spend(w.e.gather_stream, all_done(&w) - overlap_now(w.e.gather_stream));
+            assert_int_equal(backward(&w), 2 * 60 + 12 * 2 * 100);
+            assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+        }
+        close_world(&w);
+    }
+}
+
+/* Without prefetch every gather is exposed, once per unit and pass but for the one that is still there. */
+static void no_prefetch_exposes_all(void **state)
+{
+    (void)state;
+    struct world w;
+    open_world(&w, 3, 10, 100, 60, 0, -1);
+    for (int s = 0; s < 3; s++) {
+        assert_int_equal(forward(&w), 10 * (60 + 100));
+        /* One gradient slot: the reduce is exposed as well, but runs while the next unit is gathered. */
+        assert_int_equal(backward(&w), 10 * 200 + 9 * 60 + 60);
+        assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+    }
+    close_world(&w);
+}
+
+/* With room for all, each unit is gathered once a step, and backward waits for nothing. */
+static void full_budget_gathers_once(void **state)
+{
+    (void)state;
+    struct world w;
+    open_world(&w, 3, 10, 100, 60, 2, 10 * 4096 * 4);
+    for (int s = 0; s < 3; s++) {
+        int64_t fwd = forward(&w), bwd = backward(&w);
+        assert_int_equal(fwd, (s ? 60 : 0) + 10 * 100);
+        assert_int_equal(bwd, 10 * 200 + 60);
+        assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
+    }
+    assert_int_equal(w.e.n_gather, 3 * 10);
+    close_world(&w);
+}
+
+/* A bracket asks no communicator how it is, and so none asks its peers, unless one has raised its alarm. */
+static void brackets_ask_nobody(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        for (int alarmed = 0; alarmed < 2; alarmed++) {
+            struct world w;
+            open_world(&w, stage, 10, 100, 60, 2, -1);
+            struct zr_comm *of[] = {w.e.gather, w.e.reduce};
+            forward(&w);
+            backward(&w);
+            assert_int_equal(overlap_comm_n_asked(of[0]) + overlap_comm_n_asked(of[1]), 0);
+            overlap_comm_alarm(of[alarmed]);
+            call(&w, ZR_EV_BEGIN, 0, 0);
+            assert_true(overlap_comm_n_asked(of[0]) > 0 && overlap_comm_n_asked(of[1]) > 0);
+            close_world(&w);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_the_ends_are_exposed), cmocka_unit_test(backward_from_nothing),
+        cmocka_unit_test(no_prefetch_exposes_all),   cmocka_unit_test(full_budget_gathers_once),
+        cmocka_unit_test(brackets_ask_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,300 @@
+/* checkpoint_dir.c: see checkpoint_dir.h. */
+#include "zero/checkpoint/checkpoint_dir.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MANIFEST_TEMP "manifest.json.part"
+
+/* ---- names ---- */
+
+struct name {
+    int64_t serial, t;
+    bool hidden; /* being written, or left so */
+    bool kept;   /* never removed, once it is finished */
+    char text[ZR_CHECKPOINT_NAME_BYTES];
+};
+
+#define KEPT "-kept"
+
+static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
+{
+    snprintf(out, ZR_CHECKPOINT_NAME_BYTES, "save-%08" PRId64 "-step-%08" PRId64 "%s", serial, t,
+             kept ? KEPT : "");
+}
+
+static bool parse_name(const char *text, struct name *out)
+{
+    char again[ZR_CHECKPOINT_NAME_BYTES];
+    long long serial, t;
+    if (strlen(text) >= sizeof out->text)
+        return false;
+    out->hidden = *text == '.';
+    memcpy(out->text, text, strlen(text) + 1);
+    if (sscanf(text + out->hidden, "save-%18lld-step-%18lld", &serial, &t) != 2)
+        return false;
+    out->serial = serial;
+    out->t = t;
+    size_t n = strlen(text), end = sizeof KEPT - 1;
+    out->kept = n > end && !strcmp(text + n - end, KEPT);
+    print_name(serial, t, out->kept, again);
+    return !strcmp(again, text + out->hidden);
+}
+
+struct list {
+    struct name *names;
+    size_t n;
+};
+
+static int add(void *arg, const char *text)
+{
+    struct list *l = arg;
+    struct name name;
+    if (!parse_name(text, &name))
+        return 0;
+    struct name *more = realloc(l->names, (l->n + 1) * sizeof *more);
+    if (!more)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of checkpoints");
+    l->names = more;
+    l->names[l->n++] = name;
+    return 0;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct name *x = a, *y = b;
+    if (x->serial != y->serial)
+        return x->serial > y->serial ? -1 : 1;
+    return strcmp(x->text, y->text);
+}
+
+/* Release l->names with free, also after a failure. */
+static int list_saves(const struct zr_files *fs, const char *root, bool *missing, struct list *l)
+{
+    *l = (struct list){0};
+    int err = zr_folder_walk(fs, root, missing, add, l);
+    if (!err && l->n)
+        qsort(l->names, l->n, sizeof *l->names, newest_first);
+    return err;
+}
+
+/* ---- saving ---- */
+
+/* The folder that holds path. */
+static void parent_of(const char *path, char out[ZR_PATH_BYTES])
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    snprintf(out, ZR_PATH_BYTES, "%.*s", n ? (int)n : 1, n ? path : ".");
+}
+
+static int make_root(const struct zr_files *fs, const char *root)
+{
+    bool exists;
+    int err = zr_folder_make(fs, root, &exists);
+    return err && !exists ? err : 0;
+}
+
+int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks, struct zr_log *log,
+                        const char *root, int64_t t, bool kept, char name[ZR_CHECKPOINT_NAME_BYTES])
+{
+    struct list l;
+    bool missing;
+    char hidden[ZR_CHECKPOINT_NAME_BYTES + 1], path[ZR_PATH_BYTES];
+    if (strlen(root) + 2 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
+        return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
+                       ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
+    int err = make_root(fs, root);
+    if (!err)
+        err = zr_folder_lock(locks, fs, root, log);
+    if (err)
+        return err;
+    err = list_saves(fs, root, &missing, &l);
+    int64_t serial = 1 + (!err && l.n ? l.names[0].serial : 0);
+    free(l.names);
+    if (err)
+        return err;
+    print_name(serial, t, kept, name);
+    snprintf(hidden, sizeof hidden, ".%s", name);
+    err = zr_path_join(path, root, hidden);
+    return err ? err : zr_folder_make(fs, path, NULL);
+}
+
+int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const struct zr_manifest *m)
+{
+    char temp[ZR_PATH_BYTES], path[ZR_PATH_BYTES], *text = NULL;
+    int64_t n;
+    int err = zr_path_join(temp, folder, MANIFEST_TEMP);
+    if (!err)
+        err = zr_path_join(path, folder, ZR_MANIFEST_NAME);
+    if (!err)
+        err = zr_manifest_print(m, &text, &n);
+    if (!err)
+        err = zr_file_store(fs, temp, text, n);
+    if (!err)
+        err = zr_file_rename(fs, temp, path);
+    if (!err)
+        err = zr_folder_sync(fs, folder);
+    free(text);
+    return err;
+}
+
+int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name)
+{
+    char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], parent[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
+    /* Root's own name, too: whoever made it may have died before. */
+    parent_of(root, parent);
+    int err = zr_folder_sync(fs, parent);
+    snprintf(hidden, sizeof hidden, ".%s", name);
+    if (!err)
+        err = zr_path_join(from, root, hidden);
+    if (!err)
+        err = zr_path_join(to, root, name);
+    if (!err)
+        err = zr_file_rename(fs, from, to);
+    return err ? err : zr_folder_sync(fs, root);
+}
+
+int zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char *name, int keep)
+{
+    struct list l;
+    char path[ZR_PATH_BYTES];
+    int kept = 0;
+    int err = list_saves(fs, root, NULL, &l);
+    for (size_t i = 0; !err && i < l.n; i++) {
+        struct name *n = &l.names[i];
+        if (!strcmp(n->text, name)) {
+            kept += !n->kept;
+            continue;
+        }
+        if (n->kept && !n->hidden)
+            continue;
+        err = zr_path_join(path, root, n->text);
+        if (err)
+            break;
+        if (!n->hidden) {
+            struct zr_manifest m;
+            if (!keep)
+                continue;
+            /* A damaged one does not count: it would take the place of one that can be loaded. */
+            bool broken, good = kept < keep && !zr_checkpoint_open(fs, path, &broken, &m);
+            if (good)
+                zr_manifest_free(&m);
+            kept += good;
+            if (good || kept < keep)
+                continue;
+        }
+        err = zr_folder_remove(fs, path, ZR_MANIFEST_NAME);
+    }
+    free(l.names);
+    return err;
+}
+
+/* ---- finding ---- */
+
+static int check_file(const struct zr_files *fs, const char *folder, const char *name, int64_t bytes,
+                      bool *broken)
+{
+    char path[ZR_PATH_BYTES];
+    int64_t n;
+    int fd, err = zr_path_join(path, folder, name);
+    if (!err)
+        err = zr_file_find(fs, path, broken, &fd);
+    if (err)
+        return err;
+    err = zr_file_size(fs, fd, path, &n);
+    *broken = !err && n != bytes;
+    if (*broken)
+        err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; the manifest says %lld", path, (long long)n,
+                      (long long)bytes);
+    zr_file_close(fs, fd, path);
+    return err;
+}
+
+int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *broken, struct zr_manifest *out)
+{
+    char path[ZR_PATH_BYTES], name[sizeof out->files->name + sizeof ZR_BLOCKS_SUFFIX], *text;
+    int64_t n;
+    *broken = false;
+    *out = (struct zr_manifest){0};
+    int err = zr_path_join(path, folder, ZR_MANIFEST_NAME);
+    if (!err)
+        err = zr_file_load(fs, path, ZR_MANIFEST_MAX, broken, &text, &n);
+    if (err)
+        return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
+                       : err;
+    /* One that is sound but cannot be read, perhaps a later version's, is not to be passed over. */
+    *broken = !zr_manifest_is_sound(text, n);
+    err = zr_manifest_parse(path, text, n, out);
+    free(text);
+    if (err)
+        return err;
+    for (int32_t i = 0; !err && i < out->n_files; i++) {
+        const struct zr_manifest_file *f = &out->files[i];
+        err = check_file(fs, folder, f->name, f->bytes, broken);
+        snprintf(name, sizeof name, "%s%s", f->name, ZR_BLOCKS_SUFFIX);
+        if (!err)
+            err = check_file(fs, folder, name, 16 + zr_blocks_count(f->bytes) * ZR_SUM_BYTES, broken);
+    }
+    if (err)
+        zr_manifest_free(out);
+    return err;
+}
+
+int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
+                         struct zr_log *log)
+{
+    char path[ZR_PATH_BYTES], *text;
+    struct list l;
+    struct zr_manifest m;
+    int64_t n;
+    bool missing = false, found = false;
+    name[0] = 0;
+    int err = zr_path_join(path, root, ZR_MANIFEST_NAME);
+    if (err)
+        return err;
+    err = zr_file_load(fs, path, ZR_MANIFEST_MAX, &missing, &text, &n);
+    if (!err)
+        free(text);
+    if (!missing)
+        return err; /* root is one, or claims to be */
+    err = list_saves(fs, root, &missing, &l);
+    if (err && missing)
+        zr_fail(err, "%s: not a checkpoint: there is no such folder", root);
+    for (size_t i = 0; !err && !found && i < l.n; i++) {
+        if (l.names[i].hidden) {
+            zr_warn(log, "%s/%s was never finished: skipped", root, l.names[i].text);
+            continue;
+        }
+        err = zr_path_join(path, root, l.names[i].text);
+        if (err)
+            break;
+        bool broken;
+        int open_err = zr_checkpoint_open(fs, path, &broken, &m);
+        if (open_err &&
+            !broken) { /* perhaps a good one: to go back to an older could not be told from losing it */
+            err = open_err;
+            break;
+        }
+        found = !open_err;
+        if (found) {
+            zr_manifest_free(&m);
+            memcpy(name, l.names[i].text, sizeof l.names[i].text);
+        } else {
+            zr_warn(log, "skipped: %s", zr_error_text());
+        }
+    }
+    if (!err && !found)
+        err = zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save",
+                      root);
+    free(l.names);
+    return err;
+}

@@ -1,0 +1,147 @@
+/* folder_lock.c: see folder_lock.h. */
+#include "zero/checkpoint/folder_lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <uv.h>
+
+#define LOCK_NAME    ".lock"
+#define HOLDER_BYTES 256 /* of the file: always so many, so that nothing is left of who held it before */
+#define HOST_BYTES   65
+#define MOST_TRIES   1000
+
+/* ---- who holds it ---- */
+
+static void print_host(char host[HOST_BYTES])
+{
+    size_t n = HOST_BYTES;
+    if (uv_os_gethostname(host, &n))
+        snprintf(host, HOST_BYTES, "unknown");
+}
+
+/* Only for messages: where it cannot be written there is a lock all the same. */
+static void write_holder(const struct zr_files *fs, int fd, const char *path)
+{
+    char text[HOLDER_BYTES + 1], host[HOST_BYTES];
+    const char *job = getenv("SLURM_JOB_ID");
+    print_host(host);
+    int n = snprintf(text, sizeof text, "process %ld on host %s%s%.40s", (long)getpid(), host,
+                     job ? ", job " : "", job ? job : "");
+    memset(text + n, ' ', (size_t)(HOLDER_BYTES - n));
+    text[HOLDER_BYTES - 1] = '\n';
+    if (zr_file_write(fs, fd, path, text, HOLDER_BYTES, 0))
+        zr_fail(0, "%s", "");
+}
+
+static int fail_held(const struct zr_files *fs, int fd, const char *folder)
+{
+    char text[HOLDER_BYTES + 1] = {0}, host[HOST_BYTES], other[HOST_BYTES];
+    const char *more = "";
+    long pid;
+    int64_t n = fs->pread(fs->arg, fd, text, HOLDER_BYTES, 0);
+    for (int64_t i = 0; i < n; i++)
+        if (text[i] < ' ' || text[i] > '~')
+            text[i] = ' ';
+    while (n > 0 && text[n - 1] == ' ')
+        text[--n] = 0;
+    print_host(host);
+    if (n > 0 && sscanf(text, "process %ld on host %64[^, ]", &pid, other) == 2 && !strcmp(host, other)) {
+        if (pid == (long)getpid())
+            more = ", which is this one: another context of it saves there";
+        else if (kill((pid_t)pid, 0) && errno == ESRCH)
+            more = ", which has ended, but a child that it left behind keeps the lock: end that";
+    }
+    return zr_fail(
+        ZR_ERR_IO,
+        "%s: another run saves into this folder, and each would remove what the other saved: it is "
+        "%s%s; every run needs a folder of its own",
+        folder, n > 0 ? text : "not known which", more);
+}
+
+/* ---- taking and giving ---- */
+
+/* The file may have been removed, by its last holder, between being opened and locked: then a lock of it says
+ * nothing, and there may be another of that name. */
+static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, int *out)
+{
+    char path[ZR_PATH_BYTES];
+    int err = zr_path_join(path, folder, LOCK_NAME);
+    for (int i = 0; !err && i < MOST_TRIES; i++) {
+        enum zr_lock_outcome outcome = ZR_LOCKED;
+        bool is_there = false;
+        int fd = -1;
+        err = zr_file_open(fs, path, O_RDWR | O_CREAT, &fd);
+        if (err)
+            break;
+        err = zr_file_lock(fs, fd, path, &outcome);
+        if (!err && outcome == ZR_LOCK_HELD)
+            err = fail_held(fs, fd, folder);
+        if (!err && outcome == ZR_LOCKED)
+            err = zr_file_is_at(fs, fd, path, &is_there);
+        if (!err && outcome == ZR_LOCKED && is_there) {
+            write_holder(fs, fd, path);
+            *out = fd;
+            return 0;
+        }
+        char text[ZR_ERROR_BYTES];
+        snprintf(text, sizeof text, "%s", zr_error_text());
+        zr_file_close(fs, fd, path);
+        if (err)
+            return zr_fail(err, "%s", text);
+        if (outcome == ZR_NO_LOCKS) {
+            zr_warn(log,
+                    "%s: the file system has no locks: nothing tells if another run saves into this folder, "
+                    "and each would remove what the other saved",
+                    folder);
+            *out = -1;
+            return 0;
+        }
+    }
+    return err ? err : zr_fail(ZR_ERR_IO, "%s: others take and release its lock all the time", path);
+}
+
+/* Before the lock goes: afterwards it may be another's. */
+static void give_back(const struct zr_folder_lock *l)
+{
+    char path[ZR_PATH_BYTES];
+    if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
+        return;
+    if (l->pid == (int64_t)getpid())
+        zr_file_remove(l->fs, path);
+    zr_file_close(l->fs, l->fd, path);
+}
+
+int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
+                   struct zr_log *log)
+{
+    struct zr_folder_lock *list = locks->list, found = {.fs = fs, .pid = (int64_t)getpid()};
+    int at = 0;
+    while (at < locks->n && (list[at].fs != fs || strcmp(list[at].folder, folder) != 0))
+        at++;
+    if (at < locks->n) {
+        found = list[at];
+    } else {
+        snprintf(found.folder, sizeof found.folder, "%s", folder);
+        int err = take(fs, folder, log, &found.fd);
+        if (err)
+            return err;
+        if (locks->n == ZR_MOST_FOLDER_LOCKS)
+            give_back(&list[--locks->n]);
+        at = locks->n++;
+    }
+    memmove(list + 1, list, (size_t)at * sizeof *list);
+    list[0] = found;
+    return 0;
+}
+
+void zr_folder_unlock_all(struct zr_folder_locks *locks)
+{
+    while (locks->n)
+        give_back(&locks->list[--locks->n]);
+}

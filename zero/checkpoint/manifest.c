@@ -1,0 +1,471 @@
+/* manifest.c: see manifest.h. */
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#define FORMAT        "libzero checkpoint " /* and its number */
+#define FORMATS       3
+#define TRAILER       ",\"checksum\":\""
+#define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
+
+void zr_manifest_free(struct zr_manifest *m)
+{
+    for (int32_t i = 0; m->tensors && i < m->n_tensors; i++)
+        free(m->tensors[i].name);
+    free(m->tensors);
+    free(m->files);
+    free(m->user);
+    *m = (struct zr_manifest){0};
+}
+
+/* ---- printing ---- */
+
+static json_t *hex64(uint64_t x)
+{
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, x);
+    return json_string(text);
+}
+
+static json_t *print_bytes(const unsigned char *p, int64_t n)
+{
+    char *text = malloc((size_t)(2 * n + 1));
+    for (int64_t i = 0; text && i < n; i++)
+        snprintf(text + 2 * i, 3, "%02x", p[i]);
+    json_t *o = text ? json_stringn(text, (size_t)(2 * n)) : NULL;
+    free(text);
+    return o;
+}
+
+static json_t *print_format(int32_t format)
+{
+    char text[sizeof FORMAT + 12];
+    snprintf(text, sizeof text, "%s%d", FORMAT, format);
+    return json_string(text);
+}
+
+static json_t *print_tensors(const struct zr_manifest *m)
+{
+    json_t *list = json_array();
+    for (int32_t i = 0; list && i < m->n_tensors; i++) {
+        const struct zr_manifest_tensor *t = &m->tensors[i];
+        json_t *shape = json_array();
+        bool ok = shape != NULL;
+        for (int32_t d = 0; ok && d < t->n_dims; d++)
+            ok = !json_array_append_new(shape, json_integer(t->shape[d]));
+        if (!ok) {
+            json_decref(shape);
+            shape = NULL;
+        }
+        json_t *o = json_pack("{s:s, s:s, s:o, s:b}", "name", t->name, "dtype", t->dtype, "shape", shape,
+                              "trainable", (int)t->trainable);
+        ok = o != NULL;
+        if (m->format > 1 && t->trainable)
+            ok = ok && !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
+                 !json_object_set_new(o, "states", json_integer(t->n_states));
+        if (t->buffer) /* only of those that are: as before there were any */
+            ok = ok && !json_object_set_new(o, "buffer", json_true());
+        if (!ok) {
+            json_decref(o);
+            o = NULL;
+        }
+        if (json_array_append_new(list, o)) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static json_t *print_files(const struct zr_manifest *m)
+{
+    json_t *list = json_array();
+    for (int32_t i = 0; list && i < m->n_files; i++) {
+        char sum[ZR_SUM_CHARS];
+        zr_sum_print(&m->files[i].blocks, sum);
+        json_t *o = json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
+                              (json_int_t)m->files[i].bytes, "blocks", sum);
+        if (o && m->format > 2 && json_object_set_new(o, "rank_data", json_integer(m->files[i].rank_data))) {
+            json_decref(o);
+            o = NULL;
+        }
+        if (json_array_append_new(list, o)) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+int64_t zr_manifest_bytes(const struct zr_manifest *m)
+{
+    static const char tensor[] =
+        "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
+                      optimizer[] = ",\"optimizer\":\"\",\"states\":0",
+                      file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\"},", own[] = ",\"rank_data\":";
+    int64_t digits = 20, n = 1024 + 2 * m->n_user; /* all other members: far fewer */
+    for (int32_t i = 0; i < m->n_tensors; i++) {
+        const struct zr_manifest_tensor *t = &m->tensors[i];
+        n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
+        if (m->format > 1 && t->trainable)
+            n += (int64_t)(sizeof optimizer + strlen(t->optimizer));
+        for (int32_t d = 0; d < t->n_dims; d++)
+            n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
+    }
+    for (int32_t i = 0; i < m->n_files; i++)
+        n += (int64_t)(sizeof file + strlen(m->files[i].name)) + digits + ZR_SUM_CHARS +
+             (m->format > 2 ? (int64_t)sizeof own + digits : 0);
+    return n;
+}
+
+static int check_names(const struct zr_manifest *m)
+{
+    for (int32_t i = 0; i < m->n_tensors; i++)
+        if (!zr_is_utf8(m->tensors[i].name))
+            return zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in",
+                           m->tensors[i].name);
+    return 0;
+}
+
+int zr_manifest_check(const struct zr_manifest *m)
+{
+    int64_t n = zr_manifest_bytes(m);
+    if (n > ZR_MANIFEST_MAX)
+        return zr_fail(ZR_ERR_ARG,
+                       "the names and shapes of %d tensors take %lld bytes in a manifest; allowed: %d",
+                       m->n_tensors, (long long)n, ZR_MANIFEST_MAX);
+    return check_names(m);
+}
+
+int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
+{
+    char *text = NULL, *all = NULL;
+    int err = check_names(m);
+    if (err)
+        return err;
+    json_t *root = json_object();
+    bool ok = root != NULL;
+#define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
+    SET("format", print_format(m->format));
+    SET("version", json_string(m->version));
+    SET("step", json_integer(m->t));
+    SET("skipped_steps", json_integer(m->n_skipped));
+    SET("micro_batches", json_integer(m->n_micro));
+    SET("world", json_integer(m->world));
+    SET("stage", json_integer(m->stage));
+    SET("optimizer", json_string(m->optimizer));
+    SET("states", json_integer(m->n_states));
+    SET("config_hash", hex64(m->config_hash));
+    SET("layout_hash", hex64(m->layout_hash));
+    SET("block_bytes", json_integer(ZR_BLOCK_BYTES));
+    SET("tensors", print_tensors(m));
+    SET("files", print_files(m));
+    SET("program", print_bytes(m->user, m->n_user));
+#undef SET
+    if (ok)
+        text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    int64_t body = text ? (int64_t)strlen(text) - 1 : 0; /* without the closing brace */
+    if (text)
+        all = malloc((size_t)(body + TRAILER_BYTES + 1));
+    if (all) {
+        char sum[ZR_SUM_CHARS];
+        struct zr_sum s = zr_sum_of(text, body);
+        zr_sum_print(&s, sum);
+        memcpy(all, text, (size_t)body);
+        *n = body + snprintf(all + body, (size_t)TRAILER_BYTES + 1, "%s%s\"}\n", TRAILER, sum);
+    }
+    free(text);
+    if (!all)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", m->n_tensors);
+    *out = all;
+    return 0;
+}
+
+/* ---- parsing ---- */
+
+static int bad(const char *file, const char *key, const char *what)
+{
+    return zr_fail(ZR_ERR_IO, "%s: %s: %s", file, key, what);
+}
+
+static int get_int(const char *file, const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out)
+{
+    const json_t *v = json_object_get(o, key);
+    *out = json_integer_value(v);
+    if (!json_is_integer(v) || *out < lo || *out > hi)
+        return zr_fail(ZR_ERR_IO, "%s: %s is not a whole number in %" PRId64 "..%" PRId64, file, key, lo, hi);
+    return 0;
+}
+
+static int get_int32(const char *file, const json_t *o, const char *key, int64_t lo, int64_t hi, int32_t *out)
+{
+    int64_t x;
+    int err = get_int(file, o, key, lo, hi, &x);
+    *out = (int32_t)x;
+    return err;
+}
+
+static int get_text(const char *file, const json_t *o, const char *key, char *out, size_t n)
+{
+    const char *text = json_string_value(json_object_get(o, key));
+    if (!text || strlen(text) >= n)
+        return bad(file, key, "is not a string, or too long");
+    memcpy(out, text, strlen(text) + 1);
+    return 0;
+}
+
+static int get_hash(const char *file, const json_t *o, const char *key, uint64_t *out)
+{
+    char text[20], *end;
+    int err = get_text(file, o, key, text, sizeof text);
+    if (err)
+        return err;
+    *out = strtoull(text, &end, 16);
+    return strlen(text) == 16 && !*end ? 0 : bad(file, key, "is not 16 hexadecimal digits");
+}
+
+static int get_format(const char *file, const json_t *o, int32_t *format)
+{
+    char text[sizeof FORMAT + 12], known[sizeof text];
+    int err = get_text(file, o, "format", text, sizeof text);
+    if (err)
+        return err;
+    for (*format = 1; *format <= FORMATS; ++*format) {
+        snprintf(known, sizeof known, "%s%d", FORMAT, *format);
+        if (!strcmp(text, known))
+            return 0;
+    }
+    return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s1\" to \"%s%d\"", file, text,
+                   FORMAT, FORMAT, FORMATS);
+}
+
+/* What trains it, and how many states that keeps. */
+static int get_optimizer(const char *file, const json_t *o, const struct zr_manifest *m,
+                         struct zr_manifest_tensor *t)
+{
+    if (!t->trainable)
+        return 0;
+    if (m->format == 1) {
+        memcpy(t->optimizer, m->optimizer, sizeof t->optimizer);
+        t->n_states = m->n_states;
+        return 0;
+    }
+    int err = get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer);
+    return err ? err : get_int32(file, o, "states", 0, 4, &t->n_states);
+}
+
+static int get_tensor(const char *file, const json_t *o, const struct zr_manifest *m,
+                      struct zr_manifest_tensor *t)
+{
+    const char *name = json_string_value(json_object_get(o, "name"));
+    const json_t *shape = json_object_get(o, "shape"), *trainable = json_object_get(o, "trainable");
+    const json_t *buffer = json_object_get(o, "buffer");
+    if (!name || !*name)
+        return bad(file, "tensors", "one has no name");
+    int err = get_text(file, o, "dtype", t->dtype, sizeof t->dtype);
+    if (err)
+        return err;
+    if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
+        json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not as it should be", file,
+                       name);
+    t->trainable = json_is_true(trainable);
+    err = get_optimizer(file, o, m, t);
+    if (err)
+        return err;
+    t->buffer = buffer != NULL;
+    t->n_dims = (int32_t)json_array_size(shape);
+    int64_t n = 8;
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        const json_t *d = json_array_get(shape, (size_t)i);
+        t->shape[i] = json_integer_value(d);
+        if (!json_is_integer(d) || t->shape[i] < 1 || __builtin_mul_overflow(n, t->shape[i], &n))
+            return zr_fail(ZR_ERR_IO,
+                           "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
+                           file, name);
+    }
+    t->name = strdup(name);
+    return t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+}
+
+/* A bare name of a file in the folder: nothing that leads out of it. */
+static bool is_plain_name(const char *name)
+{
+    return *name && *name != '.' && !strchr(name, '/');
+}
+
+static int get_file(const char *file, const json_t *o, int32_t format, struct zr_manifest_file *f)
+{
+    char sum[ZR_SUM_CHARS];
+    int err = get_text(file, o, "name", f->name, sizeof f->name - sizeof ZR_BLOCKS_SUFFIX);
+    if (!err)
+        err = get_int(file, o, "bytes", 8, INT64_MAX / 2, &f->bytes);
+    if (!err && format > 2)
+        err = get_int(file, o, "rank_data", 0, f->bytes, &f->rank_data);
+    if (!err)
+        err = get_text(file, o, "blocks", sum, sizeof sum);
+    if (!err && !is_plain_name(f->name))
+        err = bad(file, "files", "a name is not that of a file in the same folder");
+    if (!err && !zr_sum_parse(sum, &f->blocks))
+        err = bad(file, f->name, "blocks is not a checksum");
+    return err;
+}
+
+static int get_user(const char *file, const json_t *o, struct zr_manifest *m)
+{
+    static const char digits[] = "0123456789abcdef";
+    const json_t *v = json_object_get(o, "program");
+    size_t n = json_string_length(v);
+    const char *text = json_string_value(v);
+    if (!text || n % 2 || n / 2 > ZR_USER_DATA_MAX)
+        return bad(file, "program", "is not bytes in hexadecimal");
+    if (n == 0)
+        return 0;
+    m->user = malloc(n / 2);
+    if (!m->user)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for the program's %zu bytes", file, n / 2);
+    m->n_user = (int64_t)(n / 2);
+    for (size_t i = 0; i < n; i++) {
+        const char *d = text[i] ? strchr(digits, text[i]) : NULL;
+        if (!d)
+            return bad(file, "program", "is not bytes in hexadecimal");
+        unsigned char v4 = (unsigned char)(d - digits);
+        m->user[i / 2] = i % 2 ? (unsigned char)(m->user[i / 2] | v4) : (unsigned char)(v4 << 4);
+    }
+    return 0;
+}
+
+static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
+{
+    int32_t block;
+    int err = get_format(file, o, &m->format);
+#define GET(call)                                                                                            \
+    if (!err)                                                                                                \
+    err = call
+    GET(get_text(file, o, "version", m->version, sizeof m->version));
+    GET(get_int(file, o, "step", 0, INT64_MAX / 2, &m->t));
+    GET(get_int(file, o, "skipped_steps", 0, INT64_MAX / 2, &m->n_skipped));
+    GET(get_int(file, o, "micro_batches", 0, INT64_MAX / 2, &m->n_micro));
+    GET(get_int32(file, o, "world", 1, 1 << 24, &m->world));
+    GET(get_int32(file, o, "stage", 0, 3, &m->stage));
+    GET(get_text(file, o, "optimizer", m->optimizer, sizeof m->optimizer));
+    GET(get_int32(file, o, "states", 0, 4, &m->n_states));
+    GET(get_hash(file, o, "config_hash", &m->config_hash));
+    GET(get_hash(file, o, "layout_hash", &m->layout_hash));
+    GET(get_int32(file, o, "block_bytes", ZR_BLOCK_BYTES, ZR_BLOCK_BYTES, &block));
+    GET(get_user(file, o, m));
+#undef GET
+    const json_t *tensors = json_object_get(o, "tensors"), *files = json_object_get(o, "files");
+    if (!err && (json_array_size(tensors) < 1 || json_array_size(tensors) > INT32_MAX / 2))
+        err = bad(file, "tensors", "is not an array of at least one");
+    if (!err && json_array_size(files) != (size_t)m->world)
+        err = bad(file, "files", "is not an array of one for each rank");
+    if (err)
+        return err;
+    m->tensors = calloc(json_array_size(tensors), sizeof *m->tensors);
+    m->files = calloc(json_array_size(files), sizeof *m->files);
+    if (!m->tensors || !m->files)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_array_size(tensors));
+    for (size_t i = 0; !err && i < json_array_size(tensors); i++, m->n_tensors += !err)
+        err = get_tensor(file, json_array_get(tensors, i), m, &m->tensors[i]);
+    for (size_t i = 0; !err && i < json_array_size(files); i++, m->n_files += !err)
+        err = get_file(file, json_array_get(files, i), m->format, &m->files[i]);
+    return err;
+}
+
+bool zr_manifest_is_sound(const char *text, int64_t n)
+{
+    char sum[ZR_SUM_CHARS], trailer[TRAILER_BYTES + 1];
+    int64_t body = n - TRAILER_BYTES;
+    if (body < 1 || n > ZR_MANIFEST_MAX)
+        return false;
+    struct zr_sum s = zr_sum_of(text, body);
+    zr_sum_print(&s, sum);
+    snprintf(trailer, sizeof trailer, "%s%s\"}\n", TRAILER, sum);
+    return !memcmp(text + body, trailer, (size_t)TRAILER_BYTES);
+}
+
+/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
+ * what was read is printed again and must be what was there. */
+static int check_again(const char *file, const char *text, int64_t n, const struct zr_manifest *m)
+{
+    char *again;
+    int64_t n_again;
+    int err = zr_manifest_print(m, &again, &n_again);
+    if (err)
+        return err;
+    bool same = n == n_again && !memcmp(text, again, (size_t)n);
+    free(again);
+    return same ? 0
+                : zr_fail(ZR_ERR_NOMEM, "%s: not as this library writes it, or there is no memory to read it",
+                          file);
+}
+
+int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out)
+{
+    json_error_t why;
+    *out = (struct zr_manifest){0};
+    if (!zr_manifest_is_sound(text, n))
+        return zr_fail(
+            ZR_ERR_IO,
+            "%s: the checksum at its end is not that of the bytes before it: it was cut or changed", file);
+    json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
+    if (!root)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no JSON: byte %d: %.100s; or there is no memory to read it", file,
+                       why.position, why.text);
+    int err = get_all(file, root, out);
+    json_decref(root);
+    if (!err)
+        err = check_again(file, text, n, out);
+    if (err)
+        zr_manifest_free(out);
+    return err;
+}
+
+/* ---- blocks ---- */
+
+static const char blocks_magic[8] = "ZRBLOCK1";
+
+int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **out, int64_t *n)
+{
+    int64_t count = zr_blocks_count(bytes);
+    *n = (int64_t)sizeof blocks_magic + 8 + count * ZR_SUM_BYTES;
+    unsigned char *p = malloc((size_t)*n);
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+    memcpy(p, blocks_magic, sizeof blocks_magic);
+    for (int i = 0; i < 8; i++)
+        p[8 + i] = (unsigned char)((uint64_t)bytes >> 8 * i);
+    for (int64_t i = 0; i < count; i++)
+        zr_sum_store(&sums[i], p + 16 + i * ZR_SUM_BYTES);
+    *out = p;
+    return 0;
+}
+
+int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
+                    struct zr_sum **sums)
+{
+    int64_t count = zr_blocks_count(bytes);
+    uint64_t told = 0;
+    if (n != 16 + count * ZR_SUM_BYTES || memcmp(data, blocks_magic, sizeof blocks_magic) != 0)
+        return zr_fail(ZR_ERR_IO, "%s: not the checksums of a file of %lld bytes", file, (long long)bytes);
+    for (int i = 0; i < 8; i++)
+        told |= (uint64_t)data[8 + i] << 8 * i;
+    if (told != (uint64_t)bytes)
+        return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
+                       (unsigned long long)told, (long long)bytes);
+    struct zr_sum *s = malloc((size_t)(count + 1) * sizeof *s);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        zr_sum_load(data + 16 + i * ZR_SUM_BYTES, &s[i]);
+    *sums = s;
+    return 0;
+}

@@ -1,0 +1,76 @@
+/* manifest.h: the one file that makes a folder a checkpoint: what was saved, and the sizes and checksums of
+ * everything else in it.
+ *
+ * It is a line of JSON whose last member is the checksum of all bytes before it. Each data file has a table
+ * of its blocks' checksums beside it (name + ZR_BLOCKS_SUFFIX); the manifest holds the checksum of that
+ * table. */
+#ifndef ZR_ZERO_MANIFEST_H
+#define ZR_ZERO_MANIFEST_H
+
+#include "zero/checkpoint/files.h"
+#include "zero/checkpoint/sums.h"
+
+#define ZR_MANIFEST_NAME "manifest.json"
+#define ZR_MANIFEST_MAX  (1 << 30)  /* bytes */
+#define ZR_USER_DATA_MAX (64 << 10) /* bytes of the program's own */
+#define ZR_BLOCK_BYTES   (1 << 20)  /* of a data file under one checksum */
+#define ZR_BLOCKS_SUFFIX ".blocks"
+
+struct zr_manifest_tensor {
+    char *name;
+    char dtype[8]; /* safetensors': "F32", "BF16", "F16" */
+    int32_t n_dims;
+    int64_t shape[8];
+    bool trainable, buffer;
+    char optimizer[16]; /* that trains it; "" of a frozen one */
+    int32_t n_states;   /* fp32 arrays that it keeps per weight */
+};
+
+struct zr_manifest_file {
+    char name[64];
+    int64_t bytes;
+    struct zr_sum blocks; /* of the table of its blocks */
+    int64_t rank_data;    /* bytes of them that are the program's own, of that rank */
+};
+
+struct zr_manifest {
+    int32_t format;   /* 3: a rank has data of its own; else 2; 1: of before, when all tensors had one
+                         optimizer */
+    char version[32]; /* of the library that saved it */
+    int64_t t;        /* steps taken, skipped ones not counted */
+    int64_t n_skipped;
+    int64_t n_micro; /* micro-batches of all ranks, in all steps */
+    int32_t world, stage, n_states;
+    char optimizer[16]; /* of tensors that name none, and its states; in format 1 of all */
+    uint64_t config_hash, layout_hash;
+    int32_t n_tensors, n_files;
+    struct zr_manifest_tensor *tensors;
+    struct zr_manifest_file *files;
+    unsigned char *user; /* the program's own bytes; NULL: none */
+    int64_t n_user;
+};
+
+void zr_manifest_free(struct zr_manifest *m); /* a zeroed one is allowed */
+/* Can it be printed, and read again? The sizes and checksums of files need not be known yet. ZR_ERR_ARG for a
+ * name that is not UTF-8, or more than ZR_MANIFEST_MAX bytes. */
+int zr_manifest_check(const struct zr_manifest *m);
+/* At least the bytes that it is printed to; little more. */
+int64_t zr_manifest_bytes(const struct zr_manifest *m);
+/* *out is freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, ZR_ERR_NOMEM. */
+int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n);
+/* Does the checksum at its end fit what comes before it? Else it is no manifest, or was cut or changed. */
+bool zr_manifest_is_sound(const char *text, int64_t n);
+/* file: for messages. Strict: byte for byte what zr_manifest_print would make of *out. */
+int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out);
+
+/* The table of blocks of a file of `bytes` bytes, as bytes: *out is freed by the caller. */
+int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **out, int64_t *n);
+/* *sums (zr_blocks_count(bytes) of them) is freed by the caller. */
+int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
+                    struct zr_sum **sums);
+static inline int64_t zr_blocks_count(int64_t bytes)
+{
+    return (bytes + ZR_BLOCK_BYTES - 1) / ZR_BLOCK_BYTES;
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* parallel.c: see parallel.h. */
+#include "zero/checkpoint/parallel.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <uv.h>
+
+#define MAX_THREADS 8
+
+struct work {
+    int64_t n, buffer_bytes;
+    int (*fn)(void *arg, int64_t i, char *buffer);
+    void *arg;
+    _Atomic int64_t next;
+    _Atomic bool failed; /* the rest is the winner's to set, and is read when all have ended */
+    int err;
+    char text[ZR_ERROR_BYTES];
+};
+
+static void fail(struct work *w, int err)
+{
+    if (atomic_exchange(&w->failed, true))
+        return;
+    w->err = err;
+    snprintf(w->text, sizeof w->text, "%s", zr_error_text());
+}
+
+/* False when there is no memory for a buffer. */
+static bool work(struct work *w)
+{
+    char *memory = malloc((size_t)w->buffer_bytes + ZR_DIRECT_ALIGN);
+    if (!memory)
+        return false;
+    char *buffer = memory + (ZR_DIRECT_ALIGN - (uintptr_t)memory % ZR_DIRECT_ALIGN) % ZR_DIRECT_ALIGN;
+    while (!w->failed) {
+        int64_t i = atomic_fetch_add(&w->next, 1);
+        if (i >= w->n)
+            break;
+        int err = w->fn(w->arg, i, buffer);
+        if (err)
+            fail(w, err);
+    }
+    free(memory);
+    return true;
+}
+
+static void help(void *arg)
+{
+    work(arg);
+}
+
+int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
+                   int (*fn)(void *arg, int64_t i, char *buffer), void *arg)
+{
+    struct work w = {.n = n, .buffer_bytes = buffer_bytes, .fn = fn, .arg = arg};
+    uv_thread_t thread[MAX_THREADS];
+    int n_helpers = 0;
+    while (n_helpers + 1 < n_threads && n_helpers + 1 < n && n_helpers < MAX_THREADS &&
+           !uv_thread_create(&thread[n_helpers], help, &w))
+        n_helpers++;
+    if (!work(&w))
+        fail(&w, zr_fail(ZR_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
+    for (int i = 0; i < n_helpers; i++)
+        uv_thread_join(&thread[i]);
+    return w.err ? zr_fail(w.err, "%s", w.text) : 0;
+}

@@ -1,0 +1,347 @@
+/* safetensors.c: see safetensors.h. */
+#include "zero/checkpoint/safetensors.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#define HEAD_ALIGN 64
+
+static const struct {
+    const char *name;
+    int64_t bytes;
+} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2},  {"F64", 8},     {"I64", 8},
+              {"I32", 4}, {"I16", 2},  {"I8", 1},   {"U64", 8},     {"U32", 4},
+              {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+#define N_DTYPES (sizeof dtypes / sizeof *dtypes)
+
+int64_t zr_st_dtype_bytes(const char *dtype)
+{
+    for (size_t i = 0; i < N_DTYPES; i++)
+        if (!strcmp(dtype, dtypes[i].name))
+            return dtypes[i].bytes;
+    return 0;
+}
+
+const char *zr_st_dtype_of(enum zr_dtype t)
+{
+    static const char *const name[] = {
+        [ZR_F32] = "F32", [ZR_BF16] = "BF16", [ZR_F16] = "F16", [ZR_I32] = "I32", [ZR_I64] = "I64"};
+    return name[t];
+}
+
+void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS])
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int32_t i = 0; i < n_dims && at < ZR_SHAPE_CHARS - 1; i++)
+        at += (size_t)snprintf(text + at, ZR_SHAPE_CHARS - at, "%s%" PRId64, i ? ", " : "[", shape[i]);
+    if (at < ZR_SHAPE_CHARS - 1)
+        snprintf(text + at, ZR_SHAPE_CHARS - at, n_dims ? "]" : "[]");
+}
+
+void zr_st_free(struct zr_st *st)
+{
+    for (int64_t i = 0; i < st->n_entries; i++)
+        free(st->entries[i].name);
+    free(st->entries);
+    *st = (struct zr_st){0};
+}
+
+/* ---- reading ---- */
+
+static int bad(const char *file, const char *tensor, const char *what)
+{
+    return zr_fail(ZR_ERR_IO, "%s: tensor %s: %s", file, tensor, what);
+}
+
+static int read_dtype(const char *file, const char *name, const json_t *o, struct zr_st_entry *e)
+{
+    const char *text = json_string_value(json_object_get(o, "dtype"));
+    if (!text)
+        return bad(file, name, "dtype is not a string");
+    for (size_t i = 0; i < N_DTYPES; i++)
+        if (!strcmp(text, dtypes[i].name))
+            e->dtype = dtypes[i].name;
+    return e->dtype ? 0
+                    : zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype is %.20s, which the format does not have",
+                              file, name, text);
+}
+
+/* *bytes: of all elements. */
+static int read_shape(const char *file, const char *name, const json_t *o, struct zr_st_entry *e,
+                      int64_t *bytes)
+{
+    const json_t *shape = json_object_get(o, "shape");
+    if (!json_is_array(shape))
+        return bad(file, name, "shape is not an array");
+    if (json_array_size(shape) > ZR_ST_MAX_DIMS)
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name,
+                       json_array_size(shape), ZR_ST_MAX_DIMS);
+    e->n_dims = (int32_t)json_array_size(shape);
+    *bytes = zr_st_dtype_bytes(e->dtype);
+    for (int32_t i = 0; i < e->n_dims; i++) {
+        const json_t *d = json_array_get(shape, (size_t)i);
+        e->shape[i] = json_integer_value(d);
+        if (!json_is_integer(d) || e->shape[i] < 0)
+            return bad(file, name, "shape is not made of whole numbers of 0 and more");
+        if (__builtin_mul_overflow(*bytes, e->shape[i], bytes))
+            return bad(file, name, "shape has more bytes than a file can have");
+    }
+    return 0;
+}
+
+static int read_entry(const char *file, const char *name, const json_t *o, int64_t data_at,
+                      int64_t file_bytes, struct zr_st_entry *e)
+{
+    if (!json_is_object(o) || json_object_size(o) != 3)
+        return bad(file, name, "is not described by dtype, shape and data_offsets alone");
+    int64_t bytes = 0;
+    int err = read_dtype(file, name, o, e);
+    if (!err)
+        err = read_shape(file, name, o, e, &bytes);
+    if (err)
+        return err;
+    const json_t *at = json_object_get(o, "data_offsets"), *begin = json_array_get(at, 0),
+                 *end = json_array_get(at, 1);
+    if (json_array_size(at) != 2 || !json_is_integer(begin) || !json_is_integer(end))
+        return bad(file, name, "data_offsets is not an array of two whole numbers");
+    int64_t b = json_integer_value(begin), n = json_integer_value(end);
+    if (b < 0 || n < b || n > file_bytes - data_at)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRId64
+                       " bytes of data",
+                       file, name, b, n, file_bytes - data_at);
+    if (n - b != bytes) {
+        char shape[ZR_SHAPE_CHARS];
+        zr_shape_print(e->shape, e->n_dims, shape);
+        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %" PRId64 " bytes of data, but %s of shape %s has %" PRId64,
+                       file, name, n - b, e->dtype, shape, bytes);
+    }
+    e->begin = data_at + b;
+    e->end = data_at + n;
+    e->name = strdup(name);
+    return e->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+}
+
+static int check_metadata(const char *file, const json_t *o)
+{
+    const char *key;
+    json_t *value;
+    bool strings = json_is_object(o);
+    json_object_foreach((json_t *)(uintptr_t)o, key, value) strings &= json_is_string(value);
+    return strings ? 0 : zr_fail(ZR_ERR_IO, "%s: __metadata__ is not an object of strings", file);
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct zr_st_entry *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static int check_contiguous(const char *file, const struct zr_st *st, int64_t data_at, int64_t file_bytes)
+{
+    int64_t end = data_at;
+    for (int64_t i = 0; i < st->n_entries; i++) {
+        const struct zr_st_entry *e = &st->entries[i];
+        if (e->begin < end)
+            return zr_fail(ZR_ERR_IO, "%s: tensors %s and %s overlap", file, st->entries[i - 1].name,
+                           e->name);
+        if (e->begin > end)
+            return zr_fail(ZR_ERR_IO, "%s: a hole of %" PRId64 " bytes before tensor %s", file,
+                           e->begin - end, e->name);
+        end = e->end;
+    }
+    if (end != file_bytes)
+        return zr_fail(ZR_ERR_IO, "%s: %" PRId64 " bytes after the last tensor", file, file_bytes - end);
+    return 0;
+}
+
+static int read_entries(const char *file, const json_t *root, int64_t data_at, int64_t file_bytes,
+                        struct zr_st *out)
+{
+    const char *key;
+    json_t *value;
+    int err = 0;
+    out->entries = calloc(json_object_size(root) + 1, sizeof *out->entries);
+    if (!out->entries)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %zu tensors", file, json_object_size(root));
+    json_object_foreach((json_t *)(uintptr_t)root, key, value)
+    {
+        if (!strcmp(key, "__metadata__")) {
+            err = check_metadata(file, value);
+        } else {
+            err = read_entry(file, key, value, data_at, file_bytes, &out->entries[out->n_entries]);
+            out->n_entries += !err;
+        }
+        if (err)
+            return err;
+    }
+    qsort(out->entries, (size_t)out->n_entries, sizeof *out->entries, by_begin);
+    return check_contiguous(file, out, data_at, file_bytes);
+}
+
+int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out)
+{
+    json_error_t why;
+    *out = (struct zr_st){0};
+    if (n < 2 || json[0] != '{')
+        return zr_fail(ZR_ERR_IO, "%s: the header does not begin with {", file);
+    int64_t used = n;
+    while (used > 1 && json[used - 1] == ' ')
+        used--;
+    if (json[used - 1] != '}')
+        return zr_fail(ZR_ERR_IO, "%s: the header does not end with } and spaces", file);
+    json_t *root = json_loadb(json, (size_t)used, JSON_REJECT_DUPLICATES, &why);
+    if (!root)
+        return zr_fail(ZR_ERR_IO, "%s: the header is no JSON: byte %d: %.100s", file, why.position, why.text);
+    int err = read_entries(file, root, 8 + n, file_bytes, out);
+    json_decref(root);
+    if (err)
+        zr_st_free(out);
+    return err;
+}
+
+int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out)
+{
+    unsigned char length[8];
+    uint64_t n = 0;
+    *out = (struct zr_st){0};
+    if (file_bytes < 8)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with",
+                       file, file_bytes);
+    int err = zr_file_read(fs, fd, file, length, sizeof length, 0);
+    if (err)
+        return err;
+    for (int i = 0; i < 8; i++)
+        n |= (uint64_t)length[i] << 8 * i;
+    if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
+        return zr_fail(ZR_ERR_IO,
+                       "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,
+                       file, n, ZR_ST_MAX_HEADER, file_bytes);
+    char *json = malloc((size_t)n + 1);
+    if (!json)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", file, n);
+    err = zr_file_read(fs, fd, file, json, (int64_t)n, 8);
+    if (!err)
+        err = zr_st_parse(file, json, (int64_t)n, file_bytes, out);
+    free(json);
+    return err;
+}
+
+/* ---- writing ---- */
+
+/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
+bool zr_is_utf8(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        int more = *p < 0x80                  ? 0
+                   : *p >= 0xc2 && *p <= 0xdf ? 1
+                   : (*p & 0xf0) == 0xe0      ? 2
+                   : *p >= 0xf0 && *p <= 0xf4 ? 3
+                                              : -1;
+        unsigned char lo = *p == 0xe0   ? 0xa0
+                           : *p == 0xf0 ? 0x90
+                                        : 0x80,
+                      hi = *p == 0xed   ? 0x9f
+                           : *p == 0xf4 ? 0x8f
+                                        : 0xbf;
+        if (more < 0)
+            return false;
+        for (p++; more > 0; more--, p++, lo = 0x80, hi = 0xbf)
+            if (*p < lo || *p > hi)
+                return false;
+    }
+    return true;
+}
+
+int64_t zr_json_bytes(const char *text)
+{
+    int64_t n = 2;
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++)
+        n += *p == '"' || *p == '\\' || (*p >= '\b' && *p <= '\r' && *p != '\v') ? 2 : *p < 0x20 ? 6 : 1;
+    return n;
+}
+
+static int64_t n_digits(int64_t x)
+{
+    int64_t n = 1;
+    for (; x > 9; x /= 10)
+        n++;
+    return n;
+}
+
+int64_t zr_st_entry_bytes(const struct zr_st_entry *e)
+{
+    static const char rest[] = ":{\"dtype\":\"\",\"shape\":[],\"data_offsets\":[,]},";
+    int64_t n = zr_json_bytes(e->name) + (int64_t)(strlen(e->dtype) + sizeof rest - 1) + n_digits(e->begin) +
+                n_digits(e->end) + (e->n_dims ? e->n_dims - 1 : 0);
+    for (int32_t i = 0; i < e->n_dims; i++)
+        n += n_digits(e->shape[i]);
+    return n;
+}
+
+static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
+{
+    json_t *shape = json_array();
+    for (int32_t i = 0; shape && i < e->n_dims; i++)
+        if (json_array_append_new(shape, json_integer(e->shape[i]))) {
+            json_decref(shape);
+            return NULL;
+        }
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", e->dtype, "shape", shape, "data_offsets",
+                     (json_int_t)(e->begin - data_at), (json_int_t)(e->end - data_at));
+}
+
+int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out, int64_t *n_out)
+{
+    int64_t end = 0, size = HEAD_ALIGN; /* size: at least what it will have */
+    json_t *root = json_object();
+    int err = root ? 0 : ZR_ERR_NOMEM;
+    if (!err && format && json_object_set_new(root, "__metadata__", json_pack("{s:s}", "format", format)))
+        err = ZR_ERR_NOMEM;
+    for (int64_t i = 0; !err && i < n_entries; i++) {
+        struct zr_st_entry *e = &entries[i];
+        int64_t bytes = zr_st_dtype_bytes(e->dtype);
+        for (int32_t d = 0; d < e->n_dims; d++)
+            bytes *= e->shape[d];
+        e->begin = end;
+        e->end = end += bytes;
+        size += zr_st_entry_bytes(e);
+        if (!zr_is_utf8(e->name))
+            err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in",
+                          e->name);
+        else if (json_object_set_new(root, e->name, describe(e, 0)))
+            err = ZR_ERR_NOMEM;
+    }
+    if (!err && size > ZR_ST_MAX_HEADER)
+        err = zr_fail(ZR_ERR_ARG, "the header of %lld tensors would have %lld bytes; safetensors allows %d",
+                      (long long)n_entries, (long long)size, ZR_ST_MAX_HEADER);
+    char *text = err ? NULL : json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    int64_t used = text ? (int64_t)strlen(text) : 0,
+            n = (8 + used + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
+    char *head = text ? malloc((size_t)n) : NULL;
+    if (err != ZR_ERR_ARG && !head)
+        err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld tensors", (long long)n_entries);
+    if (!err) {
+        for (int i = 0; i < 8; i++)
+            head[i] = (char)((uint64_t)(n - 8) >> 8 * i);
+        memcpy(head + 8, text, (size_t)used);
+        memset(head + 8 + used, ' ', (size_t)(n - 8 - used));
+        for (int64_t i = 0; i < n_entries; i++) {
+            entries[i].begin += n;
+            entries[i].end += n;
+        }
+        *out = head;
+        *n_out = n;
+    }
+    free(text);
+    return err;
+}

@@ -1,0 +1,60 @@
+/* save.h: what a rank writes of a checkpoint, and the file it goes to.
+ *
+ * Canonical coordinates: (tensor, kind, elements). A file holds, as safetensors, every range that its rank
+ * owns, named TENSOR/KIND/FIRST with shape [n]: KIND is model (weights in the model's dtype), master (fp32
+ * weights; f32 weights are their own masters and are held once, as these) or state0, state1, ... Ranges that
+ * follow each other are one entry. Buffers, of kind model, are in rank 0's file. The program's own bytes of
+ * the rank, if it has any, are the last entry: ZR_RANK_DATA_NAME, U8 of shape [bytes]. */
+#ifndef ZR_ZERO_SAVE_H
+#define ZR_ZERO_SAVE_H
+
+#include "zero/checkpoint/manifest.h"
+#include "zero/checkpoint/safetensors.h"
+#include "zero/context.h"
+
+/* A range of a tensor's elements, in this rank's memory. kind as in zr_engine_read. */
+struct zr_extent {
+    int32_t tensor;
+    int kind;
+    int64_t first, n; /* elements of the tensor, row-major */
+    int64_t size;     /* bytes of an element */
+    char *at;
+};
+
+struct zr_extents {
+    struct zr_extent *list; /* by tensor, kind, first */
+    int64_t n;
+    const void *rank_data; /* the program's own, in the host's memory; not the extents' */
+    int64_t rank_data_bytes;
+};
+
+#define ZR_RANK_DATA_NAME "rank_data" /* no tensor's entry: those have two slashes */
+
+/* What this rank owns: where it is, or (base not NULL) where it is relative to memory laid out as the
+ * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.
+ * *out is released with free(out->list). ZR_ERR_NOMEM. */
+int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
+
+/* safetensors' name of the dtype that a kind of the tensor has. */
+const char *zr_kind_dtype(const struct zr_tensor *t, int kind);
+#define ZR_KIND_CHARS 16
+void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);
+bool zr_kind_parse(const char *text, size_t n, int *kind);
+/* In checkpoints; ZR_OPTIMIZER_NONE: "user", the model's own. */
+const char *zr_optimizer_name(enum zr_optimizer kind);
+int32_t zr_tensor_dims(const struct zr_tensor *t);
+
+/* "shard-00001-of-00004.safetensors", counted from 1. */
+void zr_shard_name(int rank, int world, char out[64]);
+
+/* Can a file of these extents be read again? ZR_ERR_ARG: its header would be larger than safetensors allows.
+ */
+int zr_shard_check(const struct zr_layout *layout, const struct zr_extents *extents);
+/* Writes the rank's file and its table of blocks into folder, syncs both and the folder, and reads the head
+ * and the table back as a load does. Any thread. dev: where the extents are, or NULL for the host's memory.
+ * cancelled is looked at now and then: non-zero ends it with ZR_ERR_FAILED. */
+int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
+                   const struct zr_layout *layout, const struct zr_extents *extents, struct zr_device *dev,
+                   const _Atomic bool *cancelled);
+
+#endif

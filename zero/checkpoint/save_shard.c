@@ -1,0 +1,318 @@
+/* save_shard.c: one rank's file of a checkpoint; see save.h. */
+#include "zero/checkpoint/block_file.h"
+#include "zero/checkpoint/parallel.h"
+#include "zero/checkpoint/save.h"
+#include "zero/checkpoint/save_source.h"
+#include "zero/checkpoint/shard_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- names ---- */
+
+const char *zr_kind_dtype(const struct zr_tensor *t, int kind)
+{
+    return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32);
+}
+
+void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
+{
+    if (kind >= 0)
+        snprintf(text, ZR_KIND_CHARS, "state%d", kind);
+    else
+        snprintf(text, ZR_KIND_CHARS, "%s", kind == ZR_VALUE_PARAM ? "model" : "master");
+}
+
+bool zr_kind_parse(const char *text, size_t n, int *kind)
+{
+    char known[ZR_KIND_CHARS];
+    for (*kind = ZR_VALUE_PARAM; *kind < ZR_MAX_STATES; ++*kind) {
+        zr_kind_print(*kind, known);
+        if (strlen(known) == n && !memcmp(known, text, n))
+            return true;
+    }
+    return false;
+}
+
+const char *zr_optimizer_name(enum zr_optimizer kind)
+{
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
+    return row ? row->name : "user";
+}
+
+int32_t zr_tensor_dims(const struct zr_tensor *t)
+{
+    int32_t n = 0;
+    while (n < 8 && t->shape[n])
+        n++;
+    return n;
+}
+
+void zr_shard_name(int rank, int world, char out[64])
+{
+    snprintf(out, 64, "shard-%05d-of-%05d.safetensors", rank + 1, world);
+}
+
+/* ---- extents ---- */
+
+struct collecting {
+    struct zero_ctx *z;
+    char *base;
+    struct zr_extents *out; /* list NULL: only counted */
+    const struct zr_run *run;
+};
+
+static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct collecting *c = arg;
+    const struct zr_run *run = c->run;
+    (void)f;
+    if (c->out->list)
+        c->out->list[c->out->n] = (struct zr_extent){.tensor = p->tensor,
+                                                     .kind = run->kind,
+                                                     .first = p->slice * p->n + (first - p->first),
+                                                     .n = n,
+                                                     .size = run->size,
+                                                     .at = (c->base ? c->base + run->snapshot_at : run->at) +
+                                                           (first - run->first) * run->size};
+    c->out->n++;
+    return 0;
+}
+
+static int add_run(void *arg, const struct zr_run *run)
+{
+    struct collecting *c = arg;
+    c->run = run;
+    return zr_flat_ranges(c->z->layout, run->flat, run->first, run->first + run->n, add_range, c);
+}
+
+static int in_order(const void *a, const void *b)
+{
+    const struct zr_extent *x = a, *y = b;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    if (x->kind != y->kind)
+        return x->kind < y->kind ? -1 : 1;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+/* Each whole, as one range. base: where their copies are, or NULL. */
+static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
+{
+    for (int32_t i = 0; i < z->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &z->layout->tensors[i];
+        if (!t->buffer)
+            continue;
+        out->list[out->n++] = (struct zr_extent){.tensor = i,
+                                                 .kind = ZR_VALUE_PARAM,
+                                                 .n = t->n_elems,
+                                                 .size = zr_dtype_bytes(t->dtype),
+                                                 .at = base ? base : *t->param};
+        if (base)
+            base += zr_buffer_room(t);
+    }
+}
+
+int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
+{
+    *out = (struct zr_extents){0};
+    struct collecting c = {.z = z, .base = base, .out = out};
+    int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
+    zr_engine_runs(&z->engine, add_run, &c);
+    out->n += n_buffers;
+    struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
+    if (!list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
+    *out = (struct zr_extents){.list = list};
+    zr_engine_runs(&z->engine, add_run, &c);
+    if (n_buffers)
+        add_buffers(z, base ? base + buffers_at : NULL, out);
+    qsort(list, (size_t)out->n, sizeof *list, in_order);
+    return 0;
+}
+
+/* ---- the head ---- */
+
+static bool follows(const struct zr_extent *a, const struct zr_extent *b)
+{
+    return a->tensor == b->tensor && a->kind == b->kind && a->first + a->n == b->first;
+}
+
+static void free_entries(struct zr_st_entry *e, int64_t n)
+{
+    for (int64_t i = 0; e && i < n; i++)
+        free(e[i].name);
+    free(e);
+}
+
+static char *entry_name(const struct zr_layout *l, const struct zr_extent *x)
+{
+    char kind[ZR_KIND_CHARS];
+    const char *tensor = l->tensors[x->tensor].name;
+    size_t n = strlen(tensor) + sizeof kind + 24;
+    char *name = malloc(n);
+    zr_kind_print(x->kind, kind);
+    if (name)
+        snprintf(name, n, "%s/%s/%" PRId64, tensor, kind, x->first);
+    return name;
+}
+
+#define ZR_RANK_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
+
+int zr_shard_check(const struct zr_layout *l, const struct zr_extents *x)
+{
+    struct zr_st_entry e = {.n_dims = 1};
+    int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: at least what it will have */
+    for (int64_t i = 0, next; i < x->n; i = next) {
+        const struct zr_extent *first = &x->list[i];
+        char rest[ZR_KIND_CHARS + 24], kind[ZR_KIND_CHARS];
+        e.name = l->tensors[first->tensor].name;
+        e.dtype = zr_kind_dtype(&l->tensors[first->tensor], first->kind);
+        e.shape[0] = first->n;
+        for (next = i + 1; next < x->n && follows(&x->list[next - 1], &x->list[next]); next++)
+            e.shape[0] += x->list[next].n;
+        e.begin = e.end;
+        e.end += e.shape[0] * first->size;
+        zr_kind_print(first->kind, kind);
+        n += zr_st_entry_bytes(&e) + snprintf(rest, sizeof rest, "/%s/%" PRId64, kind, first->first);
+        n_entries++;
+    }
+    n += x->rank_data_bytes ? ZR_RANK_DATA_HEAD : 0;
+    return n <= ZR_ST_MAX_HEADER
+               ? 0
+               : zr_fail(ZR_ERR_ARG,
+                         "the header of this rank's file would have %lld bytes for %lld ranges of tensors; "
+                         "safetensors allows %d: save from more ranks, or make fewer, larger tensors",
+                         (long long)n, (long long)n_entries, ZR_ST_MAX_HEADER);
+}
+
+static int make_head(const struct zr_layout *l, const struct zr_extents *x, char **head, int64_t *n)
+{
+    struct zr_st_entry *entries = calloc((size_t)x->n + 2, sizeof *entries);
+    int64_t n_entries = 0;
+    int err = entries ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    for (int64_t i = 0; !err && i < x->n; i++) {
+        if (i && follows(&x->list[i - 1], &x->list[i])) {
+            entries[n_entries - 1].shape[0] += x->list[i].n;
+            continue;
+        }
+        struct zr_st_entry *e = &entries[n_entries];
+        *e = (struct zr_st_entry){.name = entry_name(l, &x->list[i]),
+                                  .dtype = zr_kind_dtype(&l->tensors[x->list[i].tensor], x->list[i].kind),
+                                  .n_dims = 1,
+                                  .shape = {x->list[i].n}};
+        n_entries++;
+        if (!e->name)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+    }
+    if (!err && x->rank_data_bytes) {
+        struct zr_st_entry *e = &entries[n_entries++];
+        *e = (struct zr_st_entry){
+            .name = strdup(ZR_RANK_DATA_NAME), .dtype = "U8", .n_dims = 1, .shape = {x->rank_data_bytes}};
+        if (!e->name)
+            err = zr_fail(ZR_ERR_NOMEM, "no memory for the header of the program's own bytes");
+    }
+    if (!err)
+        err = zr_st_head(entries, n_entries, NULL, head, n);
+    free_entries(entries, n_entries);
+    return err;
+}
+
+/* ---- the file ---- */
+
+/* Enough to keep the disk busy while blocks are filled. */
+#define N_THREADS 4
+
+struct writing {
+    struct zr_block_file file;
+    struct zr_source source;
+    struct zr_sum *sums;
+    const _Atomic bool *cancelled;
+};
+
+static int write_block(void *arg, int64_t k, char *block)
+{
+    struct writing *w = arg;
+    int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->source.bytes - from);
+    if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
+        return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
+    int err = zr_source_read(&w->source, block, from, n);
+    if (err)
+        return err;
+    w->sums[k] = zr_sum_of(block, n);
+    return zr_block_write(&w->file, block, n, from);
+}
+
+static int write_file(const struct zr_files *fs, const char *path, struct writing *w)
+{
+    int64_t bytes = w->source.bytes, n = zr_blocks_count(bytes);
+    w->sums = malloc((size_t)n * sizeof *w->sums);
+    if (!w->sums)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld bytes", (long long)bytes);
+    int err = zr_block_file_create(fs, path, bytes, &w->file);
+    if (!err)
+        err = zr_in_parallel(n, N_THREADS, ZR_BLOCK_BYTES, write_block, w);
+    if (!err)
+        err = zr_file_sync(fs, w->file.fd, path);
+    int closed = zr_block_file_close(&w->file);
+    return err ? err : closed;
+}
+
+/* blocks: the checksum of the table. */
+static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes,
+                        struct zr_sum *blocks)
+{
+    char beside[ZR_PATH_BYTES];
+    unsigned char *table;
+    int64_t n;
+    snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path,
+             ZR_BLOCKS_SUFFIX);
+    int err = zr_blocks_print(sums, bytes, &table, &n);
+    if (err)
+        return err;
+    err = zr_file_store(fs, beside, table, n);
+    *blocks = zr_sum_of(table, n);
+    free(table);
+    return err;
+}
+
+/* Whoever relies on it removes older checkpoints: so it must be what a load accepts, and not only written. */
+static int read_back(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file)
+{
+    struct zr_shard shard;
+    int err = zr_shard_open(fs, folder, file, &shard);
+    if (err)
+        return zr_fail_more(err, "read back");
+    zr_shard_close(&shard);
+    return 0;
+}
+
+int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name, const struct zr_layout *l,
+                   const struct zr_extents *x, struct zr_device *dev, const _Atomic bool *cancelled)
+{
+    char path[ZR_PATH_BYTES], *head = NULL;
+    int64_t head_bytes;
+    struct writing w = {.cancelled = cancelled};
+    struct zr_manifest_file file = {0};
+    int err = zr_path_join(path, folder, name);
+    if (!err)
+        err = make_head(l, x, &head, &head_bytes);
+    if (!err)
+        err = zr_source_open(head, head_bytes, x, dev, ZR_BLOCK_BYTES, &w.source);
+    if (!err)
+        err = write_file(fs, path, &w);
+    if (!err)
+        err = write_blocks(fs, path, w.sums, w.source.bytes, &file.blocks);
+    if (!err)
+        err = zr_folder_sync(fs, folder);
+    file.bytes = w.source.bytes;
+    snprintf(file.name, sizeof file.name, "%s", name);
+    if (!err)
+        err = read_back(fs, folder, &file);
+    zr_source_close(&w.source);
+    free(head);
+    free(w.sums);
+    return err;
+}

@@ -1,0 +1,113 @@
+/* save_source.c: see save_source.h. */
+#include "zero/checkpoint/save_source.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int open_staging(struct zr_source *s, struct zr_device *dev, int64_t bytes)
+{
+    if (uv_mutex_init(&s->lock))
+        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+    s->dev = dev;
+    int err = zr_thread_begin(dev);
+    if (!err)
+        err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "zero-save", NULL, &s->stream);
+    if (!err)
+        err = dev->ops->host_alloc(dev, bytes, &s->staging);
+    s->staging_bytes = bytes;
+    return err;
+}
+
+int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents *x, struct zr_device *dev,
+                   int64_t most_bytes, struct zr_source *s)
+{
+    *s = (struct zr_source){.head = head, .head_bytes = head_bytes, .x = x, .bytes = head_bytes};
+    s->at = malloc((size_t)(x->n + 1) * sizeof *s->at);
+    if (!s->at)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the places of %lld ranges", (long long)x->n);
+    for (int64_t i = 0; i < x->n; i++) {
+        s->at[i] = s->bytes;
+        s->bytes += x->list[i].n * x->list[i].size;
+    }
+    s->at[x->n] = s->bytes;
+    s->bytes += x->rank_data_bytes;
+    int err = dev ? open_staging(s, dev, most_bytes) : 0;
+    if (err)
+        zr_source_close(s);
+    return err;
+}
+
+void zr_source_close(struct zr_source *s)
+{
+    if (s->dev) {
+        s->dev->ops->stream_close(s->stream);
+        if (s->staging)
+            s->dev->ops->host_free(s->dev, s->staging, s->staging_bytes);
+        uv_mutex_destroy(&s->lock);
+    }
+    free(s->at);
+    *s = (struct zr_source){0};
+}
+
+/* The range that byte `from` belongs to. */
+static int64_t find_range(const struct zr_source *s, int64_t from)
+{
+    int64_t lo = 0, hi = s->x->n;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (s->at[mid + 1] <= from)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Of the ranges only; by the CPU, or put on the stream. */
+static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
+{
+    int64_t done = 0;
+    int err = 0;
+    for (int64_t i = find_range(s, from); !err && done < n; i++) {
+        int64_t skip = from + done - s->at[i], part = zr_min(n - done, s->at[i + 1] - s->at[i] - skip);
+        const char *src = s->x->list[i].at + skip;
+        if (s->dev && part)
+            err = s->dev->ops->copy(s->stream, dst + done, src, part);
+        else
+            memcpy(dst + done, src, (size_t)part);
+        done += part;
+    }
+    return err;
+}
+
+int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
+{
+    if (from < s->head_bytes) {
+        int64_t part = zr_min(n, s->head_bytes - from);
+        memcpy(dst, s->head + from, (size_t)part);
+        dst += part;
+        from += part;
+        n -= part;
+    }
+    int64_t end = s->at[s->x->n], past = zr_max(from + n - end, 0);
+    if (past) {
+        int64_t part = zr_min(past, n);
+        n -= part;
+        memcpy(dst + n, (const char *)s->x->rank_data + (from + n - end), (size_t)part);
+    }
+    if (!n)
+        return 0;
+    if (!s->dev)
+        return gather(s, dst, from, n);
+    /* One at a time: the way from the device is far wider than that to the disk. */
+    uv_mutex_lock(&s->lock);
+    int err = zr_thread_begin(s->dev); /* any of the threads that save */
+    if (!err)
+        err = gather(s, s->staging, from, n);
+    int waited = s->dev->ops->stream_sync(s->stream);
+    err = err ? err : waited;
+    if (!err)
+        memcpy(dst, s->staging, (size_t)n);
+    uv_mutex_unlock(&s->lock);
+    return err;
+}

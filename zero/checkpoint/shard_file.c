@@ -1,0 +1,200 @@
+/* shard_file.c: see shard_file.h. */
+#include "zero/checkpoint/shard_file.h"
+#include "zero/checkpoint/parallel.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int by_place(const void *a, const void *b)
+{
+    const struct zr_request *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
+{
+    const char *tensor = "the header";
+    for (int64_t i = 0; i < s->st.n_entries; i++)
+        if (s->st.entries[i].begin < from + n && s->st.entries[i].end > from) {
+            tensor = s->st.entries[i].name;
+            break;
+        }
+    return zr_fail(ZR_ERR_IO,
+                   "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those saved",
+                   s->path, (long long)from, (long long)(from + n - 1), tensor);
+}
+
+/* Enough to keep the disk busy while blocks are checked. */
+#define N_THREADS 4
+
+struct fetching {
+    struct zr_shard *s;
+    const struct zr_request *requests; /* by place */
+    int64_t n;
+    int64_t *blocks; /* those that are wanted */
+    int64_t n_blocks;
+};
+
+/* The first request that ends after `from`. */
+static int64_t find_request(const struct fetching *f, int64_t from)
+{
+    int64_t lo = 0, hi = f->n;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (f->requests[mid].at + f->requests[mid].n <= from)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static int fetch_block(void *arg, int64_t i, char *block)
+{
+    struct fetching *f = arg;
+    struct zr_shard *s = f->s;
+    int64_t k = f->blocks[i], from = k * ZR_BLOCK_BYTES, n = least(ZR_BLOCK_BYTES, s->bytes - from);
+    int err = zr_block_read(&s->file, block, n, from);
+    if (err)
+        return err;
+    struct zr_sum sum = zr_sum_of(block, n);
+    if (!zr_sum_equal(&sum, &s->sums[k]))
+        return damaged(s, from, n);
+    for (int64_t r = find_request(f, from); r < f->n && f->requests[r].at < from + n; r++) {
+        const struct zr_request *q = &f->requests[r];
+        int64_t skip = q->at < from ? from - q->at : 0, at = q->at + skip - from;
+        if (q->dst)
+            memcpy(q->dst + skip, block + at, (size_t)least(q->n - skip, n - at));
+    }
+    return 0;
+}
+
+static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
+{
+    struct fetching f = {.s = s, .requests = requests, .n = n};
+    qsort(requests, (size_t)n, sizeof *requests, by_place);
+    f.blocks = malloc((size_t)(zr_blocks_count(s->bytes) + 1) * sizeof *f.blocks);
+    if (!f.blocks)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to read %s", s->path);
+    for (int64_t i = 0, k = 0; i < n; i++) {
+        int64_t first = requests[i].at / ZR_BLOCK_BYTES;
+        for (k = k > first ? k : first; k * ZR_BLOCK_BYTES < requests[i].at + requests[i].n; k++)
+            f.blocks[f.n_blocks++] = k;
+    }
+    int err = zr_in_parallel(f.n_blocks, N_THREADS, ZR_BLOCK_BYTES, fetch_block, &f);
+    free(f.blocks);
+    return err;
+}
+
+int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
+{
+    bool rests = s->file.fd < 0;
+    if (!n)
+        return 0;
+    int err = rests ? zr_block_file_open(s->fs, s->path, s->bytes, &s->file) : 0;
+    if (!err)
+        err = fetch(s, requests, n);
+    if (rests)
+        zr_shard_rest(s);
+    return err;
+}
+
+static int read_sums(struct zr_shard *s, const char *folder, const struct zr_manifest_file *file)
+{
+    char path[ZR_PATH_BYTES], name[sizeof file->name + sizeof ZR_BLOCKS_SUFFIX], *table;
+    bool missing;
+    int64_t n;
+    snprintf(name, sizeof name, "%s%s", file->name, ZR_BLOCKS_SUFFIX);
+    int err = zr_path_join(path, folder, name);
+    if (!err)
+        err = zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n);
+    if (err)
+        return err;
+    struct zr_sum sum = zr_sum_of(table, n);
+    if (!zr_sum_equal(&sum, &file->blocks))
+        err =
+            zr_fail(ZR_ERR_IO,
+                    "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint", path);
+    if (!err)
+        err = zr_blocks_parse(path, (unsigned char *)table, n, file->bytes, &s->sums);
+    free(table);
+    return err;
+}
+
+/* When memory is out, jansson 2.14 may leave characters out of a string or a number and report success. So
+ * what was read is printed again and must be what was there. */
+static int check_again(struct zr_shard *s, const char *json, int64_t n)
+{
+    char *head;
+    int64_t head_bytes;
+    int err = zr_st_head(s->st.entries, s->st.n_entries, NULL, &head, &head_bytes);
+    if (err)
+        return err;
+    bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);
+    free(head);
+    return same ? 0
+                : zr_fail(ZR_ERR_NOMEM,
+                          "%s: the header is not as this library writes it, or there is no memory to read it",
+                          s->path);
+}
+
+static int read_head(struct zr_shard *s)
+{
+    unsigned char length[8];
+    uint64_t n = 0;
+    int err = zr_shard_fetch(s, &(struct zr_request){0, 8, (char *)length}, 1);
+    if (err)
+        return err;
+    for (int i = 0; i < 8; i++)
+        n |= (uint64_t)length[i] << 8 * i;
+    if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
+        return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
+                       s->path, (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
+    char *json = malloc((size_t)n + 1);
+    if (!json)
+        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a header of %llu bytes", s->path,
+                       (unsigned long long)n);
+    err = zr_shard_fetch(s, &(struct zr_request){8, (int64_t)n, json}, 1);
+    if (!err)
+        err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);
+    if (!err)
+        err = check_again(s, json, (int64_t)n);
+    free(json);
+    return err;
+}
+
+int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr_manifest_file *file,
+                  struct zr_shard *s)
+{
+    *s = (struct zr_shard){.fs = fs, .file.fd = -1, .file.direct = -1, .bytes = file->bytes};
+    int err = zr_path_join(s->path, folder, file->name);
+    if (!err)
+        err = read_sums(s, folder, file);
+    if (!err)
+        err = zr_block_file_open(fs, s->path, s->bytes, &s->file);
+    if (!err)
+        err = read_head(s);
+    if (err)
+        zr_shard_close(s);
+    return err;
+}
+
+void zr_shard_rest(struct zr_shard *s)
+{
+    zr_block_file_close(&s->file); /* only read */
+}
+
+void zr_shard_close(struct zr_shard *s)
+{
+    if (s->fs)
+        zr_shard_rest(s);
+    free(s->sums);
+    zr_st_free(&s->st);
+    *s = (struct zr_shard){0};
+}
