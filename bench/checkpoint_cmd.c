@@ -101,7 +101,7 @@ static int open_model(struct bench *b, bool async)
         b->tensors[t].flags |= ZERO_GRAD_OVERWRITE;
         b->bytes += n * 12; /* master and two moments */
     }
-    err = err ? err : told(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
+    err = err ? err : reported(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         free(own[t]);
     }
@@ -131,7 +131,7 @@ static int step(struct bench *b)
         err = err ? err : zero_end(b->z, u, ZERO_BACKWARD);
     }
     struct zero_step_info info;
-    return told(err ? err : zero_step(b->z, 1e-3f, &info));
+    return reported(err ? err : zero_step(b->z, 1e-3f, &info));
 }
 
 static double seconds_since(int64_t start)
@@ -169,7 +169,7 @@ static int meet(struct bench *b)
     if (b->rank == 0) {
         sync();
     }
-    return told(zero_mean(b->z, &nothing, 1));
+    return reported(zero_mean(b->z, &nothing, 1));
 }
 
 static int run_dd(struct bench *b, enum disk_job job, double *seconds)
@@ -194,7 +194,7 @@ static int run_save(struct bench *b, double *seconds)
     int err = b->rank == 0 ? disk_remove_folder(b->saves) : 0;
     err = err ? err : meet(b);
     int64_t start = zr_now_ns();
-    err = err ? err : told(zero_save(b->z, b->saves));
+    err = err ? err : reported(zero_save(b->z, b->saves));
     *seconds = seconds_since(start);
     return err;
 }
@@ -203,7 +203,7 @@ static int run_load(struct bench *b, double *seconds)
 {
     int err = meet(b);
     int64_t start = zr_now_ns();
-    err = err ? err : told(zero_load(b->z, b->saves));
+    err = err ? err : reported(zero_load(b->z, b->saves));
     *seconds = seconds_since(start);
     return err;
 }
@@ -243,7 +243,7 @@ static int open_bench(struct bench *b, bool async)
 {
     struct zero_stats s;
     int err = open_model(b, async);
-    err = err ? err : told(zero_get_stats(b->z, &s));
+    err = err ? err : reported(zero_get_stats(b->z, &s));
     if (!err) {
         b->rank = s.rank;
         b->dd = (struct disk_dd){
@@ -285,7 +285,7 @@ static int steps_until(struct bench *b, bool (*ended)(struct bench *), double *m
         err = step(b);
         seconds[n++] = seconds_since(start);
         over = b->rank == 0 && ended(b);
-        err = err ? err : told(zero_mean(b->z, &over, 1));
+        err = err ? err : reported(zero_mean(b->z, &over, 1));
     }
     *ms = report_median(seconds, n) * 1e3;
     return err;
@@ -314,13 +314,13 @@ static int measure_async(struct bench *b, struct results *r)
     err = err ? err : steps_until(b, enough, &r->step_ms);
     err = err ? err : meet(b);
     int64_t begun = zr_now_ns();
-    err = err ? err : told(zero_save(b->z, b->saves));
+    err = err ? err : reported(zero_save(b->z, b->saves));
     r->call_ms = seconds_since(begun) * 1e3;
     err = err ? err : step(b);
     r->pays_ms = seconds_since(begun) * 1e3 - r->step_ms;
     err = err ? err : steps_until(b, is_saved, &r->during_ms);
     r->written_ms = seconds_since(begun) * 1e3;
-    err = err ? err : told(zero_save_wait(b->z));
+    err = err ? err : reported(zero_save_wait(b->z));
     err = err ? err : meet(b);
     begun = zr_now_ns();
     if (!err && b->rank == 0) {
@@ -334,7 +334,7 @@ static int measure_async(struct bench *b, struct results *r)
     if (!err && b->rank == 0) {
         err = disk_dd_wait(&b->dd);
     }
-    err = err ? err : told(zero_mean(b->z, &after, 1));
+    err = err ? err : reported(zero_mean(b->z, &after, 1));
     if (b->rank == 0) {
         disk_dd_remove(&b->dd);
     }
@@ -342,7 +342,7 @@ static int measure_async(struct bench *b, struct results *r)
     return err;
 }
 
-static void tell_pair(const char *what, const char *beside, double gb, const struct pair *p)
+static void report_pair(const char *what, const char *beside, double gb, const struct pair *p)
 {
     printf("%-10s %6.2f GB/s, %-24s %6.2f GB/s: %4.0f%%\n", what, gb / p->ours_s, beside, gb / p->theirs_s,
            100 * p->ratio);
@@ -354,7 +354,7 @@ static json_t *pair_json(double gb, const struct pair *p)
                      p->ratio);
 }
 
-static void tell(const struct bench *b, const struct results *r)
+static void report(const struct bench *b, const struct results *r)
 {
     double gb = (double)b->bytes * 1e-9;
     if (b->o->json) {
@@ -371,12 +371,12 @@ static void tell(const struct bench *b, const struct results *r)
     }
     printf("%s: %s a checkpoint, %d file%s\n", b->o->model.name, report_bytes(b->bytes).text, b->dd.n,
            b->dd.n == 1 ? "" : "s");
-    tell_pair("save", "dd with fsync", gb, &r->save);
-    tell_pair("", "dd with fsync, direct", gb, &r->save_direct);
-    tell_pair("load, cold", "dd to /dev/shm", gb, &r->cold_memory);
-    tell_pair("", "dd into 1 MiB", gb, &r->cold);
-    tell_pair("load, warm", "dd to /dev/shm", gb, &r->warm_memory);
-    tell_pair("", "dd into 1 MiB", gb, &r->warm);
+    report_pair("save", "dd with fsync", gb, &r->save);
+    report_pair("", "dd with fsync, direct", gb, &r->save_direct);
+    report_pair("load, cold", "dd to /dev/shm", gb, &r->cold_memory);
+    report_pair("", "dd into 1 MiB", gb, &r->cold);
+    report_pair("load, warm", "dd to /dev/shm", gb, &r->warm_memory);
+    report_pair("", "dd into 1 MiB", gb, &r->warm);
     printf(
         "asynchronous: a step takes %.1f ms; the call to save %.1f ms, with the step after it %.1f ms more "
         "than a step; while the checkpoint is written, for %.0f ms, steps take %.1f ms\n",
@@ -408,7 +408,7 @@ int checkpoint_command(const char *name, int argc, char **argv)
         return EXIT_FAILURE;
     }
     if (b.rank == 0) {
-        tell(&b, &r);
+        report(&b, &r);
     }
     return EXIT_SUCCESS;
 }

@@ -12,7 +12,7 @@ int failed(int code, const char *fmt, ...)
     return code;
 }
 
-int told(int err)
+int reported(int err)
 {
     return err ? zr_fail(err, "%s", zero_last_error()) : 0;
 }

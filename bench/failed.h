@@ -6,7 +6,7 @@
 /* Sets the message and returns code, an enum zero_err. */
 int failed(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* What a call of zero/zero.h returned: where it failed, its message is the thread's now. Returns err. */
-int told(int err);
+int reported(int err);
 /* The message; "" if nothing failed yet. */
 const char *failed_text(void);
 

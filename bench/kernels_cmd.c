@@ -328,7 +328,7 @@ static int measure_all(struct bench *b)
     return 0;
 }
 
-static void tell(struct bench *b)
+static void report(struct bench *b)
 {
     const struct kernels_options *o = b->o;
     double rate[N_MEASURES]; /* per second */
@@ -380,7 +380,7 @@ int kernels_command(const char *name, int argc, char **argv)
     if (err) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
     } else {
-        tell(&b);
+        report(&b);
     }
     bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.place.dev;
     bench_close(&b);

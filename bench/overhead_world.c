@@ -66,7 +66,7 @@ static int join(struct worlds *w, int rank)
         w->cfg.rendezvous = w->meeting[k];
         err = zero_wrap(&w->z[k], w->own[k], w->n, &w->cfg);
     }
-    return told(err);
+    return reported(err);
 }
 
 static void leave(struct worlds *w)
@@ -102,7 +102,7 @@ static int by_turns(struct worlds *w, int64_t passes, int (*measure)(void *arg, 
                 times[k * passes + i] = t;
         }
     }
-    told(err);
+    reported(err);
     for (int k = 0; !err && k < 2; k++)
         ns[k] = report_median(times + k * passes, passes);
     free(times);

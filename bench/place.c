@@ -16,7 +16,7 @@ static int open_cuda(struct place *p, int gpu)
 {
     int32_t local_rank = gpu;
     if (gpu == PLACE_GPU_OF_RANK) {
-        int rank_err = told(zero_find_rank(NULL, NULL, NULL, &local_rank));
+        int rank_err = reported(zero_find_rank(NULL, NULL, NULL, &local_rank));
         if (rank_err) {
             return rank_err;
         }

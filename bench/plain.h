@@ -20,7 +20,7 @@ struct plain {
     struct zr_step_record *record;
     struct zr_step_scalars *scalars;
     struct zr_step_outcome *outcome; /* host_alloc */
-    struct zr_event *told;           /* outcome is there */
+    struct zr_event *reported;       /* outcome is there */
     void *memory;                    /* of all but outcome */
     int64_t memory_bytes;
 };

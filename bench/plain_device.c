@@ -55,7 +55,7 @@ static int open_state(struct plain *p)
     p->record = at.record;
     p->scalars = at.scalars;
     err = dev->ops->host_alloc(dev, sizeof *p->outcome, (void **)&p->outcome);
-    err = err ? err : dev->ops->event_open(dev, &p->told);
+    err = err ? err : dev->ops->event_open(dev, &p->reported);
     err = err ? err : dev->ops->zero(p->place->stream, p->m, n * (int64_t)sizeof *p->m);
     return err ? err : dev->ops->zero(p->place->stream, p->v, n * (int64_t)sizeof *p->v);
 }
@@ -121,7 +121,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     u.c2 = 1.0f - powf(u.beta2, (float)u.t);
     int err = collect(p);
     err = err ? err : dev->finish(s, &finish);
-    err = err ? err : dev->event_record(p->told, s);
+    err = err ? err : dev->event_record(p->reported, s);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
         u.n = tensor_elements(tensor);
@@ -135,7 +135,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
         err = err ? err : dev->zero(s, *tensor->grad, u.n * (int64_t)sizeof(real));
         at += u.n;
     }
-    err = err ? err : dev->event_sync(p->told);
+    err = err ? err : dev->event_sync(p->reported);
     if (err) {
         return err;
     }
@@ -164,5 +164,5 @@ void plain_device_close(struct plain *p)
     if (p->outcome) {
         dev->ops->host_free(dev, p->outcome, sizeof *p->outcome);
     }
-    dev->ops->event_close(p->told);
+    dev->ops->event_close(p->reported);
 }

@@ -113,14 +113,14 @@ static int wrap(struct run *r)
     train_call_order(order, layers);
     cfg.order = order;
     cfg.n_order = TRAIN_N_CALLS(layers);
-    int err = told(zero_wrap(&r->z, r->tensors, TRAIN_N_TENSORS, &cfg));
+    int err = reported(zero_wrap(&r->z, r->tensors, TRAIN_N_TENSORS, &cfg));
     free(order);
     if (err) {
         return err;
     }
     gpt2_free_params(&r->model); /* libzero holds the parameters now */
     struct zero_stats stats;
-    TRY(told(zero_get_stats(r->z, &stats)));
+    TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
     return 0;
@@ -128,12 +128,12 @@ static int wrap(struct run *r)
 
 static inline int begin(struct run *r, int64_t unit, enum zero_phase phase)
 {
-    return r->z ? told(zero_begin(r->z, (int32_t)unit, phase)) : 0;
+    return r->z ? reported(zero_begin(r->z, (int32_t)unit, phase)) : 0;
 }
 
 static inline int end(struct run *r, int64_t unit, enum zero_phase phase)
 {
-    return r->z ? told(zero_end(r->z, (int32_t)unit, phase)) : 0;
+    return r->z ? reported(zero_end(r->z, (int32_t)unit, phase)) : 0;
 }
 
 /* ---- the model, unit by unit ---- */
@@ -174,7 +174,7 @@ static int backward(struct run *r)
 static int optimize(struct run *r, float lr, struct zero_step_info *info)
 {
     if (r->z) {
-        return told(zero_step(r->z, lr, info));
+        return reported(zero_step(r->z, lr, info));
     }
     return plain_step(&r->plain, r->o, lr, info);
 }
@@ -186,7 +186,7 @@ static int share(struct run *r, double *loss, bool *stop)
 {
     double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
     if (r->z) {
-        TRY(told(zero_mean(r->z, values, 2)));
+        TRY(reported(zero_mean(r->z, values, 2)));
     }
     *loss = values[0] / (double)r->o->accum;
     *stop = values[1] > 0.0;
@@ -222,7 +222,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
         r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
     }
-    struct report_step told_step = {
+    struct report_step reported_step = {
         .step = step + 1,
         .loss = *loss,
         .grad_norm = info.grad_norm,
@@ -231,7 +231,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
         .skipped = info.skipped,
     };
-    return report_step(&r->report, &told_step, *stop);
+    return report_step(&r->report, &reported_step, *stop);
 }
 
 /* ---- checkpoints. What libzero does not know of a run, the choice of text, is a function of these. ---- */
@@ -249,8 +249,8 @@ static int save(struct run *r, int64_t next_step)
     int n = snprintf(text, sizeof text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld",
                      (unsigned long long)p.seed, (long long)p.next_step, (long long)p.text_bytes,
                      (long long)p.batch, (long long)p.accum);
-    TRY(told(zero_set_user_data(r->z, text, n)));
-    return told(zero_save(r->z, o->save));
+    TRY(reported(zero_set_user_data(r->z, text, n)));
+    return reported(zero_save(r->z, o->save));
 }
 
 static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
@@ -277,19 +277,19 @@ static int load(struct run *r, int64_t *next_step)
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
     double found[1] = {r->rank == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
-    TRY(told(zero_mean(r->z, found, 1)));
+    TRY(reported(zero_mean(r->z, found, 1)));
     if (found[0] < 1.0) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
         return 0;
     }
-    TRY(told(zero_load(r->z, latest ? o->save : o->load)));
+    TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
     const void *data;
     int64_t n;
     struct position p;
     unsigned long long seed;
     long long v[4];
     char text[256];
-    TRY(told(zero_get_user_data(r->z, &data, &n)));
+    TRY(reported(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
     if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1],
                &v[2], &v[3]) != 5) {
@@ -316,8 +316,8 @@ static int move_weights(struct run *r)
     int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
         gpt2_names(map, text, layers);
-        err = told(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                                : zero_import(r->z, o->import_from, map, n));
+        err = reported(o->export_to ? zero_export(r->z, o->export_to, map, n, o->export_max)
+                                    : zero_import(r->z, o->import_from, map, n));
     }
     free(map);
     free(text);
@@ -328,7 +328,7 @@ static int move_weights(struct run *r)
 
 static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    return told(zero_read(from, tensor, value, first, n, dst));
+    return reported(zero_read(from, tensor, value, first, n, dst));
 }
 
 static int summarize(struct run *r, double loss)
@@ -348,8 +348,8 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
-        TRY(told(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
-        TRY(told(zero_mean(r->z, &peak, 1)));
+        TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
+        TRY(reported(zero_mean(r->z, &peak, 1)));
         TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
                        r->z));
         s.stage = stats.stage;
@@ -417,7 +417,7 @@ static int train(struct run *r)
     }
     r->report.quiet = r->rank != 0;
     if (o->export_to) {
-        TRY(told(zero_load(r->z, o->load)));
+        TRY(reported(zero_load(r->z, o->load)));
         return move_weights(r);
     }
     introduce(r);
@@ -438,7 +438,7 @@ static int train(struct run *r)
         }
     }
     if (r->z) {
-        TRY(told(zero_save_wait(r->z)));
+        TRY(reported(zero_save_wait(r->z)));
     }
     return summarize(r, loss);
 }

@@ -59,7 +59,7 @@ static const struct option_table table = {
     .read_word = option_refuse_word,
 };
 
-static void tell_fault(const struct verify_options *o, struct zr_verify_case *c, struct zr_verify_result *r)
+static void report_fault(const struct verify_options *o, struct zr_verify_case *c, struct zr_verify_result *r)
 {
     char whole[1024], small[1024];
     zr_verify_describe(c, whole, sizeof whole);
@@ -96,7 +96,7 @@ static int run_seeds(const char *name, const struct verify_options *o)
         n_reordered += r.reordered;
         n_snapshots += r.n_snapshots;
         if (r.n_reports && n_faults++ < 10)
-            tell_fault(o, &c, &r);
+            report_fault(o, &c, &r);
     }
     double s = (double)(zr_now_ns() - start) / 1e9;
     if (o->json)

@@ -12,8 +12,8 @@
 #ifndef ZR_KERNELS_EXACT_SUM_H
 #define ZR_KERNELS_EXACT_SUM_H
 
-#include "kernels/anywhere.h"
 #include "kernels/device.h"
+#include "kernels/host_device_code.h"
 
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 void zr_exact_reset(struct zr_exact_sum *a);
 
 /* Propagates carries: all limbs but the last become 0..2^32-1. The value stays. */
-ZR_ANYWHERE void zr_exact_carry(struct zr_exact_sum *a)
+ZR_HOST_DEVICE void zr_exact_carry(struct zr_exact_sum *a)
 {
     int64_t carry = 0;
     for (int i = 0; i < ZR_EXACT_TOP; i++) {
@@ -44,7 +44,7 @@ void zr_exact_merge(struct zr_exact_sum *a, const struct zr_exact_sum *b);
 
 /* The sum rounded once, to nearest, ties to even. NaN when anything not finite was added, an infinity when
  * the exact sum is beyond the doubles; a sum of zero is +0. */
-ZR_ANYWHERE double zr_exact_value(const struct zr_exact_sum *sum)
+ZR_HOST_DEVICE double zr_exact_value(const struct zr_exact_sum *sum)
 {
     if (sum->nonfinite)
         return NAN;
@@ -88,7 +88,7 @@ ZR_ANYWHERE double zr_exact_value(const struct zr_exact_sum *sum)
 }
 
 /* A finite double as m * 2^(place - 1088), place in 14..2059; m is below 2^53 and has the sign. */
-ZR_ANYWHERE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
+ZR_HOST_DEVICE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -104,7 +104,7 @@ ZR_ANYWHERE bool zr_exact_split(double x, int64_t *m, uint32_t *place)
 }
 
 /* Adds a number of less than 128 bits to four limbs: a change of less than 2^32 to each. */
-ZR_ANYWHERE void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int128 sum)
+ZR_HOST_DEVICE void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int128 sum)
 {
     a->limb[limb] += (int64_t)(uint32_t)sum;
     a->limb[limb + 1] += (int64_t)(uint32_t)(sum >> 32);
@@ -115,7 +115,7 @@ ZR_ANYWHERE void zr_exact_add_wide(struct zr_exact_sum *a, uint32_t limb, __int1
 }
 
 /* Adds x, of any sign. */
-ZR_ANYWHERE void zr_exact_add(struct zr_exact_sum *a, double x)
+ZR_HOST_DEVICE void zr_exact_add(struct zr_exact_sum *a, double x)
 {
     int64_t m;
     uint32_t place;
@@ -137,13 +137,13 @@ struct zr_exact_run {
     uint32_t limb;
 };
 
-ZR_ANYWHERE void zr_exact_run_end(struct zr_exact_run *r)
+ZR_HOST_DEVICE void zr_exact_run_end(struct zr_exact_run *r)
 {
     zr_exact_add_wide(r->to, r->limb, r->sum);
     r->sum = 0;
 }
 
-ZR_ANYWHERE void zr_exact_run_add(struct zr_exact_run *r, double x)
+ZR_HOST_DEVICE void zr_exact_run_add(struct zr_exact_run *r, double x)
 {
     int64_t m;
     uint32_t place;

@@ -3,19 +3,19 @@
 #ifndef ZR_KERNELS_FINISH_H
 #define ZR_KERNELS_FINISH_H
 
-#include "kernels/anywhere.h"
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
+#include "kernels/host_device_code.h"
 
 /* On memory that the calling thread may touch. */
 void zr_finish_step(const struct zr_finish *f);
 
-ZR_ANYWHERE const struct zr_step_record *zr_finish_record(const struct zr_finish *f, int32_t rank)
+ZR_HOST_DEVICE const struct zr_step_record *zr_finish_record(const struct zr_finish *f, int32_t rank)
 {
     return (const struct zr_step_record *)((const char *)f->records + rank * f->stride_bytes);
 }
 
-ZR_ANYWHERE uint32_t zr_finish_bits(float x)
+ZR_HOST_DEVICE uint32_t zr_finish_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -23,7 +23,7 @@ ZR_ANYWHERE uint32_t zr_finish_bits(float x)
 }
 
 /* Whether a rank's words are not what this rank's are. */
-ZR_ANYWHERE bool zr_finish_differs(const struct zr_finish *f, int32_t rank)
+ZR_HOST_DEVICE bool zr_finish_differs(const struct zr_finish *f, int32_t rank)
 {
     const struct zr_step_record *own = zr_finish_record(f, f->rank), *r = zr_finish_record(f, rank);
     return r->words.serial != own->words.serial || r->words.call_hash != own->words.call_hash ||
@@ -32,8 +32,8 @@ ZR_ANYWHERE bool zr_finish_differs(const struct zr_finish *f, int32_t rank)
 
 /* Writes the scalars and the outcome. sum: of all norms; other: the first rank that differs, -1 for none;
  * save_written: the least over ranks. */
-ZR_ANYWHERE void zr_finish_write(const struct zr_finish *f, const struct zr_exact_sum *sum, int32_t other,
-                                 int64_t save_written)
+ZR_HOST_DEVICE void zr_finish_write(const struct zr_finish *f, const struct zr_exact_sum *sum, int32_t other,
+                                    int64_t save_written)
 {
     const struct zr_step_record *own = zr_finish_record(f, f->rank);
     struct zr_step_outcome out;

@@ -88,8 +88,8 @@ enum zr_action_kind {
                             last one of such a unit, and every gradient is */
     ZR_ACT_KEEP_PARAM,   /* compute waits for the parameters of unit in slot and copies them to where all are;
                             is   done with the slot then (record it) */
-    ZR_ACT_FIRST_CARRIED, /* kinds from here on are carried out by the loop */
-    ZR_ACT_GATHER = ZR_ACT_FIRST_CARRIED,
+    ZR_ACT_FIRST_ISSUED, /* kinds from here on are carried out by the loop */
+    ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     ZR_ACT_SET_ASIDE, /* of a unit that is summed in place: the sum so far goes to memory of its own, and the
                          gradient place may be written again */
     ZR_ACT_DROP_SUMS, /* the step is dropped: no sum in place is used, and each of those gradients is as free

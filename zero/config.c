@@ -176,7 +176,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 }
 
 /* The update divides by the root of the second moment, which is 0 until a weight has had a gradient. */
-static void tell_zero_eps(const struct zr_config *c)
+static void report_zero_eps(const struct zr_config *c)
 {
     enum zr_optimizer kind = c->options.optimizer;
     if (kind && c->options.hyper[kind].eps == 0 && zr_optimizer_kind(kind)->eps_divides)
@@ -197,7 +197,7 @@ static int resolve(const struct zero_config *user, bool has_log, struct zr_confi
         return err;
     }
     c.options = resolve_fields(&c.user);
-    tell_zero_eps(&c);
+    report_zero_eps(&c);
     c.options.log = c.log;
     c.options.order = c.order;
     c.options.n_order = c.user.n_order;

@@ -35,14 +35,14 @@ struct zero_ctx {
     int64_t n_saves;              /* begun */
     /* The last that all ranks know to be on the disk; "": none. */
     char saved_path[ZR_PATH_BYTES];
-    bool told_unequal_buffers;
+    bool reported_unequal_buffers;
     int64_t n_micro;          /* micro-batches of all ranks, in all steps */
     unsigned char *user_data; /* the program's own, for the next save or of the last load */
     int64_t n_user_data;
     struct zr_rank_data *rank_data; /* this rank's own, for the next save; NULL: none */
     struct zr_loaded_ranks *loaded; /* what the checkpoint loaded last has of ranks; NULL: nothing was */
-    bool rank_data_set, told_no_rank_data; /* since then */
-    struct zero_ctx *next_left;            /* of those that a forked child has let go */
+    bool rank_data_set, reported_no_rank_data; /* since then */
+    struct zero_ctx *next_left;                /* of those that a forked child has let go */
     void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
                        fail for want of memory */
 };

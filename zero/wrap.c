@@ -114,7 +114,7 @@ static int connect_ranks(struct zero_ctx *z)
 }
 
 /* "during all_gather seq 12 unit 3", or after it; "" where no communicator can tell. */
-static void tell_when(const struct zero_ctx *z, char *text, size_t n_text)
+static void report_when(const struct zero_ctx *z, char *text, size_t n_text)
 {
     struct zr_comm *const comm[] = {z->gather, z->reduce};
     char last[96];
@@ -132,7 +132,7 @@ static void on_lost(void *arg, int rank, const char *why)
 {
     struct zero_ctx *z = arg;
     char text[512], when[112];
-    tell_when(z, when, sizeof when);
+    report_when(z, when, sizeof when);
     snprintf(text, sizeof text, "rank %d was lost%s: %s", rank, when, why);
     zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
 }
@@ -140,11 +140,11 @@ static void on_lost(void *arg, int rank, const char *why)
 static void on_failed(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
-    zr_engine_hear(&z->engine, code, text);
+    zr_engine_remote_failure(&z->engine, code, text);
 }
 
 /* A rank of NCCL sees of another's failure that a collective does not end: it hears of it here. */
-static void tell_ranks(void *arg, int code, const char *text)
+static void report_ranks(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
     if (z->rendezvous)
@@ -205,7 +205,7 @@ static int open_engine(struct zero_ctx *z)
                                     .plan = z->plan,
                                     .opt = &z->config.options,
                                     .loop = z->loop,
-                                    .on_fail = tell_ranks,
+                                    .on_fail = report_ranks,
                                     .on_fail_arg = z,
                                     .native_stream = z->config.user.stream};
     int err = zr_engine_open(&z->engine, &parts);
@@ -284,7 +284,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     snprintf(text, sizeof text, "%s", zr_error_text());
     int loop_err = 0;
     if (z->world.world > 1 || backend == ZERO_BACKEND_SHM || backend == ZERO_BACKEND_NCCL)
-        loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_carry, &z->engine, &z->loop);
+        loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, &z->engine, &z->loop);
     if (z->loop) {
         zr_loop_ask(z->loop, zr_engine_is_ready);
         loop_err = connect_ranks(z);
@@ -306,7 +306,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
 }
 
 /* What cfg.grad_in_place came to. */
-static void tell_how_gradients_add_up(struct zero_ctx *z)
+static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
     if (!o->grad_in_place || o->grad_accum_steps == 1 || o->stage > 1)
@@ -321,7 +321,7 @@ static void tell_how_gradients_add_up(struct zero_ctx *z)
 }
 
 /* Right only where the model's kernels run there, which cannot be seen. */
-static void tell_default_stream(struct zero_ctx *z)
+static void report_default_stream(struct zero_ctx *z)
 {
     if (z->config.user.device == ZERO_DEVICE_CUDA && !z->config.user.stream)
         zr_warn(
@@ -333,7 +333,7 @@ static void tell_default_stream(struct zero_ctx *z)
 
 /* Stage 3 with nothing sharded costs brackets and saves no memory: likely a launcher that was forgotten, or a
  * budget that is larger than the model. */
-static void tell_residents(const struct zero_ctx *z)
+static void report_residents(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
     struct zr_log *log = z->config.options.log;
@@ -358,7 +358,7 @@ static void tell_residents(const struct zero_ctx *z)
 }
 
 /* Which optimizer has what, where there is more than one. */
-static void tell_optimizers(const struct zero_ctx *z)
+static void report_optimizers(const struct zero_ctx *z)
 {
     const struct zr_layout *l = z->layout;
     int32_t n_tensors[ZR_OPTIMIZER_COUNT] = {0};
@@ -405,16 +405,16 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
-    tell_residents(z);
-    tell_optimizers(z);
-    tell_how_gradients_add_up(z);
-    tell_default_stream(z);
+    report_residents(z);
+    report_optimizers(z);
+    report_how_gradients_add_up(z);
+    report_default_stream(z);
     *out = z;
     return 0;
 }
 
 /* Gradients that no zero_step has used. */
-static void tell_unused_gradients(const struct zero_ctx *z)
+static void report_unused_gradients(const struct zero_ctx *z)
 {
     if (zr_core_between_steps(z->engine.core))
         return;
@@ -452,7 +452,7 @@ int zero_unwrap(zero_ctx **z)
     snprintf(text, sizeof text, "%s", zr_error_text());
     int err = zr_engine_check(&ctx->engine);
     if (!err) {
-        tell_unused_gradients(ctx);
+        report_unused_gradients(ctx);
         zr_engine_called(&ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
         err = zr_engine_barrier(&ctx->engine);
     }

@@ -105,13 +105,13 @@ extern const struct gpt2_attention gpt2_attention_cuda;
 
 /* gelu(x) = x/2 * (1 + tanh(u)) = x * gate, where gate = 1 / (1 + e^(-2u)) and this is
  * u = sqrt(2/pi) * (x + 0.044715 x^3). */
-GPT2_ANYWHERE float gpt2_gelu_u(float x)
+GPT2_HOST_DEVICE float gpt2_gelu_u(float x)
 {
     return GPT2_SQRT_2_OVER_PI * (x + GPT2_GELU_CUBIC * x * x * x);
 }
 
 /* The derivative of gelu at x. */
-GPT2_ANYWHERE float gpt2_gelu_slope(float x, float gate)
+GPT2_HOST_DEVICE float gpt2_gelu_slope(float x, float gate)
 {
     float du = GPT2_SQRT_2_OVER_PI * (1.0f + 3.0f * GPT2_GELU_CUBIC * x * x);
     return gate + 2.0f * x * gate * (1.0f - gate) * du;

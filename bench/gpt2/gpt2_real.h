@@ -13,9 +13,9 @@
 #include <string.h>
 
 #ifdef __CUDACC__ /* for the host and the GPU */
-#define GPT2_ANYWHERE static inline __host__ __device__
+#define GPT2_HOST_DEVICE static inline __host__ __device__
 #else
-#define GPT2_ANYWHERE static inline
+#define GPT2_HOST_DEVICE static inline
 #endif
 
 #ifdef GPT2_BF16
@@ -26,7 +26,7 @@ typedef uint16_t real; /* the upper half of a float's bits */
 #define GPT2_GEMM_DTYPE ZR_BF16
 #define GPT2_NAME(name) name##_bf16
 
-GPT2_ANYWHERE float to_float(real x)
+GPT2_HOST_DEVICE float to_float(real x)
 {
     uint32_t bits = (uint32_t)x << 16;
     float f;
@@ -35,7 +35,7 @@ GPT2_ANYWHERE float to_float(real x)
 }
 
 /* Round to nearest, ties to even; a NaN stays a NaN. */
-GPT2_ANYWHERE real from_float(float f)
+GPT2_HOST_DEVICE real from_float(float f)
 {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
@@ -51,12 +51,12 @@ typedef float real;
 #define GPT2_GEMM_DTYPE ZR_F32
 #define GPT2_NAME(name) name##_f32
 
-GPT2_ANYWHERE float to_float(real x)
+GPT2_HOST_DEVICE float to_float(real x)
 {
     return x;
 }
 
-GPT2_ANYWHERE real from_float(float f)
+GPT2_HOST_DEVICE real from_float(float f)
 {
     return f;
 }

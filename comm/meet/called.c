@@ -31,8 +31,8 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
         snprintf(text, ZR_CALLED_CHARS, "%s in step %u", name, c->step);
 }
 
-void zr_called_tell(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                    char text[ZR_CALLED_BOTH_CHARS])
+void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                      char text[ZR_CALLED_BOTH_CHARS])
 {
     char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS];
     zr_called_describe(a, of_a);

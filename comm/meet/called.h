@@ -85,8 +85,8 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 /* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every
  * rank must make the same calls, in the same order" */
 #define ZR_CALLED_BOTH_CHARS 384
-void zr_called_tell(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                    char text[ZR_CALLED_BOTH_CHARS]);
+void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
+                      char text[ZR_CALLED_BOTH_CHARS]);
 
 /* Any thread; what is put meanwhile may be left out. */
 void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);

@@ -23,7 +23,7 @@ enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
 {
     const size_t head = sizeof r->head;
     r->n_in += n;
-    /* Its first bytes are all that a stranger may ever say. */
+    /* Its first bytes are all that a unidentified connection may ever say. */
     if (r->n_in >= sizeof r->head.magic && r->head.magic != ZR_FRAME_MAGIC)
         return ZR_FRAME_STRANGE;
     if (r->n_in < head)

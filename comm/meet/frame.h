@@ -24,7 +24,7 @@ enum zr_frame_type {
     ZR_FRAME_ACCEPT,    /* 0 -> rank: you are one of us; payload: rank 0's proof */
     ZR_FRAME_READY,     /* 0 -> rank: everyone is here */
     ZR_FRAME_REFUSE,    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message.
-                           To a stranger without any payload */
+                           To a unidentified connection without any payload */
     ZR_FRAME_GIVE,      /* rank -> 0: my blob of an exchange */
     ZR_FRAME_ALL,       /* 0 -> rank: everyone's, in rank order */
     ZR_FRAME_FAIL,      /* what we were doing failed; about: the code, payload: the message */

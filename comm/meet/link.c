@@ -49,10 +49,10 @@ void zr_link_drop(struct zr_link *l)
 
 static void end(struct zr_link *l, int code, const char *why)
 {
-    bool tell = !l->finishing && !uv_is_closing((uv_handle_t *)&l->tcp);
-    if (tell)
+    bool report = !l->finishing && !uv_is_closing((uv_handle_t *)&l->tcp);
+    if (report)
         l->calls->on_end(l, code, why);
-    if (!tell || !l->finishing)
+    if (!report || !l->finishing)
         zr_link_drop(l);
 }
 

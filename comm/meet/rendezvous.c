@@ -1,10 +1,10 @@
 /* rendezvous.c: how ranks meet, exchange blobs before any communicator exists, and part (see rendezvous.h and
- * star.h).
+ * hub.h).
  *
  * The blocking calls run the caller's loop until what they wait for is there, something failed or the time is
  * over. Ranks other than 0 wait a little longer than they are told: rank 0 knows who is missing, and its
  * message should be the one seen. */
-#include "comm/meet/star.h"
+#include "comm/meet/hub.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static int list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struc
 
 static bool has_not_come(const struct zr_rendezvous *r, int rank)
 {
-    return r->seats[rank].state == ZR_SEAT_EMPTY;
+    return r->members[rank].state == ZR_MEMBER_EMPTY;
 }
 
 static void late_to_meet(struct zr_rendezvous *r)
@@ -88,12 +88,12 @@ static void late_to_meet(struct zr_rendezvous *r)
     if (r->w.rank == 0) {
         char who[256];
         int n = list_ranks(r, has_not_come, who, sizeof who);
-        zr_star_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s:%d in %lld ms: %s%s%s", n,
-                     r->w.world, r->w.host, r->w.port, (long long)r->timeout_ms, who, because, r->trouble);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s:%d in %lld ms: %s%s%s", n,
+                    r->w.world, r->w.host, r->w.port, (long long)r->timeout_ms, who, because, r->trouble);
     } else {
-        zr_star_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s%s%s", r->w.rank,
-                     (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble, before,
-                     r->trouble_before);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s%s%s", r->w.rank,
+                    (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble, before,
+                    r->trouble_before);
     }
 }
 
@@ -127,15 +127,15 @@ static void stay_to_refuse(struct zr_rendezvous *r)
 
 static int meet(struct zr_rendezvous *r)
 {
-    zr_star_start(r);
+    zr_hub_start(r);
     int err = run_until(r, all_here, late_to_meet);
     if (r->w.rank != 0)
         return err;
     if (!err)
-        zr_star_seal(r);
+        zr_hub_seal(r);
     for (int i = 1; i < r->w.world && !err; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE)
-            err = zr_star_send(r, i, ZR_FRAME_READY, NULL, 0);
+        if (r->members[i].state == ZR_MEMBER_HERE)
+            err = zr_hub_send(r, i, ZR_FRAME_READY, NULL, 0);
     if (err)
         stay_to_refuse(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
@@ -143,8 +143,8 @@ static int meet(struct zr_rendezvous *r)
 
 static void on_report(uv_async_t *a)
 {
-    zr_star_send_report(a->data, false);
-    zr_star_compare(a->data);
+    zr_hub_send_report(a->data, false);
+    zr_hub_compare(a->data);
 }
 
 static int open_handles(struct zr_rendezvous *r)
@@ -168,10 +168,10 @@ static int open_handles(struct zr_rendezvous *r)
 static void free_memory(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++)
-        free(r->seats[i].given);
-    zr_star_forget_comparison(r);
+        free(r->members[i].given);
+    zr_hub_forget_comparison(r);
     free(r->all);
-    free(r->seats);
+    free(r->members);
     uv_mutex_destroy(&r->report_lock);
     free(r);
 }
@@ -191,10 +191,10 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
                        (long long)timeout_ms);
     struct zr_rendezvous *r = calloc(1, sizeof *r);
     if (r)
-        r->seats = calloc((size_t)w->world, sizeof *r->seats);
-    if (!r || !r->seats || uv_mutex_init(&r->report_lock)) {
+        r->members = calloc((size_t)w->world, sizeof *r->members);
+    if (!r || !r->members || uv_mutex_init(&r->report_lock)) {
         if (r)
-            free(r->seats);
+            free(r->members);
         free(r);
         return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for %d ranks", w->world);
     }
@@ -225,7 +225,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
 
 static bool has_not_given(const struct zr_rendezvous *r, int rank)
 {
-    return !r->seats[rank].gave;
+    return !r->members[rank].gave;
 }
 
 static void late_to_exchange(struct zr_rendezvous *r)
@@ -233,18 +233,18 @@ static void late_to_exchange(struct zr_rendezvous *r)
     if (r->w.rank == 0) {
         char who[256];
         int n = list_ranks(r, has_not_given, who, sizeof who);
-        zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: %d of %d ranks did not come in %lld ms: %s", n, r->w.world,
-                     (long long)r->timeout_ms, who);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: %d of %d ranks did not come in %lld ms: %s", n, r->w.world,
+                    (long long)r->timeout_ms, who);
     } else {
-        zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank 0", r->w.rank,
-                     (long long)r->timeout_ms);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank 0", r->w.rank,
+                    (long long)r->timeout_ms);
     }
 }
 
 static bool all_given(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (!r->seats[i].gave)
+        if (!r->members[i].gave)
             return false;
     return true;
 }
@@ -257,16 +257,16 @@ static bool has_all(const struct zr_rendezvous *r)
 static bool all_sent(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE && r->seats[i].link &&
-            uv_stream_get_write_queue_size((const uv_stream_t *)&r->seats[i].link->tcp) > 0)
+        if (r->members[i].state == ZR_MEMBER_HERE && r->members[i].link &&
+            uv_stream_get_write_queue_size((const uv_stream_t *)&r->members[i].link->tcp) > 0)
             return false;
     return true;
 }
 
 static void late_to_send(struct zr_rendezvous *r)
 {
-    zr_star_fail(r, ZR_ERR_TIMEOUT, "exchange: a rank did not take the result in %lld ms",
-                 (long long)r->timeout_ms);
+    zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: a rank did not take the result in %lld ms",
+                (long long)r->timeout_ms);
 }
 
 /* Puts the blobs together and makes room for the next ones: a fast rank may send its next while a slow one
@@ -276,28 +276,28 @@ static int collect(struct zr_rendezvous *r, const void *mine, size_t n, char *al
     int err = 0;
     memcpy(all, mine, n);
     for (int i = 1; i < r->w.world; i++) {
-        struct zr_seat *seat = &r->seats[i];
-        if (seat->n_given == n)
-            memcpy(all + (size_t)i * n, seat->given, n);
+        struct zr_member *member = &r->members[i];
+        if (member->n_given == n)
+            memcpy(all + (size_t)i * n, member->given, n);
         else
-            err = zr_star_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", i,
-                               seat->n_given, n);
-        free(seat->given);
-        seat->given = NULL;
-        seat->gave = false;
+            err = zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", i,
+                              member->n_given, n);
+        free(member->given);
+        member->given = NULL;
+        member->gave = false;
     }
     return err;
 }
 
 static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
-    zr_star_expect(r, n);
+    zr_hub_expect(r, n);
     int err = r->code ? r->code : run_until(r, all_given, late_to_exchange);
-    zr_star_expect(r, 0);
+    zr_hub_expect(r, 0);
     if (!err)
         err = collect(r, mine, n, all);
     for (int i = 1; i < r->w.world && !err; i++)
-        err = zr_star_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
+        err = zr_hub_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
     /* Nobody may run this loop for a while, so what does not fit the sockets' buffers goes now. Whoever has
      * the result may leave meanwhile, and that is no failure of this exchange. */
     r->phase = ZR_PHASE_IDLE;
@@ -308,14 +308,14 @@ static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t 
 
 static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
-    zr_star_expect(r, n * (size_t)r->w.world);
-    (void)zr_star_send(r, 0, ZR_FRAME_GIVE, mine, n);
+    zr_hub_expect(r, n * (size_t)r->w.world);
+    (void)zr_hub_send(r, 0, ZR_FRAME_GIVE, mine, n);
     int err = run_until(r, has_all, late_to_exchange);
-    zr_star_expect(r, 0);
+    zr_hub_expect(r, 0);
     if (!err && r->n_all != n * (size_t)r->w.world)
-        err = zr_star_fail(r, ZR_ERR_MISMATCH,
-                           "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each",
-                           r->n_all, r->w.world, r->w.rank, n);
+        err = zr_hub_fail(r, ZR_ERR_MISMATCH,
+                          "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each", r->n_all,
+                          r->w.world, r->w.rank, n);
     if (!err)
         memcpy(all, r->all, r->n_all);
     free(r->all);
@@ -336,7 +336,7 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
         memcpy(all, mine, n);
         return 0;
     }
-    if (r->code || zr_star_check(r))
+    if (r->code || zr_hub_check(r))
         return zr_fail(r->code, "%s", r->text);
     r->phase = ZR_PHASE_EXCHANGE;
     int err = r->w.rank == 0 ? exchange_as_center(r, mine, n, all) : exchange_as_ray(r, mine, n, all);
@@ -349,7 +349,7 @@ int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
     char text[sizeof r->text];
     snprintf(text, sizeof text, "%s", zr_error_text());
     if (r->w.world > 1 && !r->detached && !r->closing)
-        zr_star_fail_all(r, code, text);
+        zr_hub_fail_all(r, code, text);
     return zr_fail(code, "%s", text);
 }
 
@@ -357,7 +357,7 @@ int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
 
 static void on_detached(uv_timer_t *t)
 {
-    zr_star_tell_untold(t->data);
+    zr_hub_report_unreported(t->data);
 }
 
 void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, int rank, const char *why),
@@ -388,7 +388,7 @@ void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
 
 void zr_rendezvous_close(struct zr_rendezvous *r)
 {
-    zr_star_close(r);
+    zr_hub_close(r);
 }
 
 void zr_rendezvous_free(struct zr_rendezvous *r)
@@ -397,8 +397,8 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
         return;
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    zr_star_close(r);
-    while (!zr_star_closed(r))
+    zr_hub_close(r);
+    while (!zr_hub_closed(r))
         uv_run(r->loop, UV_RUN_ONCE);
     zr_sigpipe_release(&hold);
     free_memory(r);

@@ -1,7 +1,7 @@
 /* rendezvous.h: how ranks find each other, exchange small blobs before any communicator exists, and later
  * learn of a rank's death or failure.
  *
- * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a star). The sockets stay
+ * Rank 0 listens on TCP; the others connect; every message goes through rank 0 (a hub). The sockets stay
  * open while the context lives and are its failure channel: a socket that closes without a goodbye is a lost
  * rank, and rank 0 tells the others; a rank that cannot go on says so before it leaves. All on one libuv loop
  * given by the caller. Before zr_rendezvous_detach the blocking calls run that loop on the calling thread;

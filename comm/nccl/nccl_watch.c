@@ -227,12 +227,12 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
 /* With the lock held: a failure that was found here, and not by whoever asks. */
 static void found(struct zr_nccl *m, int code, const char *text)
 {
-    char told[ZR_NCCL_TEXT + 64];
+    char reported[ZR_NCCL_TEXT + 64];
     if (atomic_load(&m->code))
         return;
     keep_failure(m, code, text);
-    snprintf(told, sizeof told, "%s (found by rank %d)", text, m->pair->rank);
-    zr_rendezvous_report(m->pair->rdv, code, told);
+    snprintf(reported, sizeof reported, "%s (found by rank %d)", text, m->pair->rank);
+    zr_rendezvous_report(m->pair->rdv, code, reported);
 }
 
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)

@@ -76,9 +76,9 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
     }
     if (m->mapped && m->peer[m->base.rank].head->abort_code == 0)
         write_abort(m, m->found_by);
-    bool tell = first && m->mapped;
+    bool report = first && m->mapped;
     pthread_mutex_unlock(&m->lock);
-    if (tell)
+    if (report)
         zr_shm_wake_all(m);
     return atomic_load(&m->code);
 }
@@ -110,10 +110,10 @@ static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
 /* A rank's calls, in that communicator of the pair which is told of them. */
 static const struct zr_called_ring *calls_of(const struct zr_shm *m, int rank)
 {
-    const struct zr_shm *told = m;
+    const struct zr_shm *reported = m;
     if (!atomic_load(&m->peer[m->base.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
-        told = m->pair;
-    return &told->peer[rank].head->called;
+        reported = m->pair;
+    return &reported->peer[rank].head->called;
 }
 
 /* Did this rank's program and that of `rank` make other calls? Then that is what went wrong, and said. */
@@ -123,7 +123,7 @@ static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int ra
     char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
     if (!zr_called_differ(calls_of(m, m->base.rank), calls_of(m, rank), &own, &other))
         return false;
-    zr_called_tell(rank, &other, m->base.rank, &own, calls);
+    zr_called_report(rank, &other, m->base.rank, &own, calls);
     zr_shm_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
     zr_shm_fail(m, ZR_ERR_MISMATCH, m->base.rank, text);

@@ -16,7 +16,7 @@ enum { ZR_SIM_MOST_RANKS = 1024 };
 struct zr_sim_part {
     bool here;
     struct zr_stream *stream;
-    struct zr_stamp *entry; /* the stream's clock when it came */
+    struct zr_vclock *entry; /* the stream's clock when it came */
     struct zr_gather_seg *gather;
     struct zr_reduce_seg *reduce;
     enum zr_op op;

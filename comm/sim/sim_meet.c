@@ -10,7 +10,7 @@
 void zr_sim_part_free(struct zr_sim_meeting *m, int rank)
 {
     struct zr_sim_part *p = &m->part[rank];
-    zr_stamp_drop(p->entry);
+    zr_vclock_drop(p->entry);
     free(p->gather);
     free(p->reduce);
     p->entry = NULL;
@@ -117,12 +117,12 @@ static bool agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 
 static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool entries)
 {
-    struct zr_stamp *all = zr_stamp_new(d->rec);
+    struct zr_vclock *all = zr_vclock_new(d->rec);
     for (int r = 0; r < d->n; r++)
-        zr_stamp_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
+        zr_vclock_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
     for (int r = 0; r < d->n; r++)
         zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), all);
-    zr_stamp_drop(all);
+    zr_vclock_drop(all);
 }
 
 /* Everyone is here. */
@@ -186,7 +186,7 @@ static bool start(void *arg, struct zr_stream *s)
     struct zr_sim_part *p = &m->part[rank];
     p->here = true;
     p->stream = s;
-    p->entry = zr_stamp_hold(zr_sim_line_of(s));
+    p->entry = zr_vclock_hold(zr_sim_line_of(s));
     m->n_here++;
     if (d->code)
         return true;

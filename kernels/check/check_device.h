@@ -39,9 +39,9 @@ void zr_check_remove(struct zr_check *c, const void *at);
 void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step);
 /* The calling thread hands something over to another: what it knows goes with it. Given back by zr_check_take
  * or zr_check_drop; NULL where the check has stopped. */
-struct zr_stamp *zr_check_hand(struct zr_check *c);
+struct zr_vclock *zr_check_hand(struct zr_check *c);
 /* The calling thread is the loop's (loop: from now on) and was handed something. */
-void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop);
+void zr_check_take(struct zr_check *c, struct zr_vclock *known, bool loop);
 /* Something that the program itself does on a stream of the device's: no more than a record of it. */
 void zr_check_compute(struct zr_check *c, struct zr_stream *s, const char *name, const struct zr_access *a);
 /* A thread of the program reads memory once the work on s so far is done; and: the calling thread knows it to

@@ -2,7 +2,7 @@
  *
  *   check_device.c  the device: memory and operations, and what was found
  *   check_stream.c  streams and events: which orders what
- *   check_told.c    what the check is told, since no call of the device says it
+ *   check_reported.c    what the check is told, since no call of the device says it
  *
  * Each call is recorded under one lock, then passed on without it: what is beneath may block. */
 #ifndef ZR_KERNELS_CHECK_DEVICE_INSIDE_H
@@ -35,7 +35,7 @@ struct zr_stream {
 struct zr_event {
     struct zr_check *check;
     struct zr_event *inner;
-    struct zr_stamp *stamp; /* of the latest record; NULL: none */
+    struct zr_vclock *stamp; /* of the latest record; NULL: none */
 };
 
 static inline struct zr_check *zr_check_of(struct zr_device *dev)

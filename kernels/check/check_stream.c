@@ -77,29 +77,29 @@ void zr_check_stream_close(struct zr_stream *s)
 }
 
 /* Who was waited for has done what it had done when the waiting began. */
-static struct zr_stamp *hold(struct zr_check *c, struct zr_stamp *const *now)
+static struct zr_vclock *hold(struct zr_check *c, struct zr_vclock *const *now)
 {
     pthread_mutex_lock(&c->lock);
-    struct zr_stamp *s = *now;
+    struct zr_vclock *s = *now;
     if (s)
         s->refs++;
     pthread_mutex_unlock(&c->lock);
     return s;
 }
 
-static void join_host(struct zr_check *c, struct zr_stamp *known, bool done)
+static void join_host(struct zr_check *c, struct zr_vclock *known, bool done)
 {
     pthread_mutex_lock(&c->lock);
     if (done)
         zr_line_join(&c->rec, zr_check_host_line(c), known);
-    zr_stamp_drop(known);
+    zr_vclock_drop(known);
     pthread_mutex_unlock(&c->lock);
 }
 
 int zr_check_stream_sync(struct zr_stream *s)
 {
     struct zr_check *c = s->check;
-    struct zr_stamp *known = hold(c, &s->line->stamp);
+    struct zr_vclock *known = hold(c, &s->line->stamp);
     int err = c->inner->ops->stream_sync(s->inner);
     join_host(c, known, !err);
     return err;
@@ -139,7 +139,7 @@ void zr_check_event_close(struct zr_event *e)
         return;
     e->check->inner->ops->event_close(e->inner);
     pthread_mutex_lock(&e->check->lock);
-    zr_stamp_drop(e->stamp);
+    zr_vclock_drop(e->stamp);
     pthread_mutex_unlock(&e->check->lock);
     free(e);
 }
@@ -151,8 +151,8 @@ int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
     if (err)
         return err;
     struct zr_line *l = zr_check_issue(s, "record");
-    zr_stamp_drop(e->stamp);
-    e->stamp = zr_stamp_hold(l);
+    zr_vclock_drop(e->stamp);
+    e->stamp = zr_vclock_hold(l);
     zr_check_issued(s);
     return 0;
 }
@@ -167,7 +167,7 @@ int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e)
 
 int zr_check_event_sync(struct zr_event *e)
 {
-    struct zr_stamp *known = hold(e->check, &e->stamp);
+    struct zr_vclock *known = hold(e->check, &e->stamp);
     int err = e->check->inner->ops->event_sync(e->inner);
     join_host(e->check, known, !err);
     return err;
@@ -175,7 +175,7 @@ int zr_check_event_sync(struct zr_event *e)
 
 int zr_check_event_query(struct zr_event *e)
 {
-    struct zr_stamp *known = hold(e->check, &e->stamp);
+    struct zr_vclock *known = hold(e->check, &e->stamp);
     int done = e->check->inner->ops->event_query(e->inner);
     join_host(e->check, known, done == 1);
     return done;

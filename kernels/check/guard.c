@@ -230,7 +230,7 @@ static void delist(struct zr_guard *g)
     pthread_mutex_unlock(&guards.lock);
 }
 
-int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*tell)(void *arg), void *arg,
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(void *arg), void *arg,
                   struct zr_guard **out)
 {
     *out = NULL;
@@ -257,7 +257,7 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*tell)(vo
         r->at = at + size + g->page + size - up(want[i].bytes, want[i].align);
         at += 3 * size + 2 * g->page;
     }
-    int err = tell ? zr_reporter_open(tell, arg, &g->reporter) : 0;
+    int err = report ? zr_reporter_open(report, arg, &g->reporter) : 0;
     if (!err)
         err = enlist(g);
     if (err) {

@@ -39,7 +39,7 @@ struct zr_guard_region {
 /* n regions, all closed. tell(arg), unless NULL, runs on a thread of its own after the first forbidden touch,
  * while the thread that touched waits, 2 s at most. ZR_ERR_NOMEM where address space or the number of guards
  * in the process (64) runs out, ZR_ERR_SYSTEM without a handler or a thread. */
-int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*tell)(void *arg), void *arg,
+int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(void *arg), void *arg,
                   struct zr_guard **out);
 void zr_guard_close(struct zr_guard *g); /* NULL is allowed */
 char *zr_guard_at(const struct zr_guard *g, int32_t region);

@@ -21,9 +21,9 @@ enum { WAIT_MS = 2000 };
 struct zr_reporter {
     pthread_t thread;
     pid_t process;
-    int wake, told; /* told: readable for ever once it is */
+    int wake, reported; /* told: readable for ever once it is */
     _Atomic bool asked, done, gave_up;
-    void (*tell)(void *arg);
+    void (*report)(void *arg);
     void *arg;
 };
 
@@ -43,9 +43,9 @@ static void *reporter_main(void *arg)
     while (read(r->wake, &n, sizeof n) < 0 && errno == EINTR)
         ;
     if (atomic_load(&r->asked)) {
-        r->tell(r->arg);
+        r->report(r->arg);
         atomic_store(&r->done, true);
-        post(r->told);
+        post(r->reported);
     }
     return NULL;
 }
@@ -69,7 +69,7 @@ void zr_report_wait(struct zr_reporter *r)
         return;
     int64_t end = now_ms() + WAIT_MS, left = WAIT_MS;
     int n = 0;
-    while (left > 0 && (n = poll(&(struct pollfd){.fd = r->told, .events = POLLIN}, 1, (int)left)) < 0 &&
+    while (left > 0 && (n = poll(&(struct pollfd){.fd = r->reported, .events = POLLIN}, 1, (int)left)) < 0 &&
            errno == EINTR)
         left = end - now_ms();
     if (n <= 0 || !atomic_load(&r->done))
@@ -80,26 +80,26 @@ static void free_reporter(struct zr_reporter *r)
 {
     if (r->wake >= 0)
         close(r->wake);
-    if (r->told >= 0)
-        close(r->told);
+    if (r->reported >= 0)
+        close(r->reported);
     free(r);
 }
 
-int zr_reporter_open(void (*tell)(void *arg), void *arg, struct zr_reporter **out)
+int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out)
 {
     *out = NULL;
     struct zr_reporter *r = calloc(1, sizeof *r);
     if (!r)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a guard's reporter");
     r->process = getpid();
-    r->tell = tell;
+    r->report = report;
     r->arg = arg;
     r->wake = eventfd(0, EFD_CLOEXEC);
-    r->told = eventfd(0, EFD_CLOEXEC);
+    r->reported = eventfd(0, EFD_CLOEXEC);
     sigset_t mask, old;
     zr_thread_signals(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, &old);
-    int err = r->wake < 0 || r->told < 0 ? errno : pthread_create(&r->thread, NULL, reporter_main, r);
+    int err = r->wake < 0 || r->reported < 0 ? errno : pthread_create(&r->thread, NULL, reporter_main, r);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (err) {
         free_reporter(r);

@@ -10,7 +10,7 @@
 struct zr_reporter;
 
 /* tell(arg) runs on the thread, once at most, when it was asked for. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
-int zr_reporter_open(void (*tell)(void *arg), void *arg, struct zr_reporter **out);
+int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out);
 /* Waits for a tell under way. NULL is allowed. */
 void zr_reporter_close(struct zr_reporter *r);
 

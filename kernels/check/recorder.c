@@ -15,7 +15,7 @@ int zr_recorder_open(struct zr_recorder *r, int32_t n_lines)
     r->cap_infos = FIRST_INFOS;
     bool ok = r->lines && r->infos;
     for (int32_t i = 0; ok && i < n_lines; i++) {
-        r->lines[i] = (struct zr_line){.id = i, .name = "", .unit = -1, .stamp = zr_stamp_new(r)};
+        r->lines[i] = (struct zr_line){.id = i, .name = "", .unit = -1, .stamp = zr_vclock_new(r)};
         ok = r->lines[i].stamp != NULL;
     }
     if (ok)
@@ -28,7 +28,7 @@ void zr_recorder_close(struct zr_recorder *r)
 {
     zr_shadow_close(r);
     for (int32_t i = 0; r->lines && i < r->n_lines; i++)
-        zr_stamp_drop(r->lines[i].stamp);
+        zr_vclock_drop(r->lines[i].stamp);
     free(r->lines);
     free(r->infos);
     *r = (struct zr_recorder){0};
@@ -46,33 +46,33 @@ void zr_report(struct zr_recorder *r, const char *fmt, ...)
 
 /* ---- clocks ---- */
 
-struct zr_stamp *zr_stamp_new(struct zr_recorder *r)
+struct zr_vclock *zr_vclock_new(struct zr_recorder *r)
 {
-    struct zr_stamp *s = r->broken ? NULL : calloc(1, sizeof *s + (size_t)r->n_lines * sizeof *s->at);
+    struct zr_vclock *s = r->broken ? NULL : calloc(1, sizeof *s + (size_t)r->n_lines * sizeof *s->at);
     r->broken |= !s;
     if (s)
         s->refs = 1;
     return s;
 }
 
-struct zr_stamp *zr_stamp_hold(struct zr_line *l)
+struct zr_vclock *zr_vclock_hold(struct zr_line *l)
 {
     if (l->stamp)
         l->stamp->refs++;
     return l->stamp;
 }
 
-void zr_stamp_drop(struct zr_stamp *s)
+void zr_vclock_drop(struct zr_vclock *s)
 {
     if (s && --s->refs == 0)
         free(s);
 }
 
-struct zr_stamp *zr_line_own(struct zr_recorder *r, struct zr_line *l)
+struct zr_vclock *zr_line_own(struct zr_recorder *r, struct zr_line *l)
 {
     if (r->broken || l->stamp->refs == 1)
         return r->broken ? NULL : l->stamp;
-    struct zr_stamp *copy = zr_stamp_new(r);
+    struct zr_vclock *copy = zr_vclock_new(r);
     if (!copy)
         return NULL;
     copy->now_ns = l->stamp->now_ns;
@@ -81,7 +81,7 @@ struct zr_stamp *zr_line_own(struct zr_recorder *r, struct zr_line *l)
     return l->stamp = copy;
 }
 
-void zr_stamp_join(struct zr_recorder *r, struct zr_stamp *into, const struct zr_stamp *s)
+void zr_vclock_join(struct zr_recorder *r, struct zr_vclock *into, const struct zr_vclock *s)
 {
     if (!into || !s)
         return;
@@ -90,7 +90,7 @@ void zr_stamp_join(struct zr_recorder *r, struct zr_stamp *into, const struct zr
     into->now_ns = s->now_ns > into->now_ns ? s->now_ns : into->now_ns;
 }
 
-void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_stamp *s)
+void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclock *s)
 {
     if (r->broken || !s || l->stamp == s)
         return;
@@ -98,7 +98,7 @@ void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_stam
     for (int32_t i = 0; !news && i < r->n_lines; i++)
         news = s->at[i] > l->stamp->at[i];
     if (news)
-        zr_stamp_join(r, zr_line_own(r, l), s);
+        zr_vclock_join(r, zr_line_own(r, l), s);
 }
 
 /* ---- what lines do ---- */
@@ -121,7 +121,7 @@ void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, c
 {
     if (r->broken || !more_infos(r))
         return;
-    struct zr_stamp *s = zr_line_own(r, l);
+    struct zr_vclock *s = zr_line_own(r, l);
     if (!s || ++s->at[l->id] == UINT32_MAX) { /* the clocks are full: no more can be said */
         r->broken = true;
         return;

@@ -26,7 +26,7 @@
 #include "kernels/device.h"
 
 /* A clock that others may hold on to. */
-struct zr_stamp {
+struct zr_vclock {
     int refs;
     int64_t now_ns;
     uint32_t at[]; /* (n_lines) */
@@ -36,8 +36,8 @@ struct zr_line {
     int32_t id;
     int rank; /* negative: of the other ranks, taken as one */
     const char *name;
-    struct zr_stamp *stamp; /* copied when somebody else holds it and it changes */
-    const char *during;     /* host threads: the action being taken; goes into what is issued */
+    struct zr_vclock *stamp; /* copied when somebody else holds it and it changes */
+    const char *during;      /* host threads: the action being taken; goes into what is issued */
     int32_t unit;
     uint32_t step;
     uint32_t info; /* of the operation under way */
@@ -75,13 +75,13 @@ void zr_report(struct zr_recorder *r, const char *fmt, ...) __attribute__((forma
 const struct zr_info *zr_info_at(const struct zr_recorder *r, uint32_t number);
 
 /* Clocks. Stamps may be NULL where a recorder is broken. */
-struct zr_stamp *zr_stamp_new(struct zr_recorder *r); /* at nothing; give it back with zr_stamp_drop */
-struct zr_stamp *zr_stamp_hold(struct zr_line *l);    /* the line's clock now; likewise */
-void zr_stamp_drop(struct zr_stamp *s);
-void zr_stamp_join(struct zr_recorder *r, struct zr_stamp *into, const struct zr_stamp *s);
-void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_stamp *s);
+struct zr_vclock *zr_vclock_new(struct zr_recorder *r); /* at nothing; give it back with zr_vclock_drop */
+struct zr_vclock *zr_vclock_hold(struct zr_line *l);    /* the line's clock now; likewise */
+void zr_vclock_drop(struct zr_vclock *s);
+void zr_vclock_join(struct zr_recorder *r, struct zr_vclock *into, const struct zr_vclock *s);
+void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclock *s);
 /* The line's clock, for changing it. NULL: broken. */
-struct zr_stamp *zr_line_own(struct zr_recorder *r, struct zr_line *l);
+struct zr_vclock *zr_line_own(struct zr_recorder *r, struct zr_line *l);
 /* A new operation on the line: the accesses that follow are its. */
 void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, const char *during,
                    int32_t unit, uint32_t step);

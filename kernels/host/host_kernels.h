@@ -5,9 +5,9 @@
 #ifndef ZR_KERNELS_HOST_KERNELS_H
 #define ZR_KERNELS_HOST_KERNELS_H
 
-#include "kernels/anywhere.h"
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
+#include "kernels/host_device_code.h"
 
 extern const struct zr_host_kernels zr_host_portable;
 extern const struct zr_host_kernels zr_host_avx2;

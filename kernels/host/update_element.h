@@ -3,8 +3,8 @@
  * Included after one: by body_update.h, where a word is a vector of the instruction set, and by
  * cuda_kernels.cu, where it is one float. Kind and variant are constants where it is called, so no branch is
  * left. */
-#include "kernels/anywhere.h"
 #include "kernels/device.h"
+#include "kernels/host_device_code.h"
 
 enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
 

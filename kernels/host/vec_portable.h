@@ -4,7 +4,7 @@
 #ifndef ZR_KERNELS_VEC_PORTABLE_H
 #define ZR_KERNELS_VEC_PORTABLE_H
 
-#include "kernels/anywhere.h"
+#include "kernels/host_device_code.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -13,55 +13,55 @@
 #define VEC_LANES 1
 typedef float vec;
 
-ZR_ANYWHERE vec vec_load(const float *p)
+ZR_HOST_DEVICE vec vec_load(const float *p)
 {
     return *p;
 }
 
-ZR_ANYWHERE void vec_store(float *p, vec v)
+ZR_HOST_DEVICE void vec_store(float *p, vec v)
 {
     *p = v;
 }
 
-ZR_ANYWHERE vec vec_set(float x)
+ZR_HOST_DEVICE vec vec_set(float x)
 {
     return x;
 }
 
-ZR_ANYWHERE vec vec_add(vec a, vec b)
+ZR_HOST_DEVICE vec vec_add(vec a, vec b)
 {
     return a + b;
 }
 
-ZR_ANYWHERE vec vec_sub(vec a, vec b)
+ZR_HOST_DEVICE vec vec_sub(vec a, vec b)
 {
     return a - b;
 }
 
-ZR_ANYWHERE vec vec_mul(vec a, vec b)
+ZR_HOST_DEVICE vec vec_mul(vec a, vec b)
 {
     return a * b;
 }
 
-ZR_ANYWHERE vec vec_div(vec a, vec b)
+ZR_HOST_DEVICE vec vec_div(vec a, vec b)
 {
     return a / b;
 }
 
-ZR_ANYWHERE vec vec_sqrt(vec a)
+ZR_HOST_DEVICE vec vec_sqrt(vec a)
 {
     return sqrtf(a);
 }
 
 /* Through memcpy: in a cast in place the same bytes are floats and bf16s. */
-ZR_ANYWHERE vec vec_load_any(const void *p)
+ZR_HOST_DEVICE vec vec_load_any(const void *p)
 {
     float x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-ZR_ANYWHERE void vec_store_any(void *p, vec v)
+ZR_HOST_DEVICE void vec_store_any(void *p, vec v)
 {
     memcpy(p, &v, sizeof v);
 }
@@ -69,7 +69,7 @@ ZR_ANYWHERE void vec_store_any(void *p, vec v)
 /* Not through memcpy: of two bytes that keeps the compiler from making vectors. */
 typedef uint16_t __attribute__((may_alias)) vec_half;
 
-ZR_ANYWHERE vec vec_load_bf16(const void *p)
+ZR_HOST_DEVICE vec vec_load_bf16(const void *p)
 {
     uint32_t bits = (uint32_t) * (const vec_half *)p << 16;
     float x;
@@ -77,7 +77,7 @@ ZR_ANYWHERE vec vec_load_bf16(const void *p)
     return x;
 }
 
-ZR_ANYWHERE void vec_store_bf16(void *p, vec v)
+ZR_HOST_DEVICE void vec_store_bf16(void *p, vec v)
 {
     uint32_t bits;
     memcpy(&bits, &v, sizeof bits);
@@ -89,7 +89,7 @@ ZR_ANYWHERE void vec_store_bf16(void *p, vec v)
 }
 
 /* The sum of squares of one block of 32, in the order device.h defines. */
-ZR_ANYWHERE double vec_block_squares(const float *x)
+ZR_HOST_DEVICE double vec_block_squares(const float *x)
 {
     double a[8];
     for (int j = 0; j < 8; j++) {
@@ -100,7 +100,7 @@ ZR_ANYWHERE double vec_block_squares(const float *x)
 }
 
 /* Copies bytes > 0. */
-ZR_ANYWHERE void vec_copy(void *dst, const void *src, int64_t bytes)
+ZR_HOST_DEVICE void vec_copy(void *dst, const void *src, int64_t bytes)
 {
     memcpy(dst, src, (size_t)bytes);
 }

@@ -32,7 +32,7 @@ struct zr_sim_op {
     const char *name, *during;
     int32_t unit;
     uint32_t step;
-    struct zr_stamp *issued;
+    struct zr_vclock *issued;
     struct zr_sim_record *record;
     struct zr_access *access;
     struct zr_sim_touch *touch;

@@ -11,7 +11,7 @@
 struct zr_sim_record {
     int refs;
     bool done;
-    struct zr_stamp *stamp; /* when done */
+    struct zr_vclock *stamp; /* when done */
     struct zr_stream *waiters;
 };
 
@@ -35,14 +35,14 @@ bool zr_sim_idle(const struct zr_stream *s)
 static void unref_record(struct zr_sim_record *r)
 {
     if (r && --r->refs == 0) {
-        zr_stamp_drop(r->stamp);
+        zr_vclock_drop(r->stamp);
         free(r);
     }
 }
 
 static void free_op(struct zr_sim *w, struct zr_sim_op *op)
 {
-    zr_stamp_drop(op->issued);
+    zr_vclock_drop(op->issued);
     unref_record(op->record);
     free(op->access);
     free(op->touch);
@@ -63,7 +63,7 @@ static void make_ready(struct zr_stream *s)
 static void complete(struct zr_sim_record *r, struct zr_line *l)
 {
     r->done = true;
-    r->stamp = zr_stamp_hold(l);
+    r->stamp = zr_vclock_hold(l);
     while (r->waiters) {
         struct zr_stream *s = r->waiters;
         r->waiters = s->next_waiter;
@@ -170,7 +170,7 @@ struct zr_sim_op *zr_sim_op_new(struct zr_stream *s, enum zr_sim_op_kind kind, c
     op->step = w->host->step;
     op->dst_type = op->src_type = ZR_F32;
     if (w->host != s->line)
-        op->issued = zr_stamp_hold(w->host);
+        op->issued = zr_vclock_hold(w->host);
     return op;
 }
 

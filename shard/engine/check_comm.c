@@ -65,8 +65,8 @@ static void others_read(struct checked *m, int64_t at, int64_t bytes)
         part(m, at, bytes, ZR_OTHERS_READ);
 }
 
-static void tell(struct checked *m, struct zr_stream *s, enum zr_op op, const struct zr_tag *tag, bool starts,
-                 bool ends)
+static void report(struct checked *m, struct zr_stream *s, enum zr_op op, const struct zr_tag *tag,
+                   bool starts, bool ends)
 {
     zr_check_collective(m->check, s, zr_op_name(op), tag->unit, tag->step, m->parts, m->n_parts, starts,
                         ends);
@@ -85,8 +85,8 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
                       const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    bool told = begin_parts(m, 4 * n_seg);
-    for (int i = 0; told && i < n_seg; i++) {
+    bool reported = begin_parts(m, 4 * n_seg);
+    for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
         int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
         int64_t from = g->src + c->rank * g->src_stride;
@@ -98,8 +98,8 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
         if (in_place)
             part(m, from + own, g->total_bytes - before - own, ZR_MINE_WRITE);
     }
-    if (told)
-        tell(m, s, ZR_OP_ALL_GATHER, tag, true, false);
+    if (reported)
+        report(m, s, ZR_OP_ALL_GATHER, tag, true, false);
     return m->inner->ops->all_gather(m->inner, zr_check_inner(s), seg, n_seg, tag);
 }
 
@@ -107,8 +107,8 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
                           const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    bool told = begin_parts(m, 4 * n_seg);
-    for (int i = 0; told && i < n_seg; i++) {
+    bool reported = begin_parts(m, 4 * n_seg);
+    for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
         part(m, g->src + before, own, ZR_MINE_READ);
@@ -116,8 +116,8 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
         others_read(m, g->src + before + own, g->total_bytes - before - own);
         part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
     }
-    if (told)
-        tell(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
+    if (reported)
+        report(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
     return m->inner->ops->reduce_scatter(m->inner, zr_check_inner(s), seg, n_seg, tag);
 }
 
@@ -125,15 +125,15 @@ static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
                      const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    bool told = begin_parts(m, 1);
+    bool reported = begin_parts(m, 1);
     bool mine = root == c->rank;
-    if (told && mine)
+    if (reported && mine)
         others_read(m, off, bytes);
-    else if (told)
+    else if (reported)
         part(m, off, bytes, ZR_MINE_WRITE);
     /* Others wait for the root and it for them, but not for each other. */
-    if (told)
-        tell(m, s, ZR_OP_BROADCAST, tag, mine, mine);
+    if (reported)
+        report(m, s, ZR_OP_BROADCAST, tag, mine, mine);
     return m->inner->ops->broadcast(m->inner, zr_check_inner(s), off, bytes, root, tag);
 }
 
@@ -141,13 +141,13 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
                     const struct zr_tag *tag)
 {
     struct checked *m = of(c);
-    bool told = begin_parts(m, 3);
+    bool reported = begin_parts(m, 3);
     int64_t own = off + c->rank * slot_bytes;
-    if (told) {
+    if (reported) {
         others_read(m, own, slot_bytes);
         part(m, off, own - off, ZR_MINE_WRITE);
         part(m, own + slot_bytes, (c->world - c->rank - 1) * slot_bytes, ZR_MINE_WRITE);
-        tell(m, s, ZR_OP_EXCHANGE, tag, true, true);
+        report(m, s, ZR_OP_EXCHANGE, tag, true, true);
     }
     return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
 }

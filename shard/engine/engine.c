@@ -65,16 +65,16 @@ static const char found_by[] = " (found by rank ";
 
 /* The other ranks are told as a communicator that has a place for it tells them: with the one that found it.
  */
-static void tell_others(struct zr_engine *e, int code, const char *text)
+static void report_others(struct zr_engine *e, int code, const char *text)
 {
-    char told[ZR_ERROR_BYTES / 2];
+    char reported[ZR_ERROR_BYTES / 2];
     if (!e->on_fail)
         return;
     if (strstr(text, found_by))
-        snprintf(told, sizeof told, "%s", text);
+        snprintf(reported, sizeof reported, "%s", text);
     else
-        snprintf(told, sizeof told, "%.*s%s%d)", (int)sizeof told - 40, text, found_by, e->rank);
-    e->on_fail(e->on_fail_arg, code, told);
+        snprintf(reported, sizeof reported, "%.*s%s%d)", (int)sizeof reported - 40, text, found_by, e->rank);
+    e->on_fail(e->on_fail_arg, code, reported);
 }
 
 int zr_engine_fail(struct zr_engine *e, int code, const char *text)
@@ -89,7 +89,7 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     if (first) {
         e->gather->ops->abort(e->gather, code, text);
         e->reduce->ops->abort(e->reduce, code, text);
-        tell_others(e, code, text);
+        report_others(e, code, text);
     }
     return code;
 }
@@ -119,7 +119,7 @@ static int ask_comms(struct zr_engine *e, char *why, size_t n_why)
     return code ? code : e->reduce->ops->status(e->reduce, why, n_why);
 }
 
-void zr_engine_hear(struct zr_engine *e, int code, const char *text)
+void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
 {
     char why[ZR_ERROR_BYTES];
     int known = ask_comms(e, why, sizeof why);
@@ -169,7 +169,7 @@ int zr_engine_check(struct zr_engine *e)
         err = zr_engine_status(e);
     if (err || !e->watch)
         return err;
-    int code = zr_watch_look(e);
+    int code = zr_model_check_look(e);
     if (!code)
         return 0;
     zr_engine_fail(e, code, zr_error_text());
@@ -213,8 +213,8 @@ static int open_tables(struct zr_engine *e)
     e->core = malloc(zr_core_bytes(&e->plan->spec));
     e->actions = malloc((size_t)zr_core_max_actions(&e->plan->spec) * sizeof *e->actions);
     e->unit_job = calloc(units, sizeof *e->unit_job);
-    e->told_param = calloc(tensors, sizeof *e->told_param);
-    e->told_grad = calloc(tensors, sizeof *e->told_grad);
+    e->reported_param = calloc(tensors, sizeof *e->reported_param);
+    e->reported_grad = calloc(tensors, sizeof *e->reported_grad);
     e->n_shown_param = calloc(tensors, sizeof *e->n_shown_param);
     e->n_shown_grad = calloc(tensors, sizeof *e->n_shown_grad);
     e->param_shown = calloc(units, sizeof *e->param_shown);
@@ -228,10 +228,10 @@ static int open_tables(struct zr_engine *e)
     e->aside = calloc(units, sizeof *e->aside);
     e->gather_segs = calloc(flats, sizeof *e->gather_segs);
     e->reduce_segs = calloc(flats, sizeof *e->reduce_segs);
-    if (!e->core || !e->actions || !e->unit_job || !e->told_param || !e->told_grad || !e->n_shown_param ||
-        !e->n_shown_grad || !e->param_shown || !e->grad_shown || !e->param_slot || !e->grad_slot ||
-        !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->aside || !e->gather_segs ||
-        !e->reduce_segs)
+    if (!e->core || !e->actions || !e->unit_job || !e->reported_param || !e->reported_grad ||
+        !e->n_shown_param || !e->n_shown_grad || !e->param_shown || !e->grad_shown || !e->param_slot ||
+        !e->grad_slot || !e->lending || !e->in_flight || !e->bracketed || !e->flying || !e->aside ||
+        !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
     if (e->plan->grad_resident && e->dev->ops->host_memory && e->dev->ops->compute_on_caller) {
@@ -362,7 +362,7 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (!err)
-        err = zr_watch_open(e, parts->check, &e->watch);
+        err = zr_model_check_open(e, parts->check, &e->watch);
     if (err)
         zr_engine_close(e);
     return err;
@@ -388,7 +388,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->gather_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
-    zr_watch_give_back(e->watch);
+    zr_model_check_give_back(e->watch);
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->n_events; i++)
         d->event_close(e->events[i]);
@@ -411,15 +411,15 @@ bool zr_engine_close(struct zr_engine *e)
     if (!stuck)
         close_device_side(e);
     zr_snapshot_listener_close(e->listener);
-    zr_watch_close(e->watch);
+    zr_model_check_close(e->watch);
     free(e->events);
     free(e->grad_job);
     free(e->core);
     free(e->actions);
     free(e->unit_job);
     free(e->written);
-    free(e->told_param);
-    free(e->told_grad);
+    free(e->reported_param);
+    free(e->reported_grad);
     free(e->n_shown_param);
     free(e->n_shown_grad);
     free(e->param_shown);

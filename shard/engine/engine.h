@@ -2,7 +2,7 @@
  * actions.
  *
  *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (engine_model.c)
- *   loop's thread:   -> queue -> jobs -> the gather and the reduce stream                 (engine_carry.c)
+ *   loop's thread:   -> queue -> jobs -> the gather and the reduce stream                 (engine_issue.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop only issues, in the order of the queue.
@@ -92,11 +92,11 @@ struct zr_engine {
     uint64_t *unit_job; /* (n_units) the last job that writes the unit's parameters */
     uint64_t *grad_job; /* (places) the last job that reads the gradient place */
     bool *written;      /* (n_pieces) in the first step, a gradient that is not zero; NULL: not looked at */
-    void **told_param, **told_grad;        /* (n_tensors) what was last stored in the model's pointers */
-    int32_t *n_shown_param, *n_shown_grad; /* (n_tensors) slices the model's pointer can reach now */
-    bool *param_shown, *grad_shown;        /* (n_units) */
-    int32_t *param_slot, *grad_slot;       /* (n_units) where it is shown */
-    struct zr_lending *lending;            /* (n_tensors) stages 0 and 1: may the model have the gradient? */
+    void **reported_param, **reported_grad; /* (n_tensors) what was last stored in the model's pointers */
+    int32_t *n_shown_param, *n_shown_grad;  /* (n_tensors) slices the model's pointer can reach now */
+    bool *param_shown, *grad_shown;         /* (n_units) */
+    int32_t *param_slot, *grad_slot;        /* (n_units) where it is shown */
+    struct zr_lending *lending;             /* (n_tensors) stages 0 and 1: may the model have the gradient? */
     bool *in_flight, *bracketed; /* (n_units) its gradient is being reduced; was ever in a backward bracket */
     int32_t *flying, n_flying;   /* the units in flight, (n_units) */
     uint32_t step;               /* calls of zero_step */
@@ -142,7 +142,7 @@ struct zr_engine {
     void *on_fail_arg;
 
     struct zr_timeline *timeline; /* NULL: not kept */
-    struct zr_watch *watch;       /* NULL: not checked */
+    struct zr_model_check *watch; /* NULL: not checked */
 };
 
 struct zr_engine_parts {
@@ -150,13 +150,13 @@ struct zr_engine_parts {
     struct zr_comm *gather, *reduce;
     const struct zr_plan *plan; /* and its layout */
     const struct zr_options *opt;
-    struct zr_loop *loop;   /* NULL or opened with zr_engine_carry and the engine's address. Without one, jobs
+    struct zr_loop *loop;   /* NULL or opened with zr_engine_issue and the engine's address. Without one, jobs
                                are carried out by the model's thread; where that thread computes too (host), it
                                then does all the work itself */
     void *native_stream;    /* the model's compute stream on a GPU */
     struct zr_check *check; /* dev and the communicators are its; NULL: not checked */
     /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
-     * rank gives to its zr_engine_hear. Must not block. NULL: nobody is told. */
+     * rank gives to its zr_engine_remote_failure. Must not block. NULL: nobody is told. */
     void (*on_fail)(void *arg, int code, const char *text);
     void *on_fail_arg;
 };
@@ -173,7 +173,7 @@ int zr_engine_allocate(struct zr_engine *e);
 bool zr_engine_close(struct zr_engine *e);
 
 /* The loop's hand: carries out one job. arg is the engine. */
-void zr_engine_carry(void *arg, const struct zr_job *job);
+void zr_engine_issue(void *arg, const struct zr_job *job);
 
 /* Whether a job can be carried out without waiting on the loop's thread, for zr_loop_ask. arg is the engine.
  */
@@ -243,7 +243,7 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Another rank's on_fail was called with this. Where a communicator knows of a failure already, that one
  * stays the first, unless it is ZR_ERR_PEER: that is what another rank's failure looks like from here. Any
  * thread. */
-void zr_engine_hear(struct zr_engine *e, int code, const char *text);
+void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text);
 /* Looks at the last step's result, waiting for its norm: e->t is right afterwards. Model's thread. */
 int zr_engine_settle(struct zr_engine *e);
 /* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.
@@ -267,7 +267,7 @@ void zr_in_place_drop(struct zr_engine *e);
  */
 int zr_written_open(struct zr_engine *e);
 void zr_written_look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot);
-void zr_written_tell(struct zr_engine *e);
+void zr_written_report(struct zr_engine *e);
 int zr_written_norm(struct zr_engine *e, double grad_norm);
 
 /* engine_late.c: the norm is known; and at the step: ZR_ERR_ORDER if a model without brackets wrote a
@@ -285,7 +285,7 @@ int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket)
  * for what is to be set aside, when the unit needs some for the first time; model's thread. carry: sets it
  * aside; add: adds it to the sum again; the loop's thread. */
 int zr_aside_make(struct zr_engine *e, int32_t unit);
-int zr_aside_carry(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);
+int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);
 int zr_aside_add(struct zr_engine *e, int32_t unit);
 void zr_aside_close(struct zr_engine *e);
 
@@ -364,7 +364,7 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
  * update, before the next one's. Does not wait: complete(arg) is called by the stream when all is copied, and
  * never if the context fails before. The one before must have been read by then. Model's thread. */
 int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg);
-int zr_engine_carry_snapshot(struct zr_engine *e); /* the loop's part of it */
+int zr_engine_issue_snapshot(struct zr_engine *e); /* the loop's part of it */
 /* complete is not called from here on: a call that runs is waited for, the copies are not, as after a failure
  * they may never come. Model's thread, holding nothing that complete waits for. */
 void zr_engine_forget_snapshot(struct zr_engine *e);

@@ -13,7 +13,7 @@ static bool is_guarded(const struct zr_engine *e)
     int32_t t = 0;
     while (t < e->layout->n_tensors && e->layout->tensors[t].buffer)
         t++;
-    return t < e->layout->n_tensors && zr_watch_closed(e->watch, t, false);
+    return t < e->layout->n_tensors && zr_model_check_closed(e->watch, t, false);
 }
 
 static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
@@ -83,7 +83,7 @@ static char *whole_at(const struct zr_engine *e, int32_t tensor)
 {
     if (e->all.at[tensor] >= 0)
         return e->all.base + e->all.at[tensor];
-    return zr_watch_closed(e->watch, tensor, false);
+    return zr_model_check_closed(e->watch, tensor, false);
 }
 
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
@@ -118,7 +118,7 @@ static void point(struct zr_engine *e, bool whole)
         if (e->plan->grad_resident || (e->plan->resident[x->unit] && x->n_slices == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
-        char *to = whole ? whole_at(e, t) : zr_watch_closed(e->watch, t, false);
+        char *to = whole ? whole_at(e, t) : zr_model_check_closed(e->watch, t, false);
         if (!to && (whole || e->plan->grad_resident))
             to = home;
         zr_point_param(e, t, to);
@@ -127,11 +127,11 @@ static void point(struct zr_engine *e, bool whole)
 
 int zr_engine_all_gather(struct zr_engine *e, int32_t where)
 {
-    int err = zr_watch_all(e, true);
+    int err = zr_model_check_all(e, true);
     if (!err)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_GATHER_ALL, .unit = where});
     if (!err)
-        err = zr_watch_all_read(e);
+        err = zr_model_check_all_read(e);
     if (!err)
         err = zr_engine_drain(e);
     if (err)
@@ -147,7 +147,7 @@ int zr_engine_all_release(struct zr_engine *e)
         return err;
     err = zr_engine_drain(e); /* what the model has put on its stream may read it until then */
     if (!err)
-        err = zr_watch_all(e, false);
+        err = zr_model_check_all(e, false);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     point(e, false);

@@ -49,7 +49,7 @@ static int64_t part(const struct zr_engine *e, const struct zr_flat *f, float **
     return zr_flat_owned(f, e->rank, &first);
 }
 
-int zr_aside_carry(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
+int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
     int32_t n;

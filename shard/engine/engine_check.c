@@ -20,13 +20,13 @@ struct place {
     bool grad;
 };
 
-struct zr_watch {
+struct zr_model_check {
     struct zr_check *check;
     const struct zr_layout *layout;
     struct zr_guard *guard;   /* NULL: nothing is guarded */
     struct zr_places *copies; /* the same on a GPU: filled with NaN outside brackets */
     struct place *places;     /* by region: tensors, their gradients, then TURNS for each piece, twice */
-    bool *told;               /* (n_units) the model's thread knows the parameters to be there, this step */
+    bool *reported;           /* (n_units) the model's thread knows the parameters to be there, this step */
     bool said_stopped;
     _Atomic bool said_fault;
     /* What a report of the guard's thread reads too, while the model's may go on. */
@@ -40,16 +40,16 @@ struct zr_watch {
     struct zr_log *log;
 };
 
-static void say(const struct zr_watch *w, const char *text)
+static void say(const struct zr_model_check *w, const char *text)
 {
     zr_warn(w->log, "check: %s", text);
 }
 
 /* ---- opening ---- */
 
-static void tell_touch(void *arg);
+static void report_touch(void *arg);
 
-static int32_t region_of(const struct zr_watch *w, int32_t piece, bool grad)
+static int32_t region_of(const struct zr_model_check *w, int32_t piece, bool grad)
 {
     const struct zr_layout *l = w->layout;
     return 2 * l->n_tensors + (grad * l->n_pieces + piece) * TURNS + w->turn[grad][piece];
@@ -66,7 +66,7 @@ static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_sl
                                     .align = x->stacked && stride ? zr_min(stride & -stride, 64) : 64};
 }
 
-static int open_guard(struct zr_watch *w)
+static int open_guard(struct zr_model_check *w)
 {
     const struct zr_layout *l = w->layout;
     int32_t n = 2 * l->n_tensors + 2 * l->n_pieces * TURNS, at = 0;
@@ -93,17 +93,17 @@ static int open_guard(struct zr_watch *w)
                 want[at] = region_for(x, 1, grad);
             }
     if (!err)
-        err = zr_guard_open(want, n, tell_touch, w, &w->guard);
+        err = zr_guard_open(want, n, report_touch, w, &w->guard);
     free(want);
     return err;
 }
 
-int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch **out)
+int zr_model_check_open(struct zr_engine *e, struct zr_check *check, struct zr_model_check **out)
 {
     *out = NULL;
     if (!check)
         return 0;
-    struct zr_watch *w = calloc(1, sizeof *w);
+    struct zr_model_check *w = calloc(1, sizeof *w);
     if (!w)
         return zr_fail(ZR_ERR_NOMEM, "check: no memory to watch the model");
     w->check = check;
@@ -113,8 +113,8 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
     w->phase = "";
     w->unit = -1;
     w->log = e->opt.log;
-    w->told = calloc((size_t)e->layout->n_units, sizeof *w->told);
-    int err = w->told ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
+    w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
+    int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
     if (!err && !e->plan->grad_resident && e->dev->ops->compute_on_caller)
         err = open_guard(w);
     if (!err && !e->plan->grad_resident && !e->dev->ops->compute_on_caller)
@@ -123,19 +123,19 @@ int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch *
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
                 (long long)zr_places_need(w->layout));
     if (err)
-        zr_watch_close(w);
+        zr_model_check_close(w);
     else
         *out = w;
     return err;
 }
 
-void zr_watch_give_back(struct zr_watch *w)
+void zr_model_check_give_back(struct zr_model_check *w)
 {
     if (w)
         zr_places_give_back(w->copies);
 }
 
-void zr_watch_close(struct zr_watch *w)
+void zr_model_check_close(struct zr_model_check *w)
 {
     if (!w)
         return;
@@ -147,14 +147,15 @@ void zr_watch_close(struct zr_watch *w)
     free(w->turn[1]);
     free(w->open[0]);
     free(w->open[1]);
-    free(w->told);
+    free(w->reported);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
 
 /* ---- what is being done ---- */
 
-void zr_watch_call(struct zr_watch *w, const char *name, int32_t unit, const char *phase, uint32_t step)
+void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t unit, const char *phase,
+                         uint32_t step)
 {
     if (!w)
         return;
@@ -167,18 +168,18 @@ void zr_watch_call(struct zr_watch *w, const char *name, int32_t unit, const cha
     zr_check_doing(w->check, name, unit, step);
 }
 
-void zr_watch_job(struct zr_watch *w, const char *name, int32_t unit, uint32_t step)
+void zr_model_check_job(struct zr_model_check *w, const char *name, int32_t unit, uint32_t step)
 {
     if (w)
         zr_check_doing(w->check, name, unit, step);
 }
 
-struct zr_stamp *zr_watch_hand(struct zr_watch *w)
+struct zr_vclock *zr_model_check_hand(struct zr_model_check *w)
 {
     return w ? zr_check_hand(w->check) : NULL;
 }
 
-void zr_watch_take(struct zr_watch *w, struct zr_stamp *known)
+void zr_model_check_take(struct zr_model_check *w, struct zr_vclock *known)
 {
     if (w)
         zr_check_take(w->check, known, true);
@@ -186,26 +187,26 @@ void zr_watch_take(struct zr_watch *w, struct zr_stamp *known)
 
 /* ---- the model's memory ---- */
 
-static int32_t index_of(const struct zr_watch *w, const struct zr_piece *p)
+static int32_t index_of(const struct zr_model_check *w, const struct zr_piece *p)
 {
     return (int32_t)(p - w->layout->pieces);
 }
 
-char *zr_watch_param(const struct zr_watch *w, const struct zr_piece *p)
+char *zr_model_check_param(const struct zr_model_check *w, const struct zr_piece *p)
 {
     if (w && w->copies)
         return zr_places_at(w->copies, p, false);
     return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), false)) : NULL;
 }
 
-char *zr_watch_grad(const struct zr_watch *w, const struct zr_piece *p)
+char *zr_model_check_grad(const struct zr_model_check *w, const struct zr_piece *p)
 {
     if (w && w->copies)
         return zr_places_at(w->copies, p, true);
     return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), true)) : NULL;
 }
 
-char *zr_watch_closed(const struct zr_watch *w, int32_t tensor, bool grad)
+char *zr_model_check_closed(const struct zr_model_check *w, int32_t tensor, bool grad)
 {
     return w && w->guard ? zr_guard_at(w->guard, grad * w->layout->n_tensors + tensor) : NULL;
 }
@@ -230,7 +231,7 @@ static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 }
 
 /* A new place for a piece, with a copy of what the model is to see in it. */
-static int open_piece(struct zr_watch *w, int32_t piece, bool grad, const char *from, int64_t bytes)
+static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const char *from, int64_t bytes)
 {
     pthread_mutex_lock(&w->lock);
     w->turn[grad][piece] = (uint8_t)((w->turn[grad][piece] + 1) % TURNS);
@@ -244,7 +245,7 @@ static int open_piece(struct zr_watch *w, int32_t piece, bool grad, const char *
     return grad ? 0 : zr_guard_set(w->guard, region, ZR_GUARD_READ);
 }
 
-static int close_piece(struct zr_watch *w, int32_t piece, bool grad, char *to, int64_t bytes)
+static int close_piece(struct zr_model_check *w, int32_t piece, bool grad, char *to, int64_t bytes)
 {
     int32_t region = region_of(w, piece, grad);
     if (grad)
@@ -274,20 +275,20 @@ static int for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, bool grad
     return err;
 }
 
-int zr_watch_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+int zr_model_check_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 {
-    struct zr_watch *w = e->watch;
+    struct zr_model_check *w = e->watch;
     if (!w)
         return 0;
     declare(e, unit, slot, grad);
-    w->told[unit] |= !grad;
+    w->reported[unit] |= !grad;
     bool shown = grad ? e->grad_shown[unit] : e->param_shown[unit];
     if (w->copies && !shown)
         return zr_places_begin(w->copies, unit, slot, grad);
     return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
 }
 
-int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+int zr_model_check_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 {
     if (!e->watch)
         return 0;
@@ -305,31 +306,31 @@ static int set_all(struct zr_engine *e, enum zr_guard_mode mode)
     return err;
 }
 
-int zr_watch_all(struct zr_engine *e, bool open)
+int zr_model_check_all(struct zr_engine *e, bool open)
 {
     return set_all(e, open ? ZR_GUARD_OPEN : ZR_GUARD_CLOSED);
 }
 
-int zr_watch_all_read(struct zr_engine *e)
+int zr_model_check_all_read(struct zr_engine *e)
 {
     return set_all(e, ZR_GUARD_READ);
 }
 
-int zr_watch_step(struct zr_engine *e)
+int zr_model_check_step(struct zr_engine *e)
 {
-    struct zr_watch *w = e->watch;
+    struct zr_model_check *w = e->watch;
     if (!w)
         return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++) {
-        if (w->told[u] && e->plan->grad_resident)
+        if (w->reported[u] && e->plan->grad_resident)
             declare(e, u, -1, false);
-        w->told[u] = false;
+        w->reported[u] = false;
     }
     int err = w->copies ? zr_places_look(w->copies) : 0;
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-void zr_watch_skipped(struct zr_engine *e)
+void zr_model_check_skipped(struct zr_engine *e)
 {
     if (e->watch && e->watch->copies)
         zr_warn(
@@ -339,13 +340,13 @@ void zr_watch_skipped(struct zr_engine *e)
             e->step);
 }
 
-void zr_watch_reader(struct zr_engine *e)
+void zr_model_check_reader(struct zr_engine *e)
 {
     if (e->watch)
         zr_check_reader(e->watch->check, e->reduce_stream, e->snapshot, e->plan->snapshot_bytes);
 }
 
-void zr_watch_reader_done(struct zr_watch *w)
+void zr_model_check_reader_done(struct zr_model_check *w)
 {
     if (w)
         zr_check_reader_done(w->check);
@@ -353,7 +354,7 @@ void zr_watch_reader_done(struct zr_watch *w)
 
 /* ---- faults ---- */
 
-static bool is_open(const struct zr_watch *w, int32_t tensor, int64_t slice, bool grad)
+static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t slice, bool grad)
 {
     const struct zr_layout *l = w->layout;
     for (int32_t p = 0; p < l->n_pieces; p++)
@@ -363,7 +364,7 @@ static bool is_open(const struct zr_watch *w, int32_t tensor, int64_t slice, boo
 }
 
 /* Of a touch of memory that is not open: where it stands to the brackets of the unit it meant. */
-static const char *wrong_bracket(const struct zr_watch *w, const struct place *at, int64_t slice)
+static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t slice)
 {
     bool kept = at->slice == slice;
     if (is_open(w, at->tensor, slice, at->grad))
@@ -380,7 +381,7 @@ static const char *wrong_bracket(const struct zr_watch *w, const struct place *a
 }
 
 /* Which element of which tensor a touch meant, and why it was wrong. Under the lock. */
-static void describe(const struct zr_watch *w, const struct zr_guard_touch *t, char *text, size_t n)
+static void describe(const struct zr_model_check *w, const struct zr_guard_touch *t, char *text, size_t n)
 {
     const struct place *at = &w->places[t->region];
     const struct zr_tensor *x = &w->layout->tensors[at->tensor];
@@ -420,7 +421,7 @@ static void describe(const struct zr_watch *w, const struct zr_guard_touch *t, c
              at->grad ? "the gradient of " : "", x->name, where, by, t->call ? t->call : "", why, cut_short);
 }
 
-static bool found_touch(struct zr_watch *w, char *text, size_t n)
+static bool found_touch(struct zr_model_check *w, char *text, size_t n)
 {
     struct zr_guard_touch t;
     if (!w->guard || !zr_guard_touched(w->guard, &t))
@@ -433,24 +434,24 @@ static bool found_touch(struct zr_watch *w, char *text, size_t n)
     return true;
 }
 
-static void say_fault(struct zr_watch *w, const char *text)
+static void say_fault(struct zr_model_check *w, const char *text)
 {
     if (!atomic_exchange(&w->said_fault, true))
         say(w, text);
 }
 
 /* On the guard's thread, while the one that touched waits. */
-static void tell_touch(void *arg)
+static void report_touch(void *arg)
 {
-    struct zr_watch *w = arg;
+    struct zr_model_check *w = arg;
     char text[ZR_ERROR_BYTES];
     if (found_touch(w, text, sizeof text))
         say_fault(w, text);
 }
 
-int zr_watch_look(struct zr_engine *e)
+int zr_model_check_look(struct zr_engine *e)
 {
-    struct zr_watch *w = e->watch;
+    struct zr_model_check *w = e->watch;
     char text[ZR_ERROR_BYTES];
     int code = 0;
     if (!w)

@@ -16,46 +16,47 @@
 #include "shard/layout.h"
 
 struct zr_engine;
-struct zr_watch;
+struct zr_model_check;
 
 /* After the engine's streams and layout are there. */
-int zr_watch_open(struct zr_engine *e, struct zr_check *check, struct zr_watch **out);
+int zr_model_check_open(struct zr_engine *e, struct zr_check *check, struct zr_model_check **out);
 /* Gives back what is the device's; before the device is closed, and not where its work never ends. */
-void zr_watch_give_back(struct zr_watch *w);
-void zr_watch_close(struct zr_watch *w);
+void zr_model_check_give_back(struct zr_model_check *w);
+void zr_model_check_close(struct zr_model_check *w);
 
 /* The model's thread makes a call; the loop carries a job out. name: a literal. */
-void zr_watch_call(struct zr_watch *w, const char *name, int32_t unit, const char *phase, uint32_t step);
-void zr_watch_job(struct zr_watch *w, const char *name, int32_t unit, uint32_t step);
+void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t unit, const char *phase,
+                         uint32_t step);
+void zr_model_check_job(struct zr_model_check *w, const char *name, int32_t unit, uint32_t step);
 /* A job goes to the loop, and arrives there. */
-struct zr_stamp *zr_watch_hand(struct zr_watch *w);
-void zr_watch_take(struct zr_watch *w, struct zr_stamp *known);
+struct zr_vclock *zr_model_check_hand(struct zr_model_check *w);
+void zr_model_check_take(struct zr_model_check *w, struct zr_vclock *known);
 
 /* Where the model's pointer to a piece goes while its unit is open, and to a tensor while it is not. NULL:
  * nothing is guarded. */
-char *zr_watch_param(const struct zr_watch *w, const struct zr_piece *p);
-char *zr_watch_grad(const struct zr_watch *w, const struct zr_piece *p);
-char *zr_watch_closed(const struct zr_watch *w, int32_t tensor, bool grad);
+char *zr_model_check_param(const struct zr_model_check *w, const struct zr_piece *p);
+char *zr_model_check_grad(const struct zr_model_check *w, const struct zr_piece *p);
+char *zr_model_check_closed(const struct zr_model_check *w, int32_t tensor, bool grad);
 
 /* The unit's parameters (gradient: grad) were handed to the model, or it is about to give them back; slot as
  * in struct zr_action. */
-int zr_watch_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
-int zr_watch_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
-/* All parameters, whole, where zr_watch_closed points: open to be written (open), then to be read, or closed
- * again. Nothing where nothing is guarded. */
-int zr_watch_all(struct zr_engine *e, bool open);
-int zr_watch_all_read(struct zr_engine *e);
+int zr_model_check_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
+int zr_model_check_take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad);
+/* All parameters, whole, where zr_model_check_closed points: open to be written (open), then to be read, or
+ * closed again. Nothing where nothing is guarded. */
+int zr_model_check_all(struct zr_engine *e, bool open);
+int zr_model_check_all_read(struct zr_engine *e);
 /* The model's thread may have read every parameter that it was told is there, brackets or not. A fault of
  * the model's that only a look at the GPU's memory shows ends the context here. */
-int zr_watch_step(struct zr_engine *e);
+int zr_model_check_step(struct zr_engine *e);
 /* The last step was skipped: a gradient is not finite. */
-void zr_watch_skipped(struct zr_engine *e);
+void zr_model_check_skipped(struct zr_engine *e);
 
 /* A snapshot is ordered, and a thread of the program will read it; and: it has. */
-void zr_watch_reader(struct zr_engine *e);
-void zr_watch_reader_done(struct zr_watch *w);
+void zr_model_check_reader(struct zr_engine *e);
+void zr_model_check_reader_done(struct zr_model_check *w);
 
 /* The first fault found so far: 0, or its code with the message set, and told to the log. */
-int zr_watch_look(struct zr_engine *e);
+int zr_model_check_look(struct zr_engine *e);
 
 #endif

@@ -23,7 +23,7 @@ static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const c
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    const char *guarded = e->watch ? zr_watch_param(e->watch, p) : NULL;
+    const char *guarded = e->watch ? zr_model_check_param(e->watch, p) : NULL;
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -33,7 +33,7 @@ static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, c
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
-    const char *guarded = e->watch ? zr_watch_grad(e->watch, p) : NULL;
+    const char *guarded = e->watch ? zr_model_check_grad(e->watch, p) : NULL;
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -82,7 +82,7 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
     (void)f;
     (void)slot;
     int32_t other = other_slice(e, p->tensor, e->param_shown, --e->n_shown_param[p->tensor]);
-    void *pointer = zr_watch_closed(e->watch, p->tensor, false);
+    void *pointer = zr_model_check_closed(e->watch, p->tensor, false);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -97,7 +97,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     if (!f->trainable)
         return;
     int32_t other = other_slice(e, p->tensor, e->grad_shown, --e->n_shown_grad[p->tensor]);
-    void *pointer = zr_watch_closed(e->watch, p->tensor, true);
+    void *pointer = zr_model_check_closed(e->watch, p->tensor, true);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -121,9 +121,9 @@ void zr_engine_point(struct zr_engine *e, bool values)
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         if (e->layout->tensors[t].buffer)
             continue;
-        zr_point_param(e, t, zr_watch_closed(e->watch, t, false));
+        zr_point_param(e, t, zr_model_check_closed(e->watch, t, false));
         if (e->layout->tensors[t].grad)
-            zr_point_grad(e, t, zr_watch_closed(e->watch, t, true));
+            zr_point_grad(e, t, zr_model_check_closed(e->watch, t, true));
     }
     for (int32_t u = 0; values && e->plan->grad_resident && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
@@ -162,11 +162,11 @@ static void push(struct zr_engine *e, const struct zr_action *a)
     if (uses_grad(e, a))
         e->grad_job[zr_grad_place(e->plan, a->unit, a->slot)] = e->n_jobs;
     if (!e->loop) {
-        zr_engine_carry(e, &job);
+        zr_engine_issue(e, &job);
         return;
     }
     if (e->watch)
-        job.known = zr_watch_hand(e->watch);
+        job.known = zr_model_check_hand(e->watch);
     zr_loop_push(e->loop, &job);
     e->unkicked = true;
 }
@@ -195,7 +195,7 @@ static void lend(struct zr_engine *e, const struct zr_flat *f, const struct zr_p
     const struct zr_lending *l = &e->lending[p->tensor];
     bool away = l->n_in_flight && !l->n_open && !l->n_unbracketed;
     zr_point_grad(e, p->tensor,
-                  away ? zr_watch_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
+                  away ? zr_model_check_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
 static void lend_open(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
@@ -263,7 +263,7 @@ static int return_grads(struct zr_engine *e, int32_t last)
         for_pieces(e, unit, -1, lend_again);
         e->in_flight[unit] = false;
         if (!err && e->watch)
-            err = zr_watch_hand_out(e, unit, -1, true);
+            err = zr_model_check_hand_out(e, unit, -1, true);
     }
     return err;
 }
@@ -335,7 +335,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
     case ZR_ACT_USE_PARAM:
         err = wait_param(e, a->unit);
         if (!err && e->watch)
-            err = zr_watch_hand_out(e, a->unit, a->slot, false);
+            err = zr_model_check_hand_out(e, a->unit, a->slot, false);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_param);
             e->param_shown[a->unit] = true;
@@ -344,16 +344,16 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return err;
     case ZR_ACT_WAIT_PARAM:
         err = wait_param(e, a->unit);
-        return err || !e->watch ? err : zr_watch_hand_out(e, a->unit, a->slot, false);
+        return err || !e->watch ? err : zr_model_check_hand_out(e, a->unit, a->slot, false);
     case ZR_ACT_KEEP_PARAM:
         err = wait_param(e, a->unit);
         if (!err)
             err = zr_all_keep(e, a->unit, a->slot);
         if (!err && e->watch && !repoint)
-            err = zr_watch_hand_out(e, a->unit, a->slot, false);
+            err = zr_model_check_hand_out(e, a->unit, a->slot, false);
         return err || a->slot < 0 ? err : d->event_record(e->param_free[a->slot], e->compute);
     case ZR_ACT_HIDE_PARAM:
-        err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, false) : 0;
+        err = e->watch ? zr_model_check_take_back(e, a->unit, a->slot, false) : 0;
         if (err)
             return err;
         if (repoint) {
@@ -366,7 +366,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         if (!err && a->bracket)
             zr_stored_begin(e, a->unit, a->slot, a->fill);
         if (!err && e->watch)
-            err = zr_watch_hand_out(e, a->unit, a->slot, true);
+            err = zr_model_check_hand_out(e, a->unit, a->slot, true);
         if (repoint) {
             for_pieces(e, a->unit, a->slot, show_grad);
             e->grad_shown[a->unit] = true;
@@ -378,7 +378,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         }
         return err;
     case ZR_ACT_HIDE_GRAD:
-        err = e->watch ? zr_watch_take_back(e, a->unit, a->slot, true) : 0;
+        err = e->watch ? zr_model_check_take_back(e, a->unit, a->slot, true) : 0;
         if (!err)
             err = zr_stored_end(e, a->unit, a->slot, a->bracket);
         if (err)
@@ -439,7 +439,7 @@ static const char *call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
-static void tell_called(struct zr_engine *e, const struct zr_called *call)
+static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
     if (e->reduce->ops->called)
         e->reduce->ops->called(e->reduce, call);
@@ -447,7 +447,8 @@ static void tell_called(struct zr_engine *e, const struct zr_called *call)
 
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)
 {
-    tell_called(e, &(struct zr_called){.name = name, .subject = subject, .step = e->step + 1, .args = args});
+    report_called(e,
+                  &(struct zr_called){.name = name, .subject = subject, .step = e->step + 1, .args = args});
 }
 
 /* zero_write and zero_save say so themselves. */
@@ -462,10 +463,10 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
                                                [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
-        tell_called(e, &(struct zr_called){.name = name[ev->kind],
-                                           .backward = bracket && ev->backward,
-                                           .subject = bracket ? ev->unit : -1,
-                                           .step = e->step + 1});
+        report_called(e, &(struct zr_called){.name = name[ev->kind],
+                                             .backward = bracket && ev->backward,
+                                             .subject = bracket ? ev->unit : -1,
+                                             .step = e->step + 1});
 }
 
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
@@ -480,8 +481,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         return err;
     zr_model_called(e, ev);
     if (e->watch)
-        zr_watch_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                      ev->backward ? "backward" : "forward", e->step);
+        zr_model_check_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                            ev->backward ? "backward" : "forward", e->step);
     enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);

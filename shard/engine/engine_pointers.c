@@ -8,12 +8,12 @@
 
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].param = e->told_param[tensor] = to;
+    *e->layout->tensors[tensor].param = e->reported_param[tensor] = to;
 }
 
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].grad = e->told_grad[tensor] = to;
+    *e->layout->tensors[tensor].grad = e->reported_grad[tensor] = to;
 }
 
 void zr_engine_unpoint(struct zr_engine *e)
@@ -22,9 +22,9 @@ void zr_engine_unpoint(struct zr_engine *e)
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (t->buffer)
             continue;
-        if (*t->param == e->told_param[i])
+        if (*t->param == e->reported_param[i])
             *t->param = NULL;
-        if (t->grad && *t->grad == e->told_grad[i])
+        if (t->grad && *t->grad == e->reported_grad[i])
             *t->grad = NULL;
     }
 }
@@ -42,13 +42,13 @@ static const char *call_of(const struct zr_core_event *ev)
 }
 
 static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
-                 const void *told)
+                 const void *reported)
 {
     return zr_fail(ZR_ERR_ORDER,
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, take the pointer anew after each zero_begin, "
                    "and put this one back",
-                   call_of(ev), which, t->name, t->unit, is, told);
+                   call_of(ev), which, t->name, t->unit, is, reported);
 }
 
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)
@@ -56,10 +56,10 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
     const struct zr_tensor *t = &e->layout->tensors[i];
     if (t->buffer)
         return 0;
-    if (*t->param != e->told_param[i])
-        return moved(ev, t, "param", *t->param, e->told_param[i]);
-    if (t->grad && *t->grad != e->told_grad[i])
-        return moved(ev, t, "grad", *t->grad, e->told_grad[i]);
+    if (*t->param != e->reported_param[i])
+        return moved(ev, t, "param", *t->param, e->reported_param[i]);
+    if (t->grad && *t->grad != e->reported_grad[i])
+        return moved(ev, t, "grad", *t->grad, e->reported_grad[i]);
     return 0;
 }
 

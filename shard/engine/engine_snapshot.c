@@ -95,14 +95,14 @@ static int copy_run(void *arg, const struct zr_run *run)
                   : 0;
 }
 
-struct telling {
+struct commit_report {
     struct zr_snapshot_listener *listener;
     uint64_t number;
 };
 
-static void tell(void *arg)
+static void report(void *arg)
 {
-    const struct telling *t = arg;
+    const struct commit_report *t = arg;
     struct zr_snapshot_listener *l = t->listener;
     uv_mutex_lock(&l->lock);
     if (l->complete && l->number == t->number)
@@ -110,18 +110,18 @@ static void tell(void *arg)
     let_go(l);
 }
 
-int zr_engine_carry_snapshot(struct zr_engine *e)
+int zr_engine_issue_snapshot(struct zr_engine *e)
 {
     struct zr_snapshot_listener *l = e->listener;
     int err = zr_engine_runs(e, copy_run, e);
-    zr_watch_reader(e);
+    zr_model_check_reader(e);
     if (err)
         return err;
     uv_mutex_lock(&l->lock);
-    struct telling t = {l, l->number};
+    struct commit_report t = {l, l->number};
     l->n_holders++;
     uv_mutex_unlock(&l->lock);
-    err = e->dev->ops->call(e->reduce_stream, tell, &t, sizeof t);
+    err = e->dev->ops->call(e->reduce_stream, report, &t, sizeof t);
     if (err) {
         uv_mutex_lock(&l->lock);
         let_go(l);
@@ -131,7 +131,7 @@ int zr_engine_carry_snapshot(struct zr_engine *e)
 
 void zr_engine_snapshot_read(struct zr_engine *e)
 {
-    zr_watch_reader_done(e->watch);
+    zr_model_check_reader_done(e->watch);
 }
 
 int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg)

@@ -113,7 +113,7 @@ int zr_engine_settle(struct zr_engine *e)
     e->n_skipped += o->skipped;
     e->result.t = e->t;
     if (o->skipped)
-        zr_watch_skipped(e);
+        zr_model_check_skipped(e);
     e->save_seen = o->save_written;
     err = zr_written_norm(e, o->grad_norm);
     if (!err)
@@ -176,7 +176,7 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *resu
 {
     int err = 0;
     *known = !e->result_due;
-    if (e->result_due && (!e->loop || zr_loop_carried(e->loop, e->norm_job))) {
+    if (e->result_due && (!e->loop || zr_loop_issued(e->loop, e->norm_job))) {
         int done = e->dev->ops->event_query(e->step_norm);
         *known = done > 0;
         err = done < 0 ? zr_engine_fail(e, done, zr_error_text()) : 0;
@@ -211,8 +211,8 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     memcpy(e->carried, e->given, sizeof e->carried);
     e->n_carried = e->n_given;
     e->n_given = 0;
-    zr_watch_call(e->watch, "zero_step", -1, "", e->step);
-    err = zr_watch_step(e);
+    zr_model_check_call(e->watch, "zero_step", -1, "", e->step);
+    err = zr_model_check_step(e);
     if (!err)
         err = zr_in_place_step(e);
     if (err)
@@ -223,7 +223,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
         return zr_engine_fail(e, err, zr_error_text());
     err = zr_model_act(e, n);
     if (e->written)
-        zr_written_tell(e);
+        zr_written_report(e);
     e->result_due = true;
     e->result_wanted = result != NULL;
     if (!err && result) {

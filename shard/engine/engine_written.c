@@ -53,7 +53,7 @@ static bool add_name(const struct zr_engine *e, const struct zr_piece *p, char *
     return true;
 }
 
-void zr_written_tell(struct zr_engine *e)
+void zr_written_report(struct zr_engine *e)
 {
     char names[512] = "";
     int32_t n_trainable = 0, n_left = 0, n_named = 0;

@@ -47,7 +47,7 @@ uv_loop_t *zr_loop_uv(struct zr_loop *l)
 }
 
 /* Carries out jobs up to the first that is not ready. *held: there is one. */
-static bool carry_all(struct zr_loop *l, bool *held)
+static bool issue_all(struct zr_loop *l, bool *held)
 {
     uint64_t done = atomic_load_explicit(&l->n_carried, memory_order_relaxed);
     uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
@@ -77,7 +77,7 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->asleep, false);
     int64_t until = 0;
     for (;;) {
-        bool held, carried = carry_all(l, &held);
+        bool held, carried = issue_all(l, &held);
         if (held) { /* sockets first, then again */
             const struct timespec nap = {.tv_nsec = 20000};
             nanosleep(&nap, NULL);
@@ -135,7 +135,7 @@ int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *, const struct zr_j
     return 0;
 }
 
-uint64_t zr_loop_carry_next(struct zr_loop *l)
+uint64_t zr_loop_issue_next(struct zr_loop *l)
 {
     uint64_t done = atomic_load(&l->n_carried);
     if (done == atomic_load(&l->n_pushed))
@@ -225,7 +225,7 @@ void zr_loop_kick(struct zr_loop *l)
         uv_async_send(&l->wake);
 }
 
-bool zr_loop_carried(const struct zr_loop *l, uint64_t number)
+bool zr_loop_issued(const struct zr_loop *l, uint64_t number)
 {
     return atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number;
 }

@@ -14,12 +14,12 @@
 #include <uv.h>
 
 /* An action and what the model's thread knew when it gave it. */
-struct zr_stamp;
+struct zr_vclock;
 struct zr_tuned;
 
 struct zr_job {
     struct zr_action action;
-    struct zr_stamp *known;       /* of a check (engine_check.h); NULL: none */
+    struct zr_vclock *known;      /* of a check (engine_check.h); NULL: none */
     const struct zr_tuned *tuned; /* NORM, UPDATE: the step's */
     uint64_t call_hash;
     uint32_t step;
@@ -36,7 +36,7 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *j
  * those behind it stay queued, and the loop serves the handles of others: a job must not wait for what they
  * bring. */
 void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job));
-/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_carry_next alone; pushed is
+/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_issue_next alone; pushed is
  * called after each push, and awaited where the model's thread has to wait for a job: when it returns, the
  * job must have been carried out. Start and kick do nothing, and close drops what is queued. */
 struct zr_loop_by_hand {
@@ -47,7 +47,7 @@ struct zr_loop_by_hand {
 int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
                          const struct zr_loop_by_hand *hand, struct zr_loop **out);
 /* Carries out the next job: its number, or 0 when there is none. Loops by hand only. */
-uint64_t zr_loop_carry_next(struct zr_loop *l);
+uint64_t zr_loop_issue_next(struct zr_loop *l);
 /* For handles of others (sockets), before zr_loop_start or on the loop's thread. */
 uv_loop_t *zr_loop_uv(struct zr_loop *l);
 /* spin_ns: how long the loop looks for more work before it sleeps. on_start (NULL: none) is the first thing
@@ -60,7 +60,7 @@ void zr_loop_kick(struct zr_loop *l);
 /* Blocks until job `number` has been carried out. */
 void zr_loop_await(struct zr_loop *l, uint64_t number);
 /* Job `number` has been carried out. */
-bool zr_loop_carried(const struct zr_loop *l, uint64_t number);
+bool zr_loop_issued(const struct zr_loop *l, uint64_t number);
 /* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed),
  * joins, frees. Also for a loop that was never started: then everything runs on the calling thread. NULL is
  * allowed. */

@@ -55,19 +55,19 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
     return true;
 }
 
-void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
+void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
 {
     const struct zr_mutant *m = r->v->mutant;
     struct zr_engine *e = &r->engine;
     if (r->holding && (m->until ? job->action.kind == m->until : job->action.kind != r->held.action.kind)) {
         r->holding = false;
-        zr_engine_carry(e, job);
-        zr_engine_carry(e, &r->held);
+        zr_engine_issue(e, job);
+        zr_engine_issue(e, &r->held);
         return;
     }
     if (!m || m->what < ZR_LESS_JOB || m->what >= ZR_LESS_CALL ||
         (m->action && job->action.kind != m->action) || !applies(r, m)) {
-        zr_engine_carry(e, job);
+        zr_engine_issue(e, job);
         return;
     }
     struct zr_job changed = *job;
@@ -77,15 +77,15 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
     case ZR_LESS_JOB:
         break;
     case ZR_TWICE_JOB:
-        zr_engine_carry(e, job);
+        zr_engine_issue(e, job);
         if (changed.action.kind == ZR_ACT_REDUCE)
             changed.action.accumulate = true;
-        zr_engine_carry(e, &changed);
+        zr_engine_issue(e, &changed);
         break;
     case ZR_LATE_JOB:
         acted = !r->holding;
         if (r->holding) {
-            zr_engine_carry(e, job);
+            zr_engine_issue(e, job);
         } else {
             r->holding = true;
             r->held = *job;
@@ -102,22 +102,22 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
             if (acted)
                 changed.action.slot = other;
         }
-        zr_engine_carry(e, &changed);
+        zr_engine_issue(e, &changed);
         break;
     case ZR_NO_ACCUMULATE:
         acted = changed.action.accumulate;
         changed.action.accumulate = false;
-        zr_engine_carry(e, &changed);
+        zr_engine_issue(e, &changed);
         break;
     case ZR_ALWAYS_ACCUMULATE:
         acted = !changed.action.accumulate;
         changed.action.accumulate = true;
-        zr_engine_carry(e, &changed);
+        zr_engine_issue(e, &changed);
         break;
     case ZR_OTHER_STREAM: {
         struct zr_stream *own = e->reduce_stream;
         e->reduce_stream = e->gather_stream;
-        zr_engine_carry(e, job);
+        zr_engine_issue(e, job);
         e->reduce_stream = own;
         break;
     }
@@ -125,10 +125,10 @@ void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job)
         acted = changed.action.sum > 0;
         changed.action.sum = 0;
         changed.action.n_folds = 0;
-        zr_engine_carry(e, &changed);
+        zr_engine_issue(e, &changed);
         break;
     default:
-        zr_engine_carry(e, job);
+        zr_engine_issue(e, job);
     }
     r->v->n_acted += acted;
 }

@@ -260,7 +260,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     r->own = calloc(n, sizeof *r->own);
     r->n_used = calloc((size_t)v->layout->n_units, sizeof *r->n_used);
     r->stack = malloc(STACK_BYTES);
-    r->pushed = calloc(ZR_VERIFY_QUEUE, sizeof(struct zr_stamp *));
+    r->pushed = calloc(ZR_VERIFY_QUEUE, sizeof(struct zr_vclock *));
     int64_t largest = 1;
     for (int32_t t = 0; t < v->layout->n_tensors; t++)
         largest =
@@ -285,7 +285,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     /* A rank alone on the host has no loop. */
     if (v->c->world > 1 || !v->c->caller) {
         struct zr_loop_by_hand hand = {zr_turn_pushed, zr_turn_awaited, r};
-        int err = zr_loop_open_by_hand(ZR_VERIFY_QUEUE, zr_turn_carry, r, &hand, &r->loop);
+        int err = zr_loop_open_by_hand(ZR_VERIFY_QUEUE, zr_turn_issue, r, &hand, &r->loop);
         if (err)
             return err;
     }
@@ -319,8 +319,8 @@ void zr_ranks_close(struct zr_verify_world *v)
             zr_report(zr_sim_recorder(v->sim), "rank %d left %lld bytes of device memory", id,
                       (long long)zr_sim_held(v->sim, id, &peak));
         for (int i = 0; r->pushed && i < ZR_VERIFY_QUEUE; i++)
-            zr_stamp_drop(r->pushed[i]);
-        zr_stamp_drop(r->complete);
+            zr_vclock_drop(r->pushed[i]);
+        zr_vclock_drop(r->complete);
         for (int32_t t = 0; r->own && t < v->layout->n_tensors; t++)
             free(r->own[t]);
         free(r->tensors);

@@ -10,8 +10,8 @@ static struct zr_line *reader_of(const struct zr_verify_rank *r)
 void zr_snapshot_complete(void *arg)
 {
     struct zr_verify_rank *r = arg;
-    zr_stamp_drop(r->complete);
-    r->complete = zr_stamp_hold(zr_sim_line_of(r->engine.reduce_stream));
+    zr_vclock_drop(r->complete);
+    r->complete = zr_vclock_hold(zr_sim_line_of(r->engine.reduce_stream));
     r->readable = true;
 }
 

@@ -32,10 +32,10 @@ bool zr_turn_dies(struct zr_verify_rank *r)
 
 /* ---- the loops ---- */
 
-static void carry_one(struct zr_verify_rank *r)
+static void issue_one(struct zr_verify_rank *r)
 {
     struct zr_line *before = zr_sim_speaker(r->v->sim);
-    if (zr_loop_carry_next(r->loop))
+    if (zr_loop_issue_next(r->loop))
         r->v->n_carried++;
     zr_sim_speak(r->v->sim, before);
 }
@@ -56,36 +56,36 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 }
 
 /* The loop's hand. It knows what the model's thread knew when it gave the job. */
-void zr_turn_carry(void *arg, const struct zr_job *job)
+void zr_turn_issue(void *arg, const struct zr_job *job)
 {
     struct zr_verify_rank *r = arg;
-    struct zr_stamp **known = &r->pushed[r->n_carried++ % ZR_VERIFY_QUEUE];
+    struct zr_vclock **known = &r->pushed[r->n_carried++ % ZR_VERIFY_QUEUE];
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
     zr_line_join(zr_sim_recorder(r->v->sim), l, *known);
-    zr_stamp_drop(*known);
+    zr_vclock_drop(*known);
     *known = NULL;
     l->during = zr_action_name((enum zr_action_kind)job->action.kind);
     l->unit = job->action.unit;
     l->step = job->step;
     note_job(r, job);
     if (!zr_turn_dies(r))
-        zr_mutant_carry(r, job);
+        zr_mutant_issue(r, job);
 }
 
-static void carry_some(struct zr_verify_rank *r)
+static void issue_some(struct zr_verify_rank *r)
 {
     for (int64_t k = zr_verify_below(&r->v->random, 4); k > 0 && behind(r); k--)
-        carry_one(r);
+        issue_one(r);
 }
 
 void zr_turn_pushed(void *arg)
 {
     struct zr_verify_rank *r = arg;
-    r->pushed[r->n_pushed++ % ZR_VERIFY_QUEUE] = zr_stamp_hold(zr_sim_speaker(r->v->sim));
+    r->pushed[r->n_pushed++ % ZR_VERIFY_QUEUE] = zr_vclock_hold(zr_sim_speaker(r->v->sim));
     while (r->pace == ZR_PACE_AT_ONCE && behind(r))
-        carry_one(r);
+        issue_one(r);
     if (r->pace == ZR_PACE_RANDOM && zr_verify_chance(&r->v->random, 30))
-        carry_some(r);
+        issue_some(r);
 }
 
 void zr_turn_awaited(void *arg, uint64_t number)
@@ -98,7 +98,7 @@ void zr_turn_awaited(void *arg, uint64_t number)
         return;
     }
     while (r->n_carried < number)
-        carry_one(r);
+        issue_one(r);
 }
 
 /* ---- waiting ---- */
@@ -197,7 +197,7 @@ void zr_turns_take(struct zr_verify_world *v)
             swapcontext(&v->scheduler, &r->context);
             v->running = NULL;
             if (r->pace == ZR_PACE_RANDOM)
-                carry_some(r);
+                issue_some(r);
             if (zr_snapshot_readable(r) && zr_verify_chance(&v->random, 30))
                 zr_snapshot_read(r, true);
             continue;
@@ -209,7 +209,7 @@ void zr_turns_take(struct zr_verify_world *v)
             struct zr_verify_rank *r = &v->ranks[(from + i) % world];
             moved = behind(r) || zr_snapshot_readable(r);
             if (behind(r))
-                carry_one(r);
+                issue_one(r);
             else if (moved)
                 zr_snapshot_read(r, true);
         }

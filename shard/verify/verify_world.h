@@ -137,7 +137,7 @@ struct zr_verify_rank {
     struct zr_engine engine;
     struct zr_comm *gather, *reduce;
     struct zr_loop *loop;
-    struct zr_stamp **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
+    struct zr_vclock **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
     uint64_t n_pushed, n_carried;
     enum zr_verify_pace pace;
     struct zr_job held; /* of a mutant that makes a job late */
@@ -146,7 +146,7 @@ struct zr_verify_rank {
     int32_t n_done;  /* updates that were not skipped, by the script */
     /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
     bool reading, readable;
-    struct zr_stamp *complete;
+    struct zr_vclock *complete;
     int32_t n_saved;
     double mean[2];
     char *scratch; /* for values read and written */
@@ -182,7 +182,7 @@ struct zr_verify_world {
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream);
 /* Carries out the job, or what the mutant makes of it. */
-void zr_mutant_carry(struct zr_verify_rank *r, const struct zr_job *job);
+void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
@@ -212,7 +212,7 @@ bool zr_turn_dies(struct zr_verify_rank *r);
 void zr_turn_yield(void *arg, int rank);
 int zr_turn_agree(struct zr_verify_rank *r, int err);
 /* Of a loop that is turned by hand; arg is the rank. */
-void zr_turn_carry(void *arg, const struct zr_job *job);
+void zr_turn_issue(void *arg, const struct zr_job *job);
 void zr_turn_pushed(void *arg);
 void zr_turn_awaited(void *arg, uint64_t number);
 /* Until every rank is done, or nothing can go on any more. */

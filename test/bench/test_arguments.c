@@ -98,18 +98,18 @@ static const struct option_table only_options = {.rows = rows, .read_word = opti
 static const struct option_table bare = {.rows = rows};
 
 /* What reading line, split at spaces, leaves in *out and on stderr. */
-static int read_line(const struct option_table *t, const char *line, struct everything *out, char **told)
+static int read_line(const struct option_table *t, const char *line, struct everything *out, char **reported)
 {
     static char copy[512];
     char *argv[16] = {"test"};
     int argc = 1;
-    size_t told_bytes;
+    size_t reported_bytes;
     snprintf(copy, sizeof copy, "%s", line);
     for (char *p = strtok(copy, " "); p && argc < 16; p = strtok(NULL, " ")) {
         argv[argc++] = p;
     }
     FILE *terminal = stderr;
-    stderr = open_memstream(told, &told_bytes);
+    stderr = open_memstream(reported, &reported_bytes);
     assert_non_null(stderr);
     int status = options_parse(t, "bench test", argc, argv, out);
     fclose(stderr);
@@ -120,20 +120,20 @@ static int read_line(const struct option_table *t, const char *line, struct ever
 
 static void accept(const char *line, struct everything *out)
 {
-    char *told;
-    assert_int_equal(read_line(&table, line, out, &told), 0);
-    assert_string_equal(told, "");
-    free(told);
+    char *reported;
+    assert_int_equal(read_line(&table, line, out, &reported), 0);
+    assert_string_equal(reported, "");
+    free(reported);
 }
 
 static void refuse(const struct option_table *t, const char *line, const char *words)
 {
-    char *told, expected[256];
+    char *reported, expected[256];
     struct everything e = {0};
     snprintf(expected, sizeof expected, "bench test: %s\n", words);
-    assert_int_equal(read_line(t, line, &e, &told), EXIT_USAGE);
-    assert_string_equal(told, expected);
-    free(told);
+    assert_int_equal(read_line(t, line, &e, &reported), EXIT_USAGE);
+    assert_string_equal(reported, expected);
+    free(reported);
 }
 
 static void test_stored(void **state)

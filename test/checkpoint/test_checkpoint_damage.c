@@ -332,7 +332,7 @@ static void test_misfits(void **state)
 static int change;
 static const struct {
     const char *a, *b;
-} told[] = {
+} reported[] = {
     {"tensor embedding has shape [37, 9] there and [9, 37] in this model", ""},
     {"tensor head has shape [1025] there and [1024] in this model", ""},
     {"tensor layers/b is F32 there and BF16 in this model", ""},
@@ -369,7 +369,7 @@ static void make_another(struct zero_tensor *t, struct zero_config *cfg)
 static void load_another(struct model_rank *m, void *arg)
 {
     (void)arg;
-    refused(m, "run", ZERO_ERR_ARG, told[change].a, SECOND);
+    refused(m, "run", ZERO_ERR_ARG, reported[change].a, SECOND);
     CHECK_OK(zero_save(m->z, "other"));
     CHECK_OK(zero_load(m->z, "other"));
 }
@@ -377,7 +377,7 @@ static void load_another(struct model_rank *m, void *arg)
 static void test_another_model(void **state)
 {
     (void)state;
-    for (change = 0; change < (int)(sizeof told / sizeof *told); change++) {
+    for (change = 0; change < (int)(sizeof reported / sizeof *reported); change++) {
         struct model_options o = {
             .stage = 1, .world = 2, .change = make_another, .files = memory_files_table(disk)};
         model_run(&o, load_another, NULL);

@@ -236,7 +236,7 @@ static void test_load_calls_fail(void **state)
 struct outage {
     struct history h;
     struct memory_files *disk[MAX_CALLS];
-    bool told[MAX_CALLS]; /* that the save was done */
+    bool reported[MAX_CALLS]; /* that the save was done */
     int n;
     int64_t n_loads, n_new;
 };
@@ -274,7 +274,7 @@ static void lose_power(struct model_rank *m, void *arg)
             CHECK_THAT(err == 0);
         pthread_barrier_wait(&h->barrier);
         if (m->rank == 0)
-            o->told[o->n++] = !err;
+            o->reported[o->n++] = !err;
         pthread_barrier_wait(&h->barrier);
     }
     m->z->files = start;
@@ -291,8 +291,8 @@ static void find_after_outage(struct model_rank *m, void *arg)
                 memory_files_crash(o->disk[k], first_seed + (uint64_t)(k * 1000 + i));
             m->z->files = memory_files_table(found);
             int64_t t = loaded_step(m, &o->h);
-            CHECK_THAT(t >= 2);                /* no commit is lost */
-            CHECK_THAT(!o->told[k] || t == 3); /* and this was one */
+            CHECK_THAT(t >= 2);                    /* no commit is lost */
+            CHECK_THAT(!o->reported[k] || t == 3); /* and this was one */
             o->n_new += t == 3;
             o->n_loads++;
             if (i == 0) { /* and it goes on from there: what is left lying about hinders nothing */

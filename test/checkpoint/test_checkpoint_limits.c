@@ -93,10 +93,10 @@ static void test_sizes(void **state)
                 entries[i].shape[d] = 1 + (int64_t)(random_next(&seed) % 100);
                 bytes *= d < entries[i].n_dims ? entries[i].shape[d] : 1;
             }
-            struct zr_st_entry told = entries[i];
-            told.begin = at;
-            told.end = at += bytes;
-            expected += zr_st_entry_bytes(&told);
+            struct zr_st_entry reported = entries[i];
+            reported.begin = at;
+            reported.end = at += bytes;
+            expected += zr_st_entry_bytes(&reported);
             files[i].bytes = (int64_t)(random_next(&seed) >> 2);
             files[i].rank_data = files[i].bytes >> n;
             zr_shard_name(i, n, files[i].name);
@@ -335,7 +335,7 @@ static void split(struct model_rank *m, const char *from, const char *to)
         char *table, beside[ZR_PATH_BYTES + 8];
         snprintf(beside, sizeof beside, "%s%s", path, ZR_BLOCKS_SUFFIX);
         CHECK_OK(zr_file_load(fs, beside, INT32_MAX, &missing, &table, &n));
-        f->blocks = zr_sum_of(table, n);
+        f->blocks = zr_checksum_of(table, n);
         free(table);
     }
     CHECK_OK(zr_checkpoint_seal(fs, to, &manifest));

@@ -116,7 +116,7 @@ static void test_many_folders(void **state)
 
 struct child {
     bool leaves_one; /* a child of its own, which lives as long as `life` is open for writing elsewhere */
-    int told[2], life[2], left[2];
+    int reported[2], life[2], left[2];
 };
 
 static void hold(struct model_rank *m, void *arg)
@@ -128,14 +128,14 @@ static void hold(struct model_rank *m, void *arg)
         struct zr_folder_locks inherited = m->z->locks;
         inherited.list[0].fd = dup(inherited.list[0].fd);
         zr_folder_unlock_all(&inherited); /* as by zero_unwrap in a child: the lock is its parent's */
-        close(c->told[1]);
+        close(c->reported[1]);
         while (read(c->life[0], &byte, 1) > 0) {
         }
         close(m->z->locks.list[0].fd); /* before the end, which closes what the test waits for first */
         _exit(0);
     }
     close(c->left[1]);
-    CHECK_THAT(write(c->told[1], &byte, 1) == 1);
+    CHECK_THAT(write(c->reported[1], &byte, 1) == 1);
     for (;;)
         pause();
 }
@@ -144,7 +144,7 @@ static void hold_in_child(bool leaves_one)
 {
     struct child c = {.leaves_one = leaves_one};
     char byte, holder[64];
-    assert_int_equal(pipe(c.told) | pipe(c.life) | pipe(c.left), 0);
+    assert_int_equal(pipe(c.reported) | pipe(c.life) | pipe(c.left), 0);
     fflush(stdout);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -153,9 +153,9 @@ static void hold_in_child(bool leaves_one)
         model_run(&alone, hold, &c);
         _exit(1);
     }
-    close(c.told[1]);
+    close(c.reported[1]);
     close(c.left[1]);
-    assert_int_equal(read(c.told[0], &byte, 1), 1); /* none if it failed */
+    assert_int_equal(read(c.reported[0], &byte, 1), 1); /* none if it failed */
     snprintf(holder, sizeof holder, "process %d on host ", (int)pid);
     model_run(&alone, refuse, holder);
     assert_int_equal(kill(pid, SIGKILL), 0);
@@ -170,7 +170,7 @@ static void hold_in_child(bool leaves_one)
     model_run(&alone, save, run); /* what a kill leaves is no lock */
     assert_int_equal(access(lock_file, F_OK), -1);
     clear(run);
-    close(c.told[0]);
+    close(c.reported[0]);
     close(c.life[0]);
     close(c.left[0]);
 }

@@ -105,13 +105,13 @@ static void every_way(void **state)
 /* ---- into another model ---- */
 
 static int change;
-static const char *const told[] = {
+static const char *const reported[] = {
     "the optimizer of tensor embedding is lion with 1 states there, and adamw with 2 in this model",
     "the optimizer of tensor layers/w is sgd with 0 states there, and sgd with 1 in this model",
     "the optimizer of tensor scale is adamw with 2 states there, and adam with 2 in this model",
     "the optimizer of tensor embedding is lion with 1 states there, and user with 1 in this model",
 };
-enum { N_CHANGES = sizeof told / sizeof *told };
+enum { N_CHANGES = sizeof reported / sizeof *reported };
 
 static int own_update(void *arg, const struct zero_update *u)
 {
@@ -149,9 +149,9 @@ static void load_refused(struct model_rank *m, void *arg)
     (void)arg;
     uint64_t before = model_hash(m);
     CHECK_THAT(zero_load(m->z, "/way2") == ZERO_ERR_ARG);
-    if (!strstr(zero_last_error(), told[change]))
-        fprintf(stderr, "not said: %s\n", told[change]);
-    CHECK_THAT(strstr(zero_last_error(), told[change]) != NULL);
+    if (!strstr(zero_last_error(), reported[change]))
+        fprintf(stderr, "not said: %s\n", reported[change]);
+    CHECK_THAT(strstr(zero_last_error(), reported[change]) != NULL);
     CHECK_THAT(model_hash(m) == before);
 }
 

@@ -161,7 +161,7 @@ static void keep_line(void *arg, const char *line)
 }
 
 /* Rank 0 looks, when all have come so far. */
-static void look(struct model_rank *m, bool told, const char *format)
+static void look(struct model_rank *m, bool reported, const char *format)
 {
     const char *path;
     char manifest[ZR_PATH_BYTES + 16];
@@ -172,7 +172,7 @@ static void look(struct model_rank *m, bool told, const char *format)
         snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
         const unsigned char *text = memory_files_content(disk, manifest, &n);
         CHECK_THAT(text && !memcmp(text, format, strlen(format)));
-        CHECK_THAT((strstr(lines, "the one now saved none: zero_set_rank_data") != NULL) == told);
+        CHECK_THAT((strstr(lines, "the one now saved none: zero_set_rank_data") != NULL) == reported);
         *lines = 0;
     }
     CHECK_OK(zr_engine_barrier(&m->z->engine));

@@ -257,17 +257,17 @@ static int64_t first_difference(const char *a, const char *b, int64_t n)
 void comm_suite_conform(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
-    struct office o;
+    struct fixture o;
     int world = me->w.world, rank = me->w.rank;
     char why[512];
-    RANK_CHECK(me, office_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
     char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
     for (int k = 0; k < 2; k++) {
         struct zr_comm *c = o.comm[k];
         RANK_CHECK(me, c->rank == rank && c->world == world, "rank %d of %d", c->rank, c->world);
         RANK_CHECK(me, c->ops->deterministic == p->kind->exact, "deterministic is %d", c->ops->deterministic);
         RANK_CHECK(me, (uintptr_t)o.base[k] % 4096 == 0, "the arena is at %p", (void *)o.base[k]);
-        RANK_CHECK(me, office_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         for (int64_t i = 0; i < ARENA_BYTES; i++)
             RANK_CHECK(me, arena[i] == 0, "byte %lld of the new arena is not 0", (long long)i);
     }
@@ -281,9 +281,9 @@ void comm_suite_conform(struct rank *me)
         memset(arena, POISON, ARENA_BYTES);
         prepare(&d, p->seed, i, world, rank, arena);
         memcpy(expected, arena, ARENA_BYTES);
-        RANK_CHECK(me, office_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         RANK_CHECK(me, put_on(c, o.stream[k], &d) == 0, "op %d: %s", i, zr_error_text());
-        RANK_CHECK(me, office_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
         double worst = finish(&d, p->seed, i, world, rank, expected, p->kind->exact ? NULL : arena);
         RANK_CHECK(me, worst <= 1, "op %d: off by %.3f bounds", i, worst);
@@ -316,7 +316,7 @@ void comm_suite_conform(struct rank *me)
                    (long long)w->n_reduce_scatter, (long long)w->n_broadcast, (long long)w->n_exchange,
                    (long long)w->wire_bytes);
     }
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 /* --- many operations at once on two communicators and two streams, with delays --- */
@@ -333,11 +333,11 @@ static void nap(void *arg)
 void comm_suite_mixed(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
-    struct office o;
+    struct fixture o;
     int world = me->w.world, rank = me->w.rank;
     char why[512];
     const int64_t bytes = (int64_t)N_MIXED * SLOT_BYTES;
-    RANK_CHECK(me, office_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, bytes) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, bytes) == 0, "%s", zr_error_text());
     struct drawn *d = calloc(2 * N_MIXED, sizeof *d);
     char *expected[2], *arena = malloc((size_t)bytes);
     uint64_t rng = p->seed, mine = p->seed + 1 + (uint64_t)rank,
@@ -351,7 +351,7 @@ void comm_suite_mixed(struct rank *me)
                  (int64_t)(i + 1) * SLOT_BYTES, i, e);
             prepare(e, p->seed, i, world, rank, expected[k]);
         }
-        RANK_CHECK(me, office_store(&o, k, expected[k], bytes) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_store(&o, k, expected[k], bytes) == 0, "%s", zr_error_text());
     }
     /* The two communicators' orders are fixed each; how they mix may differ from rank to rank. */
     int next[2] = {0, 0};
@@ -367,7 +367,7 @@ void comm_suite_mixed(struct rank *me)
         next[k]++;
     }
     for (int k = 0; k < 2; k++) {
-        RANK_CHECK(me, office_fetch(&o, k, arena, bytes) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_fetch(&o, k, arena, bytes) == 0, "%s", zr_error_text());
         RANK_CHECK(me, o.comm[k]->ops->status(o.comm[k], why, sizeof why) == 0, "%s", why);
         double worst = 0;
         for (int i = 0; i < N_MIXED; i++) {
@@ -384,5 +384,5 @@ void comm_suite_mixed(struct rank *me)
     }
     free(arena);
     free(d);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }

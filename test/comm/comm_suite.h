@@ -8,10 +8,10 @@
 #ifndef ZR_TEST_COMM_COMM_SUITE_H
 #define ZR_TEST_COMM_COMM_SUITE_H
 
-#include "test/comm/office.h"
+#include "test/comm/comm_fixture.h"
 
 struct comm_plan {
-    const struct office_kind *kind;
+    const struct fixture_kind *kind;
     uint64_t seed;
     int n_ops;
 };

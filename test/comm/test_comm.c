@@ -13,7 +13,7 @@ enum { TIMEOUT_MS = 60000 };
 static void test_self(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_self, .seed = fresh_seed("self"), .n_ops = 200};
+    struct comm_plan p = {.kind = &fixture_self, .seed = fresh_seed("self"), .n_ops = 200};
     run_ranks(false, 1, comm_suite_conform, &p, NULL);
 }
 
@@ -21,7 +21,7 @@ static void test_shm_processes(void **state)
 {
     (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
-    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("shm, processes"), .n_ops = 40};
+    struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, processes"), .n_ops = 40};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         run_ranks(true, worlds[i], comm_suite_conform, &p, NULL);
 }
@@ -29,7 +29,7 @@ static void test_shm_processes(void **state)
 static void test_shm_threads(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("shm, threads"), .n_ops = 40};
+    struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, threads"), .n_ops = 40};
     for (int world = 1; world <= 8; world++)
         run_ranks(false, world, comm_suite_conform, &p, NULL);
 }
@@ -37,12 +37,12 @@ static void test_shm_threads(void **state)
 static void test_mixed(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_shm, .seed = fresh_seed("mixed")};
+    struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("mixed")};
     run_ranks(true, 2, comm_suite_mixed, &p, NULL);
     run_ranks(true, 4, comm_suite_mixed, &p, NULL);
     run_ranks(false, 3, comm_suite_mixed, &p, NULL);
     run_ranks(false, 6, comm_suite_mixed, &p, NULL);
-    p.kind = &office_self;
+    p.kind = &fixture_self;
     run_ranks(false, 1, comm_suite_mixed, &p, NULL);
 }
 
@@ -51,10 +51,10 @@ static void test_mixed(void **state)
 static void deep_queue(struct rank *me)
 {
     enum { N_OPS = 120, N_SEGS = 1000, MOST = 8192 };
-    struct office o;
+    struct fixture o;
     char why[512];
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, TIMEOUT_MS, (int64_t)MOST * 256) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, (int64_t)MOST * 256) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_gather_seg *seg = calloc(MOST + 1, sizeof *seg);
@@ -81,7 +81,7 @@ static void deep_queue(struct rank *me)
     for (int i = 0; i < MOST * 256; i++)
         RANK_CHECK(me, o.base[0][i] == i / 256 % 100 + i / 128 % 2, "byte %d", i);
     free(seg);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_deep_queue(void **state)
@@ -94,10 +94,10 @@ static void test_deep_queue(void **state)
 
 static void on_caller(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_stream *s;
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, TIMEOUT_MS, 4096) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, 4096) == 0, "%s", zr_error_text());
     RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_CALLER, "caller", NULL, &s) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
@@ -106,7 +106,7 @@ static void on_caller(struct rank *me)
     for (int i = 0; i < me->w.world; i++)
         RANK_CHECK(me, o.base[0][i] == i + 1, "byte %d is %d", i, o.base[0][i]);
     o.dev->ops->stream_close(s);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_caller_stream(void **state)

@@ -1,6 +1,6 @@
 /* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
  * never a hang, and nothing left behind. */
-#include "test/comm/office.h"
+#include "test/comm/comm_fixture.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -46,8 +46,9 @@ static void differ(struct rank *me)
 {
     enum difference what = *(enum difference *)me->arg;
     bool odd = me->w.rank == me->w.world - 1;
-    struct office o;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
@@ -89,7 +90,7 @@ static void differ(struct rank *me)
     char again[1024];
     RANK_CHECK(me, c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0,
                "\"%s\" became \"%s\"", me->note, again);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_operations_differ(bool forked)
@@ -130,10 +131,10 @@ static void test_operations_differ_threads(void **state)
 
 static void stay_away(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 4};
     bool away = me->w.rank == 2;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, SHORT_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (*(int *)me->arg)
@@ -151,7 +152,7 @@ static void stay_away(struct rank *me)
     }
     note_status(me, c); /* the rank that stayed away hears of it too */
     atomic_store(&me->stage, 2);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_stays_away(void **state)
@@ -174,10 +175,10 @@ static void test_stays_away(void **state)
 /* Rank 2 waits on one communicator, the others on the other. */
 static void wait_elsewhere(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     int mine = me->w.rank == 2;
     char last[96];
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     zr_shm_pair(o.comm[0], o.comm[1]);
     for (int k = 0; k < 2; k++) {
@@ -198,7 +199,7 @@ static void wait_elsewhere(struct rank *me)
     note_status(me, c);
     bool inside = c->ops->last(c, last, sizeof last);
     RANK_CHECK(me, inside && strncmp(last, "broadcast seq 2", 15) == 0, "%d \"%s\"", inside, last);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_waits_elsewhere(void **state)
@@ -223,9 +224,10 @@ static void test_waits_elsewhere(void **state)
 
 static void die(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 7};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     struct zr_reduce_seg r = {
         .src = 0, .dst = 32768, .shard_bytes = 4096, .total_bytes = 16384, .dtype = ZR_BF16};
     for (int i = 0; i < 2000; i++)
@@ -245,7 +247,7 @@ static void die(struct rank *me)
     RANK_CHECK(me, o.comm[1]->ops->status(o.comm[1], why, sizeof why) == ZR_ERR_PEER,
                "the other communicator: \"%s\"", why);
     RANK_CHECK(me, strstr(why, "rank 1 was lost"), "the other communicator: \"%s\"", why);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void rank_1_dies(struct rank *r)
@@ -271,16 +273,17 @@ static void test_death(void **state)
 
 static void close_early(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 7};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (me->w.rank != 1) {
         RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[0]);
         note_status(me, c);
     }
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_close_early(void **state)
@@ -297,11 +300,12 @@ static void test_close_early(void **state)
 
 static void abort_while_waiting(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = -1};
     pthread_t id;
     bool away = me->w.rank == 0;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (me->w.rank == 1)
         pthread_create(&id, NULL, abort_soon, c);
@@ -316,7 +320,7 @@ static void abort_while_waiting(struct rank *me)
         pthread_join(id, NULL);
     note_status(me, c);
     atomic_store(&me->stage, 1);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_abort(void **state)
@@ -334,10 +338,10 @@ static void test_abort(void **state)
 /* An abort before there is an arena is not forgotten. */
 static void abort_early(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = -1};
     void *base;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     if (me->w.rank == 0)
@@ -347,7 +351,7 @@ static void abort_early(struct rank *me)
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_abort_early(void **state)
@@ -361,11 +365,11 @@ static void test_abort_early(void **state)
 static void test_abort_self(void **state)
 {
     (void)state;
-    struct office o;
+    struct fixture o;
     struct zr_world w = {.world = 1};
     struct zr_tag tag = {.unit = -1};
     char why[64];
-    assert_int_equal(office_open(&o, &w, &office_self, 1, LONG_MS, 4096), 0);
+    assert_int_equal(fixture_open(&o, &w, &fixture_self, 1, LONG_MS, 4096), 0);
     struct zr_comm *c = o.comm[0];
     struct zr_reduce_seg r = {.src = 0, .dst = 2048, .shard_bytes = 128, .total_bytes = 128, .dtype = ZR_F32};
     c->ops->abort(c, ZR_ERR_PEER, "gone");
@@ -376,7 +380,7 @@ static void test_abort_self(void **state)
     assert_int_equal(o.base[0][2048], 0);
     assert_int_equal(c->ops->status(c, why, sizeof why), ZR_ERR_PEER);
     assert_string_equal(why, "gone");
-    assert_true(office_close(&o));
+    assert_true(fixture_close(&o));
 }
 
 /* --- arenas that cannot be had --- */
@@ -410,10 +414,10 @@ struct request {
 static void ask(struct rank *me)
 {
     const struct request *q = me->arg;
-    struct office o;
+    struct fixture o;
     void *base = NULL;
     struct rlimit files, space;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     int before = n_descriptors();
     getrlimit(RLIMIT_NOFILE, &files);
@@ -436,7 +440,7 @@ static void ask(struct rank *me)
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
 }
 
@@ -468,13 +472,13 @@ static void test_arena_refused(void **state)
 
 static void other_name(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_comm *c = NULL;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, "x", 0, &c) == ZR_ERR_ARG, "timeout 0");
     note_error(me, zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c));
     RANK_CHECK(me, !c, "a communicator came out of it");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_other_name(void **state)
@@ -488,10 +492,10 @@ static void test_other_name(void **state)
 static void refuse_arguments(struct rank *me)
 {
     bool self = *(int *)me->arg;
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 0};
-    RANK_CHECK(me, office_open(&o, &me->w, self ? &office_self : &office_shm, 1, LONG_MS, 65536) == 0, "%s",
-               zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, self ? &fixture_self : &fixture_shm, 1, LONG_MS, 65536) == 0,
+               "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     int64_t w = me->w.world;
@@ -546,7 +550,7 @@ static void refuse_arguments(struct rank *me)
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, me->code == 0, "%s", me->note);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_arguments(void **state)

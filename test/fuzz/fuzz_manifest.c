@@ -24,7 +24,7 @@ static void try(const char *text, int64_t n)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     char sum[ZR_SUM_CHARS];
-    struct zr_sum *sums;
+    struct zr_checksum *sums;
     try((const char *)data, (int64_t)n);
     /* As a table of blocks, too. */
     if (n > 16 &&
@@ -38,8 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (!text)
         return 0;
     memcpy(text, data, body);
-    struct zr_sum s = zr_sum_of(text, (int64_t)body);
-    zr_sum_print(&s, sum);
+    struct zr_checksum s = zr_checksum_of(text, (int64_t)body);
+    zr_checksum_print(&s, sum);
     int64_t whole = (int64_t)body + snprintf(text + body, 64, "%s%s\"}\n", mark, sum);
     try(text, whole);
     free(text);

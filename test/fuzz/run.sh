@@ -15,7 +15,7 @@ if [ -z "$clang" ]; then
 fi
 mkdir -p build-fuzz
 flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
-parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/sums.c zero/checkpoint/files.c kernels/error.c"
+parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c kernels/error.c"
 passed=0 failed=0
 
 # fuzz NAME SOURCE...

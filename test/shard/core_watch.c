@@ -784,13 +784,13 @@ void watch_run(struct watch *w, const char *script)
     enum zr_core_event_kind kind;
     int32_t unit;
     bool backward;
-    bool told = strchr(script, '!');
+    bool reported = strchr(script, '!');
     while (watch_parse(&script, &kind, &unit, &backward)) {
         CHECK(watch_call(w, kind, unit, backward) == 0, "before \"%s\": %s", script, zr_error_text());
         int32_t n = 0;
         for (int32_t i = 0; i < w->n_out; i++)
             n += w->out[i].kind == ZR_ACT_RETURN_GRADS;
-        CHECK(!told || n == (*script == '!'), "%d returns of gradients before \"%s\"", n, script);
+        CHECK(!reported || n == (*script == '!'), "%d returns of gradients before \"%s\"", n, script);
         script += *script == '!';
     }
 }

@@ -256,7 +256,7 @@ cudaError_t stand_in_done(cudaError_t err)
 
 int stand_in_end(const char **text)
 {
-    static char told[sizeof misuse.text];
+    static char reported[sizeof misuse.text];
     si_lock();
     si_wait_for_device(-1);
     si_streams_end();
@@ -269,12 +269,12 @@ int stand_in_end(const char **text)
         si.device[i].has_context = false;
     }
     int n = misuse.n;
-    memcpy(told, misuse.text, sizeof told);
+    memcpy(reported, misuse.text, sizeof reported);
     misuse.n = 0;
     misuse.text[0] = 0;
     si_unlock();
     if (text)
-        *text = told;
+        *text = reported;
     return n;
 }
 

@@ -100,7 +100,7 @@ static void test_places(void **state)
     (void)state;
     static const struct {
         int64_t a, b, d;
-        const char *told;
+        const char *reported;
     } cases[] = {
         {4, 4096, 8192, "A at"},                          /* less aligned than asked for */
         {0, 4096, 3 * 4096 + WORKSPACE - 64, "bytes at"}, /* runs out of its allocation */
@@ -110,7 +110,7 @@ static void test_places(void **state)
         struct product p = open_product();
         assert_int_equal(multiply(&p, cases[i].a, cases[i].b, cases[i].d, WORKSPACE),
                          CUBLAS_STATUS_INVALID_VALUE);
-        close_with_result(&p, cases[i].told);
+        close_with_result(&p, cases[i].reported);
     }
 }
 

@@ -1,7 +1,7 @@
 /* test_attack.c: a job is attacked from another process while its ranks meet: by a thousand who say nothing,
  * by those who say anything, by replayed and reflected handshakes, from rank 0's own place, and by a rank
- * that lies. No seat is taken, nothing is told, no byte is read that was not sent (run it under ASan), memory
- * stays small, and the job ends as it does in peace. ZERO_TEST_SEED repeats a run. */
+ * that lies. No member is taken, nothing is told, no byte is read that was not sent (run it under ASan),
+ * memory stays small, and the job ends as it does in peace. ZERO_TEST_SEED repeats a run. */
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 enum {
-    MOST_STRANGERS = 128 /* that rank 0 keeps */,
+    MOST_UNIDENTIFIED = 128 /* that rank 0 keeps */,
     WORLD = 3,
     ATTACKER = 3,
     SILENT = 1000,
@@ -169,7 +169,7 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
         memcpy(h.hello.proof, shake.nonce_0, sizeof h.hello.proof);
         send_all(fd, &h, sizeof h);
         break;
-    case 6: /* as if it had a seat: every kind of frame, with text that has no end */
+    case 6: /* as if it had a member: every kind of frame, with text that has no end */
         f.frame.type = (uint16_t)random_in(s, 0, 20);
         f.frame.about = (int32_t)random_in(s, -12, WORLD);
         f.frame.n_bytes = (uint32_t)random_in(s, 0, sizeof f.payload);
@@ -197,7 +197,7 @@ static void attack(struct rank *me)
     struct spoken_hello captured = hello_of(&me->w, &other, 1, WORLD);
     for (int fd; n < SILENT && (rlim_t)n + 100 < files.rlim_cur && (fd = dial(me->w.port)) >= 0;)
         fds[n++] = fd;
-    RANK_CHECK(me, n > MOST_STRANGERS, "only %d strangers", n);
+    RANK_CHECK(me, n > MOST_UNIDENTIFIED, "only %d strangers", n);
     for (int i = 0; i < SPEAKING / 10 && !me->wrong[0]; i++)
         speak(me, &s, i, &captured);
     atomic_store(&me->stage, 1);
@@ -238,7 +238,7 @@ static void expect_peace(struct rank *r, const char *hash)
 
 static char peaceful[32]; /* how the job ends when nobody attacks */
 
-static void test_strangers(void **state)
+static void test_unidentified_connections(void **state)
 {
     (void)state;
     expect_peace(run_ranks(true, WORLD + 1, under_attack, NULL, world_of_three), peaceful);
@@ -315,7 +315,7 @@ static void test_impostor(void **state)
     expect_peace(run_ranks(true, WORLD + 1, deceived, NULL, world_of_three), peaceful);
 }
 
-/* ---- from a seat ---- */
+/* ---- from a member ---- */
 
 /* It has the key, and then speaks nonsense: rank 0 fails, and names it. */
 static void liar(struct rank *me)
@@ -417,7 +417,7 @@ int main(void)
     struct rank *r = run_ranks(true, WORLD, train, NULL, NULL);
     snprintf(peaceful, sizeof peaceful, "%.31s", r[0].note);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_unidentified_connections),
         cmocka_unit_test(test_impostor),
         cmocka_unit_test(test_liar),
         cmocka_unit_test(test_endless_text),

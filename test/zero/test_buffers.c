@@ -330,9 +330,9 @@ static void saves(struct toy_rank *r)
     }
     if (!err)
         err = zero_save_wait(p->z);
-    bool told =
+    bool reported =
         strstr(p->lines, "zero_save saves rank 0's buffers, but element 0 of buffer statistics is not");
-    if (!err && told != (unequal && r->world > 1 && r->rank == 0))
+    if (!err && reported != (unequal && r->world > 1 && r->rank == 0))
         toy_wrong(r, "lines: %s\n", p->lines);
     if (!err)
         err = zero_export(p->z, p->plan->dir, NULL, 0, 100000);

@@ -125,7 +125,7 @@ enum wrong {
     WRONGS
 };
 
-static const char *const told[WRONGS] = {
+static const char *const reported[WRONGS] = {
     [WRITES_GRAD_AFTER_END] =
         "after zero_end of unit 0 in backward, step 1, it writes the gradient of tensor "
         "embedding (unit 0, element 7) outside its bracket",
@@ -268,11 +268,13 @@ static void test_faults_of_the_model(void **state)
                 toy_ranks(world, faulty_rank, &f, ranks);
                 for (int i = 0; i < world; i++)
                     if (ranks[i].err != ZERO_ERR_ORDER || !strstr(ranks[i].text, "the model's fault") ||
-                        !strstr(ranks[i].text, told[wrong]) || ranks[i].wrong[0])
+                        !strstr(ranks[i].text, reported[wrong]) || ranks[i].wrong[0])
                         fail_msg("fault %d, stage %d, world %d, rank %d: %d \"%s\" %s; wanted \"%s\"", wrong,
-                                 stage, world, i, ranks[i].err, ranks[i].text, ranks[i].wrong, told[wrong]);
-                assert_non_null(strstr(f.lines.text, told[wrong]));
-                assert_ptr_equal(strstr(strstr(f.lines.text, told[wrong]) + 1, told[wrong]), NULL); /* once */
+                                 stage, world, i, ranks[i].err, ranks[i].text, ranks[i].wrong,
+                                 reported[wrong]);
+                assert_non_null(strstr(f.lines.text, reported[wrong]));
+                assert_ptr_equal(strstr(strstr(f.lines.text, reported[wrong]) + 1, reported[wrong]),
+                                 NULL); /* once */
             }
 }
 

@@ -116,7 +116,7 @@ static const struct way {
     const char *name;
     void (*go)(struct run *r);
     int signal; /* that ends it; 0: it exits with 0 */
-    const char *told;
+    const char *reported;
 } ways[] = {
     {"SIGFPE", division, SIGFPE, touched},
     {"SIGSEGV", wild_pointer, SIGSEGV, touched},
@@ -183,7 +183,7 @@ static void test_told_first(void **state)
             assert_int_equal(waitpid(child, &status, 0), child);
             bool ended = ways[i].signal ? WIFSIGNALED(status) && WTERMSIG(status) == ways[i].signal
                                         : WIFEXITED(status) && WEXITSTATUS(status) == 0;
-            if (!ended || times(text, ways[i].told) != 1 || times(text, "the model's fault") != 1)
+            if (!ended || times(text, ways[i].reported) != 1 || times(text, "the model's fault") != 1)
                 fail_msg("%s, stage %d: status %x, told \"%s\"", ways[i].name, stage, (unsigned)status, text);
         }
 }

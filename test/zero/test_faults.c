@@ -280,10 +280,11 @@ static void assert_survivors(const char *what, const struct death *d, int code, 
             continue;
         }
         /* Once wrapped, an operation is named. */
-        bool told = r->err == code && strstr(r->text, who) && (!names_operation || strstr(r->text, " seq "));
+        bool reported =
+            r->err == code && strstr(r->text, who) && (!names_operation || strstr(r->text, " seq "));
         bool alone =
             alone_code && r->err == alone_code && (strstr(r->text, who) || strstr(r->text, "for rank 0"));
-        if (r->wrong[0] || !(told || alone) || r->ms > SOON_MS)
+        if (r->wrong[0] || !(reported || alone) || r->ms > SOON_MS)
             fail_msg("%s: stage %d world %d victim %d, rank %d: code %d after %lld ms: \"%s\"; %s", what,
                      d->stage, d->world, d->victim, k, r->err, (long long)r->ms, r->text, r->wrong);
     }
@@ -867,9 +868,9 @@ static bool check_without_memory(const struct toy_rank *r, int world, const stru
     char who[16];
     snprintf(who, sizeof who, "rank %d", t->who);
     for (int i = 0; i < world; i++) {
-        bool told = t->who < 0 || i == t->who || strstr(r[i].text, who);
+        bool reported = t->who < 0 || i == t->who || strstr(r[i].text, who);
         bool right = r[i].err == ZERO_ERR_NOMEM || r[i].err == ZERO_ERR_SYSTEM;
-        if (r[i].wrong[0] || r[i].ms > SOON_MS || (r[i].err && (!told || !right || !r[i].text[0])) ||
+        if (r[i].wrong[0] || r[i].ms > SOON_MS || (r[i].err && (!reported || !right || !r[i].text[0])) ||
             !r[i].err != !r[0].err)
             fail_msg("stage %d world %d, allocation %lld of rank %d fails; rank %d: code %d after %lld ms "
                      "\"%s\"; %s",

@@ -163,7 +163,7 @@ static long long ask(int rank, const char *file)
     return n;
 }
 
-static int tell(int rank, const char *file, long long n)
+static int report(int rank, const char *file, long long n)
 {
     char path[600];
     snprintf(path, sizeof path, "%.500s/%.60s", groups[rank], file);
@@ -195,7 +195,7 @@ static const char *make_groups(void)
                  r);
         if (mkdir(groups[r], 0755))
             return strerror(errno);
-        if (tell(r, "memory.limit_in_bytes", 1LL << 40))
+        if (report(r, "memory.limit_in_bytes", 1LL << 40))
             return "its limit cannot be set";
     }
     return NULL;
@@ -225,7 +225,7 @@ static void begin_rank(int r, const char *url, const struct trial *t)
 {
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
-    if (tell(t->together ? 0 : r, "cgroup.procs", getpid()))
+    if (report(t->together ? 0 : r, "cgroup.procs", getpid()))
         die(r, "cannot join its group");
     run_rank(r, url, t);
 }
@@ -238,8 +238,8 @@ static int run_world(const struct trial *t, long long *peak)
     make_table(t->n);
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", held_port());
     for (int r = 0; r < WORLD; r++) {
-        if (tell(r, "memory.limit_in_bytes", t->limit) || tell(r, "memory.max_usage_in_bytes", 0) ||
-            tell(r, "memory.failcnt", 0))
+        if (report(r, "memory.limit_in_bytes", t->limit) || report(r, "memory.max_usage_in_bytes", 0) ||
+            report(r, "memory.failcnt", 0))
             fprintf(stderr, "rank %d's group cannot be set\n", r), n_failed++;
         fflush(NULL);
         ranks[r] = fork();

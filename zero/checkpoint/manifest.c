@@ -88,7 +88,7 @@ static json_t *print_files(const struct zr_manifest *m)
     json_t *list = json_array();
     for (int32_t i = 0; list && i < m->n_files; i++) {
         char sum[ZR_SUM_CHARS];
-        zr_sum_print(&m->files[i].blocks, sum);
+        zr_checksum_print(&m->files[i].blocks, sum);
         json_t *o = json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
                               (json_int_t)m->files[i].bytes, "blocks", sum);
         if (o && m->format > 2 && json_object_set_new(o, "rank_data", json_integer(m->files[i].rank_data))) {
@@ -176,8 +176,8 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
         all = malloc((size_t)(body + TRAILER_BYTES + 1));
     if (all) {
         char sum[ZR_SUM_CHARS];
-        struct zr_sum s = zr_sum_of(text, body);
-        zr_sum_print(&s, sum);
+        struct zr_checksum s = zr_checksum_of(text, body);
+        zr_checksum_print(&s, sum);
         memcpy(all, text, (size_t)body);
         *n = body + snprintf(all + body, (size_t)TRAILER_BYTES + 1, "%s%s\"}\n", TRAILER, sum);
     }
@@ -313,7 +313,7 @@ static int get_file(const char *file, const json_t *o, int32_t format, struct zr
         err = get_text(file, o, "blocks", sum, sizeof sum);
     if (!err && !is_plain_name(f->name))
         err = bad(file, "files", "a name is not that of a file in the same folder");
-    if (!err && !zr_sum_parse(sum, &f->blocks))
+    if (!err && !zr_checksum_parse(sum, &f->blocks))
         err = bad(file, f->name, "blocks is not a checksum");
     return err;
 }
@@ -386,8 +386,8 @@ bool zr_manifest_is_sound(const char *text, int64_t n)
     int64_t body = n - TRAILER_BYTES;
     if (body < 1 || n > ZR_MANIFEST_MAX)
         return false;
-    struct zr_sum s = zr_sum_of(text, body);
-    zr_sum_print(&s, sum);
+    struct zr_checksum s = zr_checksum_of(text, body);
+    zr_checksum_print(&s, sum);
     snprintf(trailer, sizeof trailer, "%s%s\"}\n", TRAILER, sum);
     return !memcmp(text + body, trailer, (size_t)TRAILER_BYTES);
 }
@@ -433,7 +433,7 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
 
 static const char blocks_magic[8] = "ZRBLOCK1";
 
-int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **out, int64_t *n)
+int zr_blocks_print(const struct zr_checksum *sums, int64_t bytes, unsigned char **out, int64_t *n)
 {
     int64_t count = zr_blocks_count(bytes);
     *n = (int64_t)sizeof blocks_magic + 8 + count * ZR_SUM_BYTES;
@@ -444,28 +444,28 @@ int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **ou
     for (int i = 0; i < 8; i++)
         p[8 + i] = (unsigned char)((uint64_t)bytes >> 8 * i);
     for (int64_t i = 0; i < count; i++)
-        zr_sum_store(&sums[i], p + 16 + i * ZR_SUM_BYTES);
+        zr_checksum_store(&sums[i], p + 16 + i * ZR_SUM_BYTES);
     *out = p;
     return 0;
 }
 
 int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
-                    struct zr_sum **sums)
+                    struct zr_checksum **sums)
 {
     int64_t count = zr_blocks_count(bytes);
-    uint64_t told = 0;
+    uint64_t reported = 0;
     if (n != 16 + count * ZR_SUM_BYTES || memcmp(data, blocks_magic, sizeof blocks_magic) != 0)
         return zr_fail(ZR_ERR_IO, "%s: not the checksums of a file of %lld bytes", file, (long long)bytes);
     for (int i = 0; i < 8; i++)
-        told |= (uint64_t)data[8 + i] << 8 * i;
-    if (told != (uint64_t)bytes)
+        reported |= (uint64_t)data[8 + i] << 8 * i;
+    if (reported != (uint64_t)bytes)
         return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
-                       (unsigned long long)told, (long long)bytes);
-    struct zr_sum *s = malloc((size_t)(count + 1) * sizeof *s);
+                       (unsigned long long)reported, (long long)bytes);
+    struct zr_checksum *s = malloc((size_t)(count + 1) * sizeof *s);
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
     for (int64_t i = 0; i < count; i++)
-        zr_sum_load(data + 16 + i * ZR_SUM_BYTES, &s[i]);
+        zr_checksum_load(data + 16 + i * ZR_SUM_BYTES, &s[i]);
     *sums = s;
     return 0;
 }

@@ -7,8 +7,8 @@
 #ifndef ZR_ZERO_MANIFEST_H
 #define ZR_ZERO_MANIFEST_H
 
+#include "zero/checkpoint/checksums.h"
 #include "zero/checkpoint/files.h"
-#include "zero/checkpoint/sums.h"
 
 #define ZR_MANIFEST_NAME "manifest.json"
 #define ZR_MANIFEST_MAX  (1 << 30)  /* bytes */
@@ -29,8 +29,8 @@ struct zr_manifest_tensor {
 struct zr_manifest_file {
     char name[64];
     int64_t bytes;
-    struct zr_sum blocks; /* of the table of its blocks */
-    int64_t rank_data;    /* bytes of them that are the program's own, of that rank */
+    struct zr_checksum blocks; /* of the table of its blocks */
+    int64_t rank_data;         /* bytes of them that are the program's own, of that rank */
 };
 
 struct zr_manifest {
@@ -64,10 +64,10 @@ bool zr_manifest_is_sound(const char *text, int64_t n);
 int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out);
 
 /* The table of blocks of a file of `bytes` bytes, as bytes: *out is freed by the caller. */
-int zr_blocks_print(const struct zr_sum *sums, int64_t bytes, unsigned char **out, int64_t *n);
+int zr_blocks_print(const struct zr_checksum *sums, int64_t bytes, unsigned char **out, int64_t *n);
 /* *sums (zr_blocks_count(bytes) of them) is freed by the caller. */
 int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int64_t bytes,
-                    struct zr_sum **sums);
+                    struct zr_checksum **sums);
 static inline int64_t zr_blocks_count(int64_t bytes)
 {
     return (bytes + ZR_BLOCK_BYTES - 1) / ZR_BLOCK_BYTES;

@@ -43,7 +43,7 @@ struct zr_save {
     uv_cond_t changed;
     _Atomic bool cancelled;
     /* Under the lock. */
-    bool readable, commit_told; /* readable: the memory may be read */
+    bool readable, commit_reported; /* readable: the memory may be read */
     enum state state;
     int err;
     char text[ZR_ERROR_BYTES];
@@ -128,11 +128,11 @@ static int collect_files(struct zr_save *s)
         snprintf(beside, sizeof beside, "%s%s", path, ZR_BLOCKS_SUFFIX);
         if (!err)
             err = zr_file_load(fs, beside, INT32_MAX, &missing, &table, &n);
-        struct zr_sum *sums = NULL;
+        struct zr_checksum *sums = NULL;
         if (!err)
             err = zr_blocks_parse(beside, (unsigned char *)table, n, f->bytes, &sums);
         if (!err)
-            f->blocks = zr_sum_of(table, n);
+            f->blocks = zr_checksum_of(table, n);
         free(sums);
         free(table);
     }
@@ -191,7 +191,7 @@ static void run(void *arg)
     if (err)
         return;
     atomic_store(&z->engine.save_written, s->number);
-    if (z->world.rank != 0 || !await(s, &s->commit_told))
+    if (z->world.rank != 0 || !await(s, &s->commit_reported))
         return;
     err = commit(s);
     if (!err) {
@@ -281,7 +281,7 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
     }
     s->z = z;
     s->kept = kept;
-    s->commit_told = z->world.world == 1;
+    s->commit_reported = z->world.world == 1;
     int longest = ZR_PATH_BYTES - 3 * ZR_CHECKPOINT_NAME_BYTES;
     /* The program may change its working directory while the file is written. */
     int err = zr_path_absolute(z->files, dir, s->root);
@@ -331,12 +331,12 @@ struct wanted {
 };
 
 /* Of data that a program took from a checkpoint, and does not give to the next. */
-static void tell_no_rank_data(struct zero_ctx *z, int64_t bytes)
+static void report_no_rank_data(struct zero_ctx *z, int64_t bytes)
 {
     int64_t before = zr_loaded_ranks_bytes(z->loaded);
-    if (bytes || !before || z->rank_data_set || z->told_no_rank_data || z->world.rank)
+    if (bytes || !before || z->rank_data_set || z->reported_no_rank_data || z->world.rank)
         return;
-    z->told_no_rank_data = true;
+    z->reported_no_rank_data = true;
     zr_warn(z->config.options.log,
             "the checkpoint loaded has %lld bytes of its ranks' own data and the one now saved none: "
             "zero_set_rank_data gives them after zero_load",
@@ -373,7 +373,7 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
     }
     s->manifest.format = bytes ? 3 : 2;
     if (!err)
-        tell_no_rank_data(z, bytes);
+        report_no_rank_data(z, bytes);
     return err;
 }
 
@@ -415,7 +415,8 @@ static enum state look(struct zr_save *s, int64_t wait_ns)
     bool rank0 = s->z->world.rank == 0;
     for (;;) {
         int64_t left = until - zr_now_ns();
-        bool busy = s->state == WRITING || (rank0 && s->commit_told && s->state == WRITTEN && !s->cancelled);
+        bool busy =
+            s->state == WRITING || (rank0 && s->commit_reported && s->state == WRITTEN && !s->cancelled);
         if (!busy || left <= 0)
             break;
         uv_cond_timedwait(&s->changed, &s->lock, (uint64_t)left);
@@ -472,8 +473,8 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
             }
         } else if (all[0].state == COMMITTED) {
             break;
-        } else if (!n_writing && !s->commit_told) {
-            raise_flag(s, &s->commit_told);
+        } else if (!n_writing && !s->commit_reported) {
+            raise_flag(s, &s->commit_reported);
         }
     }
     return err;
@@ -535,8 +536,8 @@ int zr_save_end(struct zero_ctx *z)
 void zr_save_notice(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
-    if (s && z->engine.save_seen >= s->number && !s->commit_told)
-        raise_flag(s, &s->commit_told);
+    if (s && z->engine.save_seen >= s->number && !s->commit_reported)
+        raise_flag(s, &s->commit_reported);
 }
 
 /* ---- the calls ---- */
@@ -578,7 +579,7 @@ static int start(struct zero_ctx *z, struct zr_save *s)
 }
 
 /* What is saved is rank 0's. */
-static int tell_unequal_buffers(struct zero_ctx *z)
+static int report_unequal_buffers(struct zero_ctx *z)
 {
     bool equal, strict = z->config.options.check;
     if (z->world.world == 1 || !z->layout->n_buffers)
@@ -588,10 +589,10 @@ static int tell_unequal_buffers(struct zero_ctx *z)
         return err;
     if (strict)
         err = zr_fail_more(ZR_ERR_MISMATCH, "zero_sync_buffers first");
-    else if (z->world.rank == 0 && !z->told_unequal_buffers)
+    else if (z->world.rank == 0 && !z->reported_unequal_buffers)
         zr_warn(z->config.options.log, "zero_save saves rank 0's buffers, but %s; zero_sync_buffers first",
                 zr_error_text());
-    z->told_unequal_buffers = true;
+    z->reported_unequal_buffers = true;
     return zr_agree_in_run(z, err); /* a rank may check alone */
 }
 
@@ -616,7 +617,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (!err)
         err = agree_on_contents(z, s);
     if (!err)
-        err = tell_unequal_buffers(z);
+        err = report_unequal_buffers(z);
     if (!err)
         err = make_folder(z, s);
     if (err) {

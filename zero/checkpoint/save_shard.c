@@ -228,7 +228,7 @@ static int make_head(const struct zr_layout *l, const struct zr_extents *x, char
 struct writing {
     struct zr_block_file file;
     struct zr_source source;
-    struct zr_sum *sums;
+    struct zr_checksum *sums;
     const _Atomic bool *cancelled;
 };
 
@@ -241,7 +241,7 @@ static int write_block(void *arg, int64_t k, char *block)
     int err = zr_source_read(&w->source, block, from, n);
     if (err)
         return err;
-    w->sums[k] = zr_sum_of(block, n);
+    w->sums[k] = zr_checksum_of(block, n);
     return zr_block_write(&w->file, block, n, from);
 }
 
@@ -261,8 +261,8 @@ static int write_file(const struct zr_files *fs, const char *path, struct writin
 }
 
 /* blocks: the checksum of the table. */
-static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_sum *sums, int64_t bytes,
-                        struct zr_sum *blocks)
+static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_checksum *sums,
+                        int64_t bytes, struct zr_checksum *blocks)
 {
     char beside[ZR_PATH_BYTES];
     unsigned char *table;
@@ -273,7 +273,7 @@ static int write_blocks(const struct zr_files *fs, const char *path, const struc
     if (err)
         return err;
     err = zr_file_store(fs, beside, table, n);
-    *blocks = zr_sum_of(table, n);
+    *blocks = zr_checksum_of(table, n);
     free(table);
     return err;
 }

@@ -63,8 +63,8 @@ static int fetch_block(void *arg, int64_t i, char *block)
     int err = zr_block_read(&s->file, block, n, from);
     if (err)
         return err;
-    struct zr_sum sum = zr_sum_of(block, n);
-    if (!zr_sum_equal(&sum, &s->sums[k]))
+    struct zr_checksum sum = zr_checksum_of(block, n);
+    if (!zr_checksum_equal(&sum, &s->sums[k]))
         return damaged(s, from, n);
     for (int64_t r = find_request(f, from); r < f->n && f->requests[r].at < from + n; r++) {
         const struct zr_request *q = &f->requests[r];
@@ -116,8 +116,8 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
         err = zr_file_load(s->fs, path, INT32_MAX, &missing, &table, &n);
     if (err)
         return err;
-    struct zr_sum sum = zr_sum_of(table, n);
-    if (!zr_sum_equal(&sum, &file->blocks))
+    struct zr_checksum sum = zr_checksum_of(table, n);
+    if (!zr_checksum_equal(&sum, &file->blocks))
         err =
             zr_fail(ZR_ERR_IO,
                     "%s: its checksum is not the manifest's: it is damaged, or of another checkpoint", path);

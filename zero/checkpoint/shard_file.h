@@ -12,7 +12,7 @@ struct zr_shard {
     char path[ZR_PATH_BYTES];
     struct zr_block_file file;
     int64_t bytes;
-    struct zr_sum *sums;
+    struct zr_checksum *sums;
     struct zr_st st;
 };
 

@@ -109,7 +109,7 @@ void zr_loaded_ranks_use(struct zero_ctx *z, struct zr_loaded_ranks *loaded)
     z->loaded = loaded;
     zr_rank_data_drop(z->rank_data);
     z->rank_data = NULL;
-    z->rank_data_set = z->told_no_rank_data = false;
+    z->rank_data_set = z->reported_no_rank_data = false;
 }
 
 void zr_loaded_ranks_free(struct zr_loaded_ranks *l)

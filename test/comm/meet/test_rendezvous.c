@@ -1,4 +1,4 @@
-/* test_rendezvous.c: ranks meet, or do not; strangers, wrong ranks and impostors. */
+/* test_rendezvous.c: ranks meet, or do not; unidentified connections, wrong ranks and impostors. */
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
@@ -316,10 +316,10 @@ static void test_no_key(void **state)
         expect_rank(&r[i], ZR_ERR_ARG, "set ZERO_JOB_KEY to the same 32 random hex digits on all ranks");
 }
 
-/* --- strangers --- */
+/* --- unidentified connections --- */
 
 /* Rank 1 of 2, after all kinds of others came to its place. */
-static void after_strangers(struct rank *me)
+static void after_unidentified(struct rank *me)
 {
     if (me->w.rank == 0) {
         meet_and_exchange(me);
@@ -366,11 +366,11 @@ static void after_strangers(struct rank *me)
         close(fds[i]);
 }
 
-static void test_strangers(void **state)
+static void test_unidentified_connections(void **state)
 {
     (void)state;
-    run_ranks(true, 2, after_strangers, NULL, NULL);
-    run_ranks(false, 2, after_strangers, NULL, NULL);
+    run_ranks(true, 2, after_unidentified, NULL, NULL);
+    run_ranks(false, 2, after_unidentified, NULL, NULL);
 }
 
 /* What listens at rank 0's place speaks something else, and may say it once only. */
@@ -444,7 +444,7 @@ int main(void)
         cmocka_unit_test(test_other_key),
         cmocka_unit_test(test_other_attempt),
         cmocka_unit_test(test_no_key),
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_unidentified_connections),
         cmocka_unit_test(test_impostor),
         /* libuv's threads look names up: nothing is forked after these */
         cmocka_unit_test(test_meet_by_name),

@@ -261,7 +261,7 @@ static void test_calls_that_cannot_be(void **state)
     zr_called_restore(&other, &copy);
     assert_true(zr_called_differ(&ring, &other, &a, &b) > 0);
     char text[ZR_CALLED_BOTH_CHARS];
-    zr_called_tell(1, &a, 0, &b, text);
+    zr_called_report(1, &a, 0, &b, text);
     assert_non_null(strstr(text, "rank 1 called nothing"));
     memset(&copy, 0, sizeof copy);
     zr_called_restore(&ring, &copy);

@@ -62,11 +62,11 @@ static int open_custom_device(const struct zr_world *w, struct zr_device **out)
     return zr_cuda_device_open(w->local_rank, out);
 }
 
-static int open_custom(struct office *o, int n, int64_t timeout_ms)
+static int open_custom(struct fixture *o, int n, int64_t timeout_ms)
 {
     (void)n, (void)timeout_ms;
     struct zr_nccl_options opt =
-        nccl_office_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
+        nccl_fixture_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
     opt.copy_engine = custom.copy_engine;
     opt.log = custom.to_log;
     if (custom.change)
@@ -76,12 +76,12 @@ static int open_custom(struct office *o, int n, int64_t timeout_ms)
 
 int64_t custom_reserve(int world, int i)
 {
-    const struct zr_nccl_options o = nccl_office_options(world, custom.deterministic, 1);
+    const struct zr_nccl_options o = nccl_fixture_options(world, custom.deterministic, 1);
     return i == 1 ? o.reserve_bytes : zr_nccl_room_bytes(world, o.packed_bytes);
 }
 
-const struct office_kind office_custom = {.open_device = open_custom_device,
-                                          .open_comms = open_custom,
-                                          .reserve_bytes = custom_reserve,
-                                          .same_order = true,
-                                          .one_reduces = true};
+const struct fixture_kind fixture_custom = {.open_device = open_custom_device,
+                                            .open_comms = open_custom,
+                                            .reserve_bytes = custom_reserve,
+                                            .same_order = true,
+                                            .one_reduces = true};

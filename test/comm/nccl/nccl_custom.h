@@ -1,9 +1,9 @@
-/* nccl_custom.h: offices with NCCL's communicators and options of the test's, and what surrounds each test
+/* nccl_custom.h: fixtures with NCCL's communicators and options of the test's, and what surrounds each test
  * over the stand-ins. */
 #ifndef ZR_TEST_COMM_NCCL_CUSTOM_H
 #define ZR_TEST_COMM_NCCL_CUSTOM_H
 
-#include "test/comm/nccl/nccl_office.h"
+#include "test/comm/nccl/nccl_fixture.h"
 
 #include <pthread.h>
 
@@ -25,10 +25,10 @@ extern struct nccl_custom {
     char log[8192];
 } custom;
 
-/* The next offices' options; change, copy_engine and the log begin anew. */
+/* The next fixtures' options; change, copy_engine and the log begin anew. */
 void customize(bool deterministic, int64_t timeout_ms);
 /* Of communicator i's arena. */
 int64_t custom_reserve(int world, int i);
-extern const struct office_kind office_custom;
+extern const struct fixture_kind fixture_custom;
 
 #endif

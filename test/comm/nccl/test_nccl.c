@@ -20,9 +20,9 @@ static void test_conform(void **state)
 {
     (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
-    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl"), .n_ops = 40};
+    struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl"), .n_ops = 40};
     for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
-        p.kind = i % 2 ? &office_nccl_fixed : &office_nccl;
+        p.kind = i % 2 ? &fixture_nccl_fixed : &fixture_nccl;
         run_ranks(false, worlds[i / 2], comm_suite_conform, &p, NULL);
     }
 }
@@ -30,10 +30,10 @@ static void test_conform(void **state)
 static void test_mixed(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, mixed")};
+    struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, mixed")};
     run_ranks(false, 3, comm_suite_mixed, &p, NULL);
     run_ranks(false, 4, comm_suite_mixed, &p, NULL);
-    p.kind = &office_nccl_fixed;
+    p.kind = &fixture_nccl_fixed;
     run_ranks(false, 2, comm_suite_mixed, &p, NULL);
     run_ranks(false, 5, comm_suite_mixed, &p, NULL);
 }
@@ -101,10 +101,10 @@ static void test_group_apart(void **state)
 
 static void note_path(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 1};
     struct zr_gather_seg g = {.src_stride = 128, .shard_bytes = 128, .total_bytes = 128 * me->w.world};
-    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    int err = fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES);
     note_error(me, err);
     for (int k = 0; k < 2 && !err; k++) {
         size_t n = strlen(me->note);
@@ -113,7 +113,7 @@ static void note_path(struct rank *me)
     if (!err)
         RANK_CHECK(me, o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s",
                    zr_error_text());
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engine)
@@ -183,8 +183,9 @@ static void test_known_faults(void **state)
                  : cases[i].n_copy_engine ? "symmetric windows, copy engine; "
                                           : "symmetric windows; ",
                  cases[i].n_symmetric, cases[i].n_copy_engine);
-        bool told = strstr(custom.log, "(NCCL issue 2241") || strstr(custom.log, "release notes of 2.28.7");
-        if (!strstr(custom.log, cases[i].log) || told != (cases[i].log[0] != 0))
+        bool reported =
+            strstr(custom.log, "(NCCL issue 2241") || strstr(custom.log, "release notes of 2.28.7");
+        if (!strstr(custom.log, cases[i].log) || reported != (cases[i].log[0] != 0))
             fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
     }
     /* Three ranks do not hang. */
@@ -200,10 +201,10 @@ static void test_known_faults(void **state)
 static void test_conform_old(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, old"), .n_ops = 30};
+    struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, old"), .n_ops = 30};
     nccl_stand_in_the_machine()->version = 21705;
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
-    p.kind = &office_nccl_fixed;
+    p.kind = &fixture_nccl_fixed;
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
 }
 
@@ -211,7 +212,7 @@ static void test_conform_old(void **state)
 static void test_one_without_memory(void **state)
 {
     (void)state;
-    struct comm_plan p = {.kind = &office_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
+    struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
     nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
     customize(false, LONG_MS);
@@ -312,32 +313,32 @@ static void check_reduced(struct rank *me, const struct layer *l, const float *x
 static void move_layer(struct rank *me)
 {
     const struct layer_kind *kind = me->arg;
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 1};
     struct layer l;
     int err = 0;
     make_layer(&l, kind, me->w.world);
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     char *x = malloc(ARENA_BYTES);
     fill(x, me->w.rank, ZR_F32);
-    err = office_store(&o, 0, x, ARENA_BYTES);
+    err = fixture_store(&o, 0, x, ARENA_BYTES);
     fill(x, me->w.rank, kind->dtype);
     if (!err)
-        err = office_store(&o, 1, x, ARENA_BYTES);
+        err = fixture_store(&o, 1, x, ARENA_BYTES);
     if (!err)
         err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
     if (!err)
         err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
     if (!err)
-        err = office_fetch(&o, 0, x, ARENA_BYTES);
+        err = fixture_fetch(&o, 0, x, ARENA_BYTES);
     check_gathered(me, &l, (float *)x);
     if (!err)
-        err = office_fetch(&o, 1, x, ARENA_BYTES);
+        err = fixture_fetch(&o, 1, x, ARENA_BYTES);
     check_reduced(me, &l, (float *)x);
     free(x);
     note_error(me, err);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 struct moved {
@@ -425,9 +426,9 @@ static void test_packed_alone(void **state)
 
 static void note_open(struct rank *me)
 {
-    struct office o;
-    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    struct fixture o;
+    note_error(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void try_open(int world, int code, const char *text)
@@ -531,10 +532,10 @@ static void test_open_fails(void **state)
 
 static void other_size(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 1};
     void *base;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     int64_t bytes = custom_reserve(2, 0) + 4096;
@@ -552,7 +553,7 @@ static void other_size(struct rank *me)
     RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_arena(void **state)
@@ -603,14 +604,14 @@ static ncclUniqueId lent_id;
 /* Each rank's own communicator works before and after, and is not ours to close. */
 static void with_lent(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 1};
     void *p;
     cudaStream_t s;
     int rank = me->w.rank;
     make_lent(me, &lent_id);
     RANK_CHECK(me, me->code == 0, "code %d", me->code);
-    int err = office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES);
+    int err = fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES);
     note_error(me, err);
     for (int k = 0; k < 2 && !err; k++) {
         char bytes[3] = {0}, got[3];
@@ -623,7 +624,7 @@ static void with_lent(struct rank *me)
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, got[i] == i + 1, "byte %d is %d", i, got[i]);
     }
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
     RANK_CHECK(me, cudaMalloc(&p, 64) == 0 && cudaStreamCreate(&s) == 0, "no memory");
     RANK_CHECK(me, ncclAllGather((char *)p + rank, p, 1, ncclInt8, lent[rank], s) == 0, "it was closed");
     cudaStreamSynchronize(s);
@@ -669,9 +670,9 @@ static void with_wrong(struct rank *me)
 {
     make_lent(me, &lent_id);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
-    struct office o;
-    note_error(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES));
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    struct fixture o;
+    note_error(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
     ncclCommDestroy(lent[me->w.rank]);
 }
 

@@ -13,18 +13,18 @@
 
 /* --- what goes wrong on the way --- */
 
-static void poison(struct office *o, int k)
+static void poison(struct fixture *o, int k)
 {
     char *p = malloc(ARENA_BYTES);
     memset(p, 0xff, ARENA_BYTES);
-    office_store(o, k, p, ARENA_BYTES);
+    fixture_store(o, k, p, ARENA_BYTES);
     free(p);
 }
 
-static bool is_poison(struct office *o, int k)
+static bool is_poison(struct fixture *o, int k)
 {
     char *p = malloc(ARENA_BYTES);
-    bool is = office_fetch(o, k, p, ARENA_BYTES) == 0;
+    bool is = fixture_fetch(o, k, p, ARENA_BYTES) == 0;
     for (int i = 0; i < ARENA_BYTES; i++)
         is &= p[i] == (char)0xff;
     free(p);
@@ -32,7 +32,7 @@ static bool is_poison(struct office *o, int k)
 }
 
 /* After a failure operations are nothing, and the first cause stays. */
-static bool is_over(struct rank *me, struct office *o, int k)
+static bool is_over(struct rank *me, struct fixture *o, int k)
 {
     struct zr_comm *c = o->comm[k];
     struct zr_tag tag = {.unit = 3};
@@ -47,9 +47,9 @@ static bool is_over(struct rank *me, struct office *o, int k)
 
 static void stay_away(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 4};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     RANK_CHECK(me, c->ops->broadcast(c, o.stream[1], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
@@ -64,7 +64,7 @@ static void stay_away(struct rank *me)
         RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
     }
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_stays_away(void **state)
@@ -88,10 +88,10 @@ static void nap(void *arg)
 /* What the stream has to do before is nobody's fault. */
 static void slow_compute(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 4};
     int ms = 2 * SHORT_MS;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     for (int k = 0; k < 2; k++) {
         RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
@@ -103,7 +103,7 @@ static void slow_compute(struct rank *me)
         note_status(me, o.comm[k]);
         RANK_CHECK(me, me->code == 0, "%s", me->note);
     }
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_slow_compute(void **state)
@@ -128,9 +128,9 @@ static void differ(struct rank *me)
 {
     enum difference what = *(enum difference *)me->arg;
     bool odd = me->w.rank == 2;
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < 20; i++) /* more than are compared at a time */
@@ -161,7 +161,7 @@ static void differ(struct rank *me)
     note_status(me, c);
     RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_differ(void **state)
@@ -183,9 +183,9 @@ static void test_differ(void **state)
 /* What hangs in NCCL: sizes that differ. */
 static void hang(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 14};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     int64_t n = me->w.rank == 1 ? 128 : 256;
@@ -193,7 +193,7 @@ static void hang(struct rank *me)
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_hang(void **state)
@@ -209,10 +209,10 @@ static void test_hang(void **state)
 /* NCCL says no, in the middle; and says so later. */
 static void nccl_fails(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 5};
     bool later = *(bool *)me->arg, mine = me->w.rank == 1;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     poison(&o, 1);
@@ -230,7 +230,7 @@ static void nccl_fails(struct rank *me)
     note_status(me, c);
     RANK_CHECK(me, (mine && later) || is_over(me, &o, 1), "it is not over");
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_nccl_fails(void **state)
@@ -251,10 +251,10 @@ static void test_nccl_fails(void **state)
 
 static void abort_while_waiting(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = -1};
     pthread_t id;
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     poison(&o, 0);
     for (int k = 0; k < 2 && me->w.rank == 1; k++) {
@@ -268,7 +268,7 @@ static void abort_while_waiting(struct rank *me)
     }
     RANK_CHECK(me, me->w.rank != 1 || is_over(me, &o, 0), "it is not over");
     RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_abort(void **state)
@@ -282,9 +282,9 @@ static void test_abort(void **state)
 /* NCCL cannot end some kernels. Then nothing of it is touched again, and closing does not wait for it. */
 static void abort_sticks(struct rank *me)
 {
-    struct office o;
+    struct fixture o;
     struct zr_tag tag = {.unit = 2};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     if (me->w.rank == 0)
@@ -300,11 +300,11 @@ static void abort_sticks(struct rank *me)
         o.comm[0] = NULL;
         RANK_CHECK(me, wait_stage(&me->all[1], 2), "rank 1 waits for ever");
         nccl_stand_in_end(); /* the kernel ends, so that the stream can */
-        RANK_CHECK(me, office_close(&o), "handles are left");
+        RANK_CHECK(me, fixture_close(&o), "handles are left");
         return;
     }
     o.dev->ops->stream_sync(o.stream[1]);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
     atomic_store(&me->stage, 2);
 }
 
@@ -326,10 +326,10 @@ static void test_abort_sticks(void **state)
 static void deep_queue(struct rank *me)
 {
     enum { N_OPS = 700 };
-    struct office o;
+    struct fixture o;
     struct zr_comm_stats s;
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, office_open(&o, &me->w, &office_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     if (me->w.rank == 1)
@@ -342,7 +342,7 @@ static void deep_queue(struct rank *me)
     RANK_CHECK(me, s.n_exchange == N_OPS && s.wire_bytes == N_OPS * 32, "%lld, %lld bytes",
                (long long)s.n_exchange, (long long)s.wire_bytes);
     RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
-    RANK_CHECK(me, office_close(&o), "handles are left");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_deep_queue(void **state)

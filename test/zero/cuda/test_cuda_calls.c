@@ -118,7 +118,7 @@ static int forward(zero_ctx *z, int unit)
 
 /* Where units are resident its calls wait for nobody: they only ask whether all is well, and may be the last
  * to hear. */
-static int call_until_told(zero_ctx *z)
+static int call_until_reported(zero_ctx *z)
 {
     int64_t from = toy_now_ms();
     int err = 0;
@@ -215,7 +215,7 @@ static void test_other_calls(void **state)
 
 struct stopping {
     bool far; /* the others have more under way by then than is watched at a time */
-    atomic_int n_told;
+    atomic_int n_reported;
 };
 
 static void stop_calling(struct toy_rank *r)
@@ -233,15 +233,15 @@ static void stop_calling(struct toy_rank *r)
     for (int i = 0; !err && i < (stops ? 2 : cfg.grad_accum_steps); i++)
         err = micro_batch(&m, z, (cudaStream_t)cfg.stream);
     int64_t from = toy_now_ms();
-    while (!err && stops && s->n_told + 1 < r->world && toy_now_ms() - from < HANG_MS)
+    while (!err && stops && s->n_reported + 1 < r->world && toy_now_ms() - from < HANG_MS)
         usleep(1000);
     struct zero_step_info info;
     if (!err && !stops)
         err = zero_step(z, 1e-2f, &info);
     if (!err && stops)
-        err = call_until_told(z);
+        err = call_until_reported(z);
     toy_note(r, err);
-    s->n_told++;
+    s->n_reported++;
     zero_unwrap(&z);
     cudaStreamDestroy((cudaStream_t)cfg.stream);
     toy_free(&m);
@@ -310,7 +310,7 @@ static int rank_0_hears(struct watching *w, struct toy *m, zero_ctx *z, cudaStre
     }
     w->is_there = true;
     if (err || w->by == BY_QUERY)
-        return err ? err : call_until_told(z);
+        return err ? err : call_until_reported(z);
     return w->by == BY_WAITING ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
 }
 
@@ -340,7 +340,7 @@ static void computes_for_long(struct toy_rank *r)
             stand_in_fail("cudaEventQuery", 1, cudaErrorLaunchFailure, false);
         wait_for(&w->knows);
         w->n_asked++;
-        toy_note(r, call_until_told(z));
+        toy_note(r, call_until_reported(z));
     }
     w->knows = true;
     zero_unwrap(&z);

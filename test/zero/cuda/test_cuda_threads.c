@@ -253,7 +253,7 @@ struct failing {
     enum cause cause;
     int who;     /* by a query: whichever rank is the first to ask */
     bool leaves; /* it closes its context at once, else when all have been told */
-    atomic_int n_told;
+    atomic_int n_reported;
 };
 
 struct optimizer {
@@ -307,8 +307,8 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     }
     r->ms = toy_now_ms() - from;
     toy_note(r, err);
-    f->n_told++;
-    while (!f->leaves && f->n_told < r->world && toy_now_ms() - from < TOO_LONG_MS)
+    f->n_reported++;
+    while (!f->leaves && f->n_reported < r->world && toy_now_ms() - from < TOO_LONG_MS)
         usleep(1000);
     unwrap(r, &m, &cfg, &z);
 }

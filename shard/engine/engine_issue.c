@@ -1,4 +1,4 @@
-/* engine_carry.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
+/* engine_issue.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
 #include "kernels/check/guard.h"
 #include "shard/engine/engine.h"
 
@@ -386,7 +386,7 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
         return gather(e, job);
     case ZR_ACT_SET_ASIDE: {
         struct zr_tag tag = tag_of(job);
-        return zr_aside_carry(e, job->action.unit, &tag);
+        return zr_aside_issue(e, job->action.unit, &tag);
     }
     case ZR_ACT_DROP_SUMS:
         return drop_sums(e, job);
@@ -401,7 +401,7 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     case ZR_ACT_UPDATE:
         return update(e, job);
     case ZR_ACT_SNAPSHOT:
-        return zr_engine_carry_snapshot(e);
+        return zr_engine_issue_snapshot(e);
     default:
         return zr_fail(ZR_ERR_FAILED, "action %d is not the loop's", job->action.kind);
     }
@@ -427,14 +427,14 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
     return e->dev->ops->event_query(e->step_norm) != 0 || zr_engine_status(e) != 0;
 }
 
-void zr_engine_carry(void *arg, const struct zr_job *job)
+void zr_engine_issue(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
     if (e->watch && e->loop)
-        zr_watch_take(e->watch, job->known);
+        zr_model_check_take(e->watch, job->known);
     if (e->watch)
-        zr_watch_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
-                     job->step);
+        zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
+                           job->step);
     if (atomic_load_explicit(&e->failed, memory_order_relaxed))
         return; /* what waits for this job's events does not wait: they were never recorded */
     int err = carry(e, job);

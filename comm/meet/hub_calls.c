@@ -1,4 +1,4 @@
-/* star_calls.c: ranks compare what their programs called, where no memory that they share tells (see
+/* hub_calls.c: ranks compare what their programs called, where no memory that they share tells (see
  * rendezvous.h).
  *
  * A rank that has met what may come of calls that differ sends its latest calls and what it met to rank 0,
@@ -6,7 +6,7 @@
  * call that is not the same, and that is the failure of all: each rank hears of it as of any other. What a
  * rank has told rank 0 before its calls arrives before them, so a failure that explains what was met comes
  * first. */
-#include "comm/meet/star.h"
+#include "comm/meet/hub.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 
 static const struct zr_called_ring *calls_of(const struct zr_rendezvous *r, int rank)
 {
-    return rank == r->w.rank ? &r->calls : r->seats[rank].calls;
+    return rank == r->w.rank ? &r->calls : r->members[rank].calls;
 }
 
 static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
@@ -69,14 +69,14 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_B
             i != of && calls_of(r, i) ? zr_called_differ(calls_of(r, i), calls_of(r, of), &there, &here) : 0;
         if (n && (!first || n < first)) {
             first = n;
-            zr_called_tell(i, &there, of, &here, text);
+            zr_called_report(i, &there, of, &here, text);
         }
     }
     return first != 0;
 }
 
 /* "240 calls, the last zero_end(unit 3, forward) in step 4" */
-static void tell_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
+static void report_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
 {
     struct zr_called last;
     char call[ZR_CALLED_CHARS] = "";
@@ -89,12 +89,12 @@ static void tell_place(const struct zr_rendezvous *r, int rank, char *text, size
 }
 
 /* Who is behind, where all that was called is the same. */
-static void tell_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
+static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     int ahead = furthest(r, true), behind = furthest(r, false);
     char there[192], here[192];
-    tell_place(r, ahead, here, sizeof here);
-    tell_place(r, behind, there, sizeof there);
+    report_place(r, ahead, here, sizeof here);
+    report_place(r, behind, there, sizeof there);
     if (!n_calls(r, ahead))
         snprintf(text, n_text, "; no program has made a call");
     else if (n_calls(r, ahead) == n_calls(r, behind))
@@ -105,12 +105,12 @@ static void tell_behind(const struct zr_rendezvous *r, char *text, size_t n_text
 }
 
 /* "; no answer came from rank 2, rank 5" */
-static void tell_silent(const struct zr_rendezvous *r, char *text, size_t n_text)
+static void report_silent(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     size_t at = 0;
     text[0] = 0;
     for (int i = 1; i < r->w.world && at + 32 < n_text; i++)
-        if (!r->seats[i].calls)
+        if (!r->members[i].calls)
             at += (size_t)snprintf(text + at, n_text - at, "%srank %d", at ? ", " : "; no answer came from ",
                                    i);
 }
@@ -118,8 +118,8 @@ static void tell_silent(const struct zr_rendezvous *r, char *text, size_t n_text
 static void forget_calls(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++) {
-        free(r->seats[i].calls);
-        r->seats[i].calls = NULL;
+        free(r->members[i].calls);
+        r->members[i].calls = NULL;
     }
 }
 
@@ -128,23 +128,23 @@ static void decide(struct zr_rendezvous *r)
     char calls[ZR_CALLED_BOTH_CHARS], place[640] = "", silent[160];
     const struct zr_comparison *c = &r->comparison;
     uv_timer_stop(&r->answers);
-    zr_star_send_report(r, false);
+    zr_hub_send_report(r, false);
     bool first = !r->code; /* else another failure is known by now, to all */
-    tell_silent(r, silent, sizeof silent);
+    report_silent(r, silent, sizeof silent);
     if (first && find_difference(r, calls)) {
-        zr_star_fail(r, ZR_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
     } else if (first) {
         if (c->code == ZR_ERR_TIMEOUT)
-            tell_behind(r, place, sizeof place);
+            report_behind(r, place, sizeof place);
         else if (c->code == ZR_ERR_MISMATCH)
             snprintf(place, sizeof place, "; the latest %d calls of the programs do not differ",
                      ZR_CALLED_KEPT);
-        zr_star_fail(r, c->code, "%.400s%s%s (found by rank %d)", c->text, place, silent, c->rank);
+        zr_hub_fail(r, c->code, "%.400s%s%s (found by rank %d)", c->text, place, silent, c->rank);
     }
     forget_calls(r);
     r->comparison.begun = false;
     if (first)
-        zr_star_tell_failure(r);
+        zr_hub_report_failure(r);
 }
 
 static void on_answers_late(uv_timer_t *t)
@@ -155,7 +155,7 @@ static void on_answers_late(uv_timer_t *t)
 static bool all_answered(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE && !r->seats[i].calls)
+        if (r->members[i].state == ZR_MEMBER_HERE && !r->members[i].calls)
             return false;
     return true;
 }
@@ -171,8 +171,8 @@ static void begin(struct zr_rendezvous *r, int rank, int code, const char *text)
     c->code = code < 0 ? code : ZR_ERR_FAILED;
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
-        if (!r->seats[i].calls)
-            zr_star_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
+        if (!r->members[i].calls)
+            zr_hub_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
     uv_timer_start(&r->answers, on_answers_late, ANSWER_MS, 0);
 }
@@ -188,11 +188,11 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
         return; /* who asked waits for its time to be over */
     zr_called_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
-    zr_star_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
+    zr_hub_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
     free(copy);
 }
 
-void zr_star_compare(struct zr_rendezvous *r)
+void zr_hub_compare(struct zr_rendezvous *r)
 {
     char text[sizeof r->doubt_text];
     uv_mutex_lock(&r->report_lock);
@@ -211,24 +211,24 @@ void zr_star_compare(struct zr_rendezvous *r)
         decide(r);
 }
 
-void zr_star_asked(struct zr_rendezvous *r)
+void zr_hub_asked(struct zr_rendezvous *r)
 {
-    zr_star_send_report(r, false);
+    zr_hub_send_report(r, false);
     send_calls(r, 0, "");
 }
 
-bool zr_star_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n)
+bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n)
 {
-    struct zr_seat *seat = &r->seats[rank];
+    struct zr_member *member = &r->members[rank];
     const struct zr_called_copy *copy = (const struct zr_called_copy *)payload;
     char text[ZR_FRAME_TEXT_BYTES];
     if (n < sizeof *copy || n - sizeof *copy >= sizeof text)
         return false;
     if (r->code)
         return true;
-    seat->calls = seat->calls ? seat->calls : malloc(sizeof *seat->calls);
-    if (seat->calls)
-        zr_called_restore(seat->calls, copy);
+    member->calls = member->calls ? member->calls : malloc(sizeof *member->calls);
+    if (member->calls)
+        zr_called_restore(member->calls, copy);
     snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *copy), payload + sizeof *copy);
     if (code)
         begin(r, rank, code, text);
@@ -237,7 +237,7 @@ bool zr_star_on_calls(struct zr_rendezvous *r, int rank, int code, const char *p
     return true;
 }
 
-void zr_star_forget_comparison(struct zr_rendezvous *r)
+void zr_hub_forget_comparison(struct zr_rendezvous *r)
 {
     r->comparison.begun = false;
     forget_calls(r);

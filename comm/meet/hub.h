@@ -1,10 +1,10 @@
-/* star.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
+/* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. star_meet.c holds how rank 0
- * lets ranks in and keeps strangers out, star_reach.c how the others reach it, star.c who is lost or fails
- * and how it ends, star_calls.c how ranks compare what their programs called. The first failure is kept;
- * before the detach it is what the blocking calls return, after it what on_failed is told, unless it is this
- * rank's own. */
+ * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_meet.c holds how rank 0
+ * lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it, hub.c who is
+ * lost or fails and how it ends, hub_calls.c how ranks compare what their programs called. The first failure
+ * is kept; before the detach it is what the blocking calls return, after it what on_failed is told, unless it
+ * is this rank's own. */
 #ifndef ZR_COMM_STAR_H
 #define ZR_COMM_STAR_H
 
@@ -27,16 +27,16 @@ enum zr_trouble {
     ZR_TROUBLE_WAIT     /* it was rank 0, which waits for others */
 };
 
-enum zr_seat_state { ZR_SEAT_EMPTY, ZR_SEAT_HERE, ZR_SEAT_LEFT, ZR_SEAT_LOST };
+enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBER_LOST };
 
-/* What is known of one rank. Rank 0 has a link in every seat but its own, the others in seat 0 only. */
-struct zr_seat {
-    enum zr_seat_state state;
+/* What is known of one rank. Rank 0 has a link in every member but its own, the others in member 0 only. */
+struct zr_member {
+    enum zr_member_state state;
     struct zr_link *link;
     bool gave; /* its blob of the exchange under way has come */
     char *given;
     size_t n_given;
-    char untold[192];             /* lost before the detach: how, until on_lost can be told; else "" */
+    char unreported[192];         /* lost before the detach: how, until on_lost can be told; else "" */
     struct zr_called_ring *calls; /* rank 0, of a comparison: its program's; NULL: not here */
 };
 
@@ -52,17 +52,18 @@ struct zr_rendezvous {
     struct zr_world w;
     int64_t timeout_ms;
     enum zr_phase phase;
-    struct zr_seat *seats; /* (world) */
-    struct zr_link *links; /* all that are not closed yet, strangers too */
-    int n_strangers;       /* rank 0: links that have not proved to be a rank's */
-    int n_here;            /* seats taken, rank 0's own included */
+    struct zr_member *members; /* (world) */
+    struct zr_link *links;     /* all that are not closed yet, unidentified connections too */
+    int n_unidentified;        /* rank 0: links that have not proved to be a rank's */
+    int n_here;                /* members taken, rank 0's own included */
 
     uv_tcp_t listener;                   /* rank 0 */
     struct zr_kept_socket kept_listener; /* closed in forked children */
     uv_timer_t deadline, retry;
     uv_timer_t patience; /* how long the other end of a link may take to prove what it is */
     uv_timer_t answers;  /* rank 0: how long ranks may take to send their calls */
-    uv_timer_t admit;    /* rank 0: until the next one is let in, where there are too many strangers */
+    uv_timer_t
+        admit; /* rank 0: until the next one is let in, where there are too many unidentified connections */
     uv_getaddrinfo_t resolve;
     struct sockaddr_in address; /* of rank 0 */
     int n_handles;              /* of those above, not closed yet */
@@ -105,77 +106,76 @@ struct zr_rendezvous {
 };
 
 /* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
-int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
+int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same, and the rank that finds it tells it to rank 0, if it can be told. Before the detach. */
-int zr_star_fail_all(struct zr_rendezvous *r, int code, const char *text);
+int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
-void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
+void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
-void zr_star_start(struct zr_rendezvous *r);
-int64_t zr_star_now_ms(struct zr_rendezvous *r);
+void zr_hub_start(struct zr_rendezvous *r);
+int64_t zr_hub_now_ms(struct zr_rendezvous *r);
 /* Without a key ranks meet on loopback only: fails where to is elsewhere. */
-bool zr_star_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to);
+bool zr_hub_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to);
 /* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
-struct zr_link *zr_star_add_link(struct zr_rendezvous *r);
+struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
 /* Looks w.host up, and calls again when it is found or not: listens or connects, or tries later. */
-void zr_star_find(struct zr_rendezvous *r);
+void zr_hub_find(struct zr_rendezvous *r);
 
-/* star_meet.c */
-void zr_star_listen(struct zr_rendezvous *r);
+/* hub_meet.c */
+void zr_hub_listen(struct zr_rendezvous *r);
 /* Rank 0: drops links that have taken too long to prove what they are. */
-void zr_star_drop_slow(struct zr_rendezvous *r);
-/* Rank 0: everyone is here: no more strangers. */
-void zr_star_seal(struct zr_rendezvous *r);
+void zr_hub_drop_slow(struct zr_rendezvous *r);
+/* Rank 0: everyone is here: no more unidentified connections. */
+void zr_hub_seal(struct zr_rendezvous *r);
 /* Not again, whether it did or not. */
-void zr_star_stop_listening(struct zr_rendezvous *r);
+void zr_hub_stop_listening(struct zr_rendezvous *r);
 /* Rank 0: a frame of a connection that has not proved to be a rank's. */
-void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
+void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
 
-/* star_reach.c: the others. */
-void zr_star_connect(struct zr_rendezvous *r);
+/* hub_reach.c: the others. */
+void zr_hub_connect(struct zr_rendezvous *r);
 /* The connection to rank 0's place is there or not. */
-void zr_star_on_connect(struct zr_link *l, int status);
+void zr_hub_on_connect(struct zr_link *l, int status);
 /* A frame from there, before both sides know each other. */
-void zr_star_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                    const char *payload);
+void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
 /* Tries again in a moment. */
-void zr_star_retry(struct zr_rendezvous *r);
+void zr_hub_retry(struct zr_rendezvous *r);
 /* Gives a link up that says nothing, and tries again. */
-void zr_star_give_up_slow(struct zr_rendezvous *r);
+void zr_hub_give_up_slow(struct zr_rendezvous *r);
 
-extern const struct zr_link_calls zr_star_calls;
+extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
-int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
+int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
 /* The same with a number; a connection that is broken is told later. */
-void zr_star_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                        const void *payload, size_t n);
+void zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                       const void *payload, size_t n);
 /* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
-void zr_star_expect(struct zr_rendezvous *r, size_t n);
+void zr_hub_expect(struct zr_rendezvous *r, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
-void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l);
+void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
-int zr_star_check(struct zr_rendezvous *r);
+int zr_hub_check(struct zr_rendezvous *r);
 /* Tells on_lost, and on rank 0 the others, of ranks lost before the detach, and on_failed of a failure. */
-void zr_star_tell_untold(struct zr_rendezvous *r);
+void zr_hub_report_unreported(struct zr_rendezvous *r);
 /* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
-void zr_star_send_report(struct zr_rendezvous *r, bool leaving);
+void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
 /* Tells on_failed of the failure, once it can be told. */
-void zr_star_tell_failure(struct zr_rendezvous *r);
+void zr_hub_report_failure(struct zr_rendezvous *r);
 
-/* star_calls.c, all on the loop's thread. What this rank wants compared goes its way. */
-void zr_star_compare(struct zr_rendezvous *r);
+/* hub_calls.c, all on the loop's thread. What this rank wants compared goes its way. */
+void zr_hub_compare(struct zr_rendezvous *r);
 /* Rank 0 asks for this rank's calls. */
-void zr_star_asked(struct zr_rendezvous *r);
+void zr_hub_asked(struct zr_rendezvous *r);
 /* Rank 0: a rank's calls have come. code: as the frame's about. false: it makes no sense. */
-bool zr_star_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
+bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
 /* Frees what is kept of a comparison. */
-void zr_star_forget_comparison(struct zr_rendezvous *r);
+void zr_hub_forget_comparison(struct zr_rendezvous *r);
 
 /* Says goodbye and closes every handle. */
-void zr_star_close(struct zr_rendezvous *r);
+void zr_hub_close(struct zr_rendezvous *r);
 /* Nothing of it is left on the loop. */
-bool zr_star_closed(const struct zr_rendezvous *r);
+bool zr_hub_closed(const struct zr_rendezvous *r);
 
 #endif

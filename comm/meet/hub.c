@@ -1,6 +1,6 @@
-/* star.c: a rendezvous' life on its loop: frames, failures, losses and the end (see star.h; ranks meet in
- * star_meet.c). Runs on the thread that runs the loop. */
-#include "comm/meet/star.h"
+/* hub.c: a rendezvous' life on its loop: frames, failures, losses and the end (see hub.h; ranks meet in
+ * hub_meet.c). Runs on the thread that runs the loop. */
+#include "comm/meet/hub.h"
 #include "comm/fork.h"
 
 #include <stdarg.h>
@@ -16,11 +16,11 @@ static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type
                       const void *payload, size_t n)
 {
     struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
-    struct zr_link *l = r->seats[rank].link;
+    struct zr_link *l = r->members[rank].link;
     return l ? zr_link_send(l, f, payload, n) : 0;
 }
 
-void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l)
+void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l)
 {
     zr_fork_last_word(&l->kept, &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
                                                    .version = ZR_FRAME_VERSION,
@@ -29,20 +29,20 @@ void zr_star_keep(struct zr_rendezvous *r, struct zr_link *l)
                                                    .world = r->w.world});
 }
 
-int zr_star_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
+int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
 {
     int err = send_frame(r, rank, type, 0, payload, n);
-    return err ? zr_star_fail_all(r, err, zr_error_text()) : 0;
+    return err ? zr_hub_fail_all(r, err, zr_error_text()) : 0;
 }
 
-void zr_star_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                        const void *payload, size_t n)
+void zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                       const void *payload, size_t n)
 {
-    if (r->seats[rank].state == ZR_SEAT_HERE)
+    if (r->members[rank].state == ZR_MEMBER_HERE)
         (void)send_frame(r, rank, type, about, payload, n);
 }
 
-int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
+int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
 {
     if (r->code)
         return r->code;
@@ -52,21 +52,21 @@ int zr_star_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     va_end(ap);
     r->code = code;
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE)
+        if (r->members[i].state == ZR_MEMBER_HERE)
             (void)send_frame(r, i, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
 }
 
-int zr_star_fail_all(struct zr_rendezvous *r, int code, const char *text)
+int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
-    zr_star_fail(r, code, "rank %d: %s", r->w.rank, text);
-    if (first && r->w.rank != 0 && r->seats[0].state == ZR_SEAT_HERE)
+    zr_hub_fail(r, code, "rank %d: %s", r->w.rank, text);
+    if (first && r->w.rank != 0 && r->members[0].state == ZR_MEMBER_HERE)
         (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return r->code;
 }
 
-void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
+void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
 {
     if (trouble >= r->worst)
         r->trouble_before[0] = 0;
@@ -79,7 +79,7 @@ void zr_star_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *
     va_end(ap);
 }
 
-void zr_star_send_report(struct zr_rendezvous *r, bool leaving)
+void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
 {
     char text[sizeof r->report_text];
     uv_mutex_lock(&r->report_lock);
@@ -89,8 +89,8 @@ void zr_star_send_report(struct zr_rendezvous *r, bool leaving)
     if (!code || r->code || r->closing || (code == ZR_ERR_PEER && !leaving))
         return;
     r->reported = true;
-    zr_star_fail(r, code, "%s", text);
-    if (r->w.rank != 0 && r->seats[0].state == ZR_SEAT_HERE)
+    zr_hub_fail(r, code, "%s", text);
+    if (r->w.rank != 0 && r->members[0].state == ZR_MEMBER_HERE)
         (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
 }
 
@@ -103,71 +103,71 @@ static const char *doing(const struct zr_rendezvous *r)
                                        : "during an exchange";
 }
 
-int zr_star_check(struct zr_rendezvous *r)
+int zr_hub_check(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++) {
-        const struct zr_seat *seat = &r->seats[i];
-        if (seat->state == ZR_SEAT_LEFT)
-            zr_star_fail(r, ZR_ERR_PEER, "rank %d left %s", i, doing(r));
-        if (seat->state == ZR_SEAT_LOST)
-            zr_star_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r), seat->untold);
+        const struct zr_member *member = &r->members[i];
+        if (member->state == ZR_MEMBER_LEFT)
+            zr_hub_fail(r, ZR_ERR_PEER, "rank %d left %s", i, doing(r));
+        if (member->state == ZR_MEMBER_LOST)
+            zr_hub_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r), member->unreported);
     }
     return r->code;
 }
 
-static void tell(struct zr_rendezvous *r, int rank, const char *why)
+static void report(struct zr_rendezvous *r, int rank, const char *why)
 {
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
-        if (r->seats[i].state == ZR_SEAT_HERE)
+        if (r->members[i].state == ZR_MEMBER_HERE)
             (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
     if (r->on_lost && !r->closing)
         r->on_lost(r->arg, rank, why);
 }
 
-void zr_star_tell_failure(struct zr_rendezvous *r)
+void zr_hub_report_failure(struct zr_rendezvous *r)
 {
     if (r->detached && r->code && r->on_failed && !r->closing)
         r->on_failed(r->arg, r->code, r->text);
 }
 
-void zr_star_tell_untold(struct zr_rendezvous *r)
+void zr_hub_report_unreported(struct zr_rendezvous *r)
 {
     if (r->code && !r->reported) /* of a rank that was through with the last exchange before this one */
-        zr_star_tell_failure(r);
+        zr_hub_report_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
-        char why[sizeof r->seats[i].untold];
-        memcpy(why, r->seats[i].untold, sizeof why);
-        r->seats[i].untold[0] = 0;
+        char why[sizeof r->members[i].unreported];
+        memcpy(why, r->members[i].unreported, sizeof why);
+        r->members[i].unreported[0] = 0;
         if (why[0])
-            tell(r, i, why);
+            report(r, i, why);
     }
 }
 
 /* A rank went without a goodbye. */
 static void lose(struct zr_rendezvous *r, int rank, const char *why)
 {
-    struct zr_seat *seat = &r->seats[rank];
-    if (seat->state == ZR_SEAT_LOST || seat->state == ZR_SEAT_LEFT)
+    struct zr_member *member = &r->members[rank];
+    if (member->state == ZR_MEMBER_LOST || member->state == ZR_MEMBER_LEFT)
         return;
-    seat->state = ZR_SEAT_LOST;
+    member->state = ZR_MEMBER_LOST;
     if (r->detached) {
-        tell(r, rank, why);
+        report(r, rank, why);
         return;
     }
-    snprintf(seat->untold, sizeof seat->untold, "%.*s", (int)sizeof seat->untold - 1, why);
+    snprintf(member->unreported, sizeof member->unreported, "%.*s", (int)sizeof member->unreported - 1, why);
     if (r->phase != ZR_PHASE_IDLE)
-        zr_star_check(r);
+        zr_hub_check(r);
 }
 
 /* A rank said goodbye. */
 static void leave(struct zr_rendezvous *r, int rank)
 {
-    struct zr_seat *seat = &r->seats[rank];
-    seat->state = ZR_SEAT_LEFT;
-    if (seat->link)
-        zr_link_finish(seat->link);
+    struct zr_member *member = &r->members[rank];
+    member->state = ZR_MEMBER_LEFT;
+    if (member->link)
+        zr_link_finish(member->link);
     if (!r->detached && r->phase != ZR_PHASE_IDLE)
-        zr_star_check(r);
+        zr_hub_check(r);
 }
 
 /* --- frames and ends of links --- */
@@ -183,30 +183,30 @@ static bool is_deaf(const struct zr_rendezvous *r)
 static void on_fail(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
 {
     bool first = !r->code;
-    zr_star_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
+    zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
     if (first)
-        zr_star_tell_failure(r);
+        zr_hub_report_failure(r);
 }
 
 /* From a rank that is here. */
 static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *payload)
 {
-    struct zr_seat *seat = &r->seats[l->rank];
+    struct zr_member *member = &r->members[l->rank];
     bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
-    } else if (ours && f->type == ZR_FRAME_GIVE && !seat->gave) {
-        seat->gave = true;
-        seat->given = zr_link_take_payload(l);
-        seat->n_given = f->n_bytes;
+    } else if (ours && f->type == ZR_FRAME_GIVE && !member->gave) {
+        member->gave = true;
+        member->given = zr_link_take_payload(l);
+        member->n_given = f->n_bytes;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
     } else if (ours && f->type == ZR_FRAME_CALLS &&
-               zr_star_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
+               zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
         /* They are kept. */
     } else {
         zr_link_drop(l);
@@ -224,8 +224,8 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         r->ready = true;
         r->phase = ZR_PHASE_IDLE; /* already: rank 0 may leave in the same breath */
         for (int i = 0; i < r->w.world; i++)
-            if (r->seats[i].state == ZR_SEAT_EMPTY)
-                r->seats[i].state = ZR_SEAT_HERE;
+            if (r->members[i].state == ZR_MEMBER_EMPTY)
+                r->members[i].state = ZR_MEMBER_HERE;
     } else if (ours && f->type == ZR_FRAME_ALL && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
         r->all = zr_link_take_payload(l);
         r->n_all = f->n_bytes;
@@ -238,7 +238,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         snprintf(why, sizeof why, "%s", text);
         lose(r, f->about, why);
     } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
-        zr_star_asked(r);
+        zr_hub_asked(r);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, 0, exited);
@@ -258,11 +258,11 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     if (r->w.rank != 0 && r->accepted)
         on_star_frame(r, l, f, payload);
     else if (r->w.rank != 0)
-        zr_star_answer(r, l, f, payload);
+        zr_hub_answer(r, l, f, payload);
     else if (l->rank > 0)
         on_rank_frame(r, l, f, payload);
     else
-        zr_star_hello(r, l, f, payload);
+        zr_hub_hello(r, l, f, payload);
 }
 
 /* A rank may give for the next exchange before rank 0 has come to it; what is too large for this one differs
@@ -273,18 +273,18 @@ static bool on_large(struct zr_link *l, const struct zr_frame *f)
     if (r->closing || r->detached || r->w.rank != 0 || l->rank < 1 || f->type != ZR_FRAME_GIVE)
         return false;
     if (r->n_expected)
-        zr_star_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %u bytes, rank 0 gives %zu", l->rank,
-                     f->n_bytes, r->n_expected);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %u bytes, rank 0 gives %zu", l->rank,
+                    f->n_bytes, r->n_expected);
     return true;
 }
 
-void zr_star_expect(struct zr_rendezvous *r, size_t n)
+void zr_hub_expect(struct zr_rendezvous *r, size_t n)
 {
     uint32_t most = n > ZR_FRAME_SMALL_BYTES ? (uint32_t)n : ZR_FRAME_SMALL_BYTES;
     r->n_expected = n;
     for (int i = 0; i < r->w.world; i++) {
-        struct zr_link *l = r->seats[i].link;
-        if (!l || r->seats[i].state != ZR_SEAT_HERE)
+        struct zr_link *l = r->members[i].link;
+        if (!l || r->members[i].state != ZR_MEMBER_HERE)
             continue;
         if (n && l->held && l->in.head.n_bytes > most)
             (void)on_large(l, &l->in.head);
@@ -300,20 +300,20 @@ static void on_end(struct zr_link *l, int code, const char *why)
         return;
     bool known = r->w.rank == 0 ? l->rank > 0 : r->accepted;
     if (known && code == ZR_ERR_NOMEM && !r->detached) {
-        zr_star_fail_all(r, code, why);
+        zr_hub_fail_all(r, code, why);
         zr_link_finish(l); /* what is on its way there is still read there */
     } else if (known) {
         lose(r, l->rank, why);
     } else if (r->w.rank != 0 && code == ZR_ERR_NOMEM) {
         /* Rank 0 may have let us in already. */
-        zr_star_fail(r, code, "rank %d: %s", r->w.rank, why);
+        zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
         (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (r->w.rank != 0) {
         /* Whoever listens there now is not, or not yet, our rank 0. */
-        zr_star_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
-        r->seats[0].link = NULL;
-        zr_star_retry(r);
+        zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
+        r->members[0].link = NULL;
+        zr_hub_retry(r);
     }
 }
 
@@ -329,14 +329,14 @@ static void on_closed(struct zr_link *l)
     if (l->next)
         l->next->prev = l->prev;
     if (r->w.rank == 0 && l->rank < 0)
-        r->n_strangers--;
-    if (l->rank >= 0 && r->seats[l->rank].link == l)
-        r->seats[l->rank].link = NULL;
+        r->n_unidentified--;
+    if (l->rank >= 0 && r->members[l->rank].link == l)
+        r->members[l->rank].link = NULL;
     check_links(r);
 }
 
-const struct zr_link_calls zr_star_calls = {
-    .on_connect = zr_star_on_connect,
+const struct zr_link_calls zr_hub_calls = {
+    .on_connect = zr_hub_on_connect,
     .on_frame = on_frame,
     .on_large = on_large,
     .on_end = on_end,
@@ -365,18 +365,18 @@ static void lingered(uv_timer_t *t)
         zr_link_drop(l);
 }
 
-void zr_star_close(struct zr_rendezvous *r)
+void zr_hub_close(struct zr_rendezvous *r)
 {
     if (r->closing || r->w.world == 1)
         return;
     uv_mutex_lock(&r->report_lock);
     r->may_report = false;
     uv_mutex_unlock(&r->report_lock);
-    zr_star_send_report(r, true);
+    zr_hub_send_report(r, true);
     for (struct zr_link *l = r->links; l; l = l->next) {
         if (l->finishing)
             continue;
-        if (l->rank >= 0 && r->seats[l->rank].link == l && r->seats[l->rank].state == ZR_SEAT_HERE) {
+        if (l->rank >= 0 && r->members[l->rank].link == l && r->members[l->rank].state == ZR_MEMBER_HERE) {
             (void)send_frame(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
             zr_link_finish(l);
         } else {
@@ -384,20 +384,20 @@ void zr_star_close(struct zr_rendezvous *r)
         }
     }
     r->closing = true;
-    zr_star_stop_listening(r);
+    zr_hub_stop_listening(r);
     if (r->resolving)
         uv_cancel((uv_req_t *)&r->resolve);
     uv_close((uv_handle_t *)&r->retry, handle_closed);
     uv_close((uv_handle_t *)&r->patience, handle_closed);
     uv_close((uv_handle_t *)&r->admit, handle_closed);
     uv_close((uv_handle_t *)&r->answers, handle_closed);
-    zr_star_forget_comparison(r);
+    zr_hub_forget_comparison(r);
     uv_close((uv_handle_t *)&r->report, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);
 }
 
-bool zr_star_closed(const struct zr_rendezvous *r)
+bool zr_hub_closed(const struct zr_rendezvous *r)
 {
     return r->w.world == 1 || (r->closing && !r->links && r->n_handles == 0 && !r->resolving);
 }

@@ -1,5 +1,5 @@
-/* check_told.c: what a check is told, since no call of the device says it: threads that hand over, what the
- * program does itself, readers of memory, and ranks that meet. */
+/* check_reported.c: what a check is told, since no call of the device says it: threads that hand over, what
+ * the program does itself, readers of memory, and ranks that meet. */
 #include "kernels/check/check_device_inside.h"
 
 void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step)
@@ -12,15 +12,15 @@ void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t
     pthread_mutex_unlock(&c->lock);
 }
 
-struct zr_stamp *zr_check_hand(struct zr_check *c)
+struct zr_vclock *zr_check_hand(struct zr_check *c)
 {
     pthread_mutex_lock(&c->lock);
-    struct zr_stamp *s = c->rec.broken ? NULL : zr_stamp_hold(zr_check_host_line(c));
+    struct zr_vclock *s = c->rec.broken ? NULL : zr_vclock_hold(zr_check_host_line(c));
     pthread_mutex_unlock(&c->lock);
     return s;
 }
 
-void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop)
+void zr_check_take(struct zr_check *c, struct zr_vclock *known, bool loop)
 {
     pthread_mutex_lock(&c->lock);
     if (loop) {
@@ -28,7 +28,7 @@ void zr_check_take(struct zr_check *c, struct zr_stamp *known, bool loop)
         c->has_loop = true;
     }
     zr_line_join(&c->rec, zr_check_host_line(c), known);
-    zr_stamp_drop(known);
+    zr_vclock_drop(known);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -59,7 +59,7 @@ void zr_check_reader_done(struct zr_check *c)
 /* What one side knows of the other, both know. */
 static void meet(struct zr_check *c, struct zr_line *l)
 {
-    struct zr_stamp *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
+    struct zr_vclock *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
     for (int i = 0; s && i < ZR_CHECK_LINES; i++) {
         uint32_t mine = s->at[i], theirs = s->at[ZR_CHECK_LINES + i];
         s->at[i] = s->at[ZR_CHECK_LINES + i] = mine > theirs ? mine : theirs;
@@ -70,9 +70,9 @@ static void meet(struct zr_check *c, struct zr_line *l)
 static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
 {
     struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
-    zr_stamp_drop(t->stamp);
-    t->stamp = zr_stamp_hold(l);
-    struct zr_stamp *s = zr_line_own(&c->rec, t);
+    zr_vclock_drop(t->stamp);
+    t->stamp = zr_vclock_hold(l);
+    struct zr_vclock *s = zr_line_own(&c->rec, t);
     if (s)
         s->at[t->id] = s->at[l->id];
     t->info = l->info;

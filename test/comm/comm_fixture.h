@@ -1,14 +1,15 @@
-/* office.h: what a rank of a test works with: a loop, the rendezvous, a device, and communicators on streams.
+/* fixture.h: what a rank of a test works with: a loop, the rendezvous, a device, and communicators on
+ * streams.
  */
-#ifndef ZR_TEST_COMM_OFFICE_H
-#define ZR_TEST_COMM_OFFICE_H
+#ifndef ZR_TEST_COMM_FIXTURE_H
+#define ZR_TEST_COMM_FIXTURE_H
 
 #include "comm/comm.h"
 #include "test/comm/ranks.h"
 
 enum { MOST_COMMS = 2 };
 
-struct office {
+struct fixture {
     uv_loop_t loop;
     struct zr_rendezvous *rdv;
     struct zr_device *dev;
@@ -19,26 +20,26 @@ struct office {
 };
 
 /* Which communicator, on which device. */
-struct office_kind {
+struct fixture_kind {
     int (*open_device)(const struct zr_world *w, struct zr_device **out);
-    int (*open_comms)(struct office *o, int n, int64_t timeout_ms); /* into o->comm */
+    int (*open_comms)(struct fixture *o, int n, int64_t timeout_ms); /* into o->comm */
     int64_t (*reserve_bytes)(int world, int i); /* of communicator i's arena, for itself; NULL: none */
     bool exact;                                 /* reduces in the fixed tree and leaves src alone */
     bool same_order;                            /* all ranks must mix the communicators alike */
     bool one_reduces;                           /* the second only */
 };
 
-extern const struct office_kind office_self, office_shm;
+extern const struct fixture_kind fixture_self, fixture_shm;
 
 /* Opens n communicators of that kind. arena_bytes 0: no arena yet. Returns 0 or the error. */
-int office_open(struct office *o, const struct zr_world *w, const struct office_kind *kind, int n,
-                int64_t timeout_ms, int64_t arena_bytes);
+int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixture_kind *kind, int n,
+                 int64_t timeout_ms, int64_t arena_bytes);
 /* Closes what is open; false when handles were left on the loop. */
-bool office_close(struct office *o);
+bool fixture_close(struct fixture *o);
 
 /* The whole arena of communicator i, from and to the host's memory; blocking. */
-int office_store(struct office *o, int i, const char *from, int64_t bytes);
-int office_fetch(struct office *o, int i, char *to, int64_t bytes);
+int fixture_store(struct fixture *o, int i, const char *from, int64_t bytes);
+int fixture_fetch(struct fixture *o, int i, char *to, int64_t bytes);
 
 /* Keeps the communicator's state for the test, as note_error does a call's. */
 void note_status(struct rank *me, struct zr_comm *c);

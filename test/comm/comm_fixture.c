@@ -1,5 +1,5 @@
-/* office.c: see office.h. */
-#include "test/comm/office.h"
+/* fixture.c: see fixture.h. */
+#include "test/comm/comm_fixture.h"
 
 #include <string.h>
 
@@ -11,7 +11,7 @@ static int open_host(const struct zr_world *w, struct zr_device **out)
     return zr_host_device_open(out);
 }
 
-static int open_self(struct office *o, int n, int64_t timeout_ms)
+static int open_self(struct fixture *o, int n, int64_t timeout_ms)
 {
     int err = 0;
     (void)timeout_ms;
@@ -20,7 +20,7 @@ static int open_self(struct office *o, int n, int64_t timeout_ms)
     return err;
 }
 
-static int open_shm(struct office *o, int n, int64_t timeout_ms)
+static int open_shm(struct fixture *o, int n, int64_t timeout_ms)
 {
     int err = 0;
     for (int i = 0; i < n && !err; i++)
@@ -28,11 +28,11 @@ static int open_shm(struct office *o, int n, int64_t timeout_ms)
     return err;
 }
 
-const struct office_kind office_self = {.open_device = open_host, .open_comms = open_self, .exact = true};
-const struct office_kind office_shm = {.open_device = open_host, .open_comms = open_shm, .exact = true};
+const struct fixture_kind fixture_self = {.open_device = open_host, .open_comms = open_self, .exact = true};
+const struct fixture_kind fixture_shm = {.open_device = open_host, .open_comms = open_shm, .exact = true};
 
-int office_open(struct office *o, const struct zr_world *w, const struct office_kind *kind, int n,
-                int64_t timeout_ms, int64_t arena_bytes)
+int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixture_kind *kind, int n,
+                 int64_t timeout_ms, int64_t arena_bytes)
 {
     memset(o, 0, sizeof *o);
     uv_loop_init(&o->loop);
@@ -51,7 +51,7 @@ int office_open(struct office *o, const struct zr_world *w, const struct office_
     return err;
 }
 
-bool office_close(struct office *o)
+bool fixture_close(struct fixture *o)
 {
     for (int i = 0; i < MOST_COMMS; i++) {
         if (o->stream[i])
@@ -65,13 +65,13 @@ bool office_close(struct office *o)
     return uv_loop_close(&o->loop) == 0;
 }
 
-int office_store(struct office *o, int i, const char *from, int64_t bytes)
+int fixture_store(struct fixture *o, int i, const char *from, int64_t bytes)
 {
     int err = o->dev->ops->copy(o->stream[i], o->base[i], from, bytes);
     return err ? err : o->dev->ops->stream_sync(o->stream[i]);
 }
 
-int office_fetch(struct office *o, int i, char *to, int64_t bytes)
+int fixture_fetch(struct fixture *o, int i, char *to, int64_t bytes)
 {
     int err = o->dev->ops->copy(o->stream[i], to, o->base[i], bytes);
     return err ? err : o->dev->ops->stream_sync(o->stream[i]);

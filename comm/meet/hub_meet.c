@@ -1,49 +1,48 @@
-/* star_meet.c: how the ranks of a rendezvous come together: rank 0 listens, asks everybody who comes for a
- * proof that he is of this job, and lets ranks in; the others reach it (star_reach.c).
+/* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens, asks everybody who comes for a
+ * proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
  *
- * A stranger must not stop a job, nor learn of it more than that it is there. Who does not prove that he has
- * the job's key is sent away without a word of why; who says nothing for seconds is dropped; and there are
- * never more than MOST_STRANGERS of them, the others wait in the kernel's queue. A rank of this very job that
- * is wrong, by its number or its world, fails all of them. */
-#include "comm/meet/star.h"
+ * A unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
+ * prove that he has the job's key is sent away without a word of why; who says nothing for seconds is
+ * dropped; and there are never more than MOST_UNIDENTIFIED of them, the others wait in the kernel's queue. A
+ * rank of this very job that is wrong, by its number or its world, fails all of them. */
+#include "comm/meet/hub.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
 enum {
-    MOST_STRANGERS = 128, /* connections that have not proved to be a rank's */
-    FAIR_MS = 100,        /* for each of them to answer before another may take its place */
-    STRANGER_MS = 5000,   /* and if nobody wants it */
+    MOST_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
+    FAIR_MS = 100,           /* for each of them to answer before another may take its place */
+    UNIDENTIFIED_MS = 5000,  /* and if nobody wants it */
     SWEEP_MS = 500,
     RETRY_MS = 20,
     BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
 };
 
-int64_t zr_star_now_ms(struct zr_rendezvous *r)
+int64_t zr_hub_now_ms(struct zr_rendezvous *r)
 {
     uv_update_time(r->loop);
     return (int64_t)uv_now(r->loop);
 }
 
-bool zr_star_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to)
+bool zr_hub_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to)
 {
     if (r->w.key.n_bytes || ntohl(to->sin_addr.s_addr) >> 24 == 127)
         return true;
     char ip[32] = "?";
     uv_ip4_name(to, ip, sizeof ip);
-    zr_star_fail(
-        r, ZR_ERR_ARG,
-        "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
-        "know its ranks by: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks (openssl "
-        "rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or, on one host, meet at 127.0.0.1",
-        r->w.rank, r->w.host, ip);
+    zr_hub_fail(r, ZR_ERR_ARG,
+                "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
+                "know its ranks by: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks (openssl "
+                "rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or, on one host, meet at 127.0.0.1",
+                r->w.rank, r->w.host, ip);
     return false;
 }
 
-struct zr_link *zr_star_add_link(struct zr_rendezvous *r)
+struct zr_link *zr_hub_add_link(struct zr_rendezvous *r)
 {
-    struct zr_link *l = zr_link_new(r->loop, &zr_star_calls, r, ZR_FRAME_SHAKE_BYTES);
+    struct zr_link *l = zr_link_new(r->loop, &zr_hub_calls, r, ZR_FRAME_SHAKE_BYTES);
     if (!l)
         return NULL;
     l->next = r->links;
@@ -53,13 +52,13 @@ struct zr_link *zr_star_add_link(struct zr_rendezvous *r)
     return l;
 }
 
-/* --- rank 0: strangers and ranks --- */
+/* --- rank 0: unidentified connections and ranks --- */
 
-/* A stranger: nothing is told, not even why. */
+/* A unidentified connection: nothing is told, not even why. */
 static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZR_ERR_MISMATCH};
-    zr_star_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, why);
+    zr_hub_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, why);
     (void)zr_link_send(l, f, NULL, 0);
     zr_link_finish(l);
 }
@@ -72,7 +71,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
     char *said = proof_and_text + ZR_PROOF_BYTES;
     snprintf(said, ZR_FRAME_TEXT_BYTES, "%s", text);
     zr_shake_prove(&r->w, &l->shake, ZR_FRAME_REFUSE, code, said, (uint8_t *)proof_and_text);
-    zr_star_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, text);
+    zr_hub_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, text);
     (void)zr_link_send(l, f, proof_and_text, ZR_PROOF_BYTES + strlen(said));
     zr_link_finish(l);
 }
@@ -81,7 +80,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     refuse(r, l, ZR_ERR_MISMATCH, text);
-    zr_star_fail(r, ZR_ERR_MISMATCH, "%s", text);
+    zr_hub_fail(r, ZR_ERR_MISMATCH, "%s", text);
 }
 
 static void let_in(struct zr_rendezvous *r, struct zr_link *l)
@@ -91,15 +90,15 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
     zr_shake_prove(&r->w, &l->shake, ZR_FRAME_ACCEPT, 0, "", proof);
     l->rank = rank;
     zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
-    zr_star_keep(r, l);
-    r->n_strangers--;
-    r->seats[rank].link = l;
-    r->seats[rank].state = ZR_SEAT_HERE;
+    zr_hub_keep(r, l);
+    r->n_unidentified--;
+    r->members[rank].link = l;
+    r->members[rank].state = ZR_MEMBER_HERE;
     r->n_here++;
-    (void)zr_star_send(r, rank, ZR_FRAME_ACCEPT, proof, sizeof proof);
+    (void)zr_hub_send(r, rank, ZR_FRAME_ACCEPT, proof, sizeof proof);
 }
 
-void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
+void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     char text[sizeof r->text + 64];
     if (f->type != ZR_FRAME_HELLO) {
@@ -133,11 +132,11 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         refuse_all(r, l, text);
     } else if (r->code) {
         snprintf(text, sizeof text, "rank %d came when the others had given up: %s", s->rank, r->text);
-        if (r->seats[s->rank].state == ZR_SEAT_EMPTY)
-            r->seats[s->rank].state = ZR_SEAT_LEFT;
+        if (r->members[s->rank].state == ZR_MEMBER_EMPTY)
+            r->members[s->rank].state = ZR_MEMBER_LEFT;
         refuse(r, l, r->code, text);
-    } else if (r->seats[s->rank].state != ZR_SEAT_EMPTY) {
-        const struct zr_link *first = r->seats[s->rank].link;
+    } else if (r->members[s->rank].state != ZR_MEMBER_EMPTY) {
+        const struct zr_link *first = r->members[s->rank].link;
         snprintf(text, sizeof text, "rank %d is there twice: at %s and at %s", s->rank,
                  first ? first->peer : "?", l->peer);
         refuse_all(r, l, text);
@@ -146,7 +145,7 @@ void zr_star_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     }
 }
 
-static struct zr_link *oldest_stranger(struct zr_rendezvous *r)
+static struct zr_link *oldest_unidentified(struct zr_rendezvous *r)
 {
     struct zr_link *oldest = NULL;
     for (struct zr_link *s = r->links; s; s = s->next)
@@ -155,11 +154,11 @@ static struct zr_link *oldest_stranger(struct zr_rendezvous *r)
     return oldest;
 }
 
-void zr_star_drop_slow(struct zr_rendezvous *r)
+void zr_hub_drop_slow(struct zr_rendezvous *r)
 {
-    int64_t now = zr_star_now_ms(r);
+    int64_t now = zr_hub_now_ms(r);
     for (struct zr_link *s = r->links; s; s = s->next)
-        if (s->rank < 0 && now - s->since_ms >= STRANGER_MS)
+        if (s->rank < 0 && now - s->since_ms >= UNIDENTIFIED_MS)
             zr_link_drop(s);
 }
 
@@ -170,32 +169,32 @@ static void admit_later(uv_timer_t *t)
     admit(t->data);
 }
 
-/* Takes the one that waits, now or when the oldest of too many strangers has had its time. */
+/* Takes the one that waits, now or when the oldest of too many unidentified connections has had its time. */
 static void admit(struct zr_rendezvous *r)
 {
     if (r->closing || !r->listening || uv_is_closing((uv_handle_t *)&r->listener))
         return;
-    int64_t now = zr_star_now_ms(r);
-    struct zr_link *oldest = r->n_strangers >= MOST_STRANGERS ? oldest_stranger(r) : NULL;
+    int64_t now = zr_hub_now_ms(r);
+    struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
     int64_t left = oldest ? oldest->since_ms + FAIR_MS - now : 0;
-    if (r->n_strangers >= MOST_STRANGERS && left <= 0 && oldest) {
+    if (r->n_unidentified >= MOST_UNIDENTIFIED && left <= 0 && oldest) {
         zr_link_drop(oldest);
         left = 1; /* it is gone after this round of the loop */
     }
-    if (r->n_strangers >= MOST_STRANGERS) {
+    if (r->n_unidentified >= MOST_UNIDENTIFIED) {
         uv_timer_start(&r->admit, admit_later, left > 0 ? (uint64_t)left : 1, 0);
         return;
     }
-    struct zr_link *l = zr_star_add_link(r);
+    struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
         /* libuv offers nobody else until this one is taken. */
-        zr_star_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
-        zr_star_stop_listening(r);
+        zr_hub_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
+        zr_hub_stop_listening(r);
         return;
     }
     struct zr_frame f = {.type = ZR_FRAME_CHALLENGE};
     l->since_ms = now;
-    r->n_strangers++;
+    r->n_unidentified++;
     if (zr_link_accept(l, (uv_stream_t *)&r->listener) < 0 ||
         zr_shake_random(l->shake.nonce_0, sizeof l->shake.nonce_0) ||
         zr_link_send(l, f, l->shake.nonce_0, sizeof l->shake.nonce_0))
@@ -221,7 +220,7 @@ static void listener_closed(uv_handle_t *h)
 
 /* On the address that was given, where that is surely ours; a name may stand for loopback here and for the
  * network card elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
-void zr_star_listen(struct zr_rendezvous *r)
+void zr_hub_listen(struct zr_rendezvous *r)
 {
     struct sockaddr_in any;
     uv_ip4_addr("0.0.0.0", r->w.port, &any);
@@ -242,19 +241,19 @@ void zr_star_listen(struct zr_rendezvous *r)
     if (err == 0)
         return;
     int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
-    if (err != UV_EADDRINUSE || zr_star_now_ms(r) - r->started_ms > patience)
-        zr_star_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s:%d: %s", r->w.host, r->w.port,
-                     uv_strerror(err));
+    if (err != UV_EADDRINUSE || zr_hub_now_ms(r) - r->started_ms > patience)
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s:%d: %s", r->w.host, r->w.port,
+                    uv_strerror(err));
     if (r->listening)
         uv_close((uv_handle_t *)&r->listener, listener_closed);
 }
 
 static void listen_again(uv_timer_t *t)
 {
-    zr_star_listen(t->data);
+    zr_hub_listen(t->data);
 }
 
-void zr_star_stop_listening(struct zr_rendezvous *r)
+void zr_hub_stop_listening(struct zr_rendezvous *r)
 {
     if (!r->listening || uv_is_closing((uv_handle_t *)&r->listener))
         return;
@@ -262,11 +261,11 @@ void zr_star_stop_listening(struct zr_rendezvous *r)
     uv_close((uv_handle_t *)&r->listener, listener_closed);
 }
 
-void zr_star_seal(struct zr_rendezvous *r)
+void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
     uv_timer_stop(&r->patience);
-    zr_star_stop_listening(r);
+    zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (l->rank < 0 && !l->finishing) /* the refused may still read why */
             zr_link_drop(l);
@@ -276,17 +275,17 @@ void zr_star_seal(struct zr_rendezvous *r)
 
 static void go(struct zr_rendezvous *r)
 {
-    if (!zr_star_may_use(r, &r->address))
+    if (!zr_hub_may_use(r, &r->address))
         return;
     if (r->w.rank == 0)
-        zr_star_listen(r);
+        zr_hub_listen(r);
     else
-        zr_star_connect(r);
+        zr_hub_connect(r);
 }
 
 static void find_again(uv_timer_t *t)
 {
-    zr_star_find(t->data);
+    zr_hub_find(t->data);
 }
 
 static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *found)
@@ -297,7 +296,7 @@ static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *foun
         memcpy(&r->address, found->ai_addr, sizeof r->address);
         r->address.sin_port = htons((uint16_t)r->w.port);
     } else {
-        zr_star_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, uv_strerror(status));
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, uv_strerror(status));
     }
     uv_freeaddrinfo(found);
     if (r->closing || r->code)
@@ -309,7 +308,7 @@ static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *foun
         uv_timer_start(&r->retry, find_again, RETRY_MS, 0);
 }
 
-void zr_star_find(struct zr_rendezvous *r)
+void zr_hub_find(struct zr_rendezvous *r)
 {
     bool listens = r->w.rank == 0;
     const char *host = listens && strcmp(r->w.host, "localhost") == 0 ? "127.0.0.1" : r->w.host;
@@ -325,8 +324,8 @@ void zr_star_find(struct zr_rendezvous *r)
     const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
     int err = uv_getaddrinfo(r->loop, &r->resolve, on_resolved, r->w.host, NULL, &hints);
     if (err)
-        zr_star_fail(r, ZR_ERR_SYSTEM, "rendezvous: cannot look up \"%.200s\": %s", r->w.host,
-                     uv_strerror(err));
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rendezvous: cannot look up \"%.200s\": %s", r->w.host,
+                    uv_strerror(err));
     else
         r->resolving = true;
 }
@@ -335,18 +334,18 @@ static void on_patience(uv_timer_t *t)
 {
     struct zr_rendezvous *r = t->data;
     if (r->w.rank == 0)
-        zr_star_drop_slow(r);
+        zr_hub_drop_slow(r);
     else
-        zr_star_give_up_slow(r);
+        zr_hub_give_up_slow(r);
 }
 
-void zr_star_start(struct zr_rendezvous *r)
+void zr_hub_start(struct zr_rendezvous *r)
 {
-    r->started_ms = zr_star_now_ms(r);
+    r->started_ms = zr_hub_now_ms(r);
     uv_timer_start(&r->patience, on_patience, SWEEP_MS, SWEEP_MS);
     if (r->w.rank == 0) {
-        r->seats[0].state = ZR_SEAT_HERE;
+        r->members[0].state = ZR_MEMBER_HERE;
         r->n_here = 1;
     }
-    zr_star_find(r);
+    zr_hub_find(r);
 }

@@ -1,0 +1,62 @@
+/* nccl_fixture.c: see nccl_fixture.h. */
+#include "test/comm/nccl/nccl_fixture.h"
+
+static int open_device(const struct zr_world *w, struct zr_device **out)
+{
+    return zr_cuda_device_open(w->local_rank, out);
+}
+
+static int64_t reserve(int world, int i, bool deterministic)
+{
+    return i == 1 ? zr_nccl_reserve_bytes(world, deterministic, NCCL_SLICE_BYTES, NCCL_PACKED_BYTES)
+                  : zr_nccl_room_bytes(world, NCCL_PACKED_BYTES);
+}
+
+static int64_t reserve_fast(int world, int i)
+{
+    return reserve(world, i, false);
+}
+
+static int64_t reserve_fixed(int world, int i)
+{
+    return reserve(world, i, true);
+}
+
+struct zr_nccl_options nccl_fixture_options(int world, bool deterministic, int64_t timeout_ms)
+{
+    return (struct zr_nccl_options){.timeout_ms = timeout_ms,
+                                    .deterministic = deterministic,
+                                    .reserve_bytes = reserve(world, 1, deterministic),
+                                    .packed_bytes = NCCL_PACKED_BYTES,
+                                    .small_bytes = NCCL_SMALL_BYTES};
+}
+
+static int open_comms(struct fixture *o, int64_t timeout_ms, bool deterministic)
+{
+    struct zr_nccl_options opt = nccl_fixture_options(zr_rendezvous_world(o->rdv), deterministic, timeout_ms);
+    return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);
+}
+
+static int open_fast(struct fixture *o, int n, int64_t timeout_ms)
+{
+    (void)n; /* a pair */
+    return open_comms(o, timeout_ms, false);
+}
+
+static int open_fixed(struct fixture *o, int n, int64_t timeout_ms)
+{
+    (void)n;
+    return open_comms(o, timeout_ms, true);
+}
+
+const struct fixture_kind fixture_nccl = {.open_device = open_device,
+                                          .open_comms = open_fast,
+                                          .reserve_bytes = reserve_fast,
+                                          .same_order = true,
+                                          .one_reduces = true};
+const struct fixture_kind fixture_nccl_fixed = {.open_device = open_device,
+                                                .open_comms = open_fixed,
+                                                .reserve_bytes = reserve_fixed,
+                                                .exact = true,
+                                                .same_order = true,
+                                                .one_reduces = true};
