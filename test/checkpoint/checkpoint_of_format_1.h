@@ -3,12 +3,10 @@
 #ifndef TEST_CHECKPOINT_OF_FORMAT_1_H
 #define TEST_CHECKPOINT_OF_FORMAT_1_H
 
+#include "test/checkpoint/earlier_checkpoint.h"
+
 /* clang-format off */
-static const struct {
-    const char *name;
-    int bytes;
-    const char *hex; /* two digits a byte */
-} format_1_files[] = {
+static const struct earlier_file format_1_files[] = {
     {"manifest.json", 693,
      "7b22666f726d6174223a226c69627a65726f20636865636b706f696e742031222c2276657273696f6e223a22302e312e30222c22"
      "73746570223a322c22736b69707065645f7374657073223a302c226d6963726f5f62617463686573223a342c22776f726c64223a"

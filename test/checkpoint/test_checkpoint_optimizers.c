@@ -1,6 +1,5 @@
 /* test_checkpoint_optimizers.c: checkpoints of models whose tensors have optimizers of their own, of another
- * kind than the model's, and of before there were such. */
-#include "test/checkpoint/checkpoint_of_format_1.h"
+ * kind than the model's. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint/manifest.h"
@@ -190,95 +189,6 @@ static void default_and_name_are_one(void **state)
     memory_files_close(files);
 }
 
-/* ---- the format before ---- */
-
-static char base[] = "/tmp/zero-format-XXXXXX";
-
-static void write_file(const char *dir, int k)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", dir, format_1_files[k].name);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    for (int i = 0; i < format_1_files[k].bytes; i++) {
-        unsigned byte;
-        assert_int_equal(sscanf(format_1_files[k].hex + 2 * i, "%2x", &byte), 1);
-        fputc((int)byte, f);
-    }
-    assert_int_equal(fclose(f), 0);
-}
-
-/* Loads it into the model that it is of, but for what the caller changes. Values as they were read by the
- * library that saved them. */
-static void load_before(int stage, int32_t optimizer, int32_t of_layers, const char *refused)
-{
-    void *w = malloc(800), *b = malloc(10), *f = malloc(12), *own[] = {w, b, f}, *gw = NULL, *gb = NULL;
-    memset(w, 0, 800), memset(b, 0, 10), memset(f, 0, 12);
-    struct zero_tensor t[3] = {
-        {.name = "layers",
-         .param = &w,
-         .grad = &gw,
-         .shape = {2, 100},
-         .dtype = ZERO_F32,
-         .flags = ZERO_STACKED},
-        {.name = "bias", .param = &b, .grad = &gb, .shape = {5}, .dtype = ZERO_BF16, .unit = 2},
-        {.name = "scale", .param = &f, .shape = {3}, .dtype = ZERO_F32, .unit = 2}};
-    struct zero_config cfg = ZERO_CONFIG_INIT;
-    zero_ctx *z;
-    uint64_t hash = 0;
-    const void *note;
-    int64_t n_note;
-    float frozen[3];
-    cfg.stage = stage;
-    cfg.world = 1;
-    cfg.optimizer = optimizer;
-    t[0].optimizer = of_layers;
-    CHECK_OK(zero_wrap(&z, t, 3, &cfg));
-    for (int i = 0; i < 3; i++)
-        free(own[i]);
-    if (refused) {
-        assert_int_equal(zero_load(z, base), ZERO_ERR_ARG);
-        assert_non_null(strstr(zero_last_error(), refused));
-        zero_unwrap(&z);
-        return;
-    }
-    CHECK_OK(zero_load(z, base));
-    for (int k = 0; k < 2; k++)
-        for (int v = ZERO_VALUE_MASTER; v < ZERO_VALUE_STATE + 2; v++) {
-            float x[200];
-            int n = k ? 5 : 200;
-            CHECK_OK(zero_read(z, k, v, 0, n, x));
-            hash = XXH64(x, (size_t)n * sizeof *x, hash);
-        }
-    assert_true(hash == UINT64_C(0xb48746d2b6ca68bb));
-    CHECK_OK(zero_read(z, 2, ZERO_VALUE_PARAM, 0, 3, frozen));
-    assert_true(frozen[0] == 0.5f && frozen[1] == 1.5f && frozen[2] == 2.5f);
-    CHECK_OK(zero_get_user_data(z, &note, &n_note));
-    assert_int_equal(n_note, 6);
-    assert_memory_equal(note, "seed 7", 6);
-    zero_unwrap(&z);
-}
-
-static void format_1_loads(void **state)
-{
-    (void)state;
-    char dir[64], command[128];
-    assert_non_null(mkdtemp(base));
-    snprintf(dir, sizeof dir, "%s/save-00000001-step-00000002", base);
-    assert_int_equal(mkdir(dir, 0755), 0);
-    for (size_t i = 0; i < sizeof format_1_files / sizeof *format_1_files; i++)
-        write_file(dir, (int)i);
-    for (int stage = 0; stage < 4; stage++)
-        load_before(stage, ZERO_ADAMW, 0, NULL);
-    load_before(
-        1, ZERO_RMSPROP, ZERO_ADAMW,
-        "the optimizer of tensor bias is adamw with 2 states there, and rmsprop with 1 in this model");
-    load_before(1, ZERO_AUTO, ZERO_SGD,
-                "the optimizer of tensor layers is adamw with 2 states there, and sgd with 0 in this model");
-    snprintf(command, sizeof command, "rm -r %s", base);
-    assert_int_equal(system(command), 0);
-}
-
 /* An optimizer of a later library, or of one built with more of them. */
 static void unknown_names_are_read(void **state)
 {
@@ -317,7 +227,6 @@ int main(void)
         cmocka_unit_test(every_way),
         cmocka_unit_test(another_optimizer_is_refused),
         cmocka_unit_test(default_and_name_are_one),
-        cmocka_unit_test(format_1_loads),
         cmocka_unit_test(unknown_names_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
