@@ -1,0 +1,442 @@
+/* topology.c: asks which ranks can map each other's memory (topology.h).
+ *
+ * Every rank makes a small segment, just as shared memory's are made, and tells all where it is and who it is
+ * itself. Of the ranks with one machine and one process namespace the lowest opens the segment of each of the
+ * others, and each of the others opens the lowest's, for one may be allowed what the other is not. That is
+ * two segments for each rank and not one for each pair: processes of one user that pass it pass it among each
+ * other too. What was found is told to all, so that every rank comes to the same hosts.
+ *
+ * Everything that could fail on one rank alone comes before the first exchange. */
+#include "comm/topology.h"
+#include "comm/meet/rendezvous.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SEGMENT_BYTES = 4096 };
+
+/* What is in a segment: how it is known to be the one that was meant, and not another of a number that is
+ * used again. */
+struct segment {
+    uint64_t magic, nonce;
+};
+static const uint64_t segment_magic = 0x7a65726f20746f70;
+
+/* What a rank tells of itself. */
+struct card {
+    int32_t err, pid, fd; /* fd -1: it could make no segment, and says in text why */
+    int32_t unused;
+    uint64_t nonce, pid_namespace;
+    char machine[48], host_name[64];
+    char text[ZR_ERROR_BYTES];
+};
+
+/* What a rank found: the first whose memory it should be able to map and cannot; -1: none. */
+struct finding {
+    int32_t cannot;
+    char text[124];
+};
+
+struct probe {
+    struct zr_rendezvous *rdv;
+    const struct zr_identity *id;
+    int32_t world, rank;
+    struct card *cards;       /* (world) */
+    struct finding *findings; /* (world) */
+    int32_t *lowest;          /* (world) lowest rank of the same machine and namespace */
+    int fd;                   /* my segment, open as long as others may open it; -1: none */
+    struct segment *mine;     /* mapped */
+};
+
+/* --- memory --- */
+
+/* false, with nothing held and nothing said, where there is no memory. */
+static bool allocate(int32_t world, int32_t rank, struct zr_topology *out)
+{
+    *out = (struct zr_topology){.world = world, .rank = rank};
+    out->host_of = calloc((size_t)world * 3, sizeof *out->host_of);
+    out->hosts = calloc((size_t)world, sizeof *out->hosts);
+    if (!out->host_of || !out->hosts) {
+        zr_topology_free(out);
+        return false;
+    }
+    out->place_of = out->host_of + world;
+    out->rank_at = out->place_of + world;
+    return true;
+}
+
+void zr_topology_free(struct zr_topology *t)
+{
+    if (!t)
+        return;
+    free(t->host_of); /* and the arrays behind it */
+    free(t->hosts);
+    *t = (struct zr_topology){.world = 0};
+}
+
+/* --- from hosts to places --- */
+
+static int32_t add_host(struct zr_topology *t, int32_t rank)
+{
+    t->hosts[t->n_hosts] = (struct zr_host){.lowest_rank = rank};
+    return t->n_hosts++;
+}
+
+static void put_on_host(struct zr_topology *t, int32_t rank, int32_t host)
+{
+    t->host_of[rank] = host;
+    t->hosts[host].n_ranks++;
+}
+
+/* All ranks are on their hosts. */
+static void number_places(struct zr_topology *t)
+{
+    int32_t place = 0;
+    for (int32_t host = 0; host < t->n_hosts; host++)
+        for (int32_t r = t->hosts[host].lowest_rank, n = 0; n < t->hosts[host].n_ranks; r++)
+            if (t->host_of[r] == host) {
+                if (r == t->rank)
+                    t->local_rank = n;
+                t->place_of[r] = place;
+                t->rank_at[place++] = r;
+                n++;
+            }
+    t->why = "";
+    for (int32_t host = t->n_hosts - 1; host >= 0; host--)
+        if (t->hosts[host].why[0])
+            t->why = t->hosts[host].why;
+    t->host = t->host_of[t->rank];
+    t->local_size = t->hosts[t->host].n_ranks;
+}
+
+int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out)
+{
+    if (world < 1 || local_size < 0)
+        return zr_fail(ZR_ERR_ARG, "a world of %d ranks, %d on each host, has no places", world, local_size);
+    if (!allocate(world, 0, out))
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the hosts of %d ranks", world);
+    int32_t each = local_size ? local_size : world;
+    for (int32_t r = 0; r < world; r++)
+        put_on_host(out, r, r % each ? out->n_hosts - 1 : add_host(out, r));
+    number_places(out);
+    return 0;
+}
+
+/* --- my segment --- */
+
+static int cannot_make(struct probe *p, struct card *c, const char *what)
+{
+    snprintf(c->text, sizeof c->text, "%s: %s", what, strerror(errno));
+    if (p->fd >= 0)
+        close(p->fd);
+    p->fd = -1;
+    return -1;
+}
+
+/* Returns its descriptor; -1 where a rank can have none, which is a fact about it and no failure. */
+static int make_segment(struct probe *p, struct card *c)
+{
+    p->fd = memfd_create("zero-topology", MFD_CLOEXEC);
+    if (p->fd < 0)
+        return cannot_make(p, c, "making a shared memory file");
+    if (ftruncate(p->fd, SEGMENT_BYTES))
+        return cannot_make(p, c, "reserving shared memory");
+    void *at = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
+    if (at == MAP_FAILED)
+        return cannot_make(p, c, "mapping shared memory");
+    p->mine = at;
+    if (getrandom(&c->nonce, sizeof c->nonce, 0) != sizeof c->nonce)
+        c->nonce = (uint64_t)getpid() << 32 ^ (uint64_t)(uintptr_t)p;
+    *p->mine = (struct segment){.magic = segment_magic, .nonce = c->nonce};
+    return p->fd;
+}
+
+static void fill_card(struct probe *p, int err, struct card *c)
+{
+    memset(c, 0, sizeof *c);
+    c->err = err;
+    c->fd = -1;
+    if (err) {
+        snprintf(c->text, sizeof c->text, "%s", zr_error_text());
+        return;
+    }
+    c->pid = (int32_t)getpid();
+    c->pid_namespace = p->id->pid_namespace;
+    snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
+    snprintf(c->host_name, sizeof c->host_name, "%s", p->id->host_name);
+    c->fd = make_segment(p, c);
+}
+
+/* --- another's segment --- */
+
+/* errno is 0 where it is another file. */
+static bool is_segment(int fd, const struct card *c)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return false;
+    errno = 0;
+    if (st.st_size != SEGMENT_BYTES) /* nor may it be touched */
+        return false;
+    void *at = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return false;
+    const struct segment *s = at;
+    bool same = s->magic == segment_magic && s->nonce == c->nonce;
+    munmap(at, SEGMENT_BYTES);
+    return same;
+}
+
+/* false, with f filled, where this rank cannot map rank's memory. */
+static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
+{
+    const struct card *c = &p->cards[rank];
+    if (p->fd < 0 || c->fd < 0) {
+        f->cannot = rank;
+        snprintf(f->text, sizeof f->text, "%.120s", p->fd < 0 ? p->cards[p->rank].text : c->text);
+        return false;
+    }
+    int fd = zr_identity_open(p->id, rank, c->pid, c->fd);
+    bool same = fd >= 0 && is_segment(fd, c);
+    if (!same) {
+        f->cannot = rank;
+        snprintf(f->text, sizeof f->text, "%.120s", errno ? strerror(errno) : "another file is in its place");
+    }
+    if (fd >= 0)
+        close(fd);
+    return same;
+}
+
+static void look_at_others(const struct probe *p, struct finding *f)
+{
+    memset(f, 0, sizeof *f);
+    f->cannot = -1;
+    if (p->lowest[p->rank] != p->rank) {
+        can_map(p, p->lowest[p->rank], f);
+        return;
+    }
+    for (int32_t r = p->rank + 1; r < p->world; r++)
+        if (p->lowest[r] == p->rank && !can_map(p, r, f))
+            return;
+}
+
+/* --- what comes of it, on all ranks alike --- */
+
+static bool same_text(const char *a, const char *b, size_t n)
+{
+    return strncmp(a, b, n) == 0;
+}
+
+static bool same_machine(const struct card *a, const struct card *b)
+{
+    return same_text(a->machine, b->machine, sizeof a->machine);
+}
+
+/* Those that ask each other. */
+static void find_lowest(struct probe *p)
+{
+    for (int32_t r = 0; r < p->world; r++) {
+        int32_t low = 0;
+        while (low < r && (p->lowest[low] != low || !same_machine(&p->cards[low], &p->cards[r]) ||
+                           p->cards[low].pid_namespace != p->cards[r].pid_namespace))
+            low++;
+        p->lowest[r] = low;
+    }
+}
+
+/* Where the lowest cannot map one of the others all of them are by themselves: whether they could map each
+ * other was not asked. */
+static bool is_apart(const struct probe *p, int32_t rank)
+{
+    return p->findings[p->lowest[rank]].cannot >= 0 || p->findings[rank].cannot >= 0;
+}
+
+static void say_why(const struct probe *p, int32_t rank, struct zr_host *h)
+{
+    int32_t finder = p->findings[p->lowest[rank]].cannot >= 0 ? p->lowest[rank] : rank;
+    const struct finding *f = &p->findings[finder];
+    snprintf(h->why, sizeof h->why, "rank %d cannot open the memory of rank %d: %.120s", finder, f->cannot,
+             f->text);
+}
+
+/* Of two ranks of one machine that did not even ask each other. */
+static void say_containers(const struct probe *p, int32_t rank, struct zr_host *h)
+{
+    int32_t r = 0;
+    while (r < rank && !same_machine(&p->cards[r], &p->cards[rank]))
+        r++;
+    if (r < rank)
+        snprintf(h->why, sizeof h->why,
+                 "rank %d and rank %d are in different process namespaces (containers) of one machine", r,
+                 rank);
+}
+
+static void open_host(const struct probe *p, int32_t rank, struct zr_host *h)
+{
+    const struct card *c = &p->cards[rank];
+    snprintf(h->name, sizeof h->name, "%.63s", c->host_name);
+    snprintf(h->machine, sizeof h->machine, "%.47s", c->machine);
+    h->pid_namespace = c->pid_namespace;
+    if (p->lowest[rank] == rank)
+        say_containers(p, rank, h);
+    else
+        say_why(p, rank, h);
+}
+
+static void settle(const struct probe *p, struct zr_topology *t)
+{
+    for (int32_t r = 0; r < p->world; r++) {
+        bool opens = p->lowest[r] == r || is_apart(p, r);
+        int32_t host = opens ? add_host(t, r) : t->host_of[p->lowest[r]];
+        if (opens)
+            open_host(p, r, &t->hosts[host]);
+        put_on_host(t, r, host);
+    }
+    number_places(t);
+}
+
+/* --- all together --- */
+
+static void release(struct probe *p)
+{
+    if (p->mine)
+        munmap(p->mine, SEGMENT_BYTES);
+    if (p->fd >= 0)
+        close(p->fd);
+    free(p->cards);
+    free(p->findings);
+    free(p->lowest);
+}
+
+static int first_failure(const struct probe *p)
+{
+    for (int32_t r = 0; r < p->world; r++)
+        if (p->cards[r].err)
+            return zr_fail(p->cards[r].err, "rank %d: %.*s", r, (int)sizeof p->cards[r].text - 1,
+                           p->cards[r].text);
+    return 0;
+}
+
+/* Two exchanges: who is where; who could map whom. */
+static int ask(struct probe *p, int err, struct zr_topology *t)
+{
+    struct card mine;
+    struct finding found;
+    fill_card(p, err, &mine);
+    int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, p->cards);
+    if (!met)
+        met = first_failure(p);
+    if (err) /* in this rank's own words */
+        return zr_fail(err, "%s", mine.text);
+    if (met)
+        return met;
+    find_lowest(p);
+    look_at_others(p, &found);
+    met = zr_rendezvous_exchange(p->rdv, &found, sizeof found, p->findings);
+    if (!met)
+        settle(p, t);
+    return met;
+}
+
+int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, int err,
+                      struct zr_topology *out)
+{
+    struct zr_identity own;
+    *out = (struct zr_topology){.world = 0};
+    if (!rdv)
+        return err ? err : zr_topology_assume(1, 0, out);
+    if (!id)
+        zr_identity_read(&own);
+    struct probe p = {.rdv = rdv, .id = id ? id : &own, .world = zr_rendezvous_world(rdv), .fd = -1};
+    p.rank = zr_rendezvous_rank(rdv);
+    p.cards = calloc((size_t)p.world, sizeof *p.cards);
+    p.findings = calloc((size_t)p.world, sizeof *p.findings);
+    p.lowest = calloc((size_t)p.world, sizeof *p.lowest);
+    if (p.cards && p.findings && p.lowest && allocate(p.world, p.rank, out))
+        err = ask(&p, err, out);
+    else if (err)
+        zr_rendezvous_fail(rdv, err);
+    else
+        err = zr_rendezvous_fail(rdv,
+                                 zr_fail(ZR_ERR_NOMEM, "no memory to ask %d ranks for their hosts", p.world));
+    if (err)
+        zr_topology_free(out);
+    release(&p);
+    return err;
+}
+
+/* --- what is asked of it --- */
+
+int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n)
+{
+    int32_t k = 1;
+    while (k < n && t->host_of[members[k]] == t->host_of[members[0]])
+        k++;
+    if (k >= n)
+        return 0;
+    const struct zr_host *a = &t->hosts[t->host_of[members[0]]], *b = &t->hosts[t->host_of[members[k]]];
+    if (!same_text(a->machine, b->machine, sizeof a->machine))
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "shared memory needs all ranks on one host: rank %d is on \"%s\", rank %d on \"%s\"",
+                       members[0], a->name, members[k], b->name);
+    if (a->pid_namespace != b->pid_namespace)
+        return zr_fail(ZR_ERR_NOTSUP,
+                       "shared memory needs all ranks in one process namespace: rank %d (\"%s\") and rank %d "
+                       "(\"%s\") are in different containers",
+                       members[0], a->name, members[k], b->name);
+    return zr_fail(ZR_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
+                   b->why[0] ? b->why : a->why);
+}
+
+static void append(char *text, size_t n_text, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+static void append(char *text, size_t n_text, const char *fmt, ...)
+{
+    size_t used = strlen(text);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text + used, n_text - used, fmt, ap);
+    va_end(ap);
+}
+
+/* "0 to 3", "4, 5, 7". */
+static void list_ranks(const struct zr_topology *t, int32_t host, char *text, size_t n_text)
+{
+    int32_t left = t->hosts[host].n_ranks, last;
+    const char *comma = "";
+    text[0] = 0;
+    for (int32_t r = t->hosts[host].lowest_rank; left > 0; r = last + 1, comma = ", ") {
+        while (t->host_of[r] != host)
+            r++;
+        for (last = r; last - r + 1 < left && t->host_of[last + 1] == host;)
+            last++;
+        if (last - r < 2)
+            last = r;
+        append(text, n_text, "%s%d", comma, r);
+        if (last > r)
+            append(text, n_text, " to %d", last);
+        left -= last - r + 1;
+    }
+}
+
+void zr_topology_list_hosts(const struct zr_topology *t, char *text, size_t n_text)
+{
+    text[0] = 0;
+    for (int32_t host = 0; host < t->n_hosts; host++) {
+        char ranks[96];
+        int32_t n = t->hosts[host].n_ranks;
+        list_ranks(t, host, ranks, sizeof ranks);
+        append(text, n_text, "%shost %d has %d%s (%s)", host ? ", " : "", host, n,
+               host     ? ""
+               : n == 1 ? " rank"
+                        : " ranks",
+               ranks);
+    }
+}

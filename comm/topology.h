@@ -1,0 +1,66 @@
+/* topology.h: which ranks are on one host, asked once per context, and the only answer to that question.
+ *
+ * Two ranks are on one host where each can map the other's memory: the same boot of the same machine, the
+ * same process namespace, and a segment of the one that the other could open (topology.c). Names of hosts
+ * count for nothing. Shared memory opens among the ranks of one host; NCCL uses copy engines there; host
+ * memory is divided among them; and places number them one after the other.
+ *
+ * The place of a rank: ranks are put in order host by host, hosts by their lowest rank, the ranks of a host
+ * by number. So place 0 is rank 0, and on one host places are ranks. Whatever has an order over ranks that
+ * decides bits (the tree that gradients are summed in, who owns which slice) goes by places.
+ *
+ * Thread-safety: plain data once it is made. */
+#ifndef ZR_COMM_TOPOLOGY_H
+#define ZR_COMM_TOPOLOGY_H
+
+#include "comm/identity.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct zr_rendezvous;
+
+struct zr_host {
+    int32_t lowest_rank, n_ranks;
+    char name[64];          /* its lowest rank's host name, for messages */
+    char machine[48];       /* as struct zr_identity has it */
+    uint64_t pid_namespace; /* likewise */
+    /* Why it is not one with an earlier host of the same machine: "rank 1 cannot open the memory of rank 0:
+     * Permission denied"; "": it is the first. Equal on all ranks. */
+    char why[192];
+};
+
+struct zr_topology {
+    int32_t world, rank;
+    int32_t n_hosts, host;          /* host: this rank's */
+    int32_t local_size, local_rank; /* of the ranks of my host; my place among them */
+    int32_t *host_of;               /* (world) of a rank */
+    int32_t *place_of;              /* (world) of a rank */
+    int32_t *rank_at;               /* (world) of a place */
+    struct zr_host *hosts;          /* (n_hosts) in the order of their lowest ranks */
+    const char *why; /* the first of its hosts' that is not ""; "": ranks of one machine are on one host */
+};
+
+/* Collective and blocking over rdv, before zr_rendezvous_detach; NULL: world 1. id: of this rank; NULL: what
+ * zr_identity_read says. err, with this thread's message, is what this rank met before: then, and where a
+ * rank is lost or has no memory, all ranks fail, each with the first such rank's code and message ("rank 2:
+ * ..."), a rank that has failed itself with its own. A rank that cannot share memory is no failure: it is a
+ * host of its own. On success free *out with zr_topology_free; on failure it holds nothing. */
+int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, int err,
+                      struct zr_topology *out);
+
+/* Without asking anybody, as rank 0, for a plan: hosts of local_size ranks each, the last with what is left;
+ * local_size 0: one host. ZR_ERR_ARG, ZR_ERR_NOMEM. */
+int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out);
+
+/* NULL and a zeroed struct are allowed. */
+void zr_topology_free(struct zr_topology *t);
+
+/* 0 where n ranks (members) are all on one host; else ZR_ERR_NOTSUP, naming two that are not, their hosts,
+ * and why. */
+int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n);
+
+/* "host 0 has 4 ranks (0 to 3), host 1 has 3 (4, 5, 7)", cut where there is no more room. */
+void zr_topology_list_hosts(const struct zr_topology *t, char *text, size_t n_text);
+
+#endif
