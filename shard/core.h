@@ -87,7 +87,7 @@ enum zr_action_kind {
                             is the model's again. If that of unit is: until it was used by its UPDATE, the
                             last one of such a unit, and every gradient is */
     ZR_ACT_KEEP_PARAM,   /* compute waits for the parameters of unit in slot and copies them to where all are;
-                            is   done with the slot then (record it) */
+                            it is done with the slot then (record it) */
     ZR_ACT_FIRST_ISSUED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     ZR_ACT_SET_ASIDE, /* of a unit that is summed in place: the sum so far goes to memory of its own, and the

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Changes shard/core.c in one place at a time, and shows that some test notices.
+"""Changes the schedule core in one place at a time, and shows that some test notices.
 
-    core_mutants.py CORE LIST ROOT CC WORK LIBRARY... -- TEST.a...    WORK: a folder for what is compiled
+    core_mutants.py LIST ROOT CC WORK SOURCE... -- LIBRARY... -- TEST.a...    WORK: a folder for what is compiled
 
-Each test is an archive with a main of its own; it is linked with the libraries and, before them, a core compiled anew for every
-change of LIST (core_mutants.txt). A change is noticed when a test fails, or does not end (in twenty times what it takes without a
-change, and half a minute). All must be noticed, and without a change all tests must pass. One that is not noticed is either needless code or a hole in the tests.
+A change of LIST (core_mutants.txt) names a function, which stands in one of the sources. Each test is an archive with a main of its
+own; it is linked with the libraries and, before them, that source compiled anew with the change. A change is noticed when a test fails,
+or does not end (in twenty times what it takes without a change, and half a minute). All must be noticed, and without a change all
+tests must pass. One that is not noticed is either needless code or a hole in the tests.
 ONLY=TEXT in the environment: only changes with TEXT in their name."""
 import concurrent.futures
 import os
@@ -26,28 +27,31 @@ def read_list(path):
     return mutants
 
 
-def mutate(core, m):
-    body = re.search(r"^[a-z][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", core, flags=re.MULTILINE | re.DOTALL)
-    if not body:
-        sys.exit(f'"{m["name"]}": there is no function {m["in"]}')
+def mutate(sources, m):
+    """Which of the sources {path: text} the change is in, and its text with the change."""
+    pattern = re.compile(r"^[a-z][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", re.MULTILINE | re.DOTALL)
+    found = [(path, body) for path, text in sources.items() for body in pattern.finditer(text)]
+    if len(found) != 1:
+        sys.exit(f'"{m["name"]}": the function {m["in"]} stands in {[path for path, _ in found]}')
+    path, body = found[0]
     if body[0].count(m["old"]) != 1:
         sys.exit(f'"{m["name"]}": "{m["old"]}" stands in {m["in"]} {body[0].count(m["old"])} times')
     new = m.get("new") or ";"
-    return core[:body.start()] + body[0].replace(m["old"], new) + core[body.end():]
+    return path, sources[path][:body.start()] + body[0].replace(m["old"], new) + sources[path][body.end():]
 
 
-def compile_core(text, root, cc, folder):
-    os.makedirs(folder, exist_ok=True)
-    source = os.path.join(folder, "core.c")
+def compile_source(path, text, root, cc, folder):
+    source = os.path.join(folder, os.path.basename(path))
     with open(source, "w", encoding="utf-8") as f:
         f.write(text)
-    subprocess.run(cc + FLAGS + ["-c", "-I", root, source, "-o", os.path.join(folder, "core.o")], check=True)
+    subprocess.run(cc + FLAGS + ["-c", "-I", root, source, "-o", os.path.join(folder, "mutant.o")], check=True)
 
 
 def link(folder, cc, test, libraries):
     program = os.path.join(folder, "test")
+    mutant = os.path.join(folder, "mutant.o")
     wraps = ["-Wl,--wrap=malloc,--wrap=calloc,--wrap=posix_memalign,--wrap=free"] if "plan" in os.path.basename(test) else []
-    subprocess.run(cc + [os.path.join(folder, "core.o"), "-o", program] + wraps + ["-Wl,--start-group", test] + libraries +
+    subprocess.run(cc + ([mutant] if os.path.exists(mutant) else []) + ["-o", program] + wraps + ["-Wl,--start-group", test] + libraries +
                    ["-Wl,--end-group", "-lcmocka", "-luv", "-lxxhash", "-lpthread", "-lm", "-ldl"], check=True)
     return program
 
@@ -70,15 +74,17 @@ def noticed_by(folder, cc, tests, libraries, limits):
 
 
 def main():
-    core_path, list_path, root, cc, work = sys.argv[1:6]
-    split = sys.argv.index("--")
-    libraries, tests = sys.argv[6:split], sys.argv[split + 1:]
+    list_path, root, cc, work = sys.argv[1:5]
     cc = cc.split()
-    core = open(core_path, encoding="utf-8").read()
-    mutants = read_list(list_path)
-    texts = [(m, mutate(core, m)) for m in mutants]
+    rest = sys.argv[5:]
+    split = rest.index("--")
+    sources = {path: open(path, encoding="utf-8").read() for path in rest[:split]}
+    rest = rest[split + 1:]
+    split = rest.index("--")
+    libraries, tests = rest[:split], rest[split + 1:]
+    mutants = [(m, *mutate(sources, m)) for m in read_list(list_path)]
     whole = os.path.join(work, "whole")
-    compile_core(core, root, cc, whole)
+    os.makedirs(whole, exist_ok=True)
     limits = {}
     by = noticed_by(whole, cc, tests, libraries, limits)
     if by:
@@ -86,14 +92,15 @@ def main():
     only = os.environ.get("ONLY", "")
 
     def one(k):
-        m, text = texts[k]
+        m, path, text = mutants[k]
         folder = os.path.join(work, str(k))
-        compile_core(text, root, cc, folder)
+        os.makedirs(folder, exist_ok=True)
+        compile_source(path, text, root, cc, folder)
         return m, noticed_by(folder, cc, tests, libraries, limits)
 
     survived = n = 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for m, by in pool.map(one, [k for k, (m, _) in enumerate(texts) if only in m["name"]]):
+        for m, by in pool.map(one, [k for k, (m, _, _) in enumerate(mutants) if only in m["name"]]):
             n += 1
             survived += by is None
             print(f'{m["in"]}: {m["name"]}: {by or "SURVIVED"}', flush=True)

@@ -1,0 +1,221 @@
+/* core_inside.h: the core's state, and what its files call of each other: core.c (the calls), core_order.c
+ * (which call comes next), core_slots.c (what lies where) and core_step.c (gradients, and what a step does).
+ * For these alone. */
+#ifndef ZR_SHARD_CORE_INSIDE_H
+#define ZR_SHARD_CORE_INSIDE_H
+
+#include "shard/core.h"
+#include "shard/layout.h"
+
+#define NEVER INT64_MAX
+
+/* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
+struct zr_core {
+    int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
+    int32_t n_sharded; /* units that need slots */
+    bool grad_resident, reduce_each;
+    int64_t
+        reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
+    int64_t second; /* bytes of the largest slot but that one */
+
+    int32_t n_open;       /* brackets */
+    int32_t n_open_bwd;   /* of them in backward */
+    int32_t last_reduced; /* resident gradients are being reduced since they were last returned, this unit's
+                             last; -1: none are */
+    int32_t n_micro;      /* zero_micro calls since the step */
+    bool any_backward;    /* a backward bracket ended since the step */
+    bool complete;        /* the step's gradients are reduced, and its norm was asked for */
+    bool all;             /* every parameter is gathered elsewhere; brackets need nothing */
+    int32_t n_trainable;
+    int32_t n_used;    /* trainable units whose backward bracket has ended since the step */
+    int32_t n_overrun; /* those of them that had at least twice the passes that a step has */
+    uint64_t clock;    /* counts grants and releases of gradient slots: the oldest release is reused first */
+    uint64_t hash;
+    struct zr_core_counts counts;
+
+    /* The order being followed: `period` calls (a micro-batch, where micro-batches are alike) again and
+     * again, n_order in all. pos: the call expected next, base: where its period starts. */
+    int64_t n_order, pos, base;
+    int32_t period;
+    int32_t n_begins, ahead; /* begins of sharded units in a period; the first of them at or after pos */
+    bool strayed, uneven; /* this step's calls left the order; the order's backward passes are not as many for
+                             every micro-batch */
+
+    /* The calls of this step, n_rec: the first n_kept of them again and again. */
+    int64_t n_rec;
+    int32_t n_kept, rec_at_call; /* rec_at_call: n_rec modulo n_kept, where calls repeat */
+    int32_t cap;                 /* room for calls, in the order and in the recording */
+    bool restarted, rec_full;    /* restarted: the model went back to its first call before any backward */
+
+    int32_t n_leaves, n_small; /* of the tree over slots; slots that are not the reserved one */
+
+    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
+        keys_at, total;
+};
+
+struct unit {
+    int64_t param_bytes, grad_bytes;
+    int32_t pslot;     /* slot that holds it, -1 none (or resident) */
+    int32_t gslot;     /* gradient slot of its backward bracket, open or last; -1: it needs none */
+    int32_t n_contrib; /* contributions reduced this step */
+    int32_t n_bwd;     /* backward brackets ended this step */
+    int32_t uses;      /* backward brackets in a micro-batch, as declared; at least 1 */
+    int32_t first_use; /* position in the period of its first begin, -1: none */
+    int64_t next_use;  /* position in the order of its next begin, NEVER: none; sharded units only */
+    int32_t fits;      /* slots by size: the first that can hold it */
+    int32_t n_each;    /* backward passes in each micro-batch of the order */
+    int32_t n_passed;  /* in the order so far; of mark_micro_batches */
+    uint8_t depth;     /* sums in use */
+    bool resident, trainable, sum_in_place;
+    bool open_fwd, open_bwd;
+    bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
+    bool pending;            /* its resident gradient holds something not yet reduced */
+    bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */
+};
+
+struct pslot {
+    int64_t bytes;
+    int32_t unit; /* -1: empty */
+    int32_t pins;
+    int32_t rank; /* by size; among equals by index */
+};
+
+struct gslot {
+    int64_t bytes;
+    int32_t unit; /* -1: free */
+    uint64_t released;
+};
+
+/* Position i of the period begins unit u: next[i] is the next begin of u in it, or -1. It ends a bracket:
+ * next[i] is 1 if that ends a micro-batch, else 0. */
+
+static inline struct unit *units(const struct zr_core *c)
+{
+    return (struct unit *)((char *)c + c->units_at);
+}
+
+static inline struct pslot *pslots(const struct zr_core *c)
+{
+    return (struct pslot *)((char *)c + c->pslots_at);
+}
+
+static inline struct gslot *gslots(const struct zr_core *c)
+{
+    return (struct gslot *)((char *)c + c->gslots_at);
+}
+
+static inline struct zr_call *order(const struct zr_core *c)
+{
+    return (struct zr_call *)((char *)c + c->order_at);
+}
+
+static inline struct zr_call *recorded(const struct zr_core *c)
+{
+    return (struct zr_call *)((char *)c + c->rec_at);
+}
+
+static inline int32_t *next_begin(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->next_at);
+}
+
+/* In-period positions of the begins of sharded units. */
+static inline int32_t *begins(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->begins_at);
+}
+
+static inline int32_t *borders(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->borders_at);
+}
+
+/* The slot of a rank by size. */
+static inline int32_t *by_size(const struct zr_core *c)
+{
+    return (int32_t *)((char *)c + c->by_size_at);
+}
+
+/* A binary tree over the slots by size, node 1 its root, leaves from n_leaves on: how good the best slot
+ * below a node is to be filled anew. Node 0 is none. */
+static inline uint64_t *keys(const struct zr_core *c)
+{
+    return (uint64_t *)((char *)c + c->keys_at);
+}
+
+/* Appends an action, whose other fields are zero. */
+static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, enum zr_action_kind kind,
+                                             int32_t unit, int32_t slot)
+{
+    struct zr_action *a = &out[(*n)++];
+    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot};
+    return a;
+}
+
+/* ---- core.c ---- */
+
+/* Refuses a call that is made with a bracket open, or while zero_gather_all holds all parameters. */
+int zr_core_refuse_open(const struct zr_core *c, const char *call);
+int zr_core_refuse_in_all(const char *call);
+
+#define ZR_OVERRUN_ADVICE                                                                                    \
+    "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
+    "units more than once, declare that in cfg.order"
+
+/* ---- core_order.c ---- */
+
+/* The words that the hash takes in: a call, or one of these, which are no call. */
+#define ZR_MICRO_WORD    (UINT64_C(1) << 40)
+#define ZR_STEP_WORD     (UINT64_C(2) << 40)
+#define ZR_SNAPSHOT_WORD (UINT64_C(3) << 40)
+#define ZR_NORM_WORD     (UINT64_C(4) << 40)
+#define ZR_DROP_WORD     (UINT64_C(5) << 40)
+#define ZR_ALL_WORD      (UINT64_C(6) << 40)
+#define ZR_RELEASE_WORD  (UINT64_C(7) << 40)
+
+void zr_core_note(struct zr_core *c, uint64_t word);
+uint64_t zr_core_call_word(const struct zr_call *call);
+/* Derives next_begin, first_use and begins from the order, and starts it. */
+void zr_core_index_order(struct zr_core *c);
+/* A bracket opens or closes: goes on in the order, and records the call. */
+void zr_core_follow(struct zr_core *c, const struct zr_call *call);
+/* The call just passed ends a micro-batch of the order. */
+bool zr_core_ended_micro_batch(const struct zr_core *c);
+/* The calls of this step do not tell where a micro-batch ends. */
+bool zr_core_is_lost(const struct zr_core *c);
+/* The calls of this step become the order of the next. */
+void zr_core_learn(struct zr_core *c);
+/* The next step begins: nothing of it is recorded yet, and its first call is the order's. */
+void zr_core_start_recording(struct zr_core *c);
+
+/* ---- core_slots.c ---- */
+
+/* Leaves of a tree over so many slots. */
+int32_t zr_core_leaves(int32_t n_slots);
+void zr_core_sort_slots(struct zr_core *c);
+/* A slot's key has changed: an open bracket holds it, a unit that is used then is in it, or none is. */
+void zr_core_touch_slot(struct zr_core *c, int32_t slot);
+/* Of the slots by size, the first of at least so many bytes. */
+int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes);
+/* A slot for u, wanted at that position of the order (NEVER: now); -1: none. */
+int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, int64_t wanted);
+int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes);
+/* Opens or closes a bracket on the slot. */
+void zr_core_pin(struct zr_core *c, int32_t slot, int by);
+/* What is in the slot is no copy of its unit any more. */
+void zr_core_empty_slot(struct zr_core *c, int32_t slot);
+/* unit to slot, or to its resident place (-1). */
+void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n);
+/* Gathers the next units of the order into slots that are wanted later or not at all. */
+void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n);
+
+/* ---- core_step.c ---- */
+
+void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n);
+void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n);
+int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n);
+int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n);
+int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n);
+int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n);
+
+#endif

@@ -1,0 +1,241 @@
+/* core_slots.c: what lies where: parameter slots by size and by their units' next use, gradient slots by size
+ * and age; see core.h. */
+#include "shard/core_inside.h"
+
+/* ---- slots by size, and how good each is to be filled anew ---- */
+
+int32_t zr_core_leaves(int32_t n_slots)
+{
+    int32_t n = 1;
+    while (n < n_slots)
+        n *= 2;
+    return n;
+}
+
+/* 0: an open bracket holds it. */
+static uint64_t key_of(const struct zr_core *c, const struct pslot *s)
+{
+    if (s->pins)
+        return 0;
+    return s->unit < 0 ? UINT64_MAX : (uint64_t)units(c)[s->unit].next_use + 1;
+}
+
+void zr_core_touch_slot(struct zr_core *c, int32_t slot)
+{
+    uint64_t *k = keys(c);
+    int32_t i = c->n_leaves + pslots(c)[slot].rank;
+    for (k[i] = key_of(c, &pslots(c)[slot]); i > 1; i /= 2) {
+        uint64_t best = k[i] > k[i ^ 1] ? k[i] : k[i ^ 1];
+        if (k[i / 2] == best)
+            break;
+        k[i / 2] = best;
+    }
+}
+
+static bool smaller_slot(const struct zr_core *c, int32_t a, int32_t b)
+{
+    int64_t x = pslots(c)[a].bytes, y = pslots(c)[b].bytes;
+    return x < y || (x == y && a < b);
+}
+
+static void sift_down(struct zr_core *c, int32_t at, int32_t n)
+{
+    int32_t *heap = by_size(c), moved = heap[at];
+    for (int32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && smaller_slot(c, heap[child], heap[child + 1]);
+        if (!smaller_slot(c, moved, heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
+/* By heap: qsort may allocate. */
+void zr_core_sort_slots(struct zr_core *c)
+{
+    int32_t *rank = by_size(c), n = c->n_pslots;
+    for (int32_t i = 0; i < n; i++)
+        rank[i] = i;
+    for (int32_t i = n / 2; i-- > 0;)
+        sift_down(c, i, n);
+    for (int32_t i = n - 1; i > 0; i--) {
+        int32_t largest = rank[0];
+        rank[0] = rank[i];
+        rank[i] = largest;
+        sift_down(c, 0, i);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        pslots(c)[rank[i]].rank = i;
+        zr_core_touch_slot(c, rank[i]);
+    }
+}
+
+int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes)
+{
+    int32_t lo = 0, hi = c->n_pslots;
+    while (lo < hi) {
+        int32_t mid = (lo + hi) / 2;
+        if (pslots(c)[by_size(c)[mid]].bytes < bytes)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* ---- parameter slots ---- */
+
+/* Of the slots by size, from first to last but one, the one with the largest key, and of such the smallest;
+ * -1: open brackets hold them all. */
+static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
+{
+    const uint64_t *k = keys(c);
+    int32_t left = 0, right = 0; /* the best nodes so far, from either side */
+    for (int32_t lo = first + c->n_leaves, hi = last + c->n_leaves; lo < hi; lo /= 2, hi /= 2) {
+        if (lo % 2) {
+            left = k[lo] > k[left] ? lo : left;
+            lo++;
+        }
+        if (hi % 2) {
+            hi--;
+            right = k[hi] >= k[right] ? hi : right;
+        }
+    }
+    int32_t best = k[right] > k[left] ? right : left;
+    if (k[best] == 0)
+        return -1;
+    while (best < c->n_leaves)
+        best = k[2 * best] == k[best] ? 2 * best : 2 * best + 1;
+    return by_size(c)[best - c->n_leaves];
+}
+
+/* A slot that can hold u, of the smallest n_slots: an empty one, the smallest that does; else the one whose
+ * unit is used last, and for a prefetch (wanted < NEVER) only if that is later than the prefetched unit is
+ * wanted. -1: none. */
+static int32_t pick_below(const struct zr_core *c, const struct unit *u, int32_t n_slots, int64_t wanted)
+{
+    int32_t slot = best_slot(c, u->fits, n_slots);
+    if (slot < 0 || pslots(c)[slot].unit < 0 || wanted == NEVER)
+        return slot;
+    return units(c)[pslots(c)[slot].unit].next_use > wanted ? slot : -1;
+}
+
+int32_t zr_core_pick_param(const struct zr_core *c, const struct unit *u, int64_t wanted)
+{
+    if (!c->reserved || u->param_bytes > c->second)
+        return pick_below(c, u, c->n_pslots, wanted);
+    int32_t slot = pick_below(c, u, c->n_small, wanted);
+    return slot < 0 && wanted == NEVER ? pick_below(c, u, c->n_pslots, wanted) : slot;
+}
+
+void zr_core_pin(struct zr_core *c, int32_t slot, int by)
+{
+    if (slot < 0)
+        return;
+    pslots(c)[slot].pins += by;
+    zr_core_touch_slot(c, slot);
+}
+
+void zr_core_empty_slot(struct zr_core *c, int32_t slot)
+{
+    struct pslot *s = &pslots(c)[slot];
+    units(c)[s->unit].pslot = -1;
+    s->unit = -1;
+    zr_core_touch_slot(c, slot);
+}
+
+void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    if (slot >= 0) {
+        struct pslot *s = &pslots(c)[slot];
+        if (s->unit >= 0)
+            units(c)[s->unit].pslot = -1;
+        s->unit = u;
+        units(c)[u].pslot = slot;
+        zr_core_touch_slot(c, slot);
+    }
+    zr_core_emit(out, n, ZR_ACT_GATHER, u, slot);
+}
+
+/* The units that a prefetch has counted; the last few suffice, as uses of one unit lie together. */
+struct counted {
+    int32_t last[8], n;
+};
+
+static bool is_counted(const struct counted *k, int32_t unit)
+{
+    bool again = false;
+    for (int32_t j = k->n > 8 ? k->n - 8 : 0; j < k->n; j++)
+        again |= k->last[j % 8] == unit;
+    return again;
+}
+
+/* Gathers the unit that begins at position `at`, unless it is there; false: it finds no slot. */
+static bool gather_ahead(struct zr_core *c, int32_t unit, int64_t at, struct zr_action *out, int32_t *n)
+{
+    struct unit *u = &units(c)[unit];
+    if (u->pslot >= 0)
+        return true;
+    int32_t slot = zr_core_pick_param(c, u, at);
+    if (slot < 0)
+        return false;
+    zr_core_gather(c, unit, slot, out, n);
+    return true;
+}
+
+/* In one period every unit comes by. */
+void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->n_sharded == 0 || c->prefetch == 0)
+        return;
+    struct counted counted = {.n = 0};
+    int32_t k = c->ahead;
+    int64_t base = c->base;
+    for (int32_t i = 0; i < c->n_begins && counted.n < c->prefetch; i++, k++) {
+        if (k == c->n_begins) {
+            k = 0;
+            base += c->period;
+        }
+        int64_t at = base + begins(c)[k];
+        if (at >= c->n_order)
+            return;
+        int32_t unit = order(c)[begins(c)[k]].unit;
+        const struct unit *u = &units(c)[unit];
+        if (u->open_fwd || u->open_bwd || is_counted(&counted, unit))
+            continue;
+        counted.last[counted.n++ % 8] = unit;
+        if (!gather_ahead(c, unit, at, out, n))
+            return;
+    }
+}
+
+/* ---- gradient slots ---- */
+
+/* The smallest slots that fit, and among them the one free for longest. */
+int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        const struct gslot *s = &gslots(c)[i];
+        if (s->unit >= 0 || s->bytes < bytes)
+            continue;
+        if (best < 0 || s->bytes < gslots(c)[best].bytes ||
+            (s->bytes == gslots(c)[best].bytes && s->released < gslots(c)[best].released))
+            best = i;
+    }
+    return best;
+}
+
+void zr_core_contents(const struct zr_core *c, int32_t *out)
+{
+    for (int32_t i = 0; i < c->n_pslots; i++)
+        out[i] = pslots(c)[i].unit;
+    int32_t *free_for = out + c->n_pslots;
+    for (int32_t i = 0; i < c->n_gslots; i++) {
+        int32_t at = i;
+        for (; at > 0 && gslots(c)[free_for[at - 1]].released > gslots(c)[i].released; at--)
+            free_for[at] = free_for[at - 1];
+        free_for[at] = i;
+    }
+}

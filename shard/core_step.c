@@ -1,0 +1,316 @@
+/* core_step.c: gradients, from the end of a contribution to the step that uses them; see core.h. */
+#include "shard/core_inside.h"
+
+/* ---- contributions ---- */
+
+/* One more contribution of u, in the shape of a binary counter. */
+void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    struct unit *x = &units(c)[u];
+    struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
+    bool odd = x->n_contrib & 1;
+    if (x->sum_in_place) {
+        a.accumulate = x->n_contrib > 0;
+    } else if (!odd && x->depth < c->n_sums) { /* the first always does */
+        a.sum = x->depth++;
+    } else {
+        a.accumulate = true;
+        a.sum = (uint8_t)(x->depth - 1);
+        for (int32_t k = x->n_contrib >> 1; (k & 1) && x->depth > 1; k >>= 1) {
+            a.n_folds++;
+            x->depth--;
+        }
+    }
+    x->n_contrib++;
+    x->pending = false;
+    out[(*n)++] = a;
+}
+
+/* Resident gradients that are being reduced become the model's again; when the step has used them, those that
+ * are summed in place too. */
+void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->last_reduced < 0)
+        return;
+    out[(*n)++] = (struct zr_action){.kind = ZR_ACT_RETURN_GRADS, .unit = c->last_reduced, .slot = -1};
+    c->last_reduced = -1;
+}
+
+/* Units whose gradients the model writes without brackets (stages 0 and 1): reduce them all, then give them
+ * back zeroed. */
+static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (!u->trainable || u->used_bwd || u->dirty)
+            continue;
+        zr_core_emit(out, n, ZR_ACT_HIDE_GRAD, i, -1);
+        zr_core_reduce(c, i, -1, out, n);
+    }
+}
+
+static void return_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        if (u->trainable && !u->used_bwd && !u->dirty)
+            zr_core_emit(out, n, ZR_ACT_USE_GRAD, i, -1)->fill = true;
+    }
+}
+
+int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    int err = zr_core_refuse_open(c, "zero_micro");
+    if (err)
+        return err;
+    if (c->complete)
+        return zr_fail(ZR_ERR_ORDER, "zero_micro: zero_norm has ended the gradients of this step: call "
+                                     "zero_step or zero_drop first");
+    if (c->n_micro + 1 >= c->accum)
+        return zr_fail(ZR_ERR_ORDER,
+                       "zero_micro: grad_accum_steps is %d, so a step has at most %d calls: zero_step ends "
+                       "the last micro-batch",
+                       c->accum, c->accum - 1);
+    c->n_micro++;
+    zr_core_note(c, ZR_MICRO_WORD);
+    zr_core_return_grads(c, out, n);
+    if (!c->reduce_each || !c->grad_resident)
+        return 0; /* nothing to reduce yet, or no gradients without brackets */
+    reduce_unbracketed(c, out, n);
+    return_unbracketed(c, out, n);
+    return 0;
+}
+
+/* ---- the end of a step ---- */
+
+/* Have as many micro-batches passed as were promised? Bracketed models are counted by their backward
+ * brackets: a unit used twice per pass counts double, one that was left out counts less, so the largest count
+ * decides. But when every unit had a multiple, the model ran more micro-batches than it said. Others are
+ * counted by zero_micro. */
+static int check_count(const struct zr_core *c, const char *call)
+{
+    int32_t most = 0, unit = -1;
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        if (u->n_bwd > most) {
+            most = u->n_bwd;
+            unit = i;
+        }
+    }
+    if (most > 0 && most % c->accum)
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: unit %d has had %d backward passes since the last step; grad_accum_steps is %d",
+                       call, unit, most, c->accum);
+    if (most > 0 && c->n_overrun == c->n_used && (c->n_used > 1 || c->n_trainable == 1))
+        return zr_fail(ZR_ERR_ORDER,
+                       "%s: unit %d has had %d backward passes since the last step, and every other "
+                       "unit that had any at least twice the %d of grad_accum_steps, too: " ZR_OVERRUN_ADVICE,
+                       call, unit, most, c->accum);
+    if (most > 0 || c->n_trainable == 0)
+        return 0;
+    if (!c->grad_resident)
+        return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
+    if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
+        return zr_fail(
+            ZR_ERR_ORDER,
+            "%s: %d micro-batches were ended by zero_micro, grad_accum_steps is %d: call "
+            "zero_micro after each "
+            "backward but the last, or bracket backward; or, if the model zeroes its gradients once "
+            "per step and adds to them, set grad_in_place to 1",
+            call, c->n_micro, c->accum);
+    return 0;
+}
+
+/* Every trainable unit's optimizer, those of the order first, by their first use. */
+static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    bool gather = c->world > 1 && c->stage > 0;
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t count = pass ? c->n_units : c->period;
+        for (int32_t i = 0; i < count; i++) {
+            int32_t id = pass ? i : order(c)[i].unit;
+            struct unit *u = &units(c)[id];
+            if (pass ? u->first_use >= 0 : u->first_use != i)
+                continue;
+            if (!u->trainable)
+                continue;
+            zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
+            if (u->resident && gather)
+                zr_core_gather(c, id, -1, out, n);
+        }
+    }
+}
+
+/* The last unit updated that the model brackets and that is summed in place; -1: none. */
+static int32_t last_in_place(const struct zr_core *c, const struct zr_action *out, int32_t n)
+{
+    while (n-- > 0) {
+        const struct unit *u = &units(c)[out[n].kind == ZR_ACT_UPDATE ? out[n].unit : 0];
+        if (out[n].kind == ZR_ACT_UPDATE && u->sum_in_place && u->used_bwd)
+            return out[n].unit;
+    }
+    return -1;
+}
+
+/* Reduces what is left of the unit's gradient, into its first sum. */
+static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out, int32_t *n)
+{
+    struct unit *u = &units(c)[unit];
+    if (u->pending) {
+        zr_core_reduce(c, unit, -1, out, n);
+        u->dirty = true;
+        if (!u->sum_in_place)
+            c->last_reduced = unit;
+    }
+    if (u->n_contrib == 0) {
+        zr_core_emit(out, n, ZR_ACT_NO_GRAD, unit, -1);
+    } else if (u->depth > 1) {
+        struct zr_action *a = zr_core_emit(out, n, ZR_ACT_FOLD, unit, -1);
+        a->sum = a->n_folds = u->depth - 1;
+    }
+}
+
+static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    if (c->grad_resident)
+        reduce_unbracketed(c, out, n);
+    for (int32_t i = 0; i < c->n_units; i++)
+        if (units(c)[i].trainable)
+            complete_grad(c, i, out, n);
+}
+
+/* After a norm, gradients in place that had no contribution may have been the model's again. */
+static void zero_unused(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++)
+        if (units(c)[i].sum_in_place && units(c)[i].n_contrib == 0)
+            zr_core_emit(out, n, ZR_ACT_NO_GRAD, i, -1);
+}
+
+/* What was reduced in place will not be used. */
+static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    bool any = false;
+    for (int32_t i = 0; i < c->n_units; i++) {
+        const struct unit *u = &units(c)[i];
+        if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
+            continue;
+        any = true;
+        if (u->used_bwd && c->grad_resident)
+            c->last_reduced = i;
+    }
+    if (any)
+        zr_core_emit(out, n, ZR_ACT_DROP_SUMS, -1, -1);
+}
+
+/* No micro-batch of the next step has begun. */
+static void forget_step(struct zr_core *c)
+{
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        u->n_contrib = u->n_bwd = 0;
+        u->depth = 0;
+    }
+    c->n_micro = 0;
+    c->n_used = c->n_overrun = 0;
+    c->any_backward = c->complete = false;
+}
+
+/* Gradients that have no bracket stay where they are until the step, which may still need them there. Asked
+ * again, nothing is done. */
+int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
+{
+    int err = zr_core_refuse_open(c, "zero_norm");
+    if (err || c->complete)
+        return err;
+    err = check_count(c, "zero_norm");
+    if (err)
+        return err;
+    zr_core_note(c, ZR_NORM_WORD | (uint32_t)ev->unit);
+    complete_grads(c, out, n);
+    zr_core_emit(out, n, ZR_ACT_NORM, -1, -1);
+    zr_core_return_grads(c, out, n);
+    c->complete = true;
+    return 0;
+}
+
+/* A step has begun, as far as is known; unseen: what has no brackets may have been written without a call. */
+static bool is_begun(const struct zr_core *c)
+{
+    bool unseen = c->grad_resident && !zr_core_wrote_nothing(c);
+    return c->complete || c->any_backward || c->n_micro || unseen;
+}
+
+/* Resident gradients are zeroed: those without brackets now, others when they are next added to. Those in
+ * shards are overwritten by the next contribution. */
+int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    int err = zr_core_refuse_open(c, "zero_drop");
+    if (err)
+        return err;
+    if (!is_begun(c))
+        return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
+                                     "nothing to drop");
+    zr_core_note(c, ZR_DROP_WORD);
+    drop_sums(c, out, n);
+    for (int32_t i = 0; i < c->n_units; i++) {
+        struct unit *u = &units(c)[i];
+        u->dirty |= u->pending;
+        u->pending = false;
+    }
+    if (c->grad_resident)
+        return_unbracketed(c, out, n);
+    zr_core_return_grads(c, out, n);
+    forget_step(c);
+    zr_core_start_recording(c);
+    zr_core_prefetch(c, out, n);
+    return 0;
+}
+
+/* Gathered copies of what was just updated are stale; those of frozen units stay good. */
+static void empty_stale_slots(struct zr_core *c)
+{
+    for (int32_t i = 0; i < c->n_pslots; i++) {
+        const struct pslot *s = &pslots(c)[i];
+        if (s->unit >= 0 && units(c)[s->unit].trainable)
+            zr_core_empty_slot(c, i);
+    }
+}
+
+/* What has no bracket cannot wait later. */
+static void wait_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
+{
+    for (int32_t i = 0; i < c->n_units; i++)
+        if (units(c)[i].trainable && !units(c)[i].used_fwd)
+            zr_core_emit(out, n, ZR_ACT_WAIT_PARAM, i, -1);
+}
+
+int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
+{
+    int err = zr_core_refuse_open(c, "zero_step");
+    if (!err && !c->complete)
+        err = check_count(c, "zero_step");
+    if (err)
+        return err;
+    zr_core_note(c, ZR_STEP_WORD | (uint32_t)ev->unit);
+
+    if (c->complete)
+        zero_unused(c, out, n);
+    else
+        complete_grads(c, out, n);
+    zr_core_emit(out, n, ZR_ACT_NORM, -1, -1);
+    zr_core_learn(c);
+    update_in_order(c, out, n);
+    int32_t last = c->grad_resident ? last_in_place(c, out, *n) : -1;
+    if (last >= 0) /* its UPDATE is behind every reduction */
+        c->last_reduced = last;
+    empty_stale_slots(c);
+    zr_core_prefetch(c, out, n);
+    if (c->grad_resident) {
+        wait_unbracketed(c, out, n);
+        return_unbracketed(c, out, n);
+    }
+    zr_core_return_grads(c, out, n);
+    forget_step(c);
+    return 0;
+}
