@@ -1,0 +1,191 @@
+/* test_mesh.c: inner and outer groups over the places of any topology, against the definition by hand. */
+#include "comm/mesh.h"
+#include "kernels/error.h"
+#include "test/comm/ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 24 };
+
+/* What the probe answers for rank of a world whose ranks are on these hosts. */
+static struct zr_topology topology_of(int32_t world, int32_t rank, const int *host)
+{
+    static struct zr_topology t;
+    int32_t place = 0;
+    zr_topology_free(&t);
+    assert_int_equal(zr_topology_assume(world, 0, &t), 0);
+    t.rank = rank;
+    for (int32_t r = 0; r < world; r++) {
+        t.host_of[r] = -1;
+        for (int32_t s = 0; s < r; s++)
+            if (host[s] == host[r])
+                t.host_of[r] = t.host_of[s];
+        if (t.host_of[r] < 0)
+            t.host_of[r] = r ? t.n_hosts++ : 0;
+    }
+    for (int32_t h = 0; h < t.n_hosts; h++)
+        for (int32_t r = 0; r < world; r++)
+            if (t.host_of[r] == h) {
+                t.place_of[r] = place;
+                t.rank_at[place++] = r;
+            }
+    t.host = t.host_of[rank];
+    return t;
+}
+
+/* g has exactly the ranks whose places say so, in their order. */
+static void check_group(const struct zr_topology *t, const struct zr_group *g, int32_t inner,
+                        bool (*belongs)(int32_t mine, int32_t other, int32_t inner))
+{
+    int32_t n = 0, local_size = 0, local_rank = 0, mine = t->place_of[t->rank];
+    for (int32_t p = 0; p < t->world; p++) {
+        int32_t r = t->rank_at[p];
+        if (!belongs(mine, p, inner))
+            continue;
+        assert_true(n < g->size);
+        assert_int_equal(zr_group_member(g, n), r);
+        if (r == t->rank) {
+            assert_int_equal(g->rank, n);
+            local_rank = local_size;
+        }
+        local_size += t->host_of[r] == t->host;
+        n++;
+    }
+    assert_int_equal(n, g->size);
+    assert_int_equal(g->local_size, local_size);
+    assert_int_equal(g->local_rank, local_rank);
+}
+
+static bool everybody(int32_t mine, int32_t other, int32_t inner)
+{
+    (void)mine, (void)other, (void)inner;
+    return true;
+}
+
+static bool same_inner(int32_t mine, int32_t other, int32_t inner)
+{
+    return mine / inner == other / inner;
+}
+
+static bool same_outer(int32_t mine, int32_t other, int32_t inner)
+{
+    return mine % inner == other % inner;
+}
+
+static bool spans(const struct zr_topology *t, int32_t inner,
+                  bool (*belongs)(int32_t mine, int32_t other, int32_t inner))
+{
+    for (int32_t p = 0; p < t->world; p++)
+        for (int32_t q = 0; q < t->world; q++)
+            if (belongs(p, q, inner) && t->host_of[t->rank_at[p]] != t->host_of[t->rank_at[q]])
+                return true;
+    return false;
+}
+
+static void check_mesh(int32_t world, const int *host)
+{
+    for (int32_t inner = 1; inner <= world; inner++) {
+        if (world % inner)
+            continue;
+        for (int32_t rank = 0; rank < world; rank++) {
+            struct zr_topology t = topology_of(world, rank, host);
+            struct zr_mesh m;
+            memset(&m, 0x55, sizeof m);
+            assert_int_equal(zr_mesh_make(&t, inner, &m), 0);
+            assert_true(m.inner == inner && m.outer == world / inner);
+            check_group(&t, &m.all, inner, everybody);
+            check_group(&t, &m.in, inner, same_inner);
+            check_group(&t, &m.out, inner, same_outer);
+            assert_true(m.in.size == inner && m.out.size == m.outer && m.all.size == world);
+            assert_int_equal(zr_group_member(&m.all, 0), 0); /* roots are rank 0 */
+            assert_int_equal(m.in.rank + m.out.rank * inner, t.place_of[rank]);
+            assert_true(m.inner_spans_hosts == spans(&t, inner, same_inner));
+            assert_true(m.outer_spans_hosts == spans(&t, inner, same_outer));
+            zr_mesh_free(&m);
+            zr_mesh_free(&m);
+        }
+    }
+}
+
+static void test_every_divisor(void **state)
+{
+    (void)state;
+    for (int32_t world = 1; world <= MOST; world++)
+        for (int32_t each = 1; each <= world; each += 1 + each / 3) {
+            int block[MOST], cyclic[MOST];
+            for (int r = 0; r < world; r++) {
+                block[r] = r / each;
+                cyclic[r] = r % each;
+            }
+            check_mesh(world, block);
+            check_mesh(world, cyclic);
+        }
+}
+
+static void test_any_hosts(void **state)
+{
+    (void)state;
+    uint64_t seed = fresh_seed("any hosts");
+    for (int i = 0; i < 300; i++) {
+        int32_t world = (int32_t)random_in(&seed, 1, 12), most = (int32_t)random_in(&seed, 0, world);
+        int host[MOST];
+        for (int r = 0; r < world; r++)
+            host[r] = (int)random_in(&seed, 0, most);
+        check_mesh(world, host);
+    }
+}
+
+/* A case that can be read: ranks 0 to 5 on hosts a b b a a b. */
+static void test_one_by_hand(void **state)
+{
+    (void)state;
+    static const int host[] = {0, 1, 1, 0, 0, 1};
+    static const int32_t all[] = {0, 3, 4, 1, 2, 5}, in[] = {4, 1}, out[] = {0, 4, 2};
+    struct zr_topology t = topology_of(6, 4, host);
+    struct zr_mesh m;
+    assert_int_equal(zr_mesh_make(&t, 2, &m), 0);
+    assert_memory_equal(m.all.members, all, sizeof all);
+    assert_memory_equal(m.in.members, in, sizeof in);
+    assert_memory_equal(m.out.members, out, sizeof out);
+    assert_true(m.in.rank == 0 && m.in.local_size == 1 && m.in.local_rank == 0);
+    assert_true(m.out.rank == 1 && m.out.local_size == 2 && m.out.local_rank == 1);
+    assert_true(m.all.rank == 2 && m.all.local_size == 3 && m.all.local_rank == 2);
+    assert_true(m.inner_spans_hosts && m.outer_spans_hosts);
+    zr_mesh_free(&m);
+    assert_int_equal(zr_mesh_make(&t, 3, &m), 0);
+    assert_true(!m.inner_spans_hosts && m.outer_spans_hosts);
+    zr_mesh_free(&m);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const int host[MOST] = {0}, bad[] = {-1, 0, 3, 5, 7, 9, 16};
+    struct zr_topology t = topology_of(8, 0, host);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct zr_mesh m;
+        char text[64];
+        memset(&m, 0x55, sizeof m);
+        assert_int_equal(zr_mesh_make(&t, bad[i], &m), ZR_ERR_ARG);
+        assert_null(m.members);
+        snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);
+        assert_non_null(strstr(zr_error_text(), text));
+    }
+    zr_mesh_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_divisor),
+        cmocka_unit_test(test_any_hosts),
+        cmocka_unit_test(test_one_by_hand),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests_name("mesh", tests, NULL, NULL);
+}
