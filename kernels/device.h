@@ -40,8 +40,10 @@ static inline const char *zr_dtype_name(enum zr_dtype t)
 
 /* Written on the device by the step, read by the update kernels there: no host wait in between. */
 struct zr_step_scalars {
-    float grad_scale; /* multiplies every gradient element: user's scale, mean over ranks, clip factor */
-    uint32_t skip;    /* non-zero: leave everything untouched (a gradient is not finite) */
+    /* multiplies every gradient element: user's scale, mean over ranks, clip factor */
+    float grad_scale;
+    /* non-zero: leave everything untouched (a gradient is not finite) */
+    uint32_t skip;
 };
 
 /* One contiguous range of n elements of one tensor for an element-wise optimizer of optimizers.h, in fp32.
@@ -51,14 +53,20 @@ struct zr_update {
     enum zr_dtype param_dtype;
     /* decay: of the weights, 0 for a tensor without. c1, c2: bias corrections, 1 where the kind has none */
     float lr, beta1, beta2, eps, decay, c1, c2;
-    int64_t t;         /* 1-based number of the step */
-    int64_t n;         /* elements */
-    float *master;     /* (n) fp32 weights, read and written */
-    void *param;       /* (n) param_dtype, written with the rounded weight; NULL or == master: none */
-    const float *grad; /* (n) fp32, already reduced, not yet scaled */
+    /* 1-based number of the step */
+    int64_t t;
+    /* elements */
+    int64_t n;
+    /* (n) fp32 weights, read and written */
+    float *master;
+    /* (n) param_dtype, written with the rounded weight; NULL or == master: none */
+    void *param;
+    /* (n) fp32, already reduced, not yet scaled */
+    const float *grad;
     /* (n) each, zr_optimizer_states(kind, beta1) of them; NULL: a kind with momentum alone, without it */
     float *state[ZR_OPTIMIZER_STATES];
-    const struct zr_step_scalars *scalars; /* device memory */
+    /* device memory */
+    const struct zr_step_scalars *scalars;
 };
 
 /* An exact sum of doubles: order does not matter, so ranks, shards and streams may add in any order and get
@@ -66,9 +74,12 @@ struct zr_update {
  * bytes. */
 #define ZR_EXACT_LIMBS 70
 struct zr_exact_sum {
-    int64_t limb[ZR_EXACT_LIMBS]; /* value = sum of limb[i] * 2^(32*i - 1088) */
-    uint32_t n_added;             /* additions since the last carry propagation */
-    uint32_t nonfinite;           /* 1: a NaN or infinity was added */
+    /* value = sum of limb[i] * 2^(32*i - 1088) */
+    int64_t limb[ZR_EXACT_LIMBS];
+    /* additions since the last carry propagation */
+    uint32_t n_added;
+    /* 1: a NaN or infinity was added */
+    uint32_t nonfinite;
 };
 
 /* The host's kernels, one table per instruction set; all give the same bits. Synchronous, on the calling
@@ -80,8 +91,8 @@ enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 struct zr_host_kernels {
     const char *name;
     void (*zero)(void *dst, int64_t bytes);
-    void (*copy)(void *dst, const void *src,
-                 int64_t bytes); /* may use non-temporal stores for large copies */
+    /* may use non-temporal stores for large copies */
+    void (*copy)(void *dst, const void *src, int64_t bytes);
     /* dst[i] = src[i] in dst_dtype. To BF16: round to nearest even; a NaN keeps its sign and upper payload
      * and becomes quiet. To F32: the same bits, shifted. dst may be src (in place) when the destination's
      * elements are not larger than the source's. F32 and BF16. */
@@ -91,13 +102,16 @@ struct zr_host_kernels {
      * in 1..ZR_MAX_SOURCES, F32 and BF16; dst may be one of the F32 sources. */
     void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
                      bool accumulate);
-    void (*add)(float *dst, const float *src, int64_t n); /* dst[i] = dst[i] + src[i] */
+    /* dst[i] = dst[i] + src[i] */
+    void (*add)(float *dst, const float *src, int64_t n);
     /* Adds to acc, for each block of 32 elements (the last one padded with zeros), the block's sum of squares
      * in double: a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order, then
      * ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)). x must start on a block boundary of its tensor. */
     void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
-    void (*scale)(float *x, int64_t n, float factor); /* x[i] = x[i] * factor; factor 1 touches nothing */
-    void (*update)(const struct zr_update *u);        /* param_dtype F32 and BF16 */
+    /* x[i] = x[i] * factor; factor 1 touches nothing */
+    void (*scale)(float *x, int64_t n, float factor);
+    /* param_dtype F32 and BF16 */
+    void (*update)(const struct zr_update *u);
 };
 
 /* The table for isa, or NULL where this CPU or build does not have it. */
@@ -112,26 +126,41 @@ const struct zr_host_kernels *zr_host_kernels_best(void);
 /* What a rank tells the others at a step. Written in two parts: norm by sum_squares (zeroed before), the rest
  * by put. */
 struct zr_step_record {
-    struct zr_exact_sum norm; /* of this rank's gradient shards, squared, unscaled */
+    /* of this rank's gradient shards, squared, unscaled */
+    struct zr_exact_sum norm;
+
     struct zr_step_words {
-        uint64_t call_hash;   /* of the model's calls so far */
-        uint64_t serial;      /* of this agreement; a record of another did not arrive */
-        int64_t save_written; /* number of the last save whose files this rank has written */
-        float lr;             /* every rank must give the same */
-        uint32_t unused;      /* 0 */
+        /* of the model's calls so far */
+        uint64_t call_hash;
+        /* of this agreement; a record of another did not arrive */
+        uint64_t serial;
+        /* number of the last save whose files this rank has written */
+        int64_t save_written;
+        /* every rank must give the same */
+        float lr;
+        /* 0 */
+        uint32_t unused;
     } words;
-    double carried[ZR_MAX_CARRIED]; /* the program's own, as many as it gave; for the host */
+    /* the program's own, as many as it gave; for the host */
+    double carried[ZR_MAX_CARRIED];
 };
 
 /* What all ranks' records together say, for the host. */
 struct zr_step_outcome {
-    double grad_norm;     /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
-    int64_t save_written; /* the least over ranks */
+    /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
+    double grad_norm;
+    /* the least over ranks */
+    int64_t save_written;
+
     int32_t clipped, skipped;
-    int32_t other; /* the first rank whose words are not this rank's; -1: none */
+    /* the first rank whose words are not this rank's; -1: none */
+    int32_t other;
+
     float other_lr;
-    uint32_t other_is_late; /* its serial differs: its record did not arrive */
-    uint32_t other_called;  /* its call_hash differs */
+    /* its serial differs: its record did not arrive */
+    uint32_t other_is_late;
+    /* its call_hash differs */
+    uint32_t other_called;
 };
 
 /* The end of a step's agreement, on every rank alike: the same records, the same arithmetic. With sum the
@@ -140,17 +169,24 @@ struct zr_step_outcome {
  *   grad_norm  = sqrt(sum) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   skip       = grad_norm is not finite, or another rank's call_hash, serial or lr (by bits) is not this
- * one's
+ *   skip       = grad_norm is not finite, or another rank's call_hash, serial or lr (by bits) is not
+ *                this one's
  */
 struct zr_finish {
-    const void *records; /* (n_ranks) struct zr_step_record, stride_bytes apart, in device memory */
+    /* (n_ranks) struct zr_step_record, stride_bytes apart, in device memory */
+    const void *records;
+
     int64_t stride_bytes;
-    int32_t n_ranks, rank; /* rank: this one */
+    /* rank: this one */
+    int32_t n_ranks, rank;
+
     double scale;
-    float clip;                      /* 0: none */
-    struct zr_step_scalars *scalars; /* written; device memory */
-    struct zr_step_outcome *outcome; /* written; host_alloc memory, read after an event */
+    /* 0: none */
+    float clip;
+    /* written; device memory */
+    struct zr_step_scalars *scalars;
+    /* written; host_alloc memory, read after an event */
+    struct zr_step_outcome *outcome;
 };
 
 struct zr_device;
@@ -169,8 +205,10 @@ struct zr_access {
 struct zr_copy_rows {
     void *dst;
     const void *src;
-    int64_t row_bytes, bytes;       /* row_bytes > 0 where there are bytes */
-    int64_t dst_stride, src_stride; /* >= row_bytes where there are more rows than one */
+    /* row_bytes > 0 where there are bytes */
+    int64_t row_bytes, bytes;
+    /* >= row_bytes where there are more rows than one */
+    int64_t dst_stride, src_stride;
 };
 #define ZR_MAX_COPIES 64 /* of a table */
 
@@ -183,17 +221,20 @@ struct zr_sum_range {
 #define ZR_MAX_SUMS 64 /* of a table */
 
 enum zr_stream_kind {
-    ZR_STREAM_QUEUE, /* asynchronous: on the host a thread with an in-order queue */
-    ZR_STREAM_CALLER /* the model's own stream. On the host: whoever calls; work runs at once on the calling
-                        thread, event_record completes at once, and stream_wait blocks until the event is done
-                      */
+    /* asynchronous: on the host a thread with an in-order queue */
+    ZR_STREAM_QUEUE,
+    /* the model's own stream. On the host: whoever calls; work runs at once on the calling thread,
+     * event_record completes at once, and stream_wait blocks until the event is done */
+    ZR_STREAM_CALLER
 };
 
 struct zr_device_ops {
     const char *name;
-    bool compute_on_caller; /* the model computes on the calling thread (host): a wait on its stream blocks
-                               the thread */
-    bool host_memory; /* alloc gives memory that the CPU may touch once the streams that use it are idle */
+    /* the model computes on the calling thread (host): a wait on its stream blocks the thread */
+    bool compute_on_caller;
+    /* alloc gives memory that the CPU may touch once the streams that use it are idle */
+    bool host_memory;
+
     void (*close)(struct zr_device *dev);
 
     /* bytes > 0; 4096-byte aligned; content is unspecified (NaN bytes, 0xFF, when ZERO_POISON=1). */
@@ -210,9 +251,12 @@ struct zr_device_ops {
      * NULL. */
     int (*stream_open)(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                        struct zr_stream **out);
-    void (*stream_close)(struct zr_stream *s); /* finishes queued work first; NULL is allowed */
+    /* finishes queued work first; NULL is allowed */
+    void (*stream_close)(struct zr_stream *s);
+
     int (*stream_sync)(struct zr_stream *s);
-    void *(*stream_native)(struct zr_stream *s); /* the device's own handle; NULL on the host */
+    /* the device's own handle; NULL on the host */
+    void *(*stream_native)(struct zr_stream *s);
     /* The calling thread is one of the library's own and begins to work with the device: makes it the
      * thread's current one for good, and its calls such as do not disturb a program that captures a stream.
      * Before the thread's first use of the device, and of libraries that work on the current one; again does
@@ -220,7 +264,9 @@ struct zr_device_ops {
     int (*thread_begin)(struct zr_device *dev);
 
     int (*event_open)(struct zr_device *dev, struct zr_event **out);
-    void (*event_close)(struct zr_event *e); /* NULL is allowed */
+    /* NULL is allowed */
+    void (*event_close)(struct zr_event *e);
+
     int (*event_record)(struct zr_event *e, struct zr_stream *s);
     int (*stream_wait)(struct zr_stream *s, struct zr_event *e);
     int (*event_sync)(struct zr_event *e);
@@ -252,8 +298,9 @@ struct zr_device_ops {
                 int64_t n);
     /* dst[i] = dst[i] + src[i], src widened to fp32 first */
     int (*add)(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
+    /* the array src is copied */
     int (*sum_tree)(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
-                    int64_t n, bool accumulate); /* the array src is copied */
+                    int64_t n, bool accumulate);
     /* n_sums (0 to ZR_MAX_SUMS) of sum_tree's over the same sources, at once, in no order: no dst may overlap
      * another, nor a source. One kernel on a GPU. Table and array are copied. */
     int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,

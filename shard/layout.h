@@ -23,79 +23,113 @@
 
 #define ZR_PIECE_ALIGN 256 /* bytes, start of a piece in a packed flat */
 #define ZR_GAP_BYTES   256 /* at least, behind a gradient; a multiple of ZR_PIECE_ALIGN */
-#define ZR_SHARD_ALIGN                                                                                       \
-    256 /* bytes; shard_bytes is a multiple: of 128 still when f32 goes over the wire as bf16 */
+#define ZR_SHARD_ALIGN 256 /* bytes; shard_bytes is a multiple: of 128 still when f32 travels as bf16 */
 
 /* As given by the model, checked and copied. */
 struct zr_tensor {
     char *name;
-    void **param, **grad; /* the model's own pointers; grad NULL: frozen */
+    /* the model's own pointers; grad NULL: frozen */
+    void **param, **grad;
+
     enum zr_dtype dtype;
-    int64_t shape[8];            /* row-major, ended by 0 or by all 8; the product is n_elems */
-    int64_t n_elems;             /* of the whole tensor */
-    int64_t n_slices;            /* layers of a stacked tensor, else 1; 0: a buffer, which lies in no unit */
-    int32_t unit;                /* of slice 0; of a buffer 0 */
-    enum zr_optimizer optimizer; /* ZR_OPTIMIZER_NONE: that of the options */
-    float lr_scale,
-        decay_scale; /* multiply the learning rate and the kind's weight decay; finite, not negative */
+    /* row-major, ended by 0 or by all 8; the product is n_elems */
+    int64_t shape[8];
+    /* of the whole tensor */
+    int64_t n_elems;
+    /* layers of a stacked tensor, else 1; 0: a buffer, which lies in no unit */
+    int64_t n_slices;
+    /* of slice 0; of a buffer 0 */
+    int32_t unit;
+    /* ZR_OPTIMIZER_NONE: that of the options */
+    enum zr_optimizer optimizer;
+
+    /* multiply the learning rate and the kind's weight decay; finite, not negative */
+    float lr_scale, decay_scale;
+
     bool stacked, overwrite, resident;
-    bool buffer;            /* not trained, and its memory stays the model's (engine_buffers.c) */
-    bool pointer_per_begin; /* the model takes its pointers after each begin: several slices may be open */
+    /* not trained, and its memory stays the model's (engine_buffers.c) */
+    bool buffer;
+    /* the model takes its pointers after each begin: several slices may be open */
+    bool pointer_per_begin;
 };
 
 struct zr_piece {
     int32_t tensor, slice;
-    int64_t first; /* element of the flat it starts at */
-    int64_t n;     /* elements, > 0 */
+    /* element of the flat it starts at */
+    int64_t first;
+    /* elements, > 0 */
+    int64_t n;
 };
 
 struct zr_flat {
     int32_t unit;
     enum zr_dtype dtype;
-    enum zr_optimizer optimizer; /* as its tensors have it; NONE too of frozen ones */
+    /* as its tensors have it; NONE too of frozen ones */
+    enum zr_optimizer optimizer;
+
     bool trainable, in_place;
     int32_t first_piece, n_pieces;
     int64_t total_bytes, shard_bytes;
     /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
      * the same for gradients (trainable flats only). */
     int64_t param_at, grad_at;
-    int64_t shard_at;    /* one rank's slice, inside the unit's packed parameter shards (bytes) */
-    int64_t state_at;    /* and inside an fp32 array over the shards of all trainable flats (elements) */
-    int64_t shard_elems; /* shard_bytes in elements; what every rank reserves */
+    /* one rank's slice, inside the unit's packed parameter shards (bytes) */
+    int64_t shard_at;
+    /* and inside an fp32 array over the shards of all trainable flats (elements) */
+    int64_t state_at;
+    /* shard_bytes in elements; what every rank reserves */
+    int64_t shard_elems;
 };
 
 struct zr_unit {
     int32_t first_flat, n_flats;
-    int64_t param_bytes; /* packed flats, full */
-    int64_t grad_bytes;  /* packed trainable flats, full */
-    int64_t shard_bytes; /* packed flats, one rank's */
-    int64_t elems;       /* fp32 elements of the largest gathered gradient: all trainable flats, padded */
+    /* packed flats, full */
+    int64_t param_bytes;
+    /* packed trainable flats, full */
+    int64_t grad_bytes;
+    /* packed flats, one rank's */
+    int64_t shard_bytes;
+    /* fp32 elements of the largest gathered gradient: all trainable flats, padded */
+    int64_t elems;
+
     bool trainable, resident;
 };
 
 struct zr_layout {
     int32_t world;
-    bool in_place; /* stacked tensors lie in one buffer */
-    bool gaps;     /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay
-                      zero: where they are not, the model wrote there (check_stored.c) */
+    /* stacked tensors lie in one buffer */
+    bool in_place;
+    /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay zero: where
+     * they are not, the model wrote there (check_stored.c) */
+    bool gaps;
+
     int32_t n_tensors, n_units, n_flats, n_pieces, n_buffers;
     struct zr_tensor *tensors;
     struct zr_unit *units;
-    struct zr_flat *flats;   /* by unit */
-    struct zr_piece *pieces; /* by flat */
-    int32_t *piece_of;   /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
-    int32_t *slice_base; /* (n_tensors + 1) */
+    /* by unit */
+    struct zr_flat *flats;
+    /* by flat */
+    struct zr_piece *pieces;
+    /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
+    int32_t *piece_of;
+    /* (n_tensors + 1) */
+    int32_t *slice_base;
+
     int64_t in_place_param_bytes, in_place_grad_bytes;
-    int64_t state_elems;  /* fp32 elements of one gradient shard array: all trainable flats' shards */
-    int64_t n_params;     /* elements of the model, without buffers */
-    int64_t buffer_bytes; /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
-    float most_lr_scale;  /* of its tensors */
-    uint64_t hash;        /* of everything that must agree between ranks */
+    /* fp32 elements of one gradient shard array: all trainable flats' shards */
+    int64_t state_elems;
+    /* elements of the model, without buffers */
+    int64_t n_params;
+    /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
+    int64_t buffer_bytes;
+    /* of its tensors */
+    float most_lr_scale;
+    /* of everything that must agree between ranks */
+    uint64_t hash;
 };
 
-/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and
- * gaps: see above. Errors:
- * ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
+/* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and gaps: see
+ * above. ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, bool gaps,
                    struct zr_layout **out);
 void zr_layout_free(struct zr_layout *l); /* NULL is allowed */

@@ -18,15 +18,18 @@
 #define ZR_OPTIMIZER_KEYS                        ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_KEY)
 
 struct zr_config {
-    struct zero_config user; /* the program's, widened to this library's fields, the environment applied;
-                                ZERO_AUTO is still itself here. For what options does not carry: the sizes of
-                                the program's structs, rank, world, rendezvous, backend, device, stream,
-                                update */
-    struct zr_options
-        options; /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors'
-                    names puts an adapter to user.update there (user.update set: optimizer 0) */
-    struct zr_call *order; /* what options.order points to; NULL: none */
-    struct zr_log *log;    /* options.log: to cfg.log, and where ZERO_LOG says */
+    /* the program's, widened to this library's fields, the environment applied; ZERO_AUTO is still itself
+     * here. For what options does not carry: the sizes of the program's structs, rank, world, rendezvous,
+     * backend, device, stream, update */
+    struct zero_config user;
+
+    /* all defaults filled in. update and update_arg are left NULL: whoever knows the tensors' names puts an
+     * adapter to user.update there (user.update set: optimizer 0) */
+    struct zr_options options;
+    /* what options.order points to; NULL: none */
+    struct zr_call *order;
+    /* options.log: to cfg.log, and where ZERO_LOG says */
+    struct zr_log *log;
 };
 
 /* Fills *out from the program's configuration and the environment and checks every field. Talks to nobody. On

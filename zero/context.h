@@ -12,39 +12,63 @@
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
-    void *lent; /* cfg.nccl_comm */
+    /* cfg.nccl_comm */
+    void *lent;
+
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_loop *loop;
-    struct zr_rendezvous *rendezvous; /* NULL for world 1 */
+    /* NULL for world 1 */
+    struct zr_rendezvous *rendezvous;
+
     struct zr_device *device;
-    int64_t gpu_free_bytes;                               /* when it was last asked */
-    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS]; /* when ranks agreed on the plan (agree.c) */
+    /* when it was last asked */
+    int64_t gpu_free_bytes;
+    /* when ranks agreed on the plan (agree.c) */
+    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS];
+
     int n_limits;
-    struct zr_check *check; /* what watches device and communicators; NULL: cfg.check is off */
+    /* what watches device and communicators; NULL: cfg.check is off */
+    struct zr_check *check;
+
     struct zr_comm *gather, *reduce;
-    struct zr_comm *nccl; /* what gather is, under a check, when it is NCCL's; else NULL */
+    /* what gather is, under a check, when it is NCCL's; else NULL */
+    struct zr_comm *nccl;
+
     struct zr_engine engine;
     bool engine_open;
 
     /* Checkpoints. */
-    const struct zr_files *files; /* the operating system's, unless a test put others here */
-    struct zr_folder_locks locks; /* rank 0's, of the folders that it saves into */
-    struct zr_save *save;         /* begun and not ended; NULL: none */
-    struct zr_awaited *awaited;   /* what has no values yet (awaited.c); NULL: all have */
-    int64_t n_saves;              /* begun */
+    /* the operating system's, unless a test put others here */
+    const struct zr_files *files;
+    /* rank 0's, of the folders that it saves into */
+    struct zr_folder_locks locks;
+    /* begun and not ended; NULL: none */
+    struct zr_save *save;
+    /* what has no values yet (awaited.c); NULL: all have */
+    struct zr_awaited *awaited;
+    /* begun */
+    int64_t n_saves;
     /* The last that all ranks know to be on the disk; "": none. */
     char saved_path[ZR_PATH_BYTES];
     bool reported_unequal_buffers;
-    int64_t n_micro;          /* micro-batches of all ranks, in all steps */
-    unsigned char *user_data; /* the program's own, for the next save or of the last load */
+    /* micro-batches of all ranks, in all steps */
+    int64_t n_micro;
+    /* the program's own, for the next save or of the last load */
+    unsigned char *user_data;
+
     int64_t n_user_data;
-    struct zr_rank_data *rank_data; /* this rank's own, for the next save; NULL: none */
-    struct zr_loaded_ranks *loaded; /* what the checkpoint loaded last has of ranks; NULL: nothing was */
-    bool rank_data_set, reported_no_rank_data; /* since then */
-    struct zero_ctx *next_left;                /* of those that a forked child has let go */
-    void *from_all; /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not
-                       fail for want of memory */
+    /* this rank's own, for the next save; NULL: none */
+    struct zr_rank_data *rank_data;
+    /* what the checkpoint loaded last has of ranks; NULL: nothing was */
+    struct zr_loaded_ranks *loaded;
+    /* since then */
+    bool rank_data_set, reported_no_rank_data;
+    /* of those that a forked child has let go */
+    struct zero_ctx *next_left;
+    /* world * ZR_EXCHANGE_BYTES, for zr_engine_exchange: what ranks tell each other must not fail for want of
+     * memory */
+    void *from_all;
 };
 
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
@@ -81,10 +105,12 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err);
 /* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
-/* awaited.c. refuse: ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
- * has failed, that failure. nothing_written:
- * no tensor but buffers has a value or a state that zero_write gave it. reserve: before a write, so that note
- * cannot fail. loaded: all have them now. */
+/* awaited.c.
+ *   refuse           ZR_ERR_ORDER while the tensor (negative: any) has not all its values; of a context that
+ *                    has failed, that failure
+ *   nothing_written  no tensor but buffers has a value or a state that zero_write gave it
+ *   reserve          before a write, so that note cannot fail
+ *   loaded           all have them now */
 int zr_awaited_open(struct zero_ctx *z);
 void zr_awaited_close(struct zero_ctx *z);
 int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor);

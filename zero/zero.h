@@ -142,12 +142,16 @@ enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
  * does not hold: *param may be NULL there, and nothing is allocated but the plan's memory. Buffers have
  * memory and rank 0's values with all of them. */
 enum zero_init {
-    ZERO_INIT_MODEL = 0, /* *param: every rank has values, and rank 0's count */
-    ZERO_INIT_RANK0 = 1, /* *param of rank 0; NULL or not on others, which are not read */
-    ZERO_INIT_LATER = 2, /* zero_load, or zero_import and zero_write of every element: until then zero_begin,
-                            zero_step and whatever else wants values is ZERO_ERR_ORDER, and *param is NULL
-                            everywhere. What *param points at is not read */
-    ZERO_INIT_CALL = 3   /* cfg.init; what *param points at is not read */
+    /* *param: every rank has values, and rank 0's count */
+    ZERO_INIT_MODEL = 0,
+    /* *param of rank 0; NULL or not on others, which are not read */
+    ZERO_INIT_RANK0 = 1,
+    /* zero_load, or zero_import and zero_write of every element: until then zero_begin, zero_step and
+     * whatever else wants values is ZERO_ERR_ORDER, and *param is NULL everywhere. What *param points at is
+     * not read */
+    ZERO_INIT_LATER = 2,
+    /* cfg.init; what *param points at is not read */
+    ZERO_INIT_CALL = 3
 };
 
 /* Flags of a tensor. */
@@ -178,26 +182,35 @@ enum {
  * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
  * ZERO_I32 or ZERO_I64; the model may give it another place of that size between two calls. */
 struct zero_tensor {
-    const char *name;      /* unique; used in errors, traces and checkpoints */
-    void **param, **grad;  /* the model's OWN pointers; grad NULL = frozen */
-    int64_t shape[8];      /* row-major, ended by 0 (or by all 8) */
-    enum zero_dtype dtype; /* of *param and *grad */
-    int32_t unit;          /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of
-                              the first layer */
-    uint32_t flags;        /* ZERO_STACKED and the others above, or-ed; 0: none */
+    /* unique; used in errors, traces and checkpoints */
+    const char *name;
+    /* the model's OWN pointers; grad NULL = frozen */
+    void **param, **grad;
+    /* row-major, ended by 0 (or by all 8) */
+    int64_t shape[8];
+    /* of *param and *grad */
+    enum zero_dtype dtype;
+    /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of the first layer */
+    int32_t unit;
+    /* ZERO_STACKED and the others above, or-ed; 0: none */
+    uint32_t flags;
     /* What updates it: enum zero_optimizer; 0: cfg.optimizer. cfg.beta1, beta2 and eps are those of
      * cfg.optimizer; the other kinds have their defaults. Not with cfg.update, which updates every tensor. A
      * kind's states are kept for its own tensors only. */
     int32_t optimizer;
-    float lr_scale;    /* multiplies the lr of zero_step; 0: 1. A tensor that is not to move has grad NULL */
-    float decay_scale; /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
+    /* multiplies the lr of zero_step; 0: 1. A tensor that is not to move has grad NULL */
+    float lr_scale;
+    /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
+    float decay_scale;
 };
 
 /* One call of the model's step, for cfg.order. */
 struct zero_call {
     int32_t unit;
-    uint8_t phase;  /* enum zero_phase */
-    uint8_t is_end; /* 0: zero_begin, 1: zero_end */
+    /* enum zero_phase */
+    uint8_t phase;
+    /* 0: zero_begin, 1: zero_end */
+    uint8_t is_end;
 };
 
 typedef struct CUstream_st *zero_stream;
@@ -210,16 +223,26 @@ typedef struct zero_ctx zero_ctx;
  * States begin at multiples of 256 bytes; master and grad too, but for stacked tensors, whose layers follow
  * each other without a gap. */
 struct zero_update {
-    const char *tensor;   /* its name */
-    int32_t tensor_index; /* in the array given to zero_wrap */
-    int64_t first;        /* element of the tensor, in row-major order, that index 0 here is */
-    int64_t n;            /* elements */
-    float *master;      /* weights: read and write; rounded to the model's dtype by the library afterwards */
-    const float *grad;  /* reduced over ranks and micro-batches, scaled and clipped */
-    float *state[4];    /* cfg.n_states of them, zero at first */
-    float lr;           /* as given to zero_step, times the tensor's lr_scale */
-    int64_t t;          /* 1-based number of this step */
-    zero_stream stream; /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
+    /* its name */
+    const char *tensor;
+    /* in the array given to zero_wrap */
+    int32_t tensor_index;
+    /* element of the tensor, in row-major order, that index 0 here is */
+    int64_t first;
+    /* elements */
+    int64_t n;
+    /* weights: read and write; rounded to the model's dtype by the library afterwards */
+    float *master;
+    /* reduced over ranks and micro-batches, scaled and clipped */
+    const float *grad;
+    /* cfg.n_states of them, zero at first */
+    float *state[4];
+    /* as given to zero_step, times the tensor's lr_scale */
+    float lr;
+    /* 1-based number of this step */
+    int64_t t;
+    /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
+    zero_stream stream;
 };
 
 /* "Choose for me", where a field below says by what. */
@@ -237,66 +260,87 @@ struct zero_update {
  * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
  * was built with a later zero.h than the library's is refused. */
 struct zero_config {
-    size_t size;      /* of this struct */
-    uint32_t version; /* ZERO_ABI_VERSION */
+    /* of this struct */
+    size_t size;
+    /* ZERO_ABI_VERSION */
+    uint32_t version;
+
     uint32_t tensor_size, call_size, weight_size;
     uint32_t step_info_size, stats_size, plan_info_size;
 
-    int32_t stage; /* + 0..3; default 0: plain data parallel */
+    /* + 0..3; default 0: plain data parallel */
+    int32_t stage;
     /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice), of which each
      * rank needs its own; the model's pointers may be host or device memory */
     int32_t device;
-    int32_t backend; /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
+    /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
+    int32_t backend;
     /* explicit when world > 0; default 0: found in the environment, in the variables of zero-run, torchrun,
      * Open MPI, MPICH or Slurm (see zero_find_rank); else world 1 */
     int32_t rank, world;
-    const char *rendezvous; /* "tcp://host:port" of rank 0; default NULL: from the environment */
-    int64_t timeout_ms;     /* + for peers, in every operation; 1 and more; default 30000 */
+    /* "tcp://host:port" of rank 0; default NULL: from the environment */
+    const char *rendezvous;
+    /* + for peers, in every operation; 1 and more; default 30000 */
+    int64_t timeout_ms;
 
-    int32_t optimizer;  /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
-    float beta1, beta2; /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
-    float eps; /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always
-                  0 becomes NaN */
-    float weight_decay; /* + default 0 */
-    float clip;         /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
-    double grad_scale;  /* + multiplies the gradients before everything else; not 0; default 1 */
-    int32_t grad_accum_steps; /* + micro-batches per zero_step, 1 and more; default 1 */
-    int32_t grad_sum;         /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
-    int32_t grad_in_place;    /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its
-                                 gradients once per step at most and adds every micro-batch to them, so that they
-                                 hold the sum and are reduced once per step. Default 0: each micro-batch starts
-                                 from zero, is reduced when it ends and added up by the library, whatever the
-                                 model does to its gradients between micro-batches. Gives up deterministic, which
-                                 adds micro-batches up in a fixed order */
-    int32_t n_states;         /* of update, 0..4 fp32 arrays like the weights; default 0 */
+    /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
+    int32_t optimizer;
+    /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
+    float beta1, beta2;
+    /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always 0 becomes
+     * NaN */
+    float eps;
+    /* + default 0 */
+    float weight_decay;
+    /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
+    float clip;
+    /* + multiplies the gradients before everything else; not 0; default 1 */
+    double grad_scale;
+    /* + micro-batches per zero_step, 1 and more; default 1 */
+    int32_t grad_accum_steps;
+    /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
+    int32_t grad_sum;
+    /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its gradients once per step at
+     * most and adds every micro-batch to them, so that they hold the sum and are reduced once per step.
+     * Default 0: each micro-batch starts from zero, is reduced when it ends and added up by the library,
+     * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
+     * micro-batches up in a fixed order */
+    int32_t grad_in_place;
+    /* of update, 0..4 fp32 arrays like the weights; default 0 */
+    int32_t n_states;
     /* the model's own optimizer, element-wise; called on a thread of the library's (host) and must not call
      * zero_*; non-zero: the step fails */
     int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
-    int32_t prefetch;      /* + units gathered ahead; 0: none; default 2 */
-    int32_t deterministic; /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two
-                              world for equal micro-batches. 0: off. Default ZERO_AUTO: on where it costs
-                              nothing (not nccl, nor with grad_in_place) */
-    int64_t param_budget_bytes; /* + for gathered parameters at stage 3, besides the shards; default
-                                   ZERO_AUTO: what prefetch needs */
-    int32_t wire_dtype;         /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
+    /* + units gathered ahead; 0: none; default 2 */
+    int32_t prefetch;
+    /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
+     * micro-batches. 0: off. Default ZERO_AUTO: on where it costs nothing (not nccl, nor with
+     * grad_in_place) */
+    int32_t deterministic;
+    /* + for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch needs */
+    int64_t param_budget_bytes;
+    /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
+    int32_t wire_dtype;
     /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward, reversed. A hint
      * that saves the first step's prefetch and sizes the slots, and says how often a pass uses each unit in
      * backward (see zero_step) */
     int32_t n_order;
     const struct zero_call *order;
 
-    zero_stream stream; /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's
-                           legacy default stream, with a warning (cudaStreamLegacy: the same without): where
-                           the model's kernels run on another one, nothing orders them with the library */
+    /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's legacy default stream,
+     * with a warning (cudaStreamLegacy: the same without): where the model's kernels run on another one,
+     * nothing orders them with the library */
+    zero_stream stream;
     /* a line without newline; may be called from the library's threads. NULL: warnings go to the standard
      * error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well, ZERO_LOG=off
      * keeps warnings from the standard error */
     void (*log)(void *arg, const char *line);
     void *log_arg;
-    int32_t trace; /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its
-                      three tracks; default 0 */
+    /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its three tracks;
+     * default 0 */
+    int32_t trace;
 
     /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
      * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
@@ -308,9 +352,11 @@ struct zero_config {
      * default 0 */
     int32_t check;
 
-    int32_t save_async; /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes
-                           on. Reserves memory for it (category snapshot): what this rank saves; default 0 */
-    int32_t save_keep;  /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
+    /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory
+     * for it (category snapshot): what this rank saves; default 0 */
+    int32_t save_async;
+    /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
+    int32_t save_keep;
 
     /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
      * rendezvous. It says who the ranks are: rank, world and rendezvous need not be given, and where they
@@ -325,11 +371,12 @@ struct zero_config {
      * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
      * next zero_ call. */
     void *nccl_comm;
-    int32_t copy_engine; /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on,
-                            0 off; default ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and
-                            that release is not known to hang (2.29.7 to 2.31.1 do with 2 ranks). On, such a
-                            release is used, with a warning */
-    int32_t init_from;   /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
+    /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on, 0 off; default
+     * ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and that release is not known to hang
+     * (2.29.7 to 2.31.1 do with 2 ranks). On, such a release is used, with a warning */
+    int32_t copy_engine;
+    /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
+    int32_t init_from;
     /* init_from ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], counted row-major over
      * the whole tensor, to dst: host memory, in the tensor's dtype. Values that follow from the element's
      * number do not depend on stage and world. Called by zero_wrap on its own thread, on each rank for its
@@ -371,60 +418,87 @@ struct zero_bytes {
 #define ZERO_MEM_FIELD(name, text) int64_t name;
     ZERO_MEM_MAP(ZERO_MEM_FIELD)
 #undef ZERO_MEM_FIELD
-    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))]; /* 0; of categories to come */
+    /* 0; of categories to come */
+    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))];
+
     int64_t total;
 };
 #undef ZERO_MEM_COUNT_ONE
 
 /* Of one step, per rank. */
 struct zero_traffic {
-    int64_t n_all_gather, n_reduce_scatter, n_all_reduce; /* n_all_reduce: units all-reduced (stage 0) */
-    int64_t wire_bytes;                                   /* received by this rank from others */
-    int64_t reserved[4];                                  /* 0 */
+    /* n_all_reduce: units all-reduced (stage 0) */
+    int64_t n_all_gather, n_reduce_scatter, n_all_reduce;
+    /* received by this rank from others */
+    int64_t wire_bytes;
+    /* 0 */
+    int64_t reserved[4];
 };
 
 struct zero_plan_info {
     int32_t world, stage;
-    int64_t n_params;            /* elements over all tensors */
-    struct zero_bytes bytes;     /* of every rank: all are alike */
-    struct zero_traffic traffic; /* of a steady step of grad_accum_steps micro-batches in cfg.order */
-    int64_t paper_bytes;         /* the ZeRO paper's formula for the same model, stage and world: parameters,
-                                    gradients and optimizer state only */
+    /* elements over all tensors */
+    int64_t n_params;
+    /* of every rank: all are alike */
+    struct zero_bytes bytes;
+    /* of a steady step of grad_accum_steps micro-batches in cfg.order */
+    struct zero_traffic traffic;
+    /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
+     * only */
+    int64_t paper_bytes;
 };
 
 /* What a rank has done since zero_wrap. */
 struct zero_stats {
     int32_t rank, world, local_rank, stage;
-    const char *backend; /* "self", "shm", "nccl" */
-    const char *device;  /* "host", "cuda" */
+    /* "self", "shm", "nccl" */
+    const char *backend;
+    /* "host", "cuda" */
+    const char *device;
+
     int64_t n_steps, n_skipped;
     /* allocated: counted where memory was taken; equal to planned to the byte */
     struct zero_bytes allocated, planned;
-    struct zero_traffic traffic; /* total since zero_wrap */
-    int64_t n_waits;             /* begins that had to wait for their unit */
-    int64_t wait_ns;             /* in those: exposed communication as the model's thread saw it */
-    int64_t n_replans;           /* times the call order changed and was learned anew */
-    const char *path;  /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric
-                          windows"); valid until zero_unwrap */
-    int64_t n_dropped; /* steps given up by zero_drop; they count in nothing else */
+    /* total since zero_wrap */
+    struct zero_traffic traffic;
+    /* begins that had to wait for their unit */
+    int64_t n_waits;
+    /* in those: exposed communication as the model's thread saw it */
+    int64_t wait_ns;
+    /* times the call order changed and was learned anew */
+    int64_t n_replans;
+    /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric windows"); valid until
+     * zero_unwrap */
+    const char *path;
+    /* steps given up by zero_drop; they count in nothing else */
+    int64_t n_dropped;
 };
 
 struct zero_step_info {
-    int64_t t;        /* 1-based number of the step just taken; skipped ones do not count */
-    double grad_norm; /* global, of the scaled gradient, before clipping */
-    int32_t clipped;  /* 1: it was above cfg.clip */
-    int32_t skipped;  /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
-    int32_t n_carried, reserved; /* reserved: 0 */
-    double carried[8];           /* n_carried means over ranks of what zero_carry gave to this step */
+    /* 1-based number of the step just taken; skipped ones do not count */
+    int64_t t;
+    /* global, of the scaled gradient, before clipping */
+    double grad_norm;
+    /* 1: it was above cfg.clip */
+    int32_t clipped;
+    /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
+    int32_t skipped;
+    /* reserved: 0 */
+    int32_t n_carried, reserved;
+    /* n_carried means over ranks of what zero_carry gave to this step */
+    double carried[8];
 };
 
 /* One tensor of a file of weights. */
 struct zero_weight {
     const char *name;
-    int32_t tensor;     /* in the array given to zero_wrap */
-    int32_t slice;      /* 0: all of it; ZERO_SLICE(i): the i-th of its first dimension, as a tensor of the
-                           others (a layer of a stacked one); any other number is refused */
-    int32_t transposed; /* 1: two dimensions, which the file has the other way round */
+    /* in the array given to zero_wrap */
+    int32_t tensor;
+    /* 0: all of it; ZERO_SLICE(i): the i-th of its first dimension, as a tensor of the others (a layer of a
+     * stacked one); any other number is refused */
+    int32_t slice;
+    /* 1: two dimensions, which the file has the other way round */
+    int32_t transposed;
 };
 
 /* What zero_weight.slice holds for slice i, from 0 on. Not i itself, so that an entry that leaves the field
@@ -582,10 +656,10 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
 
 /* Collective; waits at most for the last step's norm and for gradients that are being reduced. Gives up the
- * step with its gradients, after zero_norm or at any time since its
- * first backward: gradients are zero again, the count of micro-batches starts anew, weights, optimizer states
- * and the number of the step (info.t) stay. Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and
- * nothing changed, while a bracket is open, or when there is nothing to drop as far as brackets tell. */
+ * step with its gradients, after zero_norm or at any time since its first backward: gradients are zero again,
+ * the count of micro-batches starts anew, weights, optimizer states and the number of the step (info.t) stay.
+ * Counted in zero_stats.n_dropped. Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open,
+ * or when there is nothing to drop as far as brackets tell. */
 ZERO_API int zero_drop(zero_ctx *z);
 
 /* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
@@ -638,9 +712,11 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */
 enum zero_sync {
-    ZERO_SYNC_MEAN = 1, /* the mean over ranks, with the same bits whatever their order (the sum is exact);
-                           NaN where one is not finite. Buffers of integers have to be equal already */
-    ZERO_SYNC_RANK0 = 2 /* rank 0's */
+    /* the mean over ranks, with the same bits whatever their order (the sum is exact); NaN where one is not
+     * finite. Buffers of integers have to be equal already */
+    ZERO_SYNC_MEAN = 1,
+    /* rank 0's */
+    ZERO_SYNC_RANK0 = 2
 };
 
 /* Collective, blocking. zero_wrap gives rank 0's buffers to all ranks; from then on each rank's forward

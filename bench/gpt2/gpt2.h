@@ -46,8 +46,7 @@ struct activations {
     real *fch_gelu;  /* (L, B, T, 4*C) */
     real *residual3; /* (L, B, T, C) */
     real *lnf;       /* (B, T, C) */
-    real *dlogits;   /* (B, T, V), rows padded: the loss's gradient, made in forward while the logits are at
-                        hand */
+    real *dlogits;   /* (B, T, V), rows padded: the gradient of the loss, made in forward */
     real *dresidual; /* (B, T, C) from here on: scratch of backward */
     real *dbtc;      /* (B, T, C) */
     real *dqkv;      /* (B, T, 3*C) */

@@ -18,22 +18,34 @@ enum {
 };
 
 enum zr_frame_type {
-    ZR_FRAME_CHALLENGE =
-        1,              /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
-    ZR_FRAME_HELLO,     /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
-    ZR_FRAME_ACCEPT,    /* 0 -> rank: you are one of us; payload: rank 0's proof */
-    ZR_FRAME_READY,     /* 0 -> rank: everyone is here */
-    ZR_FRAME_REFUSE,    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message.
-                           To a unidentified connection without any payload */
-    ZR_FRAME_GIVE,      /* rank -> 0: my blob of an exchange */
-    ZR_FRAME_ALL,       /* 0 -> rank: everyone's, in rank order */
-    ZR_FRAME_FAIL,      /* what we were doing failed; about: the code, payload: the message */
-    ZR_FRAME_LOST,      /* 0 -> rank: about: the rank that was lost, payload: how */
-    ZR_FRAME_GOODBYE,   /* the sender leaves on purpose */
-    ZR_FRAME_EXIT,      /* the sender's process ends with its context open */
-    ZR_FRAME_ASK_CALLS, /* 0 -> rank: send your program's latest calls */
-    ZR_FRAME_CALLS      /* rank -> 0: here they are: struct zr_called_copy. about: not 0 asks for a comparison
-                           of all ranks': the code of what the sender met, and its message behind the calls */
+    /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
+    ZR_FRAME_CHALLENGE = 1,
+    /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
+    ZR_FRAME_HELLO,
+    /* 0 -> rank: you are one of us; payload: rank 0's proof */
+    ZR_FRAME_ACCEPT,
+    /* 0 -> rank: everyone is here */
+    ZR_FRAME_READY,
+    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. To a unidentified
+     * connection without any payload */
+    ZR_FRAME_REFUSE,
+    /* rank -> 0: my blob of an exchange */
+    ZR_FRAME_GIVE,
+    /* 0 -> rank: everyone's, in rank order */
+    ZR_FRAME_ALL,
+    /* what we were doing failed; about: the code, payload: the message */
+    ZR_FRAME_FAIL,
+    /* 0 -> rank: about: the rank that was lost, payload: how */
+    ZR_FRAME_LOST,
+    /* the sender leaves on purpose */
+    ZR_FRAME_GOODBYE,
+    /* the sender's process ends with its context open */
+    ZR_FRAME_EXIT,
+    /* 0 -> rank: send your program's latest calls */
+    ZR_FRAME_ASK_CALLS,
+    /* rank -> 0: here they are: struct zr_called_copy. about: not 0 asks for a comparison of all ranks': the
+     * code of what the sender met, and its message behind the calls */
+    ZR_FRAME_CALLS
 };
 
 /* Before every payload, in the sender's byte order: a rank of the other order is told by its magic. */
@@ -55,10 +67,13 @@ struct zr_frame_reader {
 
 enum zr_frame_state {
     ZR_FRAME_UNFINISHED,
-    ZR_FRAME_WHOLE,   /* head and payload are there: use them, then zr_frame_next */
-    ZR_FRAME_STRANGE, /* this is another protocol */
-    ZR_FRAME_LARGE,   /* the head is there and claims more than most_bytes. The owner ends it, or raises
-                         most_bytes and calls zr_frame_took with 0 */
+    /* head and payload are there: use them, then zr_frame_next */
+    ZR_FRAME_WHOLE,
+    /* this is another protocol */
+    ZR_FRAME_STRANGE,
+    /* the head is there and claims more than most_bytes. The owner ends it, or raises most_bytes and calls
+     * zr_frame_took with 0 */
+    ZR_FRAME_LARGE,
     ZR_FRAME_NO_MEMORY
 };
 

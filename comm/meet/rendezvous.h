@@ -20,13 +20,19 @@
 /* Who we are. */
 struct zr_world {
     int rank, world, local_rank;
-    char host[256]; /* of rank 0; "" when world == 1 */
+    /* of rank 0; "" when world == 1 */
+    char host[256];
+
     int port;
-    char source[64]; /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI",
-                        "MPICH", "Slurm", "alone", "nccl_comm" */
-    char job[128];   /* name that keeps two jobs apart; ranks whose names differ refuse each other */
-    int attempt;     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
-    struct zr_job_key key; /* whoever has it is a rank; none: ranks meet on loopback only */
+    /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm",
+     * "alone", "nccl_comm" */
+    char source[64];
+    /* name that keeps two jobs apart; ranks whose names differ refuse each other */
+    char job[128];
+    /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
+    int attempt;
+    /* whoever has it is a rank; none: ranks meet on loopback only */
+    struct zr_job_key key;
 };
 
 /* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or

@@ -33,11 +33,15 @@ void zr_gemm_close(struct zr_gemm *g); /* NULL is allowed; on a GPU waits for th
 /* What is done with a product P = op(A) * op(B) + bias on its way to C. GELU is the tanh form (Hendrycks and
  * Gimpel 2016). */
 enum zr_gemm_epilogue {
-    ZR_GEMM_PLAIN, /* C = P + beta * C */
-    ZR_GEMM_GELU,  /* aux = P; C = gelu(P) */
-    ZR_GEMM_DGELU, /* C = P * gelu'(aux) */
-    ZR_GEMM_SUM_A, /* C = P + beta * C, and sum (m) = op(A)'s columns added up: a bias's gradient where A
-                      is the transposed gradient of a layer's output */
+    /* C = P + beta * C */
+    ZR_GEMM_PLAIN,
+    /* aux = P; C = gelu(P) */
+    ZR_GEMM_GELU,
+    /* C = P * gelu'(aux) */
+    ZR_GEMM_DGELU,
+    /* C = P + beta * C, and sum (m) = op(A)'s columns added up: a bias's gradient where A is the transposed
+     * gradient of a layer's output */
+    ZR_GEMM_SUM_A,
 };
 
 /* C (m, n) = op(A) (m, k) * op(B) (k, n) + beta * C + bias (n)

@@ -24,8 +24,8 @@ struct zr_host_options {
      * thread that allocates. */
     bool (*refuse)(void *arg, int64_t bytes);
     void *refuse_arg;
-    int spin_ns; /* how long a waiting thread looks before it sleeps; 0: by the number of cores, negative: not
-                    at all */
+    /* how long a waiting thread looks before it sleeps; 0: by the number of cores, negative: not at all */
+    int spin_ns;
 };
 
 /* zr_host_device_open with options; NULL stands for none. Two environment variables are read here:

@@ -58,11 +58,13 @@ enum zr_sim_comm_flaw {
 
 struct zr_sim_options {
     int world;
-    bool compute_on_caller; /* as the host device: the model's stream is the calling thread */
-    int event_done; /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
-    int64_t
-        fail_alloc; /* what is opened or allocated is counted from 1 over all ranks; this one fails; 0: none
-                     */
+    /* as the host device: the model's stream is the calling thread */
+    bool compute_on_caller;
+    /* what a query answers: 0 the truth, 1 yes (after waiting until it is true), 2 no */
+    int event_done;
+
+    /* what is opened or allocated is counted from 1 over all ranks; this one fails; 0: none */
+    int64_t fail_alloc;
 
     /* Called while a host thread has to wait for the device: lets others go on, and returns. */
     void (*yield)(void *arg, int rank);
@@ -77,7 +79,8 @@ struct zr_sim_options {
     void (*ran)(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                 int64_t to_ns);
     void *arg;
-    unsigned comm_flaws; /* enum zr_sim_comm_flaw */
+    /* enum zr_sim_comm_flaw */
+    unsigned comm_flaws;
 
     /* Time. 0 bytes per second: everything takes no time. */
     double memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;

@@ -63,8 +63,7 @@ static const struct variant variants[] = {
             *w = *w - lr * ((c1 > 0 ? 1 : c1 < 0 ? -1 : c1) + decay * *w);                                   \
             *s0 = b2 * *s0 + one_b2 * g;                                                                     \
             break;                                                                                           \
-        case ZR_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad, a copy of grad at first; grad +   \
-                             buf * momentum */                                                               \
+        case ZR_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad; grad + buf * momentum */          \
             g = g + decay * *w;                                                                              \
             if (b1 != 0) {                                                                                   \
                 *s0 = u->t == 1 ? g : *s0 * b1 + g;                                                          \

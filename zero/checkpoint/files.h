@@ -16,18 +16,21 @@
 #define ZR_DIRECT_ALIGN 4096 /* of memory, place and length of what goes past the page cache */
 
 struct zr_files {
-    int (*open)(void *arg, const char *path, int flags,
-                unsigned mode); /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where that is
-                                   not to be had, then or at a transfer */
+    /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where that is not to be had, then or at a
+     * transfer */
+    int (*open)(void *arg, const char *path, int flags, unsigned mode);
+
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
     int64_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, int64_t at);
     int (*fsync)(void *arg, int fd);
-    void (*start_sync)(void *arg, int fd, int64_t at,
-                       int64_t n); /* a hint: begin to write these bytes to the disk; NULL: none */
-    int (*allocate)(void *arg, int fd, int64_t bytes); /* makes a new file this long and takes the room for
-                                                          it; 0 where that is not to be had; NULL: so */
-    bool (*is_cached)(void *arg, int fd,
-                      int64_t bytes); /* most of a file's first bytes are in the page cache; NULL: never */
+    /* a hint: begin to write these bytes to the disk; NULL: none */
+    void (*start_sync)(void *arg, int fd, int64_t at, int64_t n);
+    /* makes a new file this long and takes the room for it; 0 where that is not to be had; NULL: so */
+    int (*allocate)(void *arg, int fd, int64_t bytes);
+
+    /* most of a file's first bytes are in the page cache; NULL: never */
+    bool (*is_cached)(void *arg, int fd, int64_t bytes);
+
     int (*close)(void *arg, int fd);
     int64_t (*size)(void *arg, int fd);
     int (*rename)(void *arg, const char *from, const char *to);
@@ -35,16 +38,20 @@ struct zr_files {
     int (*unlink)(void *arg, const char *path);
     int (*rmdir)(void *arg, const char *path);
     int (*opendir)(void *arg, const char *path, void **out);
-    int (*readdir)(void *arg, void *dir, char *name,
-                   size_t name_bytes); /* 1: a name, 0: no more; "." and ".." included */
+    /* 1: a name, 0: no more; "." and ".." included */
+    int (*readdir)(void *arg, void *dir, char *name, size_t name_bytes);
+
     int (*closedir)(void *arg, void *dir);
-    int (*lock)(void *arg, int fd); /* of the whole file, until the descriptor is closed, against every other
-                                       descriptor, of this process too. -EAGAIN: another has it; -ENOLCK: not
-                                       to be had there */
-    int (*is_at)(void *arg, int fd, const char *path); /* 1: path is a name of the open file; 0: it is not */
-    int (*absolute)(void *arg, const char *path, char *out,
-                    size_t out_bytes); /* the path from the root, whatever the working directory will be; of
-                                          an existing file or folder always the same one */
+    /* of the whole file, until the descriptor is closed, against every other descriptor, of this process too.
+     * -EAGAIN: another has it; -ENOLCK: not to be had there */
+    int (*lock)(void *arg, int fd);
+    /* 1: path is a name of the open file; 0: it is not */
+    int (*is_at)(void *arg, int fd, const char *path);
+
+    /* the path from the root, whatever the working directory will be; of an existing file or folder always
+     * the same one */
+    int (*absolute)(void *arg, const char *path, char *out, size_t out_bytes);
+
     void *arg;
 };
 

@@ -34,19 +34,28 @@ struct zr_manifest_file {
 };
 
 struct zr_manifest {
-    int32_t format;   /* 3: a rank has data of its own; else 2; 1: of before, when all tensors had one
-                         optimizer */
-    char version[32]; /* of the library that saved it */
-    int64_t t;        /* steps taken, skipped ones not counted */
+    /* 3: a rank has data of its own; else 2; 1: of before, when all tensors had one optimizer */
+    int32_t format;
+    /* of the library that saved it */
+    char version[32];
+    /* steps taken, skipped ones not counted */
+    int64_t t;
+
     int64_t n_skipped;
-    int64_t n_micro; /* micro-batches of all ranks, in all steps */
+    /* micro-batches of all ranks, in all steps */
+    int64_t n_micro;
+
     int32_t world, stage, n_states;
-    char optimizer[16]; /* of tensors that name none, and its states; in format 1 of all */
+    /* of tensors that name none, and its states; in format 1 of all */
+    char optimizer[16];
+
     uint64_t config_hash, layout_hash;
     int32_t n_tensors, n_files;
     struct zr_manifest_tensor *tensors;
     struct zr_manifest_file *files;
-    unsigned char *user; /* the program's own bytes; NULL: none */
+    /* the program's own bytes; NULL: none */
+    unsigned char *user;
+
     int64_t n_user;
 };
 

@@ -49,9 +49,9 @@ int64_t zr_json_bytes(const char *text);
 int64_t zr_st_entry_bytes(const struct zr_st_entry *e);
 
 /* Makes the head of a file, length and header, for entries in the order of their data; begin and end are
- * filled in here. format: NULL, or what
- * __metadata__ says of it. The head is a multiple of 64 bytes. *out is freed by the caller. ZR_ERR_ARG for a
- * name that is not UTF-8, or more than ZR_ST_MAX_HEADER bytes; ZR_ERR_NOMEM. */
+ * filled in here. format: NULL, or what __metadata__ says of it. The head is a multiple of 64 bytes. *out is
+ * freed by the caller. ZR_ERR_ARG for a name that is not UTF-8, or more than ZR_ST_MAX_HEADER bytes;
+ * ZR_ERR_NOMEM. */
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *format, char **out,
                int64_t *n_out);
 
