@@ -13,30 +13,13 @@
 #ifndef ZR_KERNELS_DEVICE_H
 #define ZR_KERNELS_DEVICE_H
 
+#include "kernels/dtype.h"
 #include "kernels/error.h"
 #include "kernels/log.h"
 #include "kernels/optimizers.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-/* Whole numbers are moved, never computed with. */
-enum zr_dtype { ZR_F32 = 1, ZR_BF16 = 2, ZR_F16 = 3, ZR_I32 = 4, ZR_I64 = 5 };
-
-static inline int64_t zr_dtype_bytes(enum zr_dtype t)
-{
-    return t == ZR_I64 ? 8 : t == ZR_F32 || t == ZR_I32 ? 4 : 2;
-}
-
-static inline const char *zr_dtype_name(enum zr_dtype t)
-{
-    return t == ZR_F32    ? "f32"
-           : t == ZR_BF16 ? "bf16"
-           : t == ZR_F16  ? "f16"
-           : t == ZR_I32  ? "i32"
-           : t == ZR_I64  ? "i64"
-                          : "unknown";
-}
 
 /* Written on the device by the step, read by the update kernels there: no host wait in between. */
 struct zr_step_scalars {

@@ -95,6 +95,11 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
     return 0;
 }
 
+#define X(NAME, value, bytes, name)                                                                          \
+    _Static_assert((int)ZERO_##NAME == (int)ZR_##NAME, "the public numbers are those inside");
+ZR_DTYPES(X)
+#undef X
+
 /* Of what is in the table of a model. */
 static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
 {

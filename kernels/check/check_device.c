@@ -162,6 +162,9 @@ static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int 
 static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
                 int64_t n)
 {
+    int err = zr_check_cast(dt, st, n);
+    if (err)
+        return err;
     note(s, "cast", src, n * zr_dtype_bytes(st), dst, n * zr_dtype_bytes(dt), false);
     return s->check->inner->ops->cast(s->inner, dst, dt, src, st, n);
 }
@@ -180,6 +183,11 @@ static int stamp(struct zr_stream *s, int64_t *out_ns)
 
 static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
 {
+    int err = zr_check_dtype("add", st);
+    if (!err)
+        err = zr_check_count("add", "n", n);
+    if (err)
+        return err;
     note(s, "add", src, n * zr_dtype_bytes(st), dst, n * (int64_t)sizeof *dst, true);
     return s->check->inner->ops->add(s->inner, dst, src, st, n);
 }
@@ -187,6 +195,9 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate)
 {
+    int err = zr_check_sum_tree(n_src, st, n);
+    if (err)
+        return err;
     struct zr_line *l = zr_check_issue(s, "sum_tree");
     for (int i = 0; i < n_src; i++)
         zr_shadow_read(&s->check->rec, l, src[i], n * zr_dtype_bytes(st));
@@ -243,11 +254,14 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
 
 static int update(struct zr_stream *s, const struct zr_update *u)
 {
+    int err = zr_check_update(u);
+    if (err)
+        return err;
     int64_t bytes = u->n * (int64_t)sizeof(float);
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, bytes, false},
                                {u->master, bytes, true},
-                               {u->param, u->n * zr_dtype_bytes(u->param_dtype), true}};
+                               {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};
     struct zr_line *l = zr_check_issue(s, "update");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)

@@ -55,7 +55,7 @@ void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_t
 
 static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
-    int64_t bytes = u->n * (int64_t)sizeof(float), n_param = u->n * zr_dtype_bytes(u->param_dtype);
+    int64_t bytes = u->n * (int64_t)sizeof(float), size = u->param ? zr_dtype_bytes(u->param_dtype) : 0;
     bool apart = u->param && u->param != (void *)u->master;
     zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
     zr_shadow_read(&w->rec, l, u->grad, bytes);
@@ -74,10 +74,10 @@ static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_u
         zr_shadow_write(&w->rec, l, u->master, bytes);
         zr_shadow_set(&w->rec, u->master, bytes, at);
         struct zr_content param = at;
-        param.size = (uint8_t)zr_dtype_bytes(u->param_dtype);
+        param.size = (uint8_t)size;
         if (apart) {
-            zr_shadow_write(&w->rec, l, u->param, n_param);
-            zr_shadow_set(&w->rec, u->param, n_param, param);
+            zr_shadow_write(&w->rec, l, u->param, u->n * size);
+            zr_shadow_set(&w->rec, u->param, u->n * size, param);
         }
     }
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
@@ -105,7 +105,8 @@ void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
 void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank)
 {
     int64_t bytes = 0;
-    int ds = (int)zr_dtype_bytes(op->dst_type), ss = (int)zr_dtype_bytes(op->src_type);
+    int ds = op->dst_type ? (int)zr_dtype_bytes(op->dst_type) : 0,
+        ss = op->src_type ? (int)zr_dtype_bytes(op->src_type) : 0;
     zr_sim_begin(w, l, op->name, op->unit, op->step);
     w->rec.infos[l->info % w->rec.cap_infos].during = op->during;
     switch (op->kind) {

@@ -10,12 +10,18 @@
 
 #define HEAD_ALIGN 64
 
+/* All that the format has: the library's own, and what is in files of others. */
 static const struct {
     const char *name;
     int64_t bytes;
-} dtypes[] = {{"F32", 4}, {"BF16", 2}, {"F16", 2},  {"F64", 8},     {"I64", 8},
-              {"I32", 4}, {"I16", 2},  {"I8", 1},   {"U64", 8},     {"U32", 4},
-              {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+} dtypes[] = {
+#define X(NAME, value, bytes, name) {#NAME, bytes},
+    ZR_DTYPES(X)
+#undef X
+    /* clang-format off */
+    {"F64", 8}, {"I16", 2}, {"I8", 1}, {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}
+    /* clang-format on */
+};
 #define N_DTYPES (sizeof dtypes / sizeof *dtypes)
 
 int64_t zr_st_dtype_bytes(const char *dtype)
@@ -28,9 +34,14 @@ int64_t zr_st_dtype_bytes(const char *dtype)
 
 const char *zr_st_dtype_of(enum zr_dtype t)
 {
-    static const char *const name[] = {
-        [ZR_F32] = "F32", [ZR_BF16] = "BF16", [ZR_F16] = "F16", [ZR_I32] = "I32", [ZR_I64] = "I64"};
-    return name[t];
+    switch (t) {
+#define X(NAME, value, bytes, name)                                                                          \
+    case ZR_##NAME:                                                                                          \
+        return #NAME;
+        ZR_DTYPES(X)
+#undef X
+    }
+    return "unknown";
 }
 
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS])

@@ -120,6 +120,29 @@ static void test_tables(void **state)
     }
 }
 
+/* An operation that is refused touches nothing, so nobody races with it. */
+static void test_refused(void **state)
+{
+    (void)state;
+    const enum zr_dtype none = (enum zr_dtype)9;
+    struct bed t;
+    open_bed(&t, 1);
+    const struct zr_device_ops *d = t.dev->ops;
+    float *x = (float *)t.x;
+    const void *src[] = {t.x + 1024};
+    const struct zr_sum_range sums[] = {{x, 0, 16, false}};
+    const struct zr_update u = {.kind = ZR_SGD, .param_dtype = none, .n = 16, .master = x, .param = x};
+    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], none, 16), ZR_ERR_ARG);
+    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], ZR_F16, 16), ZR_ERR_NOTSUP);
+    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], ZR_BF16, -1), ZR_ERR_ARG);
+    assert_int_equal(d->add(t.a, x, src[0], none, 16), ZR_ERR_ARG);
+    assert_int_equal(d->sum_tree(t.a, x, src, 1, none, 16, true), ZR_ERR_ARG);
+    assert_int_equal(d->sum_ranges(t.a, sums, 1, src, 1, none), ZR_ERR_ARG);
+    assert_int_equal(d->update(t.a, &u), ZR_ERR_ARG);
+    d->zero(t.b, t.x, BYTES);
+    close_bed(&t, NULL);
+}
+
 /* Of sums: what every source has of a range is read, and what a sum is added to. */
 static void test_tables_of_sums(void **state)
 {
@@ -252,15 +275,11 @@ static void test_snapshot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_streams),
-        cmocka_unit_test(test_reads),
-        cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_tables_of_sums),
-        cmocka_unit_test(test_old_record),
-        cmocka_unit_test(test_host_waits),
-        cmocka_unit_test(test_calls_say_what_they_touch),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_two_streams), cmocka_unit_test(test_reads),
+        cmocka_unit_test(test_tables),      cmocka_unit_test(test_tables_of_sums),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_old_record),
+        cmocka_unit_test(test_host_waits),  cmocka_unit_test(test_calls_say_what_they_touch),
+        cmocka_unit_test(test_others),      cmocka_unit_test(test_snapshot),
     };
     struct zr_device *host;
     struct zr_check *check;

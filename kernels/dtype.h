@@ -1,0 +1,48 @@
+/* dtype.h: what an element is. The one table of names and sizes. */
+#ifndef ZR_KERNELS_DTYPE_H
+#define ZR_KERNELS_DTYPE_H
+
+#include <stdint.h>
+
+/* X(NAME, value, bytes, name): NAME is also what the safetensors format calls it; the values are zero.h's.
+ * Whole numbers are moved, never computed with. */
+#define ZR_DTYPES(X)                                                                                         \
+    X(F32, 1, 4, "f32")                                                                                      \
+    X(BF16, 2, 2, "bf16")                                                                                    \
+    X(F16, 3, 2, "f16")                                                                                      \
+    X(I32, 4, 4, "i32")                                                                                      \
+    X(I64, 5, 8, "i64")
+
+enum zr_dtype {
+#define X(NAME, value, bytes, name) ZR_##NAME = value,
+    ZR_DTYPES(X)
+#undef X
+};
+
+/* Bytes of an element; 0 for what is no dtype. */
+static inline int64_t zr_dtype_bytes(enum zr_dtype t)
+{
+    switch (t) {
+#define X(NAME, value, bytes, name)                                                                          \
+    case ZR_##NAME:                                                                                          \
+        return bytes;
+        ZR_DTYPES(X)
+#undef X
+    }
+    return 0;
+}
+
+/* "f32"; "unknown" for what is no dtype. */
+static inline const char *zr_dtype_name(enum zr_dtype t)
+{
+    switch (t) {
+#define X(NAME, value, bytes, name)                                                                          \
+    case ZR_##NAME:                                                                                          \
+        return name;
+        ZR_DTYPES(X)
+#undef X
+    }
+    return "unknown";
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* test_dtype.c: the table of dtypes: every one has its size and name, and what is none has neither. */
+#include "kernels/dtype.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static void sizes_and_names(void **state)
+{
+    (void)state;
+    const struct {
+        enum zr_dtype t;
+        int64_t bytes;
+        const char *name;
+    } want[] = {
+        {ZR_F32, 4, "f32"}, {ZR_BF16, 2, "bf16"}, {ZR_F16, 2, "f16"}, {ZR_I32, 4, "i32"}, {ZR_I64, 8, "i64"}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        assert_int_equal(zr_dtype_bytes(want[i].t), want[i].bytes);
+        assert_string_equal(zr_dtype_name(want[i].t), want[i].name);
+    }
+}
+
+static void what_is_none(void **state)
+{
+    (void)state;
+    for (int t = -3; t < 100; t++)
+        if (t < ZR_F32 || t > ZR_I64) {
+            assert_int_equal(zr_dtype_bytes((enum zr_dtype)t), 0);
+            assert_string_equal(zr_dtype_name((enum zr_dtype)t), "unknown");
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes_and_names), cmocka_unit_test(what_is_none)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
