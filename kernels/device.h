@@ -175,6 +175,8 @@ struct zr_finish {
 struct zr_device;
 struct zr_stream;
 struct zr_event;
+struct zr_agree_begin; /* agreement.h */
+struct zr_agree_end;
 
 /* A range that an operation touches. */
 struct zr_access {
@@ -293,6 +295,9 @@ struct zr_device_ops {
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);
     int (*finish)(struct zr_stream *s, const struct zr_finish *f);
+    /* The two ends of a step's agreement (agreement.h); their arguments are copied. */
+    int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
+    int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);
 };
 #define ZR_CALL_BYTES 192
 #define ZR_PUT_BYTES  64

@@ -1,6 +1,8 @@
 /* op_check.c: see op_check.h. */
 #include "kernels/op_check.h"
 
+#include "kernels/agreement.h"
+
 int zr_check_dtype(const char *op, enum zr_dtype t)
 {
     if (t == ZR_F32 || t == ZR_BF16)
@@ -130,4 +132,24 @@ int zr_check_update(const struct zr_update *u)
             err = zr_fail(ZR_ERR_ARG, "update: state[%d] is NULL, and %s keeps its %s there", i, kind->name,
                           kind->state[i]);
     return err;
+}
+
+static int check_carried(const char *op, int32_t n)
+{
+    if (n < 0 || n > ZR_MAX_CARRIED)
+        return zr_fail(ZR_ERR_ARG, "%s: %d carried values; 0 to %d are allowed", op, (int)n, ZR_MAX_CARRIED);
+    return 0;
+}
+
+int zr_check_agree_begin(const struct zr_agree_begin *b)
+{
+    return check_carried("agree_begin", b->n_carried);
+}
+
+int zr_check_agree_end(const struct zr_agree_end *e)
+{
+    if (e->n_averaged < 1)
+        return zr_fail(ZR_ERR_ARG, "agree_end: the mean of %d ranks; at least 1 is needed",
+                       (int)e->n_averaged);
+    return check_carried("agree_end", e->n_carried);
 }

@@ -15,5 +15,7 @@ int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
 int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src);
 int zr_check_update(const struct zr_update *u);
+int zr_check_agree_begin(const struct zr_agree_begin *b);
+int zr_check_agree_end(const struct zr_agree_end *e);
 
 #endif

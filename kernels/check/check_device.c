@@ -1,5 +1,6 @@
 /* check_device.c: the checking device: memory and operations, passed on, and what was found; see
  * check_device.h. */
+#include "kernels/agreement.h"
 #include "kernels/check/check_device_inside.h"
 #include "kernels/op_check.h"
 
@@ -240,6 +241,32 @@ static int finish(struct zr_stream *s, const struct zr_finish *f)
     return s->check->inner->ops->finish(s->inner, f);
 }
 
+static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
+{
+    const struct zr_access used[] = {{b->norm, sizeof *b->norm, false}, {b->out, sizeof *b->out, true}};
+    int err = zr_check_agree_begin(b);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "agree_begin");
+    zr_shadow_touch(&s->check->rec, l, used, 2);
+    zr_check_issued(s);
+    return s->check->inner->ops->agree_begin(s->inner, b);
+}
+
+static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
+{
+    const struct zr_access used[] = {{e->all, sizeof *e->all, false},
+                                     {e->scalars, sizeof *e->scalars, true},
+                                     {e->agreed, sizeof *e->agreed, true}};
+    int err = zr_check_agree_end(e);
+    if (err)
+        return err;
+    struct zr_line *l = zr_check_issue(s, "agree_end");
+    zr_shadow_touch(&s->check->rec, l, used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->agree_end(s->inner, e);
+}
+
 static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n)
 {
     note(s, "sum_squares", x, n * (int64_t)sizeof *x, acc, sizeof *acc, true);
@@ -308,9 +335,11 @@ static const struct zr_device_ops check_ops = {
     .scale = scale,
     .update = update,
     .finish = finish,
+    .agree_begin = agree_begin,
+    .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 34,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 36,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -5,6 +5,8 @@
  * addition may be contracted (-fmad=false): the bits are those of the host. bf16 is two bytes, the upper half
  * of a float. */
 #include "kernels/cuda/cuda_kernels.h"
+
+#include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
 #include "kernels/finish.h"
 #include "kernels/host/vec_portable.h"
@@ -516,6 +518,30 @@ __global__ void __launch_bounds__(THREADS) finish(struct zr_finish f)
         zr_finish_write(&f, &sum, first_other < f.n_ranks ? first_other : -1, save_written);
 }
 
+/* --- a step's agreement: a sum or a word each thread --- */
+
+static_assert(1 + ZR_MAX_CARRIED <= 32 && ZR_AGREE_WORDS <= 32, "a warp is enough");
+
+__global__ void __launch_bounds__(THREADS) agree_write(struct zr_agree_begin b)
+{
+    const int t = (int)threadIdx.x;
+    if (t <= ZR_MAX_CARRIED)
+        zr_agree_write_sum(&b, t);
+    if (t < ZR_AGREE_WORDS)
+        zr_agree_write_word(&b, t);
+}
+
+__global__ void __launch_bounds__(THREADS) agree_read(struct zr_agree_end e)
+{
+    __shared__ double sums[1 + ZR_MAX_CARRIED];
+    const int t = (int)threadIdx.x;
+    if (t <= ZR_MAX_CARRIED)
+        sums[t] = t <= e.n_carried ? zr_agree_sum(e.all, t) : 0;
+    __syncthreads();
+    if (t == 0)
+        zr_agree_conclude(&e, sums);
+}
+
 template <class From, int N> struct tree_sources<From, N> sources_of(const void *const *src, int n_src) {
     struct tree_sources<From, N> from = {
     };
@@ -669,4 +695,14 @@ cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u)
 cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f)
 {
     return launch(finish, 1, s, *f);
+}
+
+cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b)
+{
+    return launch(agree_write, 1, s, *b);
+}
+
+cudaError_t zr_cuda_agree_end(cudaStream_t s, const struct zr_agree_end *e)
+{
+    return launch(agree_read, 1, s, *e);
 }

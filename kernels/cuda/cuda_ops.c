@@ -101,6 +101,18 @@ static int op_finish(struct zr_stream *s, const struct zr_finish *f)
     return ZR_CUDA(s->dev, "finish", zr_cuda_finish(s->native, f));
 }
 
+static int op_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
+{
+    int err = zr_check_agree_begin(b);
+    return err ? err : ZR_CUDA(s->dev, "agree_begin", zr_cuda_agree_begin(s->native, b));
+}
+
+static int op_agree_end(struct zr_stream *s, const struct zr_agree_end *e)
+{
+    int err = zr_check_agree_end(e);
+    return err ? err : ZR_CUDA(s->dev, "agree_end", zr_cuda_agree_end(s->native, e));
+}
+
 const struct zr_device_ops zr_cuda_ops = {
     .name = "cuda",
     .close = zr_cuda_close,
@@ -134,4 +146,6 @@ const struct zr_device_ops zr_cuda_ops = {
     .scale = op_scale,
     .update = op_update,
     .finish = op_finish,
+    .agree_begin = op_agree_begin,
+    .agree_end = op_agree_end,
 };

@@ -99,6 +99,8 @@ static const struct zr_device_ops host_ops = {
     .scale = zr_host_scale,
     .update = zr_host_update,
     .finish = zr_host_finish,
+    .agree_begin = zr_host_agree_begin,
+    .agree_end = zr_host_agree_end,
 };
 
 /* Cores this process may run on. */

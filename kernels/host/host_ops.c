@@ -1,4 +1,5 @@
 /* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
+#include "kernels/agreement.h"
 #include "kernels/finish.h"
 #include "kernels/host/host_device.h"
 #include "kernels/op_check.h"
@@ -296,4 +297,32 @@ int zr_host_finish(struct zr_stream *s, const struct zr_finish *f)
 {
     zr_host_put(s, finish_op, f, sizeof *f);
     return 0;
+}
+
+static void agree_write_op(void *arg)
+{
+    zr_agree_write(arg);
+}
+_Static_assert(sizeof(struct zr_agree_begin) <= ZR_CALL_BYTES, "must fit into a closure");
+
+int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
+{
+    int err = zr_check_agree_begin(b);
+    if (!err)
+        zr_host_put(s, agree_write_op, b, sizeof *b);
+    return err;
+}
+
+static void agree_read_op(void *arg)
+{
+    zr_agree_read(arg);
+}
+_Static_assert(sizeof(struct zr_agree_end) <= ZR_CALL_BYTES, "must fit into a closure");
+
+int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e)
+{
+    int err = zr_check_agree_end(e);
+    if (!err)
+        zr_host_put(s, agree_read_op, e, sizeof *e);
+    return err;
 }

@@ -1,5 +1,6 @@
 /* sim_ops.c: the simulated device's operations, as they are put on a stream. What they do there is
  * sim_effect.c's. */
+#include "kernels/agreement.h"
 #include "kernels/finish.h"
 #include "kernels/op_check.h"
 #include "kernels/sim/sim_device_inside.h"
@@ -165,6 +166,32 @@ static int finish(struct zr_stream *s, const struct zr_finish *f)
     return call_with(s, "finish", finish_value, f, sizeof *f, a, 3);
 }
 
+static void agree_write_value(void *arg)
+{
+    zr_agree_write(arg);
+}
+
+static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
+{
+    const struct zr_access a[] = {{b->norm, sizeof *b->norm, false}, {b->out, sizeof *b->out, true}};
+    int err = zr_check_agree_begin(b);
+    return err ? err : call_with(s, "agree_begin", agree_write_value, b, sizeof *b, a, 2);
+}
+
+static void agree_read_value(void *arg)
+{
+    zr_agree_read(arg);
+}
+
+static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
+{
+    const struct zr_access a[] = {{e->all, sizeof *e->all, false},
+                                  {e->scalars, sizeof *e->scalars, true},
+                                  {e->agreed, sizeof *e->agreed, true}};
+    int err = zr_check_agree_end(e);
+    return err ? err : call_with(s, "agree_end", agree_read_value, e, sizeof *e, a, 3);
+}
+
 struct stamping {
     struct zr_line *line;
     int64_t *out_ns;
@@ -264,4 +291,6 @@ const struct zr_device_ops zr_sim_ops = {
     .scale = scale,
     .update = update,
     .finish = finish,
+    .agree_begin = agree_begin,
+    .agree_end = agree_end,
 };

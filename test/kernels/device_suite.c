@@ -35,5 +35,5 @@ struct zr_stream *suite_stream(struct zr_device *dev, enum zr_stream_kind kind)
 int zr_device_suite(struct zr_device *dev)
 {
     suite_rng = random_open();
-    return suite_of_streams(dev) + suite_of_work(dev);
+    return suite_of_streams(dev) + suite_of_work(dev) + suite_of_agreement(dev);
 }

@@ -13,5 +13,6 @@ struct zr_stream *suite_stream(struct zr_device *dev, enum zr_stream_kind kind);
 /* Each runs a group of tests and returns how many failed. */
 int suite_of_streams(struct zr_device *dev);
 int suite_of_work(struct zr_device *dev);
+int suite_of_agreement(struct zr_device *dev);
 
 #endif

@@ -1,0 +1,151 @@
+/* agreement.h: what the ranks tell each other at a step, in a form that one all-reduce of fixed size can put
+ * together.
+ *
+ * agree_begin writes a rank's part. Then the parts of all ranks are added up: `sum` as whole numbers, so that
+ * the order does not matter; of `max` the largest. agree_end reads the result, which is the same on every
+ * rank, and so computes the same on every rank.
+ *
+ *     squares of my gradients -> agree_begin -> all-reduce (comm.h: agree) -> agree_end -> scalars of the
+ * update kernels
+ */
+#ifndef ZR_KERNELS_AGREEMENT_H
+#define ZR_KERNELS_AGREEMENT_H
+
+#include "kernels/device.h"
+#include "kernels/exact_sum.h"
+#include "kernels/host_device_code.h"
+
+/* A sum of doubles that may be added over ranks: its limbs with carries propagated, each below 2^32 (the last
+ * one of any sign), and whether something was not finite. So 2^31 ranks fit. */
+#define ZR_AGREE_LIMBS (ZR_EXACT_LIMBS + 1)
+
+/* Words that every rank must give alike, and one of which the least counts. */
+enum zr_agree_word {
+    ZR_AGREE_CALLS,  /* hash of the model's calls so far */
+    ZR_AGREE_SERIAL, /* of this agreement */
+    ZR_AGREE_LR,     /* the bits of the learning rate */
+    ZR_AGREE_LEAST,  /* the program's own: may differ, the least over ranks is told to all */
+    ZR_AGREE_WORDS
+};
+
+/* Its size does not depend on how much is carried: ranks that carry different numbers of values must meet, to
+ * be told so. */
+struct zr_agreement {
+    int64_t sum[ZR_AGREE_LIMBS *
+                (1 + ZR_MAX_CARRIED)]; /* the norm's; then of each carried double; 0 of those not carried */
+    uint64_t
+        max[2 * ZR_AGREE_WORDS]; /* of each word: itself, and its complement, whose largest is of the least */
+};
+#define ZR_AGREE_SUMS  (ZR_AGREE_LIMBS * (1 + ZR_MAX_CARRIED))
+#define ZR_AGREE_MAXES (2 * ZR_AGREE_WORDS)
+
+struct zr_agree_begin {
+    const struct zr_exact_sum *norm; /* squares of this rank's part of the gradient; device memory */
+    struct zr_agreement *out;        /* written whole; device memory, 8-byte aligned */
+    uint64_t words[ZR_AGREE_WORDS];
+    double carried[ZR_MAX_CARRIED]; /* the program's own, n_carried of them */
+    int32_t n_carried;
+};
+
+/* For the host. */
+struct zr_agreed {
+    double grad_norm; /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
+    uint64_t least;   /* of ZR_AGREE_LEAST */
+    int32_t clipped, skipped;
+    uint32_t differs; /* 1 << word, of each that is not the same on all ranks; never of ZR_AGREE_LEAST */
+    double carried[ZR_MAX_CARRIED]; /* means over n_averaged; NaN where a rank's is not finite */
+};
+
+/* With norm the exact sum of all ranks' squares:
+ *
+ *   grad_norm  = sqrt(norm) * |scale|, in double
+ *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
+ *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
+ *   skip       = grad_norm is not finite, or a word differs
+ *   carried    = (exact sum, rounded once) / n_averaged
+ */
+struct zr_agree_end {
+    const struct zr_agreement *all; /* of all ranks together; device memory */
+    double scale;
+    float clip; /* 0: none */
+    int32_t n_carried, n_averaged;
+    struct zr_step_scalars *scalars; /* written; device memory */
+    struct zr_agreed *agreed;        /* written; host_alloc memory, read after an event */
+};
+
+/* On memory that the calling thread may touch. */
+void zr_agree_write(const struct zr_agree_begin *b);
+void zr_agree_read(const struct zr_agree_end *e);
+
+/* ---- one part each, on the host and on a GPU ---- */
+
+/* The limbs of a sum; it is changed. */
+ZR_HOST_DEVICE void zr_agree_limbs(int64_t *to, struct zr_exact_sum *from)
+{
+    zr_exact_carry(from);
+    for (int i = 0; i < ZR_EXACT_LIMBS; i++)
+        to[i] = from->nonfinite ? 0 : from->limb[i];
+    to[ZR_EXACT_LIMBS] = from->nonfinite != 0;
+}
+
+/* Sum number k: the norm's (0), or that of carried value k - 1. */
+ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
+{
+    struct zr_exact_sum sum;
+    if (k == 0) {
+        sum = *b->norm;
+    } else {
+        memset(&sum, 0, sizeof sum);
+        if (k <= b->n_carried)
+            zr_exact_add(&sum, b->carried[k - 1]);
+    }
+    zr_agree_limbs(b->out->sum + k * ZR_AGREE_LIMBS, &sum);
+}
+
+ZR_HOST_DEVICE void zr_agree_write_word(const struct zr_agree_begin *b, int w)
+{
+    b->out->max[2 * w] = b->words[w];
+    b->out->max[2 * w + 1] = ~b->words[w];
+}
+
+/* What sum number k came to over all ranks, rounded once. */
+ZR_HOST_DEVICE double zr_agree_sum(const struct zr_agreement *all, int k)
+{
+    struct zr_exact_sum sum;
+    const int64_t *limbs = all->sum + k * ZR_AGREE_LIMBS;
+    for (int i = 0; i < ZR_EXACT_LIMBS; i++)
+        sum.limb[i] = limbs[i];
+    sum.n_added = 0;
+    sum.nonfinite = limbs[ZR_EXACT_LIMBS] != 0;
+    return zr_exact_value(&sum);
+}
+
+/* Bits of the words that differ. */
+ZR_HOST_DEVICE uint32_t zr_agree_differs(const struct zr_agreement *all)
+{
+    uint32_t differs = 0;
+    for (int w = 0; w < ZR_AGREE_WORDS; w++)
+        if (w != ZR_AGREE_LEAST && all->max[2 * w] != ~all->max[2 * w + 1])
+            differs |= UINT32_C(1) << w;
+    return differs;
+}
+
+/* Scalars and outcome; sums: what each sum came to (zr_agree_sum). */
+ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double sums[1 + ZR_MAX_CARRIED])
+{
+    struct zr_agreed out;
+    memset(&out, 0, sizeof out);
+    out.differs = zr_agree_differs(e->all);
+    out.least = ~e->all->max[2 * ZR_AGREE_LEAST + 1];
+    out.grad_norm = sqrt(sums[0]) * fabs(e->scale);
+    bool finite = out.grad_norm - out.grad_norm == 0;
+    out.skipped = !finite;
+    out.clipped = finite && e->clip > 0 && out.grad_norm > (double)e->clip;
+    for (int k = 0; k < e->n_carried; k++)
+        out.carried[k] = sums[1 + k] / e->n_averaged;
+    e->scalars->grad_scale = (float)(out.clipped ? e->scale * ((double)e->clip / out.grad_norm) : e->scale);
+    e->scalars->skip = !finite || out.differs != 0;
+    *e->agreed = out;
+}
+
+#endif

@@ -1,0 +1,258 @@
+/* device_suite_agree.c: a step's agreement: what agree_begin writes, added up over ranks in any order, and
+ * what agree_end makes of it, against the exact sum of all ranks' numbers. */
+#include "kernels/agreement.h"
+#include "test/kernels/device_suite_parts.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MOST_RANKS 1000
+
+/* What the ranks give, and what must come of it. */
+struct given {
+    int n_ranks, n_carried;
+    double scale;
+    float clip;
+    struct zr_exact_sum norm[MOST_RANKS];
+    uint64_t words[MOST_RANKS][ZR_AGREE_WORDS];
+    double carried[MOST_RANKS][ZR_MAX_CARRIED];
+};
+
+static void *host_memory(struct zr_device *dev, int64_t bytes)
+{
+    void *p;
+    assert_int_equal(dev->ops->host_alloc(dev, bytes, &p), 0);
+    memset(p, 0xa5, (size_t)bytes);
+    return p;
+}
+
+static void *poisoned(struct zr_device *dev, struct zr_stream *s, int64_t bytes)
+{
+    void *p, *poison = malloc((size_t)bytes);
+    assert_int_equal(dev->ops->alloc(dev, bytes, &p), 0);
+    memset(poison, 0xa5, (size_t)bytes);
+    assert_int_equal(dev->ops->copy(s, p, poison, bytes), 0);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    free(poison);
+    return p;
+}
+
+/* The all-reduce, of one rank after another. */
+static void add_rank(struct zr_agreement *all, const struct zr_agreement *one)
+{
+    for (int i = 0; i < ZR_AGREE_SUMS; i++)
+        assert_false(__builtin_add_overflow(all->sum[i], one->sum[i], &all->sum[i]));
+    for (int i = 0; i < ZR_AGREE_MAXES; i++)
+        all->max[i] = all->max[i] > one->max[i] ? all->max[i] : one->max[i];
+}
+
+/* Each rank's part, from the device; ranks in an order of the caller's. */
+static struct zr_agreement all_parts(struct zr_device *dev, const struct given *g, int first, int step)
+{
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    struct zr_exact_sum *norm = poisoned(dev, s, sizeof *norm);
+    struct zr_agreement *out = poisoned(dev, s, sizeof *out), part, all;
+    memset(&all, 0, sizeof all);
+    for (int k = 0, r = first; k < g->n_ranks; k++, r = (r + step) % g->n_ranks) {
+        struct zr_agree_begin b = {.norm = norm, .out = out, .n_carried = g->n_carried};
+        memcpy(b.words, g->words[r], sizeof b.words);
+        memcpy(b.carried, g->carried[r], sizeof b.carried);
+        assert_int_equal(ops->copy(s, norm, &g->norm[r], sizeof *norm), 0);
+        assert_int_equal(ops->agree_begin(s, &b), 0);
+        memset(&b, 0xff, sizeof b); /* it was copied */
+        assert_int_equal(ops->copy(s, &part, out, sizeof part), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        for (int i = ZR_AGREE_LIMBS * (1 + g->n_carried); i < ZR_AGREE_SUMS; i++)
+            assert_int_equal(part.sum[i], 0);
+        add_rank(&all, &part);
+    }
+    ops->free(dev, out, sizeof *out);
+    ops->free(dev, norm, sizeof *norm);
+    ops->stream_close(s);
+    return all;
+}
+
+static struct zr_agreed conclude(struct zr_device *dev, const struct given *g, const struct zr_agreement *all,
+                                 struct zr_step_scalars *scalars)
+{
+    const struct zr_device_ops *ops = dev->ops;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    struct zr_agreement *on_device = poisoned(dev, s, sizeof *on_device);
+    struct zr_step_scalars *written = poisoned(dev, s, sizeof *written);
+    struct zr_agreed *agreed = host_memory(dev, sizeof *agreed);
+    struct zr_agree_end e = {.all = on_device,
+                             .scale = g->scale,
+                             .clip = g->clip,
+                             .n_carried = g->n_carried,
+                             .n_averaged = g->n_ranks,
+                             .scalars = written,
+                             .agreed = agreed};
+    assert_int_equal(ops->copy(s, on_device, all, sizeof *all), 0);
+    assert_int_equal(ops->agree_end(s, &e), 0);
+    memset(&e, 0xff, sizeof e); /* it was copied */
+    assert_int_equal(ops->copy(s, scalars, written, sizeof *scalars), 0);
+    assert_int_equal(ops->stream_sync(s), 0);
+    struct zr_agreed out = *agreed;
+    ops->host_free(dev, agreed, sizeof *agreed);
+    ops->free(dev, written, sizeof *written);
+    ops->free(dev, on_device, sizeof *on_device);
+    ops->stream_close(s);
+    return out;
+}
+
+static struct zr_agreed agree(struct zr_device *dev, const struct given *g, struct zr_step_scalars *scalars)
+{
+    int n = g->n_ranks, first = (int)random_below(&suite_rng, (uint32_t)n);
+    struct zr_agreement all = all_parts(dev, g, first, 1),
+                        other = all_parts(dev, g, n - 1, n > 1 ? n - 1 : 1);
+    assert_memory_equal(&all, &other, sizeof all); /* forwards and backwards */
+    return conclude(dev, g, &all, scalars);
+}
+
+static double wide(void)
+{
+    return exp(20 * (double)random_normal(&suite_rng));
+}
+
+static struct given *some_ranks(int n)
+{
+    struct given *g = calloc(1, sizeof *g);
+    g->n_ranks = n;
+    g->n_carried = (int)random_below(&suite_rng, ZR_MAX_CARRIED + 1);
+    g->scale = -0.125;
+    for (int r = 0; r < n; r++) {
+        const uint64_t words[] = {UINT64_MAX - 77, 12, 0x3dcccccd, (uint64_t)(1000 + (n - r) % 7)};
+        memcpy(g->words[r], words, sizeof words);
+        for (int i = 0; i < 20; i++)
+            zr_exact_add(&g->norm[r], wide());
+        for (int k = 0; k < ZR_MAX_CARRIED; k++)
+            g->carried[r][k] = (random_below(&suite_rng, 2) ? 1 : -1) * wide();
+    }
+    return g;
+}
+
+/* In the order of ranks, by what exact_sum.h says. */
+static double merged_norm(const struct given *g)
+{
+    struct zr_exact_sum all;
+    zr_exact_reset(&all);
+    for (int r = 0; r < g->n_ranks; r++)
+        zr_exact_merge(&all, &g->norm[r]);
+    return sqrt(zr_exact_value(&all)) * fabs(g->scale);
+}
+
+static double merged_mean(const struct given *g, int k)
+{
+    struct zr_exact_sum all;
+    zr_exact_reset(&all);
+    for (int r = 0; r < g->n_ranks; r++)
+        zr_exact_add(&all, g->carried[r][k]);
+    return zr_exact_value(&all) / g->n_ranks;
+}
+
+static void test_sums(void **state)
+{
+    static const int worlds[] = {1, 2, 3, 5, 8, 64, MOST_RANKS};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        struct given *g = some_ranks(worlds[i]);
+        struct zr_step_scalars scalars;
+        double norm = merged_norm(g);
+        struct zr_agreed a = agree(*state, g, &scalars);
+        assert_true(a.grad_norm == norm && !a.clipped && !a.skipped && a.differs == 0);
+        assert_int_equal(a.least, worlds[i] >= 7 ? 1000 : 1001);
+        assert_true(scalars.grad_scale == -0.125f && scalars.skip == 0);
+        for (int k = 0; k < ZR_MAX_CARRIED; k++)
+            assert_true(a.carried[k] == (k < g->n_carried ? merged_mean(g, k) : 0));
+        g->clip = (float)(norm / 3);
+        a = agree(*state, g, &scalars);
+        assert_true(a.grad_norm == norm && a.clipped && !a.skipped);
+        assert_true(scalars.grad_scale == (float)(-0.125 * ((double)g->clip / norm)) && scalars.skip == 0);
+        free(g);
+    }
+}
+
+/* Limbs to which as much was added as they may hold before carries: uncarried, two ranks' would overflow. */
+static void test_full_limbs(void **state)
+{
+    struct given *g = some_ranks(8);
+    struct zr_step_scalars scalars;
+    for (int r = 0; r < g->n_ranks; r++) {
+        zr_exact_reset(&g->norm[r]);
+        for (int i = 0; i < ZR_EXACT_LIMBS - 3; i++)
+            g->norm[r].limb[i] = (INT64_C(1) << 62) - (int64_t)random_below(&suite_rng, 1000);
+        g->norm[r].n_added = ZR_EXACT_MAX_ADDED - 1;
+    }
+    assert_true(agree(*state, g, &scalars).grad_norm == merged_norm(g));
+    free(g);
+}
+
+/* A sum of zero, sums that cancel, and what is not finite, which is of its own sum alone. */
+static void test_special_values(void **state)
+{
+    struct given *g = some_ranks(4);
+    struct zr_step_scalars scalars;
+    g->n_carried = 4;
+    for (int r = 0; r < 4; r++) {
+        zr_exact_reset(&g->norm[r]);
+        g->carried[r][0] = r % 2 ? 0x1p1000 : -0x1p1000; /* cancels, but for the last bit there is */
+        g->carried[r][1] = r == 2 ? NAN : 1;
+        g->carried[r][2] = r == 1 ? -INFINITY : 1;
+        g->carried[r][3] = -0x1p-1074;
+    }
+    g->carried[0][0] = 0, g->carried[1][0] = 0x1p-1074;
+    g->carried[2][0] = -0x1p1000, g->carried[3][0] = 0x1p1000;
+    struct zr_agreed a = agree(*state, g, &scalars);
+    assert_true(a.grad_norm == 0 && !a.skipped && a.carried[0] == 0x1p-1074 / 4);
+    assert_true(isnan(a.carried[1]) && isnan(a.carried[2]) && a.carried[3] == -0x1p-1074);
+    zr_exact_add(&g->norm[3], NAN);
+    a = agree(*state, g, &scalars);
+    assert_true(isnan(a.grad_norm) && a.skipped && !a.clipped && scalars.skip == 1 && a.differs == 0);
+    free(g);
+}
+
+static void test_words(void **state)
+{
+    for (int w = 0; w < ZR_AGREE_WORDS; w++) {
+        struct given *g = some_ranks(5);
+        struct zr_step_scalars scalars;
+        g->words[random_below(&suite_rng, 5)][w] -= 1;
+        struct zr_agreed a = agree(*state, g, &scalars);
+        assert_int_equal(a.differs, w == ZR_AGREE_LEAST ? 0 : 1 << w);
+        assert_int_equal(scalars.skip, w != ZR_AGREE_LEAST);
+        assert_true(!a.skipped);
+        free(g);
+    }
+}
+
+static void test_refused(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    const struct zr_agree_begin b = {.n_carried = ZR_MAX_CARRIED + 1};
+    const struct zr_agree_end e = {.n_averaged = 0}, f = {.n_averaged = 1, .n_carried = -1};
+    assert_int_equal(dev->ops->agree_begin(s, &b), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "agree_begin: 9 carried values; 0 to 8 are allowed"));
+    assert_int_equal(dev->ops->agree_end(s, &e), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->agree_end(s, &f), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->stream_sync(s), 0);
+    dev->ops->stream_close(s);
+}
+
+int suite_of_agreement(struct zr_device *dev)
+{
+    struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums),           cmocka_unit_test(test_full_limbs),
+        cmocka_unit_test(test_special_values), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_refused),
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        tests[i].initial_state = dev;
+    return cmocka_run_group_tests_name("agreement", tests, NULL, NULL);
+}
