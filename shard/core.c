@@ -100,12 +100,11 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->n_units = s->n_units;
     c->n_pslots = s->n_param_slots;
     c->n_gslots = s->n_grad_slots;
-    c->stage = s->stage;
-    c->world = s->world;
     c->prefetch = s->prefetch;
     c->accum = s->grad_accum_steps;
     c->n_sums = s->n_sums;
-    c->grad_resident = s->grad_resident;
+    c->model_holds = s->model_holds;
+    c->gathers_updated = s->gathers_updated;
     c->reduce_each = s->reduce_each;
     c->last_reduced = -1;
     copy_units(c, s);
@@ -227,7 +226,7 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
         if (*pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
-    if (ev->backward && u->trainable && !c->grad_resident && !u->sum_in_place) {
+    if (ev->backward && u->trainable && !c->model_holds && !u->sum_in_place) {
         *gslot = zr_core_pick_grad(c, u->grad_bytes);
         if (*gslot < 0)
             return no_slot(c, "gradient", ev->unit, u->grad_bytes);
@@ -240,7 +239,7 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
 {
     struct unit *u = &units(c)[unit];
     bool fill = true;
-    if (c->grad_resident || u->sum_in_place) {
+    if (c->model_holds || u->sum_in_place) {
         if (u->sum_in_place && u->dirty && u->n_contrib > 0)
             zr_core_emit(out, n, ZR_ACT_SET_ASIDE, unit, -1);
         fill = u->dirty;
@@ -299,12 +298,12 @@ static void take_grad(struct zr_core *c, int32_t unit, struct zr_action *out, in
     bool reduce = c->reduce_each || u->n_bwd % c->accum == 0;
     struct zr_action *a = zr_core_emit(out, n, ZR_ACT_HIDE_GRAD, unit, slot);
     a->bracket = true;
-    a->in_flight = reduce && c->grad_resident;
+    a->in_flight = reduce && c->model_holds;
     if (reduce) {
         zr_core_reduce(c, unit, slot, out, n);
         u->dirty = true;
     }
-    if (reduce && c->grad_resident && !u->sum_in_place)
+    if (reduce && c->model_holds && !u->sum_in_place)
         c->last_reduced = unit;
     if (slot >= 0) {
         gslots(c)[slot].unit = -1;

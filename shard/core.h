@@ -40,12 +40,13 @@ struct zr_core_spec {
     const struct zr_core_unit_spec *units;
     int32_t n_param_slots, n_grad_slots;
     const int64_t *param_slot_bytes, *grad_slot_bytes;
-    int32_t stage, world, prefetch, grad_accum_steps;
-    bool grad_resident; /* stages 0 and 1 */
-    bool reduce_each;   /* reduce every contribution as it ends; else (stages 0 and 1 only) once per
-                           grad_accum_steps */
-    int32_t n_sums;     /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has
-                           digits */
+    int32_t prefetch, grad_accum_steps;
+    bool model_holds;     /* the model has its gradients for good */
+    bool gathers_updated; /* a resident unit is gathered after its update: a rank updates its slice of it */
+    bool reduce_each;     /* reduce every contribution as it ends; else once per
+                             grad_accum_steps */
+    int32_t n_sums; /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has
+                       digits */
     bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that
                              large, is left to units that fit no other, so that any two units can be open at
                              once */

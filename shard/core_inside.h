@@ -11,9 +11,9 @@
 
 /* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
 struct zr_core {
-    int32_t n_units, n_pslots, n_gslots, stage, world, prefetch, accum, n_sums;
+    int32_t n_units, n_pslots, n_gslots, prefetch, accum, n_sums;
     int32_t n_sharded; /* units that need slots */
-    bool grad_resident, reduce_each;
+    bool model_holds, gathers_updated, reduce_each;
     int64_t
         reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
     int64_t second; /* bytes of the largest slot but that one */

@@ -36,8 +36,8 @@ void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->last_reduced = -1;
 }
 
-/* Units whose gradients the model writes without brackets (stages 0 and 1): reduce them all, then give them
- * back zeroed. */
+/* Units whose gradients the model writes without brackets, where it holds them: reduce them all, then give
+ * them back zeroed. */
 static void reduce_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -74,7 +74,7 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     c->n_micro++;
     zr_core_note(c, ZR_MICRO_WORD);
     zr_core_return_grads(c, out, n);
-    if (!c->reduce_each || !c->grad_resident)
+    if (!c->reduce_each || !c->model_holds)
         return 0; /* nothing to reduce yet, or no gradients without brackets */
     reduce_unbracketed(c, out, n);
     return_unbracketed(c, out, n);
@@ -108,7 +108,7 @@ static int check_count(const struct zr_core *c, const char *call)
                        call, unit, most, c->accum);
     if (most > 0 || c->n_trainable == 0)
         return 0;
-    if (!c->grad_resident)
+    if (!c->model_holds)
         return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
         return zr_fail(
@@ -124,7 +124,6 @@ static int check_count(const struct zr_core *c, const char *call)
 /* Every trainable unit's optimizer, those of the order first, by their first use. */
 static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
-    bool gather = c->world > 1 && c->stage > 0;
     for (int pass = 0; pass < 2; pass++) {
         int32_t count = pass ? c->n_units : c->period;
         for (int32_t i = 0; i < count; i++) {
@@ -135,7 +134,7 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
             if (!u->trainable)
                 continue;
             zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
-            if (u->resident && gather)
+            if (u->resident && c->gathers_updated)
                 zr_core_gather(c, id, -1, out, n);
         }
     }
@@ -172,7 +171,7 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
 
 static void complete_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
-    if (c->grad_resident)
+    if (c->model_holds)
         reduce_unbracketed(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++)
         if (units(c)[i].trainable)
@@ -196,7 +195,7 @@ static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
         if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
             continue;
         any = true;
-        if (u->used_bwd && c->grad_resident)
+        if (u->used_bwd && c->model_holds)
             c->last_reduced = i;
     }
     if (any)
@@ -237,7 +236,7 @@ int zr_core_norm(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
 /* A step has begun, as far as is known; unseen: what has no brackets may have been written without a call. */
 static bool is_begun(const struct zr_core *c)
 {
-    bool unseen = c->grad_resident && !zr_core_wrote_nothing(c);
+    bool unseen = c->model_holds && !zr_core_wrote_nothing(c);
     return c->complete || c->any_backward || c->n_micro || unseen;
 }
 
@@ -258,7 +257,7 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
         u->dirty |= u->pending;
         u->pending = false;
     }
-    if (c->grad_resident)
+    if (c->model_holds)
         return_unbracketed(c, out, n);
     zr_core_return_grads(c, out, n);
     forget_step(c);
@@ -301,12 +300,12 @@ int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct z
     zr_core_emit(out, n, ZR_ACT_NORM, -1, -1);
     zr_core_learn(c);
     update_in_order(c, out, n);
-    int32_t last = c->grad_resident ? last_in_place(c, out, *n) : -1;
+    int32_t last = c->model_holds ? last_in_place(c, out, *n) : -1;
     if (last >= 0) /* its UPDATE is behind every reduction */
         c->last_reduced = last;
     empty_stale_slots(c);
     zr_core_prefetch(c, out, n);
-    if (c->grad_resident) {
+    if (c->model_holds) {
         wait_unbracketed(c, out, n);
         return_unbracketed(c, out, n);
     }

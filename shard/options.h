@@ -50,9 +50,18 @@ struct zr_hyper {
     float beta1, beta2, eps, weight_decay;
 };
 
+/* Stage 3 in groups of ranks, each with a copy of the parameters. */
+enum zr_hybrid {
+    ZR_HYBRID_NONE, /* one group */
+    ZR_HSDP,        /* all that is cut is cut inside a group */
+    ZR_HFSDP        /* the optimizer's state is cut across groups, too */
+};
+
 struct zr_options {
-    /* 0..3 */
+    /* 0..3; what it means is for placement.h alone to know */
     int stage;
+    /* other than NONE: stage is 3 */
+    enum zr_hybrid hybrid;
 
     /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
     enum zr_optimizer optimizer;

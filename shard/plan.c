@@ -70,7 +70,7 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
 {
-    return p->grad_resident || p->sum_in_place[unit];
+    return p->place.model_holds || p->sum_in_place[unit];
 }
 
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k)
@@ -166,7 +166,7 @@ static int measure(struct zr_plan *p, const struct zr_options *opt)
         p->traffic.wire_bytes += reduces[u] * zr_plan_reduce_wire(p, u, 0, opt->wire_dtype);
         /* What is reduced in place is made whole by that; else the optimizer has it gathered. */
         int64_t n_whole = p->sum_in_place[u] ? reduces[u] : p->layout->units[u].trainable;
-        if (p->stage == 0 && p->world > 1)
+        if (p->hop[ZR_INNER].sums_whole)
             p->traffic.wire_bytes += n_whole * zr_plan_grad_gather_wire(p, u, 0);
     }
     p->traffic.wire_bytes += (p->world - 1) * ZR_EXCHANGE_BYTES;
@@ -216,7 +216,7 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     for (int32_t u = 0; u < l->n_units; u++)
         if (zr_plan_grad_home(p, u))
             p->grad_at[u] = take(&end, l->units[u].grad_bytes);
-    p->in_place_grad_at = take(&end, p->grad_resident ? l->in_place_grad_bytes : 0);
+    p->in_place_grad_at = take(&end, p->place.model_holds ? l->in_place_grad_bytes : 0);
     for (int32_t i = 0; i < p->n_grad_slots; i++)
         p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
@@ -237,7 +237,7 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
         widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
     for (int32_t t = 0; t < l->n_tensors; t++)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
-    p->full_grad_bytes = p->stage == 0 && p->world > 1 ? widest * (int64_t)sizeof(float) : 0;
+    p->full_grad_bytes = p->hop[ZR_INNER].sums_whole ? widest * (int64_t)sizeof(float) : 0;
     p->full_grad_at = take(&end, p->full_grad_bytes);
     p->bytes[ZR_MEM_GRAD_GATHERED] = end - p->full_grad_at;
     p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
@@ -261,7 +261,7 @@ static void count_states(struct zr_plan *p, const struct zr_options *opt)
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
-    int64_t copies = p->state_full ? p->world : 1;
+    int64_t copies = zr_level_of(p->place.state) == ZR_LEVEL_ALL ? p->world : 1;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         p->master_at[i] = -1;
@@ -296,7 +296,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 static void choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
 {
     const struct zr_core_spec *s = &p->spec;
-    bool whole = p->world == 1 || p->stage == 0;
+    bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
     bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
     for (int32_t u = 0; u < s->n_units; u++)
@@ -327,11 +327,11 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     if (!units || !order)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
     for (int32_t u = 0; u < l->n_units; u++) {
-        units[u] =
-            (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
-                                       .grad_bytes = l->units[u].grad_bytes,
-                                       .resident = p->stage <= 2 || p->world == 1 || l->units[u].resident,
-                                       .trainable = l->units[u].trainable};
+        units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
+                                              .grad_bytes = l->units[u].grad_bytes,
+                                              .resident = p->place.param[ZR_INNER] == ZR_WHOLE ||
+                                                          l->units[u].resident,
+                                              .trainable = l->units[u].trainable};
     }
     if (opt->n_order)
         memcpy(order, opt->order, (size_t)n_order * sizeof *order);
@@ -347,13 +347,12 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     }
     s->n_units = l->n_units;
     s->n_order = n_order;
-    s->stage = p->stage;
-    s->world = p->world;
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
-    s->grad_resident = p->grad_resident;
+    s->model_holds = p->place.model_holds;
+    s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
-    s->reduce_each = p->stage >= 2 || !opt->grad_in_place || opt->grad_accum_steps == 1;
+    s->reduce_each = !p->place.model_holds || !opt->grad_in_place || opt->grad_accum_steps == 1;
     /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
@@ -367,11 +366,13 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {p->stage,       p->world,           p->n_states,
-                      p->n_sums,      s->prefetch,        s->grad_accum_steps,
-                      s->reduce_each, s->reserve_largest, s->n_param_slots,
-                      s->n_grad_slots};
+    int64_t head[] = {p->world,         p->place.model_holds, p->n_states,       p->n_sums,
+                      s->prefetch,      s->grad_accum_steps,  s->reduce_each,    s->reserve_largest,
+                      s->n_param_slots, s->n_grad_slots,      s->gathers_updated};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
+    h = XXH64(p->place.param, sizeof p->place.param, h);
+    h = XXH64(p->place.grad, sizeof p->place.grad, h);
+    h = XXH64(p->place.state, sizeof p->place.state, h);
     h = XXH64(p->bytes, sizeof p->bytes, h);
     h = XXH64(p->states_of, sizeof p->states_of, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
@@ -384,17 +385,30 @@ static uint64_t hash_plan(const struct zr_plan *p)
     return h;
 }
 
+static int set_placement(struct zr_plan *p, const struct zr_layout *l, const struct zr_options *opt)
+{
+    const int32_t size[ZR_AXES] = {[ZR_INNER] = l->world, [ZR_OUTER] = 1};
+    int err = zr_placement_make(opt->stage, opt->hybrid, opt->grad_in_place, size[ZR_INNER], size[ZR_OUTER],
+                                &p->place);
+    for (int a = 0; a < ZR_AXES; a++)
+        p->hop[a] =
+            (struct zr_hop){.size = size[a], .sums_whole = size[a] > 1 && p->place.state[a] == ZR_WHOLE};
+    return err;
+}
+
 int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct zr_plan **out)
 {
     struct zr_plan *p = calloc(1, sizeof *p);
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "no memory for a plan");
-    int err = ZR_ERR_NOMEM;
+    int err = set_placement(p, l, opt);
+    if (err) {
+        free(p);
+        return err;
+    }
+    err = ZR_ERR_NOMEM;
     p->layout = l;
     p->world = l->world;
-    p->stage = opt->stage;
-    p->grad_resident = opt->stage <= 1;
-    p->state_full = opt->stage == 0;
     p->param_at = calloc((size_t)l->n_units, sizeof *p->param_at);
     p->grad_at = calloc((size_t)l->n_units, sizeof *p->grad_at);
     p->resident = calloc((size_t)l->n_units, sizeof *p->resident);

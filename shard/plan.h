@@ -9,13 +9,14 @@
 #include "kernels/exact_sum.h"
 #include "shard/core.h"
 #include "shard/layout.h"
+#include "shard/placement.h"
 
 /* Memory categories, in the order of zero.h's ZERO_MEM_MAP. */
 enum zr_mem {
     ZR_MEM_PARAM_SHARDS, /* parameters kept: shards, or whole where a unit is resident */
     ZR_MEM_PARAM_SLOTS,  /* places for gathered copies */
     ZR_MEM_GRAD_SHARDS,  /* reduced gradients, fp32 */
-    ZR_MEM_GRAD_SLOTS,   /* where backward writes: slots, or whole at stages 0 and 1 */
+    ZR_MEM_GRAD_SLOTS,   /* where backward writes: slots, or whole where the model holds them */
     ZR_MEM_GRAD_SUMS,    /* further ones, which deterministic accumulation takes */
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
@@ -44,11 +45,17 @@ struct zr_slot_place {
     int64_t at, bytes;
 };
 
+/* One reduction of an axis. */
+struct zr_hop {
+    int32_t size;    /* 1: there is none */
+    bool sums_whole; /* the optimizer wants all of it: gathered behind the reduction, or for UPDATE */
+};
+
 struct zr_plan {
     const struct zr_layout *layout; /* borrowed */
-    int32_t world, stage;
-    bool grad_resident; /* stages 0 and 1: the model has its gradients for good */
-    bool state_full;
+    int32_t world;
+    struct zr_placement place;
+    struct zr_hop hop[ZR_AXES];
 
     /* Offsets in the gather arena. */
     int64_t *param_at; /* (n_units) resident: the full unit; sharded: this rank's shard of it */
@@ -63,8 +70,8 @@ struct zr_plan {
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
     struct zr_slot_place *grad_slots;
-    /* The sums of a step's gradients, fp32. Of some units they lie in the gradients themselves: at stage 0
-     * and world 1, where one rank keeps all of them, if they are f32 and a step has one contribution to them.
+    /* The sums of a step's gradients, fp32. Of some units they lie in the gradients themselves: where
+     * one rank keeps all of them, if they are f32 and a step has one contribution to them.
      */
     bool *sum_in_place; /* (n_units) */
     int64_t *sum_at;    /* (n_flats) of the others: element of a sums array; else -1 */
@@ -72,8 +79,8 @@ struct zr_plan {
     int32_t n_sums;
     int64_t sums_at; /* n_sums arrays of sum_elems floats, end to end */
     int64_t exchange_at, control_at;
-    int64_t full_grad_at, full_grad_bytes; /* stage 0: one unit's gradient gathered, fp32, where it cannot be
-                                              in place */
+    int64_t full_grad_at, full_grad_bytes; /* hop.sums_whole: one unit's gradient gathered, fp32, where it
+                                              cannot be in place */
     int64_t values_at, values_bytes;
     int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
 
@@ -107,12 +114,6 @@ struct zr_plan {
 int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, struct zr_plan **out);
 void zr_plan_free(struct zr_plan *p); /* NULL is allowed */
 
-/* Stages 0 and 1 keep stacked tensors in one buffer. */
-static inline bool zr_plan_in_place(int stage)
-{
-    return stage <= 1;
-}
-
 /* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given
  * its slot or -1 for the resident place, and of the slice that `rank` keeps. */
 int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
@@ -123,8 +124,8 @@ bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
 /* Of a flat's slice that rank keeps, in sums[k], or in its gradient where it is summed in place. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k);
 
-/* Bytes that rank takes from the others to gather the unit, to reduce it, and at stage 0 to gather its
- * gradient. */
+/* Bytes that rank takes from the others to gather the unit, to reduce it, and where sums are whole to gather
+ * its gradient. */
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
 int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank);

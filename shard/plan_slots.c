@@ -181,7 +181,7 @@ static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n,
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    s.grad_resident = true; /* gathers do not depend on gradient slots, which are not chosen yet */
+    s.model_holds = true; /* gathers do not depend on gradient slots, which are not chosen yet */
     int err = zr_core_rehearse(&s, k->counts, k->counts + s.n_units);
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
@@ -223,7 +223,7 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
         need_pair(w, largest, second);
     s->reserve_largest = reserve;
     struct zr_core_spec alone = *s;
-    alone.grad_resident = true; /* as in gather_cost */
+    alone.model_holds = true; /* as in gather_cost */
     alone.param_slot_bytes = w->need;
     alone.n_param_slots = w->n_need;
     return mend(&alone, w->need, w->n_need, k);
@@ -455,7 +455,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
                         .counts = wide + 4 * n};
     for (int32_t u = 0; u < s->n_units; u++)
         work.wire[u] = zr_plan_gather_wire(p, u, 0);
-    if (!p->grad_resident) {
+    if (!p->place.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
         /* An order that shows no backward at all still has to be survived. */
         int64_t largest, second;

@@ -36,8 +36,8 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     return 0;
 }
 
-/* What a flat's slices have on the wire, at least and at most: gradients may be narrowed for it, and at stage
- * 0 reduced ones are gathered too, in fp32. */
+/* What a flat's slices have on the wire, at least and at most: gradients may be narrowed for it, and where
+ * every rank has all of the sums those are gathered too, in fp32. */
 static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
 {
     return o->wire_dtype ? zr_min(f->shard_bytes, f->shard_elems * zr_dtype_bytes(o->wire_dtype))
@@ -46,7 +46,8 @@ static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
 
 static int64_t most_slice(const struct zr_flat *f, const struct zr_options *o)
 {
-    return o->stage == 0 && f->trainable ? f->shard_elems * (int64_t)sizeof(float) : f->shard_bytes;
+    return zr_placement_asked(o).all_reduces && f->trainable ? f->shard_elems * (int64_t)sizeof(float)
+                                                             : f->shard_bytes;
 }
 
 /* Of one rank, in one unit: slices that NCCL's communicators pack, because they are small or the last ones
@@ -61,7 +62,8 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
             bool is_short = f->total_bytes < f->shard_bytes * l->world;
-            if ((!f->trainable && o->stage < 3) || (!is_short && least_slice(f, o) > ZR_NCCL_SMALL_BYTES))
+            if ((!f->trainable && !zr_placement_asked(o).shards_params) ||
+                (!is_short && least_slice(f, o) > ZR_NCCL_SMALL_BYTES))
                 continue;
             bytes += most_slice(f, o);
             any_short |= is_short;

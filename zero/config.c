@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool model_holds(const struct zero_config *c)
+{
+    return zr_placement_asked(&(struct zr_options){.stage = c->stage}).model_holds;
+}
+
 static int check_together(const struct zero_config *c)
 {
     if (c->world > 0 && c->rank >= c->world)
@@ -24,7 +29,7 @@ static int check_together(const struct zero_config *c)
             ZR_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             c->n_states);
-    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1 && c->stage <= 1)
+    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1 && model_holds(c))
         return zr_fail(
             ZR_ERR_ARG,
             "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d at stage %d: gradients that "
@@ -155,7 +160,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .prefetch = c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
         /* Where it is the default it gives way; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1 && c->stage <= 1),
+        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1 && model_holds(c)),
         .grad_in_place = c->grad_in_place,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms,
@@ -254,7 +259,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
                      struct zr_layout **out)
 {
     const struct zr_options *o = &config->options;
-    bool in_place = zr_plan_in_place(o->stage);
+    bool in_place = zr_placement_asked(o).model_holds;
     int err = check_optimizers(config, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);

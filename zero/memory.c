@@ -83,7 +83,7 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
     int64_t bytes = on_gpu(p->gather_bytes) + on_gpu(p->reduce_bytes) + on_gpu(p->master_elems * size);
     for (int i = 0; i < p->n_states; i++)
         bytes += on_gpu(p->state_elems[i] * size);
-    return bytes + (z->config.options.check && !p->grad_resident ? zr_places_need(z->layout) : 0);
+    return bytes + (z->config.options.check && !p->place.model_holds ? zr_places_need(z->layout) : 0);
 }
 
 /* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each

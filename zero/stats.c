@@ -18,20 +18,29 @@ void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
         out->total += bytes[i];
 }
 
-static void to_traffic(int stage, int64_t n_gather, int64_t n_reduce, int64_t wire_bytes,
+static void to_traffic(bool all_reduces, int64_t n_gather, int64_t n_reduce, int64_t wire_bytes,
                        struct zero_traffic *out)
 {
     *out = (struct zero_traffic){.n_all_gather = n_gather,
-                                 .n_reduce_scatter = stage ? n_reduce : 0,
-                                 .n_all_reduce = stage ? 0 : n_reduce,
+                                 .n_reduce_scatter = all_reduces ? 0 : n_reduce,
+                                 .n_all_reduce = all_reduces ? n_reduce : 0,
                                  .wire_bytes = wire_bytes};
+}
+
+/* Ranks that share one copy of what is held so. */
+static double shares(const struct zr_plan *p, const uint8_t hold[ZR_AXES])
+{
+    double n = 1;
+    for (int a = 0; a < ZR_AXES; a++)
+        n *= hold[a] == ZR_WHOLE ? 1 : p->hop[a].size;
+    return n;
 }
 
 /* The ZeRO paper counts parameters and gradients in the model's dtype and the optimizer's state at K bytes
  * per parameter (arXiv:1910.02054, section 3.1 and figure 1: K = 12 for mixed-precision Adam). */
 static int64_t paper_bytes(const struct zr_plan *p)
 {
-    double params = 0, grads = 0, state = 0, n = p->world;
+    double params = 0, grads = 0, state = 0;
     for (int32_t i = 0; i < p->layout->n_tensors; i++) {
         const struct zr_tensor *t = &p->layout->tensors[i];
         if (t->buffer)
@@ -43,8 +52,8 @@ static int64_t paper_bytes(const struct zr_plan *p)
         grads += elems * size;
         state += elems * (4.0 * p->states_of[t->optimizer] + (t->dtype == ZR_F32 ? 0 : 4));
     }
-    return (int64_t)(params / (p->stage >= 3 ? n : 1) + grads / (p->stage >= 2 ? n : 1) +
-                     state / (p->stage >= 1 ? n : 1) + 0.5);
+    return (int64_t)(params / shares(p, p->place.param) + grads / shares(p, p->place.grad) +
+                     state / shares(p, p->place.state) + 0.5);
 }
 
 int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
@@ -74,12 +83,12 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     }
     if (!err) {
         struct zero_plan_info info = {.world = world,
-                                      .stage = plan->stage,
+                                      .stage = config.options.stage,
                                       .n_params = layout->n_params,
                                       .paper_bytes = paper_bytes(plan)};
         zr_plan_to_bytes(plan->bytes, &info.bytes);
-        to_traffic(plan->stage, plan->traffic.n_gather, plan->traffic.n_reduce, plan->traffic.wire_bytes,
-                   &info.traffic);
+        to_traffic(plan->place.all_reduces, plan->traffic.n_gather, plan->traffic.n_reduce,
+                   plan->traffic.wire_bytes, &info.traffic);
         zr_copy_out(out, config.user.plan_info_size, &info, sizeof info);
     } else {
         zr_fail_more(err, "zero_plan");
@@ -106,7 +115,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
     struct zero_stats s = {.rank = e->rank,
                            .world = e->world,
                            .local_rank = z->world.local_rank,
-                           .stage = z->plan->stage,
+                           .stage = z->config.options.stage,
                            .backend = e->gather->ops->name,
                            .path = z->nccl ? zr_nccl_path(z->nccl) : e->gather->ops->name,
                            .device = e->dev->ops->name,
@@ -118,7 +127,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_replans = zr_core_counts(e->core).n_replans};
     zr_plan_to_bytes(e->allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
-    to_traffic(z->plan->stage, e->n_gather, e->n_reduce,
+    to_traffic(z->plan->place.all_reduces, e->n_gather, e->n_reduce,
                gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &s.traffic);
     zr_copy_out(out, z->config.user.stats_size, &s, sizeof s);
     return 0;

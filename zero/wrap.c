@@ -309,7 +309,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    if (!o->grad_in_place || o->grad_accum_steps == 1 || o->stage > 1)
+    if (!o->grad_in_place || o->grad_accum_steps == 1 || !z->plan->place.model_holds)
         return;
     if (z->plan->spec.reduce_each)
         zr_info(o->log,
@@ -337,7 +337,7 @@ static void report_residents(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
     struct zr_log *log = z->config.options.log;
-    if (z->plan->stage != 3 || z->world.rank != 0) /* all ranks have the same plan */
+    if (!z->plan->place.shards_params || z->world.rank != 0) /* all ranks have the same plan */
         return;
     for (int32_t u = 0; u < n; u++) {
         n_resident += z->plan->resident[u];
@@ -402,7 +402,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     }
     zr_given_up_fill(z);
     zr_engine_point(&z->engine, !z->awaited);
-    zr_info(z->config.options.log, "stage %d, %s, %lld bytes per rank for %lld parameters", z->plan->stage,
+    zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
     report_residents(z);

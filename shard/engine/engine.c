@@ -27,7 +27,7 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
 
 int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first)
 {
-    if (!e->plan->state_full)
+    if (zr_level_of(e->plan->place.state) != ZR_LEVEL_ALL)
         return zr_flat_owned(f, e->rank, first);
     *first = 0;
     return f->total_bytes / zr_dtype_bytes(f->dtype);
@@ -234,13 +234,13 @@ static int open_tables(struct zr_engine *e)
         !e->gather_segs || !e->reduce_segs)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
     zr_core_init(e->core, &e->plan->spec);
-    if (e->plan->grad_resident && e->dev->ops->host_memory && e->dev->ops->compute_on_caller) {
+    if (e->plan->place.model_holds && e->dev->ops->host_memory && e->dev->ops->compute_on_caller) {
         e->late_grad = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->late_grad);
         if (!e->late_grad)
             return zr_fail(ZR_ERR_NOMEM, "no memory for %d gradients", e->layout->n_pieces);
     }
     bool kept = e->opt.grad_in_place || e->world == 1;
-    if (e->opt.check && kept && e->plan->grad_resident && e->dev->ops->compute_on_caller) {
+    if (e->opt.check && kept && e->plan->place.model_holds && e->dev->ops->compute_on_caller) {
         e->kept_grad = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->kept_grad);
         if (!e->kept_grad)
             return zr_fail(ZR_ERR_NOMEM, "check: no memory for %d gradients", e->layout->n_pieces);

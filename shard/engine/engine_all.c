@@ -23,7 +23,7 @@ static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
         return false;
     if (apart)
         return true;
-    if (e->plan->grad_resident)
+    if (e->plan->place.model_holds)
         return false;
     return t->n_slices > 1 || !e->plan->resident[t->unit];
 }
@@ -115,11 +115,11 @@ static void point(struct zr_engine *e, bool whole)
         int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
         char *home = NULL; /* of its first slice, where the others follow */
-        if (e->plan->grad_resident || (e->plan->resident[x->unit] && x->n_slices == 1))
+        if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
         char *to = whole ? whole_at(e, t) : zr_model_check_closed(e->watch, t, false);
-        if (!to && (whole || e->plan->grad_resident))
+        if (!to && (whole || e->plan->place.model_holds))
             to = home;
         zr_point_param(e, t, to);
     }

@@ -115,9 +115,9 @@ int zr_model_check_open(struct zr_engine *e, struct zr_check *check, struct zr_m
     w->log = e->opt.log;
     w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
     int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
-    if (!err && !e->plan->grad_resident && e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
-    if (!err && !e->plan->grad_resident && !e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
         err = zr_places_open(e, &w->copies);
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
@@ -322,7 +322,7 @@ int zr_model_check_step(struct zr_engine *e)
     if (!w)
         return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++) {
-        if (w->reported[u] && e->plan->grad_resident)
+        if (w->reported[u] && e->plan->place.model_holds)
             declare(e, u, -1, false);
         w->reported[u] = false;
     }

@@ -77,7 +77,7 @@ static int fold(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     return 0;
 }
 
-/* The second half of an all-reduce (stage 0): every rank's sum to all, as fp32; to the gradients that they
+/* The second half of an all-reduce: every rank's sum to all, as fp32; to the gradients that they
  * lie in, or else end to end to full_grad_at. */
 static int gather_grad(struct zr_engine *e, const struct zr_job *job)
 {
@@ -139,7 +139,7 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
      * gather of it here: they have been in the exchange of the norm. */
     if (in_place && a->accumulate)
         TRY(zr_aside_add(e, a->unit));
-    if (in_place && e->world > 1)
+    if (in_place && e->plan->hop[ZR_INNER].sums_whole)
         TRY(gather_grad(e, job));
     if (!in_place)
         TRY(d->event_record(e->grad_free[place], e->reduce_stream));
@@ -154,7 +154,7 @@ static int no_grad(struct zr_engine *e, const struct zr_job *job)
     int32_t n;
     const struct zr_flat *f = flats_of(e, job->action.unit, &n);
     if (e->plan->sum_in_place[job->action.unit]) {
-        /* At stages 0 and 1 the model may have had it until it called zero_step. */
+        /* The model may have had it until it called zero_step. */
         TRY(e->dev->ops->stream_wait(e->reduce_stream, e->step_compute));
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
@@ -163,10 +163,10 @@ static int no_grad(struct zr_engine *e, const struct zr_job *job)
                                       f[i].total_bytes));
         return 0;
     }
-    /* A peer may still be gathering this sum for its update of the step before (stage 0), and in a step
+    /* A peer may still be gathering this sum for its update of the step before, and in a step
      * without any gradient no reduce stands in between: everyone has to be past it. */
     struct zr_tag tag = tag_of(job);
-    if (e->plan->state_full && e->world > 1)
+    if (e->plan->hop[ZR_INNER].sums_whole)
         TRY(e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
                                      &tag));
     for (int32_t i = 0; i < n; i++)
@@ -338,12 +338,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return e->dev->ops->update(e->reduce_stream, &k);
 }
 
-/* At stage 0 every rank updates everything, so it needs the whole reduced gradient of the unit. */
+/* Where every rank updates everything, it needs the whole reduced gradient of the unit. */
 static int update(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = flats_of(e, unit, &n);
-    bool in_place = e->plan->sum_in_place[unit], gathered = !in_place && e->plan->state_full && e->world > 1;
+    bool in_place = e->plan->sum_in_place[unit], gathered = !in_place && e->plan->hop[ZR_INNER].sums_whole;
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                          false));
     if (gathered)

@@ -125,7 +125,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_model_check_closed(e->watch, t, true));
     }
-    for (int32_t u = 0; values && e->plan->grad_resident && u < e->layout->n_units; u++)
+    for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
         for_pieces(e, u, -1, point_for_good);
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
         e->lending[t].n_unbracketed = (int32_t)e->layout->tensors[t].n_slices;
@@ -274,7 +274,7 @@ static int wait_param(struct zr_engine *e, int32_t unit)
 {
     const struct zr_device_ops *d = e->dev->ops;
     bool gathered =
-        !e->plan->resident[unit] || (e->world > 1 && e->plan->stage > 0 && e->layout->units[unit].trainable);
+        !e->plan->resident[unit] || (e->plan->spec.gathers_updated && e->layout->units[unit].trainable);
     zr_model_await(e, e->unit_job[unit]);
     struct zr_event *ev = gathered ? e->ready[unit] : e->updated[unit];
     if (!d->compute_on_caller)
@@ -329,7 +329,7 @@ static int use_grad(struct zr_engine *e, const struct zr_action *a)
 static int act(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    bool repoint = !e->plan->grad_resident;
+    bool repoint = !e->plan->place.model_holds;
     int err = 0;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:

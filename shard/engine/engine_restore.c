@@ -102,7 +102,7 @@ int zr_engine_restore_end(struct zr_engine *e)
     for (int32_t u = 0; !err && e->world > 1 && u < e->layout->n_units; u++)
         if (e->plan->resident[u])
             err = gather_resident(e, u);
-    for (int32_t i = 0; !err && e->world > 1 && e->plan->state_full && i < e->layout->n_flats; i++)
+    for (int32_t i = 0; !err && e->plan->hop[ZR_INNER].sums_whole && i < e->layout->n_flats; i++)
         err = spread_state(e, &e->layout->flats[i]);
     for (int32_t u = 0; !err && u < e->layout->n_units; u++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = u};

@@ -64,7 +64,8 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
-    bool full = e->plan->state_full && c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
+    bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
+                c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
@@ -141,7 +142,8 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
     if (err)
         return err;
     int64_t first = c->first, n = c->n;
-    bool here = c->kind >= 0 ? e->plan->state_full : e->plan->resident[c->flat->unit];
+    bool here =
+        c->kind >= 0 ? zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL : e->plan->resident[c->flat->unit];
     if (!here)
         n = part(c, e->rank, &first);
     if (n)

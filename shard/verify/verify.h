@@ -81,6 +81,8 @@ struct zr_verify_result {
 struct zr_mutant;
 
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out);
+/* The model has its parameters and gradients outside brackets, too. */
+bool zr_verify_model_holds(const struct zr_verify_case *c);
 /* "stage=3 world=2 ..."; the same text read back gives the same case. */
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n);
 int zr_verify_parse(const char *text, struct zr_verify_case *out);

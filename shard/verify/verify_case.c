@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool zr_verify_model_holds(const struct zr_verify_case *c)
+{
+    return zr_placement_asked(&(struct zr_options){.stage = c->stage}).model_holds;
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
@@ -29,7 +34,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     c.changes = zr_verify_chance(&s, 25) ? 40 : 0;
     c.n_evals = zr_verify_chance(&s, 15) ? 1 + (int)zr_verify_below(&s, 2) : 0;
     c.late_evals = zr_verify_chance(&s, 15);
-    c.unbracketed = c.stage <= 1 && zr_verify_chance(&s, 50) ? (zr_verify_chance(&s, 50) ? 100 : 50) : 0;
+    c.unbracketed =
+        zr_verify_model_holds(&c) && zr_verify_chance(&s, 50) ? (zr_verify_chance(&s, 50) ? 100 : 50) : 0;
     c.deterministic = zr_verify_chance(&s, 60);
     c.bf16 = zr_verify_chance(&s, 50);
     c.wire_bf16 = zr_verify_chance(&s, 20);
@@ -56,7 +62,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
     if (zr_verify_chance(&s, 40))
         c.zeroes = (int)zr_verify_below(&s, 16);
-    if (c.stage <= 1 && c.accum > 1 && zr_verify_chance(&s, 40)) {
+    if (zr_verify_model_holds(&c) && c.accum > 1 && zr_verify_chance(&s, 40)) {
         c.grad_in_place = true;
         c.deterministic = false; /* refused together */
     }

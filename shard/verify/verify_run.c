@@ -68,7 +68,7 @@ static void set_options(struct zr_verify_world *v)
     int64_t all = 0;
     for (int32_t u = 0; u < v->layout->n_units; u++)
         all += v->layout->units[u].param_bytes;
-    v->opt.param_budget_bytes = c->stage == 3 && c->budget ? all * c->budget / 100 : -1;
+    v->opt.param_budget_bytes = c->budget ? all * c->budget / 100 : -1;
 }
 
 /* Did everyone end as it should? */
@@ -102,7 +102,7 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
     if (!err)
         err = zr_script_tensors(c, speed, &tensors, &n_tensors);
     if (!err)
-        err = zr_layout_make(tensors, n_tensors, c->world, zr_plan_in_place(c->stage), false, &v->layout);
+        err = zr_layout_make(tensors, n_tensors, c->world, zr_verify_model_holds(c), false, &v->layout);
     if (err)
         return err;
     set_options(v);

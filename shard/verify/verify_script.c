@@ -276,8 +276,8 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
     bool any_free = false;
     for (int32_t u = 0; u < c->n_units; u++) {
         all[u] = c->reversed ? c->n_units - 1 - u : u;
-        no_forward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
-        no_backward[u] = c->stage <= 1 && zr_verify_chance(&s, c->unbracketed);
+        no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(&s, c->unbracketed);
+        no_backward[u] = zr_verify_model_holds(c) && zr_verify_chance(&s, c->unbracketed);
         any_free |= no_backward[u];
     }
     struct writing w = {.c = c, .s = &script, .no_forward = no_forward, .no_backward = no_backward};

@@ -153,7 +153,7 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
             t->open[a->slot] = true;
         /* fall through */
     case ZR_ACT_WAIT_PARAM:
-        gathered = !t->plan->resident[a->unit] || t->plan->stage > 0;
+        gathered = !t->plan->resident[a->unit] || t->plan->spec.gathers_updated;
         add_op(t, HOST_AWAIT, t->unit_job[a->unit]);
         add_op(t, HOST_WAIT, event_of(gathered ? ZR_EVENT_READY : ZR_EVENT_UPDATED, a->unit));
         break;
@@ -387,7 +387,7 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
     zr_script_make(c, &script);
     int err = zr_script_tensors(c, NULL, &tensors, &n);
     if (!err)
-        err = zr_layout_make(tensors, n, c->world, zr_plan_in_place(c->stage), false, &layout);
+        err = zr_layout_make(tensors, n, c->world, zr_verify_model_holds(c), false, &layout);
     struct zr_options opt = {.stage = c->stage,
                              .optimizer = ZR_ADAMW,
                              .grad_scale = 1,

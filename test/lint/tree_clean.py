@@ -31,6 +31,9 @@ RULES = (
     # A touch of closed memory can be found in no other way: kernels/check/guard.c, and only while cfg.check is on.
     ("process-wide state of the C library", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/check/guard\.c$"),
      re.compile(r"(?<![\w.>])(setenv|putenv|unsetenv|setlocale|srand|rand|strtok|signal|sigaction)\s*\(")),
+    # What a stage means is a row of the table of placements; ask what is whole and what is cut.
+    ("the stage's number decides something", LIBRARY, re.compile(r"shard/placement\.c$|shard/verify/verify_case\.c$"),
+     re.compile(r"(\.|->)stage\s*([=!]=|[<>]=?|\?|&&|\|\|)|if\s*\(!?[\w>.-]*(\.|->)stage\s*\)|!\w+(\.|->)stage\b|switch\s*\(.*(\.|->)stage\b")),
 )
 # A pattern that matches next to nothing has lost its files: folders were renamed.
 LEAST = ((LIBRARY, 150), (PROGRAM, 15), (CODE, 300))
@@ -107,6 +110,8 @@ def self_test():
         ("zero/a.c", "set" + "env(\"A\", \"b\", 1);"),
         ("shard/a.c", "spri" + "ntf(buf, \"x\");"),
         ("kernels/meson.build", "c_args: ['-ffast" + "-math']"),
+        ("shard/a.c", "if (opt->st" + "age <= 1)"),
+        ("zero/a.c", "x = o.st" + "age ? 1 : 0;"),
         ("README.md", "see /wo" + "rk/main for more"),
         ("test/a.sh", "cd /ho" + "me/someone"),
         ("bench/a.c", "/* ask some.one@" + "example.com */"),
@@ -120,6 +125,8 @@ def self_test():
         ("kernels/a.c", "/* rand" + "(x) */"),
         ("comm/a.c", "strc" + "py(a, \"none\");"),
         ("test/a.sh", "cd \"$root/home/x\""),
+        ("zero/a.c", "o.st" + "age = c->st" + "age;"),
+        ("shard/placement.c", "rows[i].st" + "age == st" + "age"),
     )
     failures = [f"{path}: {line}: not found" for path, line in bad if len(list(faults_of(path, "\n" + line))) != 1]
     failures += [f"{path}: {line}: refused" for path, line in good if list(faults_of(path, line))]

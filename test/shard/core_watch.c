@@ -143,7 +143,7 @@ static bool param_fits(const struct watch *w, int32_t u)
 /* Its gradient has a place of its own. */
 static bool has_home(const struct watch *w, int32_t u)
 {
-    return w->spec.grad_resident || w->spec.units[u].sum_in_place;
+    return w->spec.model_holds || w->spec.units[u].sum_in_place;
 }
 
 static bool grad_fits(const struct watch *w, int32_t u)
@@ -191,7 +191,7 @@ static int expected_of_step(const struct watch *w)
         return most % w->spec.grad_accum_steps || all_overrun(w, true) ? ZR_ERR_ORDER : 0;
     if (n_trainable == 0)
         return 0;
-    if (!w->spec.grad_resident)
+    if (!w->spec.model_holds)
         return ZR_ERR_ORDER;
     /* A model without brackets says zero_micro; it need not where nothing has to be reduced in between. */
     if (w->n_micro + 1 == w->spec.grad_accum_steps || (w->n_micro == 0 && !w->spec.reduce_each))
@@ -209,7 +209,7 @@ static bool nothing_to_drop(const struct watch *w)
         trainable |= w->spec.units[u].trainable;
         unseen |= w->spec.units[u].trainable && !x->ever_backward;
     }
-    return !written && !(w->spec.grad_resident && (unseen || !trainable));
+    return !written && !(w->spec.model_holds && (unseen || !trainable));
 }
 
 static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward)
@@ -279,7 +279,7 @@ static void gather(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     w->n_gathers++;
     if (a->slot < 0) {
-        EXPECT(!needs_slot(w, a->unit) && w->spec.world > 1 && w->spec.stage > 0);
+        EXPECT(!needs_slot(w, a->unit) && w->spec.gathers_updated);
         EXPECT(w->stepping && u->updated && !u->home_ready);
         u->home_ready = true;
         return;
@@ -354,7 +354,7 @@ static void hide_grad(struct watch *w, const struct zr_action *a)
     EXPECT(w->spec.units[a->unit].trainable && a->bracket == !w->collective);
     if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1);
-        EXPECT(a->in_flight == (w->spec.grad_resident && a->bracket && a + 1 < w->out + w->n_out &&
+        EXPECT(a->in_flight == (w->spec.model_holds && a->bracket && a + 1 < w->out + w->n_out &&
                                 a[1].kind == ZR_ACT_REDUCE));
         w->unit[a->unit].in_flight = a->in_flight;
         return;
@@ -369,7 +369,7 @@ static void hide_grad(struct watch *w, const struct zr_action *a)
 static void return_grads(struct watch *w, const struct zr_action *a)
 {
     bool in_place = w->spec.units[a->unit].sum_in_place;
-    EXPECT(w->spec.grad_resident && w->n_open_bwd == 0);
+    EXPECT(w->spec.model_holds && w->n_open_bwd == 0);
     if (in_place)
         EXPECT(w->stepping ? a->unit == w->last_in_place
                            : w->unit[a->unit].in_flight || (w->complete && w->unit[a->unit].ever_bwd));
@@ -425,7 +425,7 @@ static void reduce(struct watch *w, const struct zr_action *a)
         EXPECT(a->slot == -1 && !u->grad_reduced);
         strcpy(what, u->grad);
         u->grad_reduced = true;
-        if (u->used[1] && w->spec.grad_resident && !in_place) /* without brackets it is given back at once */
+        if (u->used[1] && w->spec.model_holds && !in_place) /* without brackets it is given back at once */
             w->last_reduced = a->unit;
     } else {
         EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && w->gslot[a->slot].hidden);
@@ -468,10 +468,10 @@ static void update(struct watch *w, const struct zr_action *a)
     EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
     u->updated = true;
     u->held = false;
-    if (w->spec.units[a->unit].sum_in_place && w->spec.grad_resident && u->ever_bwd)
+    if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->ever_bwd)
         w->last_in_place = a->unit;
     /* Every rank has all of it at stage 0 only. */
-    u->home_ready = w->spec.world == 1 || w->spec.stage == 0;
+    u->home_ready = !w->spec.gathers_updated;
     for (int32_t i = 0; i < w->spec.n_param_slots; i++)
         w->pslot[i].fresh &= w->pslot[i].unit != a->unit;
 }
@@ -495,14 +495,14 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         hide_param(w, a);
         break;
     case ZR_ACT_WAIT_PARAM:
-        EXPECT(kind == ZR_EV_STEP && w->spec.grad_resident && readable(w, a));
+        EXPECT(kind == ZR_EV_STEP && w->spec.model_holds && readable(w, a));
         break;
     case ZR_ACT_USE_GRAD:
-        EXPECT(collective ? w->spec.grad_resident : kind == ZR_EV_BEGIN && a->unit == unit);
+        EXPECT(collective ? w->spec.model_holds : kind == ZR_EV_BEGIN && a->unit == unit);
         use_grad(w, a);
         break;
     case ZR_ACT_HIDE_GRAD:
-        EXPECT(collective ? w->spec.grad_resident : kind == ZR_EV_END && a->unit == unit);
+        EXPECT(collective ? w->spec.model_holds : kind == ZR_EV_END && a->unit == unit);
         hide_grad(w, a);
         break;
     case ZR_ACT_RETURN_GRADS:

@@ -28,8 +28,7 @@ static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_
                                     .n_grad_slots = 2,
                                     .param_slot_bytes = m->pslot,
                                     .grad_slot_bytes = m->gslot,
-                                    .stage = 3,
-                                    .world = 2,
+                                    .gathers_updated = true,
                                     .prefetch = prefetch,
                                     .grad_accum_steps = 1,
                                     .reduce_each = true,
@@ -46,8 +45,8 @@ static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_
 /* The same model with parameters and gradients resident, as at stages 0 and 1. */
 static void make_resident(struct model *m, int stage)
 {
-    m->spec.stage = stage;
-    m->spec.grad_resident = true;
+    m->spec.gathers_updated = stage > 0;
+    m->spec.model_holds = true;
     m->spec.n_param_slots = m->spec.n_grad_slots = 0;
     for (int32_t i = 0; i < m->spec.n_units; i++)
         m->units[i].resident = true;
@@ -637,7 +636,7 @@ static void everything_at_once(void **state)
             make_model(&m, 4, n_slots, 1, DEFAULT_ORDER);
             if (stage < 3)
                 make_resident(&m, stage);
-            m.spec.grad_resident = stage < 2;
+            m.spec.model_holds = stage < 2;
             m.spec.n_grad_slots = stage < 2 ? 0 : 2;
             watch_open(&w, &m.spec);
             watch_run(&w, DEFAULT_ORDER "S");
@@ -879,9 +878,8 @@ static void hash_tells_calls_apart(void **state)
                                 .n_order = 2,
                                 .n_units = N_UNITS,
                                 .units = units,
-                                .world = 2,
                                 .grad_accum_steps = 2,
-                                .grad_resident = true,
+                                .model_holds = true,
                                 .n_sums = 1,
                                 .reduce_each = true};
     void *mem = aligned_alloc(16, zr_core_bytes(&spec));
@@ -945,7 +943,7 @@ static void sums_are_one_tree(void **state)
                 m.spec.n_sums = sums_for(accum);
                 if (stage <= 1)
                     make_resident(&m, stage);
-                m.spec.stage = stage;
+                m.spec.gathers_updated = stage > 0;
                 watch_open(&w, &m.spec);
                 bool brackets = stage > 1 || bracketed;
                 w.unit[0].no_brackets = w.unit[1].no_brackets = !brackets;
@@ -1088,15 +1086,15 @@ static void random_spec(struct random_source *r, struct model *m)
     memset(m, 0, sizeof *m);
     struct zr_core_spec *s = &m->spec;
     s->n_units = 1 + (int32_t)random_below(r, MOST_UNITS);
-    s->world = 1 + (int32_t)random_below(r, 4);
-    s->stage = (int32_t)random_below(r, 4);
+    int world = 1 + (int)random_below(r, 4), stage = (int)random_below(r, 4);
+    s->gathers_updated = world > 1 && stage > 0;
     s->prefetch = chance(r, 10) ? 100 : (int32_t)random_below(r, 4);
     s->grad_accum_steps = chance(r, 50) ? 1 : 1 + (int32_t)random_below(r, 5);
-    s->grad_resident = s->stage <= 1;
-    s->reduce_each = s->stage >= 2 || s->grad_accum_steps == 1 || chance(r, 50);
+    s->model_holds = stage <= 1;
+    s->reduce_each = stage >= 2 || s->grad_accum_steps == 1 || chance(r, 50);
     bool tree = s->reduce_each && s->grad_accum_steps > 1 && chance(r, 70);
     s->n_sums = tree ? sums_for(s->grad_accum_steps) : 1;
-    bool slots = s->stage == 3 && s->world > 1;
+    bool slots = stage == 3 && world > 1;
     int64_t largest = 0;
     int in_place = chance(r, 50) ? 0 : chance(r, 50) ? 100 : 50;
     for (int32_t u = 0; u < s->n_units; u++) {
@@ -1111,7 +1109,7 @@ static void random_spec(struct random_source *r, struct model *m)
         largest = zr_max(largest, zr_max(m->units[u].param_bytes, m->units[u].grad_bytes));
     }
     s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;
-    s->n_grad_slots = s->grad_resident ? 0 : 1 + (int32_t)random_below(r, s->n_units);
+    s->n_grad_slots = s->model_holds ? 0 : 1 + (int32_t)random_below(r, s->n_units);
     for (int32_t i = 0; i < MOST_UNITS; i++) {
         m->pslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
         m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
@@ -1182,7 +1180,7 @@ static bool finish_step(struct random_source *r, struct watch *w)
                 unit = u;
                 most = w->unit[u].n_bwd;
             }
-        if (most == 0 && w->spec.grad_resident && w->n_micro + 1 < w->spec.grad_accum_steps)
+        if (most == 0 && w->spec.model_holds && w->n_micro + 1 < w->spec.grad_accum_steps)
             watch_call(w, ZR_EV_MICRO, 0, false);
         else if (strstr(zr_error_text(), "more than once"))
             return false;
@@ -1199,7 +1197,7 @@ static void walk(struct random_source *r)
     struct zr_call calls[MOST_CALLS];
     random_spec(r, &m);
     watch_open(&w, &m.spec);
-    int unbracketed = !m.spec.grad_resident ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;
+    int unbracketed = !m.spec.model_holds ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;
     for (int32_t u = 0; u < m.spec.n_units; u++)
         w.unit[u].no_brackets = chance(r, unbracketed);
     int strays = chance(r, 50) ? 0 : chance(r, 50) ? 3 : 40, n_steps = 1 + (int)random_below(r, 4);

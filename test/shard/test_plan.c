@@ -33,7 +33,8 @@ static struct zr_options default_options(int stage)
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
     p->plan = NULL;
-    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), false, &p->layout), 0);
+    assert_int_equal(zr_layout_make(t, n, world, zr_placement_asked(&p->opt).model_holds, false, &p->layout),
+                     0);
 }
 
 /* Plans again with other options; the layout stays. */
@@ -218,7 +219,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     put(&x, p->control_at, ZR_CONTROL_BYTES);
     put(&x, p->values_at, p->values_bytes);
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
-    if (p->stage == 0 && l->world > 1)
+    if (p->hop[ZR_INNER].sums_whole)
         put(&x, p->full_grad_at, widest);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
 }
@@ -277,10 +278,10 @@ static void check_states(const struct zr_plan *p, int64_t copies)
     }
 }
 
-static void check_bytes(const struct zr_plan *p)
+static void check_bytes(const struct zr_plan *p, int stage)
 {
     const struct zr_layout *l = p->layout;
-    int64_t copies = p->stage == 0 ? l->world : 1, total = 0, master = 0, slots = 0;
+    int64_t copies = stage == 0 ? l->world : 1, total = 0, master = 0, slots = 0;
     for (int i = 0; i < ZR_MEM_COUNT; i++) {
         CHECK(p->bytes[i] >= 0, "%s: %lld", zr_mem_name((enum zr_mem)i), (long long)p->bytes[i]);
         total += p->bytes[i];
@@ -312,7 +313,7 @@ static void check_bytes(const struct zr_plan *p)
         homes += p->sum_in_place[u] ? l->units[u].grad_bytes : 0;
         widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
     }
-    CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == (p->stage == 0 && l->world > 1 ? widest * 4 : 0), "%lld",
+    CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == (stage == 0 && l->world > 1 ? widest * 4 : 0), "%lld",
           (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
     int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES;
@@ -325,13 +326,13 @@ static void check_bytes(const struct zr_plan *p)
     slots = 0;
     for (int32_t s = 0; s < p->n_grad_slots; s++)
         slots += p->grad_slots[s].bytes;
-    CHECK(p->grad_resident || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
-    CHECK(p->n_param_slots == 0 || (p->stage == 3 && l->world > 1), "slots where nothing is sharded");
-    CHECK((p->n_grad_slots == 0) == (p->stage <= 1) || sums == 0, "%d gradient slots", p->n_grad_slots);
+    CHECK(p->place.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
+    CHECK(p->n_param_slots == 0 || (stage == 3 && l->world > 1), "slots where nothing is sharded");
+    CHECK((p->n_grad_slots == 0) == (stage <= 1) || sums == 0, "%d gradient slots", p->n_grad_slots);
 }
 
 /* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */
-static void check_shares(const struct zr_plan *p)
+static void check_shares(const struct zr_plan *p, int stage)
 {
     const struct zr_layout *l = p->layout;
     int64_t trainable = 0, n_trainable = 0, most_pad = ZR_SHARD_ALIGN / 2;
@@ -344,7 +345,7 @@ static void check_shares(const struct zr_plan *p)
             trainable +=
                 zr_round_up(l->pieces[f->first_piece + k].n, ZR_PIECE_ALIGN / zr_dtype_bytes(f->dtype));
     }
-    int64_t copies = p->stage == 0 ? l->world : 1;
+    int64_t copies = stage == 0 ? l->world : 1;
     int64_t elems = l->state_elems * copies;
     CHECK(elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
           (long long)elems);
@@ -394,7 +395,7 @@ static void check_run(const struct zr_plan *p)
 static void check_plan(const struct planned *p)
 {
     const struct zr_plan *q = p->plan;
-    CHECK(q->stage == p->opt.stage && q->world == p->layout->world, "stage %d", q->stage);
+    CHECK(q->world == p->layout->world, "world %d", q->world);
     for (int kind = 0; kind < ZR_OPTIMIZER_COUNT; kind++)
         CHECK(q->states_of[kind] ==
                   (kind ? zr_optimizer_states((enum zr_optimizer)kind, p->opt.hyper[kind].beta1)
@@ -404,8 +405,8 @@ static void check_plan(const struct planned *p)
     check_gather_arena(q);
     check_reduce_arena(q);
     check_slots(q);
-    check_bytes(q);
-    check_shares(q);
+    check_bytes(q, p->opt.stage);
+    check_shares(q, p->opt.stage);
     if (shows_backward(p))
         check_run(q);
 }
@@ -777,8 +778,7 @@ static void rehearsal_reaches_a_steady_step(void **state)
                                 .n_grad_slots = 1,
                                 .param_slot_bytes = slots,
                                 .grad_slot_bytes = (int64_t[]){1},
-                                .stage = 3,
-                                .world = 2,
+                                .gathers_updated = true,
                                 .prefetch = 4,
                                 .grad_accum_steps = 1,
                                 .reduce_each = true,

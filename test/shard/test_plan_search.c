@@ -206,7 +206,7 @@ static int gather_cost(const struct reference *p, const int64_t *slots, int32_t 
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    s.grad_resident = true; /* gathers do not depend on gradient slots, which are not chosen yet */
+    s.model_holds = true; /* gathers do not depend on gradient slots, which are not chosen yet */
     int err = rehearse_fully(&s, scratch, scratch + s.n_units);
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
@@ -248,7 +248,7 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
         need_pair(w, largest, second);
     s->reserve_largest = reserve;
     struct zr_core_spec alone = *s;
-    alone.grad_resident = true; /* as in gather_cost */
+    alone.model_holds = true; /* as in gather_cost */
     alone.param_slot_bytes = w->need;
     alone.n_param_slots = w->n_need;
     return mend(&alone, w->need, w->n_need, scratch);
@@ -361,7 +361,8 @@ struct planned {
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
     p->plan = NULL;
-    assert_int_equal(zr_layout_make(t, n, world, zr_plan_in_place(p->opt.stage), false, &p->layout), 0);
+    assert_int_equal(zr_layout_make(t, n, world, zr_placement_asked(&p->opt).model_holds, false, &p->layout),
+                     0);
 }
 
 static void release(struct planned *p)

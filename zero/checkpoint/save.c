@@ -209,7 +209,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
                               .n_skipped = z->engine.n_skipped,
                               .n_micro = z->n_micro,
                               .world = z->world.world,
-                              .stage = z->plan->stage,
+                              .stage = o->stage,
                               .n_states = z->plan->states_of[ZR_OPTIMIZER_NONE],
                               .config_hash = config_hash(o),
                               .layout_hash = l->hash};

@@ -56,7 +56,8 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
                                  .deterministic = true,
                                  .timeout_ms = 1000};
     w->dev = overlap_device_open();
-    assert_int_equal(zr_layout_make(t, n_units, 4, zr_plan_in_place(stage), false, &w->layout), 0);
+    assert_int_equal(
+        zr_layout_make(t, n_units, 4, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
     assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
     struct zr_engine_parts parts = {.dev = w->dev,
                                     .gather = overlap_comm_open(w->dev, 4, m),

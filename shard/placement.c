@@ -1,0 +1,74 @@
+/* placement.c: the table of placements; see placement.h. */
+#include "shard/placement.h"
+
+#include <string.h>
+
+#define W ZR_WHOLE
+#define C ZR_CUT
+#define L ZR_CUT_AT_LAST
+
+/* As asked for, before axes of size 1 are made whole; inner axis, outer axis. A stage has one group, so that
+ * what it says of the outer axis is never about more than one. HSDP is stage 3 in a group and stage 0 across
+ * groups; HFSDP is stage 3 in a group and stage 1 across them. grad_in_place: the gradient, where the model
+ * adds up the micro-batches of a step itself. */
+static const struct row {
+    int stage;
+    enum zr_hybrid hybrid;
+    uint8_t param[ZR_AXES], grad[ZR_AXES], grad_in_place[ZR_AXES], state[ZR_AXES];
+    bool model_holds, shards_params, all_reduces;
+    const char *name;
+} rows[] = {
+    {0, ZR_HYBRID_NONE, {W, W}, {W, W}, {W, W}, {W, W}, true, false, true, "stage 0"},
+    {1, ZR_HYBRID_NONE, {W, W}, {W, W}, {W, W}, {C, C}, true, false, false, "stage 1"},
+    {2, ZR_HYBRID_NONE, {W, W}, {C, C}, {L, L}, {C, C}, false, false, false, "stage 2"},
+    {3, ZR_HYBRID_NONE, {C, C}, {C, C}, {L, L}, {C, C}, false, true, false, "stage 3"},
+    {3, ZR_HSDP, {C, W}, {C, W}, {L, W}, {C, W}, false, true, false, "HSDP"},
+    {3, ZR_HFSDP, {C, W}, {C, L}, {L, L}, {C, C}, false, true, false, "HFSDP"},
+};
+
+static const struct row *find(int stage, enum zr_hybrid hybrid)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].stage == stage && rows[i].hybrid == hybrid)
+            return &rows[i];
+    return NULL;
+}
+
+static void take(const struct row *r, bool grad_in_place, struct zr_placement *out)
+{
+    *out = (struct zr_placement){.model_holds = r->model_holds,
+                                 .shards_params = r->shards_params,
+                                 .all_reduces = r->all_reduces,
+                                 .name = r->name};
+    memcpy(out->param, r->param, sizeof out->param);
+    memcpy(out->grad, grad_in_place ? r->grad_in_place : r->grad, sizeof out->grad);
+    memcpy(out->state, r->state, sizeof out->state);
+}
+
+int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
+                      struct zr_placement *out)
+{
+    const struct row *r = find(stage, hybrid);
+    const int32_t size[ZR_AXES] = {[ZR_INNER] = inner, [ZR_OUTER] = outer};
+    if (!r)
+        return zr_fail(ZR_ERR_ARG, "there is no hybrid of stage %d; allowed: stage 3, or no hybrid", stage);
+    take(r, grad_in_place, out);
+    for (int a = 0; a < ZR_AXES; a++)
+        if (size[a] == 1)
+            out->param[a] = out->grad[a] = out->state[a] = ZR_WHOLE;
+    return 0;
+}
+
+struct zr_placement zr_placement_asked(const struct zr_options *o)
+{
+    struct zr_placement p;
+    take(find(o->stage, o->hybrid), o->grad_in_place, &p);
+    return p;
+}
+
+enum zr_level zr_level_of(const uint8_t hold[ZR_AXES])
+{
+    if (hold[ZR_INNER] == ZR_WHOLE)
+        return hold[ZR_OUTER] == ZR_WHOLE ? ZR_LEVEL_ALL : ZR_LEVEL_FINE;
+    return hold[ZR_OUTER] == ZR_WHOLE ? ZR_LEVEL_INNER : ZR_LEVEL_FINE;
+}

@@ -1,0 +1,50 @@
+/* placement.h: what is whole and what is cut: for parameters, gradients and optimizer state, on each axis of
+ * data parallelism.
+ *
+ * The ranks that share one copy of the parameters are the inner axis, and the groups of them the outer one.
+ * What a stage or a hybrid means is one row of a table (placement.c), and nothing but that table knows it:
+ * the plan, the schedule and the engine ask what is whole. Without a hybrid there is one group, and the outer
+ * axis has size 1. */
+#ifndef ZR_SHARD_PLACEMENT_H
+#define ZR_SHARD_PLACEMENT_H
+
+#include "shard/options.h"
+
+enum zr_axis { ZR_INNER, ZR_OUTER, ZR_AXES };
+
+/* How a rank holds data on one axis. */
+enum zr_hold {
+    ZR_WHOLE,      /* as every rank of the axis does */
+    ZR_CUT,        /* its slice */
+    ZR_CUT_AT_LAST /* whole, as a sum of its own, until the last micro-batch; then its slice of all sums */
+};
+
+struct zr_placement {
+    /* enum zr_hold, by axis; ZR_WHOLE on an axis of size 1 */
+    uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
+    /* Of the row as it was asked for, also on one rank, where nothing is cut: what trains there trains on
+     * many. */
+    bool model_holds;   /* the model has its parameters and gradients for good, brackets or not */
+    bool shards_params; /* parameters are there in brackets only, unless they are resident */
+    bool all_reduces;   /* what a reduction gives, every rank has */
+    const char *name;   /* "stage 0" .. "stage 3", "HSDP", "HFSDP": for messages, not to be compared */
+};
+
+/* The row of the table, on axes of those sizes (>= 1). ZR_ERR_ARG: there is no such row. */
+int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
+                      struct zr_placement *out);
+
+/* As asked for, whatever the world; of resolved options, so there is such a row. */
+struct zr_placement zr_placement_asked(const struct zr_options *o);
+
+/* Which part of a flat. */
+enum zr_level {
+    ZR_LEVEL_ALL,
+    ZR_LEVEL_INNER, /* the slice of a rank's inner index */
+    ZR_LEVEL_FINE   /* the slice that it alone owns, or its copies do */
+};
+
+/* What a rank holds that holds it so. */
+enum zr_level zr_level_of(const uint8_t hold[ZR_AXES]);
+
+#endif
