@@ -221,7 +221,7 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
     struct verdict mine = {.err = local_err}, *all = z->from_all;
     if (local_err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
-    int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     for (int r = 0; !err && r < z->world.world; r++)
         END_TEXT(all[r].text);
     for (int r = 0; !err && r < z->world.world; r++)

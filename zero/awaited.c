@@ -70,7 +70,7 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
 {
     if (!z->awaited)
         return 0;
-    int err = zr_engine_check(&z->engine); /* why it failed comes before what it awaits */
+    int err = zr_engine_check(z->engine); /* why it failed comes before what it awaits */
     if (err)
         return err;
     for (int32_t i = 0; i < z->awaited->n_tensors; i++)
@@ -119,7 +119,7 @@ static void add(struct known *k, int64_t first, int64_t end)
 static void complete(struct zero_ctx *z)
 {
     zr_awaited_close(z);
-    zr_engine_point(&z->engine, true);
+    zr_engine_point(z->engine, true);
     zr_info(z->config.options.log, "all parameters have values");
 }
 

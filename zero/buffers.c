@@ -29,9 +29,9 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (!t->buffer || (whole_numbers && !is_whole_number(t)))
             continue;
-        err = zr_engine_compare_buffer(&z->engine, i, &element);
+        err = zr_engine_compare_buffer(z->engine, i, &element);
         if (!err)
-            err = zr_engine_exchange(&z->engine, &element, sizeof element, all);
+            err = zr_engine_exchange(z->engine, &element, sizeof element, all);
         for (int r = 0; !err && *equal && r < z->world.world; r++)
             if (all[r] >= 0) {
                 *equal = false;
@@ -45,15 +45,15 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
 static int sync_one(struct zero_ctx *z, int32_t tensor, enum zero_sync how)
 {
     if (how == ZERO_SYNC_RANK0)
-        return zr_engine_spread_buffer(&z->engine, tensor);
-    return is_whole_number(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(&z->engine, tensor);
+        return zr_engine_spread_buffer(z->engine, tensor);
+    return is_whole_number(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(z->engine, tensor);
 }
 
 /* Before anything moves: NCCL would wait for what the others do not send. */
 static int agree_how(struct zero_ctx *z, int32_t how)
 {
     int32_t *all = z->from_all;
-    int err = zr_engine_exchange(&z->engine, &how, sizeof how, all);
+    int err = zr_engine_exchange(z->engine, &how, sizeof how, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (all[r] != all[0])
             err = zr_fail(ZR_ERR_MISMATCH,
@@ -85,7 +85,7 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_sync_buffers: z is NULL");
-    int err = zr_engine_check(&z->engine);
+    int err = zr_engine_check(z->engine);
     if (err)
         return err;
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
@@ -94,7 +94,7 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
     err = zr_refuse_in_bracket(z, "zero_sync_buffers");
     if (err)
         return err;
-    zr_engine_called(&z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
+    zr_engine_called(z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
     if (!z->layout->n_buffers)
         return 0;
     err = sync_all(z, (enum zero_sync)how);

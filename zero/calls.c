@@ -18,12 +18,12 @@ static int need_context(const struct zero_ctx *z, const char *call)
 static int need_healthy(struct zero_ctx *z, const char *call)
 {
     int err = need_context(z, call);
-    return err ? err : zr_engine_check(&z->engine);
+    return err ? err : zr_engine_check(z->engine);
 }
 
 int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call)
 {
-    int32_t open = zr_core_open_unit(z->engine.core);
+    int32_t open = zr_engine_open_unit(z->engine);
     return open < 0 ? 0 : zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
 }
 
@@ -47,7 +47,7 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
     if (err)
         return err;
     struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase == ZERO_BACKWARD};
-    return zr_engine_call(&z->engine, &ev);
+    return zr_engine_call(z->engine, &ev);
 }
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
@@ -66,7 +66,7 @@ int zero_micro(zero_ctx *z)
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
-    return err ? err : zr_engine_call(&z->engine, &ev);
+    return err ? err : zr_engine_call(z->engine, &ev);
 }
 
 static void give_step_info(const struct zero_ctx *z, const struct zr_step_result *r,
@@ -84,8 +84,7 @@ static void give_step_info(const struct zero_ctx *z, const struct zr_step_result
 
 static int need_gradients(const struct zero_ctx *z, const char *call)
 {
-    const struct zr_core *core = z->engine.core;
-    if (!zr_core_wrote_nothing(core) || zr_core_open_unit(core) >= 0)
+    if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
         return 0;
     return zr_fail(ZR_ERR_ORDER,
                    "%s: no backward bracket has ended since the last step; call it once after "
@@ -103,13 +102,13 @@ int zero_norm(zero_ctx *z, double *norm)
     err = zr_awaited_refuse(z, "zero_norm", -1);
     if (!err)
         err = need_gradients(z, "zero_norm");
-    return err ? err : zr_engine_norm(&z->engine, norm);
+    return err ? err : zr_engine_norm(z->engine, norm);
 }
 
 int zero_drop(zero_ctx *z)
 {
     int err = need_healthy(z, "zero_drop");
-    return err ? err : zr_engine_drop(&z->engine);
+    return err ? err : zr_engine_drop(z->engine);
 }
 
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
@@ -131,7 +130,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     if (err)
         return err;
     struct zr_step_result r;
-    err = zr_engine_step(&z->engine, lr, info ? &r : NULL);
+    err = zr_engine_step(z->engine, lr, info ? &r : NULL);
     if (!err) {
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
         zr_save_notice(z);
@@ -149,8 +148,8 @@ int zero_carry(zero_ctx *z, const double *values, int32_t n)
     if (n < 0 || n > ZR_MAX_CARRIED || (n && !values))
         return zr_fail(ZR_ERR_ARG, "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL",
                        n, values ? "set" : "NULL", ZR_MAX_CARRIED);
-    zr_engine_called(&z->engine, ZR_CALLED_CARRY, -1, (uint64_t)n);
-    zr_engine_give(&z->engine, values, n);
+    zr_engine_called(z->engine, ZR_CALLED_CARRY, -1, (uint64_t)n);
+    zr_engine_give(z->engine, values, n);
     return 0;
 }
 
@@ -165,9 +164,11 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
         return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
     if (zr_config_needs(&z->config.user, offsetof(struct zero_config, step_info_size)))
         return zr_fail_more(ZR_ERR_ARG, "zero_last_step");
-    if (z->engine.step == 0)
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    if (facts.n_steps == 0)
         return zr_fail(ZR_ERR_ORDER, "zero_last_step: there was no zero_step yet");
-    err = zr_engine_last(&z->engine, &known, &r);
+    err = zr_engine_last(z->engine, &known, &r);
     if (err)
         return err;
     if (!known)
@@ -233,9 +234,9 @@ static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
 {
     if (!z->layout->tensors[tensor].buffer)
-        return zr_engine_read(&z->engine, tensor, kind, first, n, dst);
+        return zr_engine_read(z->engine, tensor, kind, first, n, dst);
     int err = zr_agree_in_run(z, zr_buffers_check(z));
-    return err ? err : zr_engine_read_buffer(&z->engine, tensor, first, n, dst);
+    return err ? err : zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
 static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
@@ -243,11 +244,11 @@ static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
 {
     if (z->layout->tensors[tensor].buffer) {
         int err = zr_agree_in_run(z, zr_buffers_check(z));
-        return err ? err : zr_engine_write_buffer(&z->engine, tensor, first, n, src);
+        return err ? err : zr_engine_write_buffer(z->engine, tensor, first, n, src);
     }
     int err = z->awaited ? zr_agree_in_run(z, zr_awaited_reserve(z, tensor)) : 0;
     if (!err)
-        err = zr_engine_write(&z->engine, tensor, kind, first, n, src);
+        err = zr_engine_write(z->engine, tensor, kind, first, n, src);
     if (!err && kind < 0)
         zr_awaited_note(z, tensor, first, n);
     return err;
@@ -257,12 +258,12 @@ static int values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
 static int complete_gradients(struct zero_ctx *z)
 {
     double norm;
-    if (zr_core_complete(z->engine.core))
+    if (zr_engine_is_complete(z->engine))
         return 0;
     int err = need_gradients(z, "zero_read");
     if (err)
         return err;
-    err = zr_engine_norm(&z->engine, &norm);
+    err = zr_engine_norm(z->engine, &norm);
     return err ? zr_fail_more(err, "zero_read of a gradient") : 0;
 }
 
@@ -276,7 +277,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
         err = complete_gradients(z);
     if (err)
         return err;
-    zr_engine_called(&z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
     return zr_values_read(z, tensor, kind, first, n, dst);
 }
 
@@ -290,9 +291,9 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     err = zr_refuse_in_all(z, "zero_write");
     if (err)
         return err;
-    if (!src && z->engine.rank == 0 && n)
+    if (!src && z->world.rank == 0 && n)
         return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank 0, whose values count");
-    zr_engine_called(&z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
     return values_write(z, tensor, kind, first, n, src);
 }
 
@@ -304,6 +305,6 @@ int zero_mean(zero_ctx *z, double *values, int32_t n)
     if (!values || n < 0 || n > 64)
         return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
-    zr_engine_called(&z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
-    return zr_engine_mean(&z->engine, values, n);
+    zr_engine_called(z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
+    return zr_engine_mean(z->engine, values, n);
 }

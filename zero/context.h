@@ -35,8 +35,7 @@ struct zero_ctx {
     /* what gather is, under a check, when it is NCCL's; else NULL */
     struct zr_comm *nccl;
 
-    struct zr_engine engine;
-    bool engine_open;
+    struct zr_engine *engine;
 
     /* Checkpoints. */
     /* the operating system's, unless a test put others here */
@@ -85,6 +84,16 @@ enum zr_values_in {
 enum zr_values_in zr_values_in(const struct zero_ctx *z); /* of this rank, by cfg.init_from; wrap.c */
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
+
+/* prepare.c. Local: which backend, how the model is laid out, and the plan. On failure out holds what there
+ * is, which the caller frees. */
+struct zr_prepared {
+    enum zero_backend backend;
+    struct zr_layout *layout;
+    struct zr_plan *plan;
+};
+int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
+               enum zr_values_in values, struct zr_prepared *out);
 
 /* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
  * default of options.deterministic; what does not go together is refused. reserve: what the communicator

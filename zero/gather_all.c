@@ -6,13 +6,13 @@ static int check_call(struct zero_ctx *z, const char *call)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    int err = zr_engine_check(&z->engine);
+    int err = zr_engine_check(z->engine);
     return err ? err : zr_refuse_in_bracket(z, call);
 }
 
 int zr_refuse_in_all(const struct zero_ctx *z, const char *call)
 {
-    if (!zr_core_holds_all(z->engine.core))
+    if (!zr_engine_holds_all(z->engine))
         return 0;
     return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
                    call);
@@ -38,14 +38,14 @@ static int take_room(struct zero_ctx *z, int where)
 {
     bool gpu = !z->device->ops->host_memory, on_host = where == ZERO_DEVICE_HOST, apart = gpu && on_host;
     struct zr_core_event ev = {.kind = ZR_EV_GATHER_ALL, .unit = where};
-    int64_t bytes = zr_engine_all_bytes(&z->engine, apart);
-    int err = zr_pointers_check(&z->engine, &ev);
+    int64_t bytes = zr_engine_all_bytes(z->engine, apart);
+    int err = zr_pointers_check(z->engine, &ev);
     if (!err && !on_host)
         err = check_budget(z, bytes);
     if (!err)
         err = zr_memory_check_room(z, bytes, !gpu || on_host);
     if (!err)
-        err = zr_engine_all_open(&z->engine, apart);
+        err = zr_engine_all_open(z->engine, apart);
     return err;
 }
 
@@ -58,23 +58,23 @@ int zero_gather_all(zero_ctx *z, int where)
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
         return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
                        gpu ? ", ZERO_DEVICE_CUDA" : " (ZERO_DEVICE_CUDA where cfg.device is)");
-    if (zr_core_holds_all(z->engine.core))
+    if (zr_engine_holds_all(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_gather_all: all parameters are there already; call zero_release_all first");
     err = zr_awaited_refuse(z, "zero_gather_all", -1);
     if (err)
         return err;
-    zr_engine_called(&z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
+    zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
     err = zr_agree_in_run(z, take_room(z, where));
     if (!err)
-        err = zr_engine_all_gather(&z->engine, where);
+        err = zr_engine_all_gather(z->engine, where);
     else
-        zr_engine_all_close(&z->engine);
+        zr_engine_all_close(z->engine);
     return err ? zr_fail_more(err, "zero_gather_all") : 0;
 }
 
 int zero_release_all(zero_ctx *z)
 {
     int err = check_call(z, "zero_release_all");
-    return err ? err : zr_engine_all_release(&z->engine);
+    return err ? err : zr_engine_all_release(z->engine);
 }

@@ -56,45 +56,38 @@ static int64_t paper_bytes(const struct zr_plan *p)
                      state / shares(p, p->place.state) + 0.5);
 }
 
+static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info *out)
+{
+    *out = (struct zero_plan_info){
+        .world = p->world, .stage = stage, .n_params = p->layout->n_params, .paper_bytes = paper_bytes(p)};
+    zr_plan_to_bytes(p->bytes, &out->bytes);
+    to_traffic(p->place.all_reduces, p->traffic.n_gather, p->traffic.n_reduce, p->traffic.wire_bytes,
+               &out->traffic);
+}
+
 int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
               struct zero_plan_info *out)
 {
     if (!out)
         return zr_fail(ZR_ERR_ARG, "zero_plan: out is NULL");
     struct zr_config config;
-    enum zero_backend backend;
     int err = zr_config_resolve(cfg, &config);
     if (err)
         return zr_fail_more(err, "zero_plan");
-    struct zr_tensor *t;
-    struct zr_layout *layout = NULL;
-    struct zr_plan *plan = NULL;
+    struct zr_prepared made = {0};
     int world = config.user.world > 0 ? config.user.world : 1;
     err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
     if (!err)
-        err = zr_backend_choose(&config, world, &backend);
-    if (!err)
-        err = zr_tensors_check(tensors, n_tensors, &config.user, ZR_VALUES_UNSEEN, &t);
-    if (!err)
-        err = zr_config_layout(&config, t, n_tensors, world, &layout);
+        err = zr_prepare(&config, world, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
-        zr_backend_reserve(&config, backend, layout);
-        err = zr_plan_make(layout, &config.options, &plan);
-    }
-    if (!err) {
-        struct zero_plan_info info = {.world = world,
-                                      .stage = config.options.stage,
-                                      .n_params = layout->n_params,
-                                      .paper_bytes = paper_bytes(plan)};
-        zr_plan_to_bytes(plan->bytes, &info.bytes);
-        to_traffic(plan->place.all_reduces, plan->traffic.n_gather, plan->traffic.n_reduce,
-                   plan->traffic.wire_bytes, &info.traffic);
+        struct zero_plan_info info;
+        fill_info(config.options.stage, made.plan, &info);
         zr_copy_out(out, config.user.plan_info_size, &info, sizeof info);
     } else {
         zr_fail_more(err, "zero_plan");
     }
-    zr_plan_free(plan);
-    zr_layout_free(layout);
+    zr_plan_free(made.plan);
+    zr_layout_free(made.layout);
     zr_config_release(&config);
     return err;
 }
@@ -103,32 +96,29 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
 {
     if (!z || !out)
         return zr_fail(ZR_ERR_ARG, "zero_get_stats: %s is NULL", z ? "out" : "z");
-    struct zr_engine *e = &z->engine;
-    int err = zr_engine_check_process(e);
+    int err = zr_engine_check_process(z->engine);
     if (!err)
         err = zr_config_needs(&z->config.user, offsetof(struct zero_config, stats_size));
     if (err)
         return zr_fail_more(err, "zero_get_stats");
-    struct zr_comm_stats gather, reduce;
-    e->gather->ops->stats(e->gather, &gather);
-    e->reduce->ops->stats(e->reduce, &reduce);
-    struct zero_stats s = {.rank = e->rank,
-                           .world = e->world,
+    struct zr_engine_facts f;
+    zr_engine_facts(z->engine, &f);
+    struct zero_stats s = {.rank = z->world.rank,
+                           .world = z->world.world,
                            .local_rank = z->world.local_rank,
                            .stage = z->config.options.stage,
-                           .backend = e->gather->ops->name,
-                           .path = z->nccl ? zr_nccl_path(z->nccl) : e->gather->ops->name,
-                           .device = e->dev->ops->name,
-                           .n_steps = e->step,
-                           .n_skipped = e->n_skipped,
-                           .n_dropped = e->n_dropped,
-                           .n_waits = e->n_waits,
-                           .wait_ns = e->wait_ns,
-                           .n_replans = zr_core_counts(e->core).n_replans};
-    zr_plan_to_bytes(e->allocated, &s.allocated);
+                           .backend = f.backend,
+                           .path = z->nccl ? zr_nccl_path(z->nccl) : f.backend,
+                           .device = f.device,
+                           .n_steps = f.n_steps,
+                           .n_skipped = f.n_skipped,
+                           .n_dropped = f.n_dropped,
+                           .n_waits = f.n_waits,
+                           .wait_ns = f.wait_ns,
+                           .n_replans = f.n_replans};
+    zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
-    to_traffic(z->plan->place.all_reduces, e->n_gather, e->n_reduce,
-               gather.wire_bytes + reduce.wire_bytes - e->wire_at_open, &s.traffic);
+    to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);
     zr_copy_out(out, z->config.user.stats_size, &s, sizeof s);
     return 0;
 }
@@ -140,8 +130,6 @@ int zero_trace_write(zero_ctx *z, const char *path)
     if (!z->config.options.trace)
         return zr_fail(ZR_ERR_ARG,
                        "zero_trace_write: trace is 0; set cfg.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
-    int err = zr_engine_check_process(&z->engine);
-    if (!err)
-        err = zr_engine_drain(&z->engine);
-    return err ? err : zr_timeline_write(z->engine.timeline, z->engine.rank, path);
+    int err = zr_engine_check_process(z->engine);
+    return err ? err : zr_engine_trace_write(z->engine, path);
 }

@@ -11,12 +11,12 @@ static int check_moment(struct zero_ctx *z, const char *call)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
-    int err = zr_engine_check(&z->engine);
+    int err = zr_engine_check(z->engine);
     if (!err)
         err = zr_refuse_in_bracket(z, call);
     if (err)
         return err;
-    if (!zr_core_between_steps(z->engine.core))
+    if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a step has begun; call it before its first backward or after zero_step", call);
     return 0;
@@ -127,8 +127,8 @@ int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value)
     if (err)
         return err;
     const double said[] = {optimizer, (double)x};
-    zr_engine_called(&z->engine, knobs[knob].called, -1, XXH3_64bits(said, sizeof said));
-    struct zr_tuned *next = zr_engine_tune(&z->engine);
+    zr_engine_called(z->engine, knobs[knob].called, -1, XXH3_64bits(said, sizeof said));
+    struct zr_tuned *next = zr_engine_tune(z->engine);
     if (knob == CLIP)
         next->clip = x;
     for (int k = 1; knob != CLIP && k < ZR_OPTIMIZER_COUNT; k++)
@@ -145,6 +145,6 @@ int zero_set_step(zero_ctx *z, int64_t t)
     if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);
-    zr_engine_called(&z->engine, ZR_CALLED_SET_STEP, -1, (uint64_t)t);
-    return zr_engine_set_step(&z->engine, t);
+    zr_engine_called(z->engine, ZR_CALLED_SET_STEP, -1, (uint64_t)t);
+    return zr_engine_set_step(z->engine, t);
 }

@@ -3,6 +3,7 @@
  * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a
  * fault on one is an error on all; then memory is taken, and compared again; the model's own pointers are
  * touched last, when nothing can fail any more. */
+#include "kernels/check/check_device.h"
 #include "zero/context.h"
 
 #include <sched.h>
@@ -56,10 +57,7 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                    enum zero_backend *backend)
 {
-    struct zr_tensor *t;
-    int err = zr_backend_choose(&z->config, z->world.world, backend);
-    if (err)
-        return err;
+    struct zr_prepared made;
     if (z->config.user.update) {
         z->config.options.update = user_update;
         z->config.options.update_arg = z;
@@ -67,14 +65,10 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    err = zr_tensors_check(tensors, n_tensors, &z->config.user, zr_values_in(z), &t);
-    if (err)
-        return err;
-    err = zr_config_layout(&z->config, t, n_tensors, z->world.world, &z->layout);
-    if (err)
-        return err;
-    zr_backend_reserve(&z->config, *backend, z->layout);
-    err = zr_plan_make(z->layout, &z->config.options, &z->plan);
+    int err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
+    *backend = made.backend;
+    z->layout = made.layout;
+    z->plan = made.plan;
     if (err)
         return err;
     err = zr_backend_open_device(z);
@@ -113,34 +107,19 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
-/* "during all_gather seq 12 unit 3", or after it; "" where no communicator can tell. */
-static void report_when(const struct zero_ctx *z, char *text, size_t n_text)
-{
-    struct zr_comm *const comm[] = {z->gather, z->reduce};
-    char last[96];
-    text[0] = 0;
-    for (int i = 0; i < 2; i++) {
-        bool inside = comm[i]->ops->last && comm[i]->ops->last(comm[i], last, sizeof last);
-        if (comm[i]->ops->last && last[0] && (inside || !text[0]))
-            snprintf(text, n_text, " %s %s", inside ? "during" : "after", last);
-        if (inside)
-            return;
-    }
-}
-
 static void on_lost(void *arg, int rank, const char *why)
 {
     struct zero_ctx *z = arg;
     char text[512], when[112];
-    report_when(z, when, sizeof when);
-    snprintf(text, sizeof text, "rank %d was lost%s: %s", rank, when, why);
-    zr_engine_fail(&z->engine, ZR_ERR_PEER, text);
+    zr_engine_last_op(z->engine, when, sizeof when);
+    snprintf(text, sizeof text, "rank %d was lost%s%s: %s", rank, when[0] ? " " : "", when, why);
+    zr_engine_fail(z->engine, ZR_ERR_PEER, text);
 }
 
 static void on_failed(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
-    zr_engine_remote_failure(&z->engine, code, text);
+    zr_engine_remote_failure(z->engine, code, text);
 }
 
 /* A rank of NCCL sees of another's failure that a collective does not end: it hears of it here. */
@@ -175,7 +154,7 @@ static void tear_down(struct zero_ctx *z)
     snprintf(text, sizeof text, "%s", zr_error_text());
     zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
-    bool device_rests = !z->engine_open || zr_engine_close(&z->engine);
+    bool device_rests = zr_engine_close(z->engine);
     if (z->gather)
         z->gather->ops->close(z->gather);
     if (z->reduce)
@@ -184,6 +163,7 @@ static void tear_down(struct zero_ctx *z)
     zr_check_close(z->check);
     if (z->device && device_rests)
         z->device->ops->close(z->device);
+    zr_engine_free(z->engine);
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
     zr_config_release(&z->config);
@@ -208,12 +188,11 @@ static int open_engine(struct zero_ctx *z)
                                     .on_fail = report_ranks,
                                     .on_fail_arg = z,
                                     .native_stream = z->config.user.stream};
-    int err = zr_engine_open(&z->engine, &parts);
-    z->engine_open = !err;
+    int err = zr_engine_open(z->engine, &parts);
     err = zr_agree_on_success(z, err);
     if (err)
         return err;
-    return zr_agree_on_success(z, zr_engine_allocate(&z->engine));
+    return zr_agree_on_success(z, zr_engine_allocate(z->engine));
 }
 
 static void on_start(void *arg)
@@ -221,7 +200,7 @@ static void on_start(void *arg)
     struct zero_ctx *z = arg;
     int err = zr_thread_begin(z->device);
     if (err)
-        zr_engine_fail(&z->engine, err, zr_error_text());
+        zr_engine_fail(z->engine, err, zr_error_text());
 }
 
 static int start(struct zero_ctx *z)
@@ -230,19 +209,19 @@ static int start(struct zero_ctx *z)
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world), on_start, z) : 0;
     if (err) /* the others are told when the rendezvous is closed */
-        return zr_engine_fail(&z->engine, err, zr_error_text());
+        return zr_engine_fail(z->engine, err, zr_error_text());
     switch ((enum zero_init)z->config.user.init_from) {
     case ZERO_INIT_LATER:
         err = zr_agree_in_run(z, zr_awaited_open(z));
-        return err ? err : zr_engine_adopt(&z->engine, false);
+        return err ? err : zr_engine_adopt(z->engine, false);
     case ZERO_INIT_CALL:
-        err = zr_engine_init(&z->engine, z->config.user.init, z->config.user.init_arg);
-        return err ? err : zr_engine_adopt(&z->engine, false);
+        err = zr_engine_init(z->engine, z->config.user.init, z->config.user.init_arg);
+        return err ? err : zr_engine_adopt(z->engine, false);
     case ZERO_INIT_MODEL:
     case ZERO_INIT_RANK0:
         break;
     }
-    return zr_engine_adopt(&z->engine, true);
+    return zr_engine_adopt(z->engine, true);
 }
 
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
@@ -284,7 +263,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     snprintf(text, sizeof text, "%s", zr_error_text());
     int loop_err = 0;
     if (z->world.world > 1 || backend == ZERO_BACKEND_SHM || backend == ZERO_BACKEND_NCCL)
-        loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, &z->engine, &z->loop);
+        loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, z->engine, &z->loop);
     if (z->loop) {
         zr_loop_ask(z->loop, zr_engine_is_ready);
         loop_err = connect_ranks(z);
@@ -394,14 +373,16 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     if (!z)
         return zr_fail(ZR_ERR_NOMEM, "zero_wrap: no memory for a context");
     z->files = &zr_files_posix;
-    int err = open_context(z, tensors, n_tensors, cfg);
+    int err = zr_engine_new(&z->engine);
+    if (!err)
+        err = open_context(z, tensors, n_tensors, cfg);
     if (err) {
         zr_fail_more(err, "zero_wrap");
         tear_down(z);
         return err;
     }
     zr_given_up_fill(z);
-    zr_engine_point(&z->engine, !z->awaited);
+    zr_engine_point(z->engine, !z->awaited);
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
             z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
             (long long)z->layout->n_params);
@@ -416,9 +397,11 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
 /* Gradients that no zero_step has used. */
 static void report_unused_gradients(const struct zero_ctx *z)
 {
-    if (zr_core_between_steps(z->engine.core))
+    if (zr_engine_between_steps(z->engine))
         return;
-    if (z->engine.step == 0)
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    if (facts.n_steps == 0)
         zr_warn(z->config.options.log,
                 "zero_unwrap: zero_step was never called: no gradient was used, and nothing trained");
     else
@@ -442,7 +425,7 @@ int zero_unwrap(zero_ctx **z)
     if (!z || !*z)
         return 0;
     struct zero_ctx *ctx = *z;
-    if (zr_engine_check_process(&ctx->engine)) {
+    if (zr_engine_check_process(ctx->engine)) {
         leave_in_child(ctx);
         *z = NULL;
         return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
@@ -450,15 +433,15 @@ int zero_unwrap(zero_ctx **z)
     int save_err = zr_save_end(ctx);
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
-    int err = zr_engine_check(&ctx->engine);
+    int err = zr_engine_check(ctx->engine);
     if (!err) {
         report_unused_gradients(ctx);
-        zr_engine_called(&ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
-        err = zr_engine_barrier(&ctx->engine);
+        zr_engine_called(ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
+        err = zr_engine_barrier(ctx->engine);
     }
     if (!err && save_err)
         err = zr_fail(save_err, "%s", text);
-    zr_engine_unpoint(&ctx->engine);
+    zr_engine_unpoint(ctx->engine);
     tear_down(ctx);
     *z = NULL;
     return err;

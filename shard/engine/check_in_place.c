@@ -2,7 +2,7 @@
  * brackets backward. With cfg.grad_in_place, what a gradient held at the unit's last zero_end it must hold at
  * the next zero_begin of the same step. Where a gradient is summed in place, at world 1, what it held at the
  * last zero_end it must hold at zero_step. (At stage 0 among several ranks it is being reduced meanwhile.) */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -28,15 +28,15 @@ static int for_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
 
 static int keep(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
-    e->kept_grad[piece] = hash;
+    e->m.kept_grad[piece] = hash;
     return 0;
 }
 
 /* Not as it was kept; what was kept is forgotten. */
 static bool is_changed(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
-    uint64_t kept = e->kept_grad[piece];
-    e->kept_grad[piece] = 0;
+    uint64_t kept = e->m.kept_grad[piece];
+    e->m.kept_grad[piece] = 0;
     return kept && kept != hash;
 }
 
@@ -51,13 +51,13 @@ static int compare(struct zr_engine *e, int32_t piece, uint64_t hash)
                    "of step %u; grad_in_place is 1, which says that their sum stays there: zero gradients "
                    "once per step, "
                    "or leave grad_in_place at 0",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->step);
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->m.step);
 }
 
 static int forget(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
     (void)hash;
-    e->kept_grad[piece] = 0;
+    e->m.kept_grad[piece] = 0;
     return 0;
 }
 
@@ -70,7 +70,7 @@ static int compare_sum(struct zr_engine *e, int32_t piece, uint64_t hash)
                    "check: the model's fault: it changed the gradient of tensor %s (unit %lld) between its "
                    "zero_end in backward and zero_step, step %u: until then that is the only copy of what is "
                    "to be used",
-                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->step);
+                   t->name, (long long)(t->unit + e->layout->pieces[piece].slice), e->m.step);
 }
 
 /* Nothing of the library's changes it until its UPDATE. */
@@ -81,25 +81,25 @@ static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
 {
-    if (e->kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
+    if (e->m.kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
         for_pieces(e, unit, keep);
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
 {
-    return e->kept_grad ? for_pieces(e, unit, fill ? forget : compare) : 0;
+    return e->m.kept_grad ? for_pieces(e, unit, fill ? forget : compare) : 0;
 }
 
 void zr_in_place_drop(struct zr_engine *e)
 {
-    for (int32_t i = 0; e->kept_grad && i < e->layout->n_pieces; i++)
-        e->kept_grad[i] = 0;
+    for (int32_t i = 0; e->m.kept_grad && i < e->layout->n_pieces; i++)
+        e->m.kept_grad[i] = 0;
 }
 
 int zr_in_place_step(struct zr_engine *e)
 {
     int err = 0;
-    for (int32_t u = 0; e->kept_grad && !err && u < e->layout->n_units; u++)
+    for (int32_t u = 0; e->m.kept_grad && !err && u < e->layout->n_units; u++)
         err = is_the_sum(e, u) ? for_pieces(e, u, compare_sum) : 0;
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

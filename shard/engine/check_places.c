@@ -1,6 +1,6 @@
 /* check_places.c: see check_places.h. */
 #include "shard/engine/check_places.h"
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,6 +284,6 @@ int zr_places_end(struct zr_places *p, int32_t unit, int32_t slot, bool grad)
     int err = grad ? copy_unit(p, at, slot, true, true) : 0;
     at->open = false;
     at->suspect = true;
-    at->step = p->e->step;
+    at->step = p->e->m.step;
     return err ? err : p->e->dev->ops->copy(p->e->compute, at->at, p->nan, r->bytes);
 }

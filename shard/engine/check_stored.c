@@ -7,7 +7,7 @@
  * At stages 0 and 1 a tensor's gradient is followed by bytes that nobody uses (ZR_GAP_BYTES at least) and
  * that are zero: where they are not, backward wrote beyond the end of the tensor. At stages 2 and 3 the
  * memory behind it is closed. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * without the library has it, in memory of its own; but for one that lies so already (not stacked, in a
  * resident unit), and with cfg.check on the host in guarded memory, which may only be read. The units are
  * gathered into the slots in turn and copied from there. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdlib.h>
 
@@ -63,26 +63,26 @@ int zr_engine_all_open(struct zr_engine *e, bool apart)
         return err;
     }
     all.base = base;
-    e->all = all;
+    e->m.all = all;
     return 0;
 }
 
 void zr_engine_all_close(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    if (e->all.base && e->all.apart)
-        d->host_free(e->dev, e->all.base, e->all.bytes);
-    else if (e->all.base)
-        d->free(e->dev, e->all.base, e->all.bytes);
-    free(e->all.at);
-    e->all = (struct zr_all){0};
+    if (e->m.all.base && e->m.all.apart)
+        d->host_free(e->dev, e->m.all.base, e->m.all.bytes);
+    else if (e->m.all.base)
+        d->free(e->dev, e->m.all.base, e->m.all.bytes);
+    free(e->m.all.at);
+    e->m.all = (struct zr_all){0};
 }
 
 /* Where the tensor lies whole; NULL: where it always does. */
 static char *whole_at(const struct zr_engine *e, int32_t tensor)
 {
-    if (e->all.at[tensor] >= 0)
-        return e->all.base + e->all.at[tensor];
+    if (e->m.all.at[tensor] >= 0)
+        return e->m.all.base + e->m.all.at[tensor];
     return zr_model_check_closed(e->watch, tensor, false);
 }
 

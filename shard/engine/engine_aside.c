@@ -4,7 +4,7 @@
  * the unit in a step. A model that turns out to have more is followed all the same: what was reduced goes to
  * memory of its own before the model writes again, and is added to what comes next. That memory is not in the
  * plan, so it is told. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 static const struct zr_flat *flats_of(const struct zr_engine *e, int32_t unit, int32_t *n)
 {
@@ -33,7 +33,7 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
     if (err)
         return zr_fail_more(err, "zero_begin: a second backward bracket of unit %d in a step", unit);
     e->aside[unit] = at;
-    e->allocated[ZR_MEM_GRAD_SUMS] += bytes;
+    e->m.allocated[ZR_MEM_GRAD_SUMS] += bytes;
     zr_warn(e->opt.log,
             "unit %d has a second backward bracket in one step, which the plan does not know of: %lld bytes "
             "more than planned. Declare both in cfg.order, or hold the bracket open until the last use",
@@ -66,7 +66,7 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
         err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
         aside += f[i].shard_elems;
     }
-    return err ? err : d->event_record(e->grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
+    return err ? err : d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
 }
 
 int zr_aside_add(struct zr_engine *e, int32_t unit)

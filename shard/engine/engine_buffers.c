@@ -3,7 +3,7 @@
  * Their memory is the model's own, on every rank whole, and the model may give them another place between two
  * calls: *param is read anew each time. Values go through the plan's staging, a piece at a time, over the
  * reduce communicator. All of this blocks, and every rank calls it alike. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <string.h>
 #include <xxhash.h>
@@ -25,8 +25,8 @@ static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t 
         .first = first,
         .size = zr_dtype_bytes(t->dtype),
         .tag = {.unit = -1,
-                .step = e->step,
-                .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))}};
+                .step = e->m.step,
+                .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))}};
 }
 
 /* The model's memory of the piece. */

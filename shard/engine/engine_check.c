@@ -2,7 +2,7 @@
 #include "shard/engine/engine_check.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check_places.h"
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -282,7 +282,7 @@ int zr_model_check_hand_out(struct zr_engine *e, int32_t unit, int32_t slot, boo
         return 0;
     declare(e, unit, slot, grad);
     w->reported[unit] |= !grad;
-    bool shown = grad ? e->grad_shown[unit] : e->param_shown[unit];
+    bool shown = grad ? e->m.grad_shown[unit] : e->m.param_shown[unit];
     if (w->copies && !shown)
         return zr_places_begin(w->copies, unit, slot, grad);
     return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
@@ -337,7 +337,7 @@ void zr_model_check_skipped(struct zr_engine *e)
             e->watch->log,
             "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
             "from an earlier bracket reads NaN",
-            e->step);
+            e->m.step);
 }
 
 void zr_model_check_reader(struct zr_engine *e)

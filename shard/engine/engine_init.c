@@ -4,7 +4,7 @@
  * ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
  * one that takes long is waited for no longer than that, and a failure on one is an error on all. */
 #include "kernels/check/guard.h"
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>

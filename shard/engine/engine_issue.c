@@ -1,6 +1,6 @@
 /* engine_issue.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
 #include "kernels/check/guard.h"
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
             continue;
         bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
         int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
-        e->gather_segs[n_segs++] =
+        e->i.gather_segs[n_segs++] =
             (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
                                    .src_stride = home ? f[i].shard_bytes : 0,
                                    .dst = full,
@@ -46,15 +46,15 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
     }
     struct zr_tag tag = tag_of(job);
     if (slot >= 0)
-        TRY(d->stream_wait(e->gather_stream, e->param_free[slot]));
-    TRY(d->stream_wait(e->gather_stream, e->updated[unit]));
+        TRY(d->stream_wait(e->gather_stream, e->ev.param_free[slot]));
+    TRY(d->stream_wait(e->gather_stream, e->ev.updated[unit]));
     TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
                          false));
-    TRY(e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, n_segs, &tag));
+    TRY(e->gather->ops->all_gather(e->gather, e->gather_stream, e->i.gather_segs, n_segs, &tag));
     TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
                          true));
-    e->n_gather++;
-    return d->event_record(e->ready[unit], e->gather_stream);
+    e->i.n_gather++;
+    return d->event_record(e->ev.ready[unit], e->gather_stream);
 }
 
 /* ---- reduce ---- */
@@ -89,7 +89,7 @@ static int gather_grad(struct zr_engine *e, const struct zr_job *job)
         if (!f[i].trainable)
             continue;
         int64_t shard = f[i].shard_elems * (int64_t)sizeof(float), home = zr_plan_sum(e->plan, &f[i], 0, 0);
-        e->gather_segs[n_segs++] = (struct zr_gather_seg){
+        e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
             .src = home,
             .src_stride = in_place ? shard : 0,
             .dst = in_place ? home : at,
@@ -98,7 +98,7 @@ static int gather_grad(struct zr_engine *e, const struct zr_job *job)
         at += shard * e->world;
     }
     struct zr_tag tag = tag_of(job);
-    return e->reduce->ops->all_gather(e->reduce, e->reduce_stream, e->gather_segs, n_segs, &tag);
+    return e->reduce->ops->all_gather(e->reduce, e->reduce_stream, e->i.gather_segs, n_segs, &tag);
 }
 
 static int reduce(struct zr_engine *e, const struct zr_job *job)
@@ -108,7 +108,7 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     int32_t n, n_segs = 0, place = zr_grad_place(e->plan, a->unit, a->slot);
     bool in_place = e->plan->sum_in_place[a->unit];
     const struct zr_flat *f = flats_of(e, a->unit, &n);
-    TRY(d->stream_wait(e->reduce_stream, e->grad_done[place]));
+    TRY(d->stream_wait(e->reduce_stream, e->ev.grad_done[place]));
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit, job->step,
                          false));
     for (int32_t i = 0; i < n; i++) {
@@ -131,10 +131,10 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
             seg.total_bytes /= ratio;
             seg.dtype = wire;
         }
-        e->reduce_segs[n_segs++] = seg;
+        e->i.reduce_segs[n_segs++] = seg;
     }
     struct zr_tag tag = tag_of(job);
-    TRY(e->reduce->ops->reduce_scatter(e->reduce, e->reduce_stream, e->reduce_segs, n_segs, &tag));
+    TRY(e->reduce->ops->reduce_scatter(e->reduce, e->reduce_stream, e->i.reduce_segs, n_segs, &tag));
     /* What is summed in place is free when the optimizer has read it. Peers have by then read what they
      * gather of it here: they have been in the exchange of the norm. */
     if (in_place && a->accumulate)
@@ -142,8 +142,8 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
     if (in_place && e->plan->hop[ZR_INNER].sums_whole)
         TRY(gather_grad(e, job));
     if (!in_place)
-        TRY(d->event_record(e->grad_free[place], e->reduce_stream));
-    e->n_reduce++;
+        TRY(d->event_record(e->ev.grad_free[place], e->reduce_stream));
+    e->i.n_reduce++;
     TRY(fold(e, a->unit, a->sum, a->n_folds));
     return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, true);
@@ -155,7 +155,7 @@ static int no_grad(struct zr_engine *e, const struct zr_job *job)
     const struct zr_flat *f = flats_of(e, job->action.unit, &n);
     if (e->plan->sum_in_place[job->action.unit]) {
         /* The model may have had it until it called zero_step. */
-        TRY(e->dev->ops->stream_wait(e->reduce_stream, e->step_compute));
+        TRY(e->dev->ops->stream_wait(e->reduce_stream, e->ev.step_compute));
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
                 TRY(e->dev->ops->zero(e->reduce_stream,
@@ -191,20 +191,20 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
 static int norm(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    TRY(d->stream_wait(e->reduce_stream, e->step_compute));
-    TRY(d->event_record(e->gather_tail, e->gather_stream));
-    TRY(d->stream_wait(e->reduce_stream, e->gather_tail));
+    TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
+    TRY(d->event_record(e->ev.gather_tail, e->gather_stream));
+    TRY(d->stream_wait(e->reduce_stream, e->ev.gather_tail));
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     struct zr_step_record *own = zr_engine_record(e, e->rank);
     const struct zr_step_words words = {.call_hash = job->call_hash,
-                                        .serial = ++e->n_norms,
-                                        .save_written = atomic_load(&e->save_written),
+                                        .serial = ++e->i.n_norms,
+                                        .save_written = atomic_load(&e->s.own_least),
                                         .lr = job->lr};
     TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));
     TRY(d->put(e->reduce_stream, &own->words, &words, sizeof words));
-    int64_t carried_bytes = e->n_carried * (int64_t)sizeof *e->carried;
+    int64_t carried_bytes = job->given->n * (int64_t)sizeof *job->given->value;
     if (carried_bytes)
-        TRY(d->put(e->reduce_stream, own->carried, e->carried, carried_bytes));
+        TRY(d->put(e->reduce_stream, own->carried, job->given->value, carried_bytes));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         int64_t first, n = zr_flat_owned(flat, e->rank, &first);
@@ -229,7 +229,7 @@ static int norm(struct zr_engine *e, const struct zr_job *job)
                                 .outcome = e->outcome};
     TRY(d->finish(e->reduce_stream, &f));
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
-    return d->event_record(e->step_norm, e->reduce_stream);
+    return d->event_record(e->ev.step_norm, e->reduce_stream);
 }
 
 /* ---- update ---- */
@@ -249,7 +249,7 @@ struct user_call {
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
-    if (c->e->outcome->skipped || c->e->outcome->other >= 0 || atomic_load(&c->e->failed))
+    if (c->e->outcome->skipped || c->e->outcome->other >= 0 || zr_engine_has_failed(c->e))
         return;
     zr_guard_callback("cfg.update");
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
@@ -291,7 +291,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     } else {
         /* It puts its own kernels on the stream, and only if the step is not skipped. */
         c.u.native_stream = d->stream_native(e->reduce_stream);
-        TRY(zr_engine_wait(e, e->step_norm));
+        TRY(zr_engine_wait(e, e->ev.step_norm));
         call_user(&c);
     }
     if (k->param != k->master)
@@ -362,8 +362,8 @@ static int update(struct zr_engine *e, const struct zr_job *job)
     TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                          true));
     if (in_place)
-        TRY(e->dev->ops->event_record(e->grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
-    return e->dev->ops->event_record(e->updated[unit], e->reduce_stream);
+        TRY(e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
+    return e->dev->ops->event_record(e->ev.updated[unit], e->reduce_stream);
 }
 
 /* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
@@ -375,7 +375,7 @@ static int drop_sums(struct zr_engine *e, const struct zr_job *job)
                                      &tag));
     for (int32_t u = 0; u < e->layout->n_units; u++)
         if (e->plan->sum_in_place[u])
-            TRY(e->dev->ops->event_record(e->grad_free[zr_grad_place(e->plan, u, -1)], e->reduce_stream));
+            TRY(e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], e->reduce_stream));
     return 0;
 }
 
@@ -418,13 +418,13 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
     bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
-    if (atomic_load_explicit(&e->failed, memory_order_relaxed))
+    if (zr_engine_has_failed(e))
         return true;
     if (!has_room(e->gather) || !has_room(e->reduce))
         return false;
     if (!waits)
         return true;
-    return e->dev->ops->event_query(e->step_norm) != 0 || zr_engine_status(e) != 0;
+    return e->dev->ops->event_query(e->ev.step_norm) != 0 || zr_engine_status(e) != 0;
 }
 
 void zr_engine_issue(void *arg, const struct zr_job *job)
@@ -435,7 +435,7 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
     if (e->watch)
         zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
                            job->step);
-    if (atomic_load_explicit(&e->failed, memory_order_relaxed))
+    if (zr_engine_has_failed(e))
         return; /* what waits for this job's events does not wait: they were never recorded */
     int err = carry(e, job);
     if (err)

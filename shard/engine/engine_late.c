@@ -4,7 +4,7 @@
  * zero_norm has reduced what was there: what such a model adds to its gradients before zero_step would be
  * lost, or spoil the sum, and no call tells of it. A little of every gradient is kept as a hash, and compared
  * at the step. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -21,26 +21,26 @@ static uint64_t hash_piece(const struct zr_engine *e, const struct zr_flat *f, c
 /* Whose gradients no call speaks of, or are the sum itself. */
 static bool is_unseen(const struct zr_engine *e, const struct zr_flat *f)
 {
-    return f->trainable && (!e->bracketed[f->unit] || e->plan->sum_in_place[f->unit]);
+    return f->trainable && (!e->m.bracketed[f->unit] || e->plan->sum_in_place[f->unit]);
 }
 
 void zr_late_keep(struct zr_engine *e)
 {
-    for (int32_t i = 0; e->late_grad && i < e->layout->n_pieces; i++) {
+    for (int32_t i = 0; e->m.late_grad && i < e->layout->n_pieces; i++) {
         const struct zr_flat *f = zr_piece_flat(e->layout, i);
         if (is_unseen(e, f))
-            e->late_grad[i] = hash_piece(e, f, &e->layout->pieces[i]);
+            e->m.late_grad[i] = hash_piece(e, f, &e->layout->pieces[i]);
     }
 }
 
 int zr_late_check(const struct zr_engine *e)
 {
-    if (!e->late_grad || !zr_core_complete(e->core))
+    if (!e->m.late_grad || !zr_core_complete(e->m.core))
         return 0;
     for (int32_t i = 0; i < e->layout->n_pieces; i++) {
         const struct zr_flat *f = zr_piece_flat(e->layout, i);
         const struct zr_piece *p = &e->layout->pieces[i];
-        if (is_unseen(e, f) && hash_piece(e, f, p) != e->late_grad[i])
+        if (is_unseen(e, f) && hash_piece(e, f, p) != e->m.late_grad[i])
             return zr_fail(
                 ZR_ERR_ORDER,
                 "zero_step: the gradient of tensor %s (unit %d) was written after zero_norm, which "

@@ -4,16 +4,16 @@
  * A model that assigns one of them (a lazy allocation after zero_wrap, a struct copied over it) computes in
  * memory that nobody reduces, and a stacked tensor's base fits one layer at stages 2 and 3. Both are told at
  * the next call, before it changes anything. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].param = e->reported_param[tensor] = to;
+    *e->layout->tensors[tensor].param = e->m.reported_param[tensor] = to;
 }
 
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].grad = e->reported_grad[tensor] = to;
+    *e->layout->tensors[tensor].grad = e->m.reported_grad[tensor] = to;
 }
 
 void zr_engine_unpoint(struct zr_engine *e)
@@ -22,9 +22,9 @@ void zr_engine_unpoint(struct zr_engine *e)
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (t->buffer)
             continue;
-        if (*t->param == e->reported_param[i])
+        if (*t->param == e->m.reported_param[i])
             *t->param = NULL;
-        if (t->grad && *t->grad == e->reported_grad[i])
+        if (t->grad && *t->grad == e->m.reported_grad[i])
             *t->grad = NULL;
     }
 }
@@ -56,10 +56,10 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
     const struct zr_tensor *t = &e->layout->tensors[i];
     if (t->buffer)
         return 0;
-    if (*t->param != e->reported_param[i])
-        return moved(ev, t, "param", *t->param, e->reported_param[i]);
-    if (t->grad && *t->grad != e->reported_grad[i])
-        return moved(ev, t, "grad", *t->grad, e->reported_grad[i]);
+    if (*t->param != e->m.reported_param[i])
+        return moved(ev, t, "param", *t->param, e->m.reported_param[i]);
+    if (t->grad && *t->grad != e->m.reported_grad[i])
+        return moved(ev, t, "grad", *t->grad, e->m.reported_grad[i]);
     return 0;
 }
 
@@ -67,10 +67,10 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
 static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
 {
     const struct zr_tensor *t = &e->layout->tensors[i];
-    if (t->pointer_per_begin || e->n_shown_param[i] == e->param_shown[unit])
+    if (t->pointer_per_begin || e->m.n_shown_param[i] == e->m.param_shown[unit])
         return 0;
     int32_t other = t->unit;
-    while (other == unit || !e->param_shown[other])
+    while (other == unit || !e->m.param_shown[other])
         other++;
     return zr_fail(
         ZR_ERR_ORDER,

@@ -1,6 +1,6 @@
 /* engine_restore.c: values from a checkpoint into the shards, and from the shards to wherever else they are
  * held. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 int zr_engine_restore_begin(struct zr_engine *e)
 {
@@ -16,7 +16,7 @@ int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const v
 
 static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit)
 {
-    return (struct zr_tag){.unit = unit, .step = e->step, .call_hash = zr_core_hash(e->core)};
+    return (struct zr_tag){.unit = unit, .step = e->m.step, .call_hash = zr_core_hash(e->m.core)};
 }
 
 /* Frozen flats too, which no other gather of resident units moves. */
@@ -27,13 +27,13 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         int64_t full = zr_plan_param_full(e->plan, f, -1);
-        e->gather_segs[i] = (struct zr_gather_seg){.src = full,
-                                                   .src_stride = f->shard_bytes,
-                                                   .dst = full,
-                                                   .shard_bytes = f->shard_bytes,
-                                                   .total_bytes = f->total_bytes};
+        e->m.segs[i] = (struct zr_gather_seg){.src = full,
+                                              .src_stride = f->shard_bytes,
+                                              .dst = full,
+                                              .shard_bytes = f->shard_bytes,
+                                              .total_bytes = f->total_bytes};
     }
-    return e->gather->ops->all_gather(e->gather, e->gather_stream, e->gather_segs, u->n_flats, &tag);
+    return e->gather->ops->all_gather(e->gather, e->gather_stream, e->m.segs, u->n_flats, &tag);
 }
 
 /* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element
@@ -106,7 +106,7 @@ int zr_engine_restore_end(struct zr_engine *e)
         err = spread_state(e, &e->layout->flats[i]);
     for (int32_t u = 0; !err && u < e->layout->n_units; u++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = u};
-        err = zr_core_step(e->core, &ev, e->actions, &n_actions);
+        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
     }
     if (err)
         return zr_engine_fail(e, err, zr_error_text());

@@ -3,7 +3,7 @@
  *
  * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last
  * step's updates and before the next step's, and neither the model nor the gathers wait for it. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdlib.h>
 
@@ -112,7 +112,7 @@ static void report(void *arg)
 
 int zr_engine_issue_snapshot(struct zr_engine *e)
 {
-    struct zr_snapshot_listener *l = e->listener;
+    struct zr_snapshot_listener *l = e->s.listener;
     int err = zr_engine_runs(e, copy_run, e);
     zr_model_check_reader(e);
     if (err)
@@ -137,12 +137,12 @@ void zr_engine_snapshot_read(struct zr_engine *e)
 int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg)
 {
     struct zr_core_event ev = {.kind = ZR_EV_SNAPSHOT, .unit = -1};
-    set_listener(e->listener, complete, arg);
+    set_listener(e->s.listener, complete, arg);
     return zr_engine_call(e, &ev);
 }
 
 void zr_engine_forget_snapshot(struct zr_engine *e)
 {
-    if (e->listener)
-        set_listener(e->listener, NULL, NULL);
+    if (e->s.listener)
+        set_listener(e->s.listener, NULL, NULL);
 }

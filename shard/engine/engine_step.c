@@ -1,7 +1,7 @@
 /* engine_step.c: the step, and what may come before it: its norm, or its being dropped. On the model's
  * thread.
  */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -44,18 +44,18 @@ static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
 {
     char text[256];
     if (o->other_is_late)
-        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->step + e->norming,
+        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->m.step + e->m.norming,
                  o->other);
     else if (o->other_called)
         snprintf(text, sizeof text,
                  "step %u: rank %d made other calls (zero_begin, zero_end, zero_norm, zero_tune ...) since "
                  "zero_wrap "
                  "than rank %d",
-                 e->step + e->norming, o->other, e->rank);
+                 e->m.step + e->m.norming, o->other, e->rank);
     else
         snprintf(text, sizeof text,
-                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", e->step,
-                 (double)o->other_lr, o->other, (double)e->lr, e->rank);
+                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same",
+                 e->m.step, (double)o->other_lr, o->other, (double)e->m.lr, e->rank);
     return o->other_is_late || o->other_called ? compare_calls(e, text)
                                                : zr_engine_fail(e, ZR_ERR_MISMATCH, text);
 }
@@ -63,8 +63,8 @@ static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
 /* Waits for the last norm that was ordered, and looks at what all ranks said with it. */
 static int look(struct zr_engine *e)
 {
-    zr_model_await(e, e->norm_job);
-    int err = zr_engine_wait(e, e->step_norm);
+    zr_model_await(e, e->m.norm_job);
+    int err = zr_engine_wait(e, e->ev.step_norm);
     if (err)
         return err;
     struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
@@ -78,43 +78,41 @@ static int look(struct zr_engine *e)
 /* What the ranks carried in the step, as its norm brought it. The sums are exact, as zr_engine_mean's. */
 static void take_means(struct zr_engine *e)
 {
-    int64_t bytes = e->n_carried * (int64_t)sizeof *e->carried;
+    int64_t bytes = e->m.carried.n * (int64_t)sizeof *e->m.carried.value;
     struct zr_access seen = {e->words, e->world * bytes, false};
     if (bytes)
         zr_declare(e->dev, NULL, &seen, 1);
-    e->result.n_carried = e->n_carried;
-    for (int32_t i = 0; i < e->n_carried; i++)
-        e->result.carried[i] = zr_mean_of(e, bytes, i);
+    e->m.result.n_carried = e->m.carried.n;
+    for (int32_t i = 0; i < e->m.carried.n; i++)
+        e->m.result.carried[i] = zr_mean_of(e, bytes, i);
 }
 
 /* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
  * by then. */
 int zr_engine_settle(struct zr_engine *e)
 {
-    if (!e->result_due)
+    if (!e->m.result_due)
         return 0;
     int err = look(e);
     const struct zr_step_outcome *o = e->outcome;
-    e->result_due = false;
+    e->m.result_due = false;
     if (err)
         return err;
-    e->result = (struct zr_step_result){.grad_norm = o->grad_norm,
-                                        .clipped = o->clipped,
-                                        .skipped = o->skipped,
-                                        .save_written = o->save_written};
+    e->m.result =
+        (struct zr_step_result){.grad_norm = o->grad_norm, .clipped = o->clipped, .skipped = o->skipped};
     take_means(e);
-    if (o->skipped && !e->result_wanted && e->n_skipped == 0)
+    if (o->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
         zr_warn(
             e->opt.log,
             "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
             "zero_step's info tells, and zero_get_stats counts",
-            e->step);
-    e->t += !o->skipped;
-    e->n_skipped += o->skipped;
-    e->result.t = e->t;
+            e->m.step);
+    e->m.t += !o->skipped;
+    e->m.n_skipped += o->skipped;
+    e->m.result.t = e->m.t;
     if (o->skipped)
         zr_model_check_skipped(e);
-    e->save_seen = o->save_written;
+    e->m.least = o->save_written;
     err = zr_written_norm(e, o->grad_norm);
     if (!err)
         return 0;
@@ -129,23 +127,23 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
         err = zr_engine_settle(e);
     if (err)
         return err;
-    *norm = e->norm;
-    if (zr_core_complete(e->core) && zr_core_open_unit(e->core) < 0)
+    *norm = e->m.norm;
+    if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
         return 0;
-    e->lr = 0;
-    e->n_carried = 0;
-    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    e->m.lr = 0;
+    e->m.carried.n = 0;
+    err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
-    e->norming = true;
+    e->m.norming = true;
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
     err = zr_engine_call(e, &ev);
     if (!err)
         err = look(e);
-    e->norming = false;
+    e->m.norming = false;
     if (err)
         return err;
-    *norm = e->norm = e->outcome->grad_norm;
+    *norm = e->m.norm = e->outcome->grad_norm;
     zr_late_keep(e);
     return 0;
 }
@@ -159,33 +157,33 @@ int zr_engine_drop(struct zr_engine *e)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1});
     if (!err)
         zr_in_place_drop(e);
-    e->n_dropped += !err;
+    e->m.n_dropped += !err;
     if (!err)
-        e->n_given = 0;
+        e->m.given.n = 0;
     return err;
 }
 
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
 {
     if (n)
-        memcpy(e->given, values, (size_t)n * sizeof *values);
-    e->n_given = n;
+        memcpy(e->m.given.value, values, (size_t)n * sizeof *values);
+    e->m.given.n = n;
 }
 
 int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
 {
     int err = 0;
-    *known = !e->result_due;
-    if (e->result_due && (!e->loop || zr_loop_issued(e->loop, e->norm_job))) {
-        int done = e->dev->ops->event_query(e->step_norm);
+    *known = !e->m.result_due;
+    if (e->m.result_due && (!e->loop || zr_loop_issued(e->loop, e->m.norm_job))) {
+        int done = e->dev->ops->event_query(e->ev.step_norm);
         *known = done > 0;
         err = done < 0 ? zr_engine_fail(e, done, zr_error_text()) : 0;
     }
-    e->result_wanted |= *known;
+    e->m.result_wanted |= *known;
     if (!err && *known)
         err = zr_engine_settle(e);
     if (!err && *known)
-        *result = e->result;
+        *result = e->m.result;
     return err;
 }
 
@@ -197,38 +195,37 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = zr_engine_settle(e);
     if (err)
         return err;
-    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->n_given)};
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.given.n)};
     err = zr_pointers_check(e, &ev);
     if (!err)
         err = zr_late_check(e);
     if (!err)
-        err = zr_core_step(e->core, &ev, e->actions, &n);
+        err = zr_core_step(e->m.core, &ev, e->m.actions, &n);
     if (err)
         return err;
     zr_model_called(e, &ev);
-    e->step++;
-    e->lr = lr;
-    memcpy(e->carried, e->given, sizeof e->carried);
-    e->n_carried = e->n_given;
-    e->n_given = 0;
-    zr_model_check_call(e->watch, "zero_step", -1, "", e->step);
+    e->m.step++;
+    e->m.lr = lr;
+    e->m.carried = e->m.given;
+    e->m.given.n = 0;
+    zr_model_check_call(e->watch, "zero_step", -1, "", e->m.step);
     err = zr_model_check_step(e);
     if (!err)
         err = zr_in_place_step(e);
     if (err)
         return err;
-    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->step);
-    err = e->dev->ops->event_record(e->step_compute, e->compute);
+    zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, e->m.step);
+    err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     err = zr_model_act(e, n);
-    if (e->written)
+    if (e->m.written)
         zr_written_report(e);
-    e->result_due = true;
-    e->result_wanted = result != NULL;
+    e->m.result_due = true;
+    e->m.result_wanted = result != NULL;
     if (!err && result) {
         err = zr_engine_settle(e);
-        *result = e->result;
+        *result = e->m.result;
     }
     zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
     return err;
@@ -239,13 +236,13 @@ static int drain_stream(struct zr_engine *e, struct zr_stream *s)
     const struct zr_device_ops *d = e->dev->ops;
     if (d->host_memory)
         return d->stream_sync(s);
-    int err = d->event_record(e->drained, s);
-    return err ? err : zr_engine_wait(e, e->drained);
+    int err = d->event_record(e->ev.drained, s);
+    return err ? err : zr_engine_wait(e, e->ev.drained);
 }
 
 int zr_engine_drain(struct zr_engine *e)
 {
-    zr_model_await(e, e->n_jobs);
+    zr_model_await(e, e->m.n_jobs);
     int err = drain_stream(e, e->gather_stream);
     if (!err)
         err = drain_stream(e, e->reduce_stream);

@@ -3,7 +3,7 @@
  * The loop reads these numbers when it carries out a step's norm and updates, which may be long after the
  * model's thread has gone on. So there are two of them: while one is in use by steps that were begun, the
  * other is changed, and each job says which is its own. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <string.h>
 
@@ -12,17 +12,17 @@
 
 void zr_tuned_open(struct zr_engine *e)
 {
-    memcpy(e->tuned[0].hyper, e->opt.hyper, sizeof e->opt.hyper);
-    e->tuned[0].clip = e->opt.clip;
+    memcpy(e->m.tuned[0].hyper, e->opt.hyper, sizeof e->opt.hyper);
+    e->m.tuned[0].clip = e->opt.clip;
 }
 
 struct zr_tuned *zr_engine_tune(struct zr_engine *e)
 {
-    const struct zr_tuned *now = &e->tuned[e->tuned_now];
+    const struct zr_tuned *now = &e->m.tuned[e->m.tuned_now];
     if (!now->last_job) /* no step was begun with it */
-        return &e->tuned[e->tuned_now];
-    e->tuned_now ^= 1;
-    struct zr_tuned *next = &e->tuned[e->tuned_now];
+        return &e->m.tuned[e->m.tuned_now];
+    e->m.tuned_now ^= 1;
+    struct zr_tuned *next = &e->m.tuned[e->m.tuned_now];
     zr_model_await(e, next->last_job); /* of a step before the last */
     *next = *now;
     next->last_job = 0;
@@ -34,20 +34,20 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     int err = zr_engine_settle(e); /* the last step's own outcome counts first */
     if (err)
         return err;
-    e->t = t;
+    e->m.t = t;
     zr_engine_tune(e)->has_states = true;
     return 0;
 }
 
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
 {
-    const struct zr_tuned *now = &e->tuned[e->tuned_now];
+    const struct zr_tuned *now = &e->m.tuned[e->m.tuned_now];
     struct {
         struct zr_hyper hyper[ZR_OPTIMIZER_COUNT];
         float clip;
         int32_t has_states, n_carried, unused;
         int64_t t;
-    } all = {.clip = now->clip, .has_states = now->has_states, .n_carried = n_carried, .t = e->t};
+    } all = {.clip = now->clip, .has_states = now->has_states, .n_carried = n_carried, .t = e->m.t};
     memcpy(all.hyper, now->hyper, sizeof all.hyper);
     return (uint32_t)XXH3_64bits(&all, sizeof all);
 }

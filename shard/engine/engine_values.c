@@ -1,7 +1,7 @@
 /* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
  * mean over ranks; the barrier. All blocking, between steps, over the reduce communicator and the plan's
  * staging. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <string.h>
 #include <xxhash.h>
@@ -19,8 +19,8 @@ static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit, const struc
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
     return (struct zr_tag){.unit = unit,
-                           .step = e->step,
-                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->core))};
+                           .step = e->m.step,
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
 }
 
 /* One tensor's range of elements, at most what staging holds, all inside one slice. */
@@ -221,7 +221,7 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
         zr_engine_tune(e)->has_states = true;
     for (int32_t s = 0; !err && kind < 0 && s < t->n_slices; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
-        err = zr_core_step(e->core, &ev, e->actions, &n_actions);
+        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
     }
     return err;
 }
@@ -236,11 +236,7 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
         else if (params)
             err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
     }
-    struct zr_comm_stats s;
-    e->gather->ops->stats(e->gather, &s);
-    e->wire_at_open = s.wire_bytes;
-    e->reduce->ops->stats(e->reduce, &s);
-    e->wire_at_open += s.wire_bytes;
+    e->m.wire_at_open = zr_engine_wire_bytes(e);
     return err;
 }
 

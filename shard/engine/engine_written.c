@@ -4,7 +4,7 @@
  * re-pointed) trains on zeros, and nothing else would say so. The library hands gradients out zeroed: what
  * holds nothing but zeros at the end of every backward bracket of the first step was not written, or might as
  * well not have been. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,16 +25,26 @@ int zr_written_open(struct zr_engine *e)
     const struct zr_device_ops *d = e->dev->ops;
     if (!e->opt.log || !d->host_memory || !d->compute_on_caller)
         return 0;
-    e->written = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->written);
-    return e->written ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d pieces", e->layout->n_pieces);
+    e->m.written = calloc((size_t)e->layout->n_pieces + 1, sizeof *e->m.written);
+    return e->m.written ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d pieces", e->layout->n_pieces);
 }
 
-void zr_written_look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
 {
-    bool *written = &e->written[p - e->layout->pieces];
+    bool *written = &e->m.written[p - e->layout->pieces];
     const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
     if (f->trainable && !*written)
         *written = !all_zero(at + p->first * zr_dtype_bytes(f->dtype), p->n, f->dtype);
+}
+
+void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        for (int32_t k = 0; k < f->n_pieces; k++)
+            look(e, f, &e->layout->pieces[f->first_piece + k], slot);
+    }
 }
 
 /* Appends a tensor's name, or a layer of it. false: there is no more room. */
@@ -62,7 +72,7 @@ void zr_written_report(struct zr_engine *e)
         if (!zr_piece_flat(e->layout, i)->trainable || p->n == 0)
             continue;
         n_trainable++;
-        if (e->written[i])
+        if (e->m.written[i])
             continue;
         n_left++;
         n_named += add_name(e, p, names, sizeof names);
@@ -72,8 +82,8 @@ void zr_written_report(struct zr_engine *e)
     else if (n_left)
         zr_warn(e->opt.log, "in the first step no gradient was written to %s%s: all its elements are zero",
                 names, n_named < n_left ? ", ..." : "");
-    free(e->written);
-    e->written = NULL;
+    free(e->m.written);
+    e->m.written = NULL;
 }
 
 int zr_written_norm(struct zr_engine *e, double grad_norm)
@@ -83,7 +93,7 @@ int zr_written_norm(struct zr_engine *e, double grad_norm)
         trainable = e->layout->units[u].trainable;
     if (grad_norm != 0 || !trainable || !e->opt.log)
         return 0;
-    if (e->step == 1)
+    if (e->m.step == 1)
         return zr_fail(ZR_ERR_ORDER,
                        "step 1: every gradient is zero, on every rank: backward does not write where the "
                        "library points the model's gradients. Does it use pointers that were copied before "

@@ -16,11 +16,16 @@
 /* An action and what the model's thread knew when it gave it. */
 struct zr_vclock;
 struct zr_tuned;
+struct zr_given;
 
 struct zr_job {
     struct zr_action action;
-    struct zr_vclock *known;      /* of a check (engine_check.h); NULL: none */
-    const struct zr_tuned *tuned; /* NORM, UPDATE: the step's */
+    /* of a check (engine_check.h); NULL: none */
+    struct zr_vclock *known;
+    /* NORM, UPDATE: the step's */
+    const struct zr_tuned *tuned;
+    /* NORM: what the step carries */
+    const struct zr_given *given;
     uint64_t call_hash;
     uint32_t step;
     float lr;

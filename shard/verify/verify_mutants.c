@@ -8,27 +8,6 @@ static bool applies(const struct zr_verify_rank *r, const struct zr_mutant *m)
     return !m->one_rank || r->id == r->v->c->world - 1;
 }
 
-static enum zr_event_class class_of(const struct zr_engine *e, const struct zr_event *event)
-{
-    int32_t i = 0;
-    while (i < e->n_events && e->events[i] != event)
-        i++;
-    struct zr_event **at = e->events + i;
-    if (at < e->ready)
-        return ZR_EVENT_PARAM_FREE;
-    if (at < e->updated)
-        return ZR_EVENT_READY;
-    if (at < e->grad_done)
-        return ZR_EVENT_UPDATED;
-    if (at < e->grad_free)
-        return ZR_EVENT_GRAD_DONE;
-    if (*at == e->step_compute)
-        return ZR_EVENT_STEP_COMPUTE;
-    if (*at == e->gather_tail)
-        return ZR_EVENT_GATHER_TAIL;
-    return *at == e->step_norm ? ZR_EVENT_STEP_NORM : ZR_EVENT_GRAD_FREE;
-}
-
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream)
 {
@@ -43,7 +22,7 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
     const struct zr_engine *e = &r->engine;
     if (m->what != of[edge] || !applies(r, m))
         return false;
-    if (m->event && (!event || class_of(e, event) != m->event))
+    if (m->event && (!event || zr_event_class_of(&e->ev, event) != m->event))
         return false;
     if (m->stream && stream != (m->stream == ZR_ON_COMPUTE  ? e->compute
                                 : m->stream == ZR_ON_GATHER ? e->gather_stream

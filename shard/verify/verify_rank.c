@@ -150,7 +150,7 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, 
     bool uneven = r->v->c->skipped || r->v->c->pattern == ZR_USE_TWICE;
     bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
                 (err == ZR_ERR_ORDER && (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM) && uneven);
-    return core && !atomic_load(&r->engine.failed);
+    return core && !zr_engine_has_failed(&r->engine);
 }
 
 static int wrap(struct zr_verify_rank *r)

@@ -3,7 +3,7 @@
 #define ZR_SHARD_VERIFY_WORLD_H
 
 #include "comm/sim/sim.h"
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 #include "shard/verify/verify.h"
 
 #include <ucontext.h>
@@ -90,18 +90,6 @@ enum zr_mutation {
     ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
 };
 
-/* Events by what they say; see engine.h. */
-enum zr_event_class {
-    ZR_EVENT_ANY,
-    ZR_EVENT_PARAM_FREE,
-    ZR_EVENT_READY,
-    ZR_EVENT_UPDATED,
-    ZR_EVENT_GRAD_DONE,
-    ZR_EVENT_GRAD_FREE,
-    ZR_EVENT_STEP_COMPUTE,
-    ZR_EVENT_GATHER_TAIL,
-    ZR_EVENT_STEP_NORM
-};
 enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE };
 
 struct zr_mutant {

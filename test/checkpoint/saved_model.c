@@ -121,6 +121,13 @@ int model_steps(struct model_rank *m, int n)
     return err || n < 1 ? err : zero_sync_buffers(m->z, ZERO_SYNC_MEAN);
 }
 
+int64_t model_t(const struct model_rank *m)
+{
+    struct zr_engine_facts facts;
+    zr_engine_facts(m->z->engine, &facts);
+    return facts.t;
+}
+
 uint64_t model_hash(struct model_rank *m)
 {
     uint64_t h = 0;

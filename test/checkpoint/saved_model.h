@@ -44,6 +44,8 @@ void model_run(const struct model_options *o, void (*fn)(struct model_rank *m, v
 int model_steps(struct model_rank *m, int n);
 /* Of all weights, masters and states, by zero_read; the same on every rank. */
 uint64_t model_hash(struct model_rank *m);
+/* Steps that were not skipped. */
+int64_t model_t(const struct model_rank *m);
 
 /* Checks that say where; usable on threads other than cmocka's. */
 void model_check(bool ok, const char *file, int line, const char *what);

@@ -221,7 +221,7 @@ static int failing_copy(struct zr_stream *s, void *dst, const void *src, int64_t
 
 static void save_from_device(struct model_rank *m, void *arg)
 {
-    struct zr_device *dev = m->z->engine.dev;
+    struct zr_device *dev = zr_engine_device(m->z->engine);
     struct zr_device_ops ops = *dev->ops;
     (void)arg;
     host_ops = dev->ops;

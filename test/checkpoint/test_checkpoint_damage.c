@@ -97,7 +97,7 @@ static void flip_and_load(struct model_rank *m, struct flipping *f, unsigned cha
 
 static void unchanged(struct model_rank *m, const struct flipping *f)
 {
-    CHECK_THAT(model_hash(m) == f->before && m->z->engine.t == 0);
+    CHECK_THAT(model_hash(m) == f->before && model_t(m) == 0);
 }
 
 static void flip_bits(struct model_rank *m, struct flipping *f, const char *path, int64_t from, int64_t to)
@@ -185,11 +185,11 @@ static void cut(struct model_rank *m, void *arg)
         *n = whole / 2;
         *lines = 0;
         CHECK_OK(zero_load(m->z, "run"));
-        CHECK_THAT(model_hash(m) == hashes[1] && m->z->engine.t == 1);
+        CHECK_THAT(model_hash(m) == hashes[1] && model_t(m) == 1);
         CHECK_THAT(strstr(lines, strrchr(paths[i], '/')) && strstr(lines, "skipped"));
         *n = whole;
         CHECK_OK(zero_load(m->z, "run"));
-        CHECK_THAT(model_hash(m) == hashes[2] && m->z->engine.t == 2);
+        CHECK_THAT(model_hash(m) == hashes[2] && model_t(m) == 2);
         before = hashes[2];
     }
 }
@@ -219,13 +219,13 @@ static struct kept keep_file(const char *path)
 static void refused(struct model_rank *m, const char *path, int code, const char *a, const char *b)
 {
     uint64_t before = model_hash(m);
-    int64_t t = m->z->engine.t;
+    int64_t t = model_t(m);
     int err = zero_load(m->z, path);
     if (err != code || !strstr(zero_last_error(), a) || !strstr(zero_last_error(), b)) {
         fprintf(stderr, "expected %d, %s and %s; got %d: %s\n", code, a, b, err, zero_last_error());
         abort();
     }
-    CHECK_THAT(model_hash(m) == before && m->z->engine.t == t);
+    CHECK_THAT(model_hash(m) == before && model_t(m) == t);
 }
 
 static void put_back(const char *path, struct kept k)

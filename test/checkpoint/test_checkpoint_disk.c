@@ -142,7 +142,7 @@ static bool try_save(struct model_rank *m, struct story *s, int64_t pages, int64
         CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "no space left on device") &&
                    strstr(zero_last_error(), disk));
         CHECK_OK(zero_load(m->z, run));
-        CHECK_THAT(model_hash(m) == hash[1] && m->z->engine.t == 1);
+        CHECK_THAT(model_hash(m) == hash[1] && model_t(m) == 1);
         m->step = 1;
         CHECK_OK(model_steps(m, 1));
         s->n_refused += m->rank == 0;
@@ -230,7 +230,7 @@ static void refuse_writing(struct model_rank *m, const char *why)
     CHECK_THAT(strstr(zero_last_error(), run) && strstr(zero_last_error(), why));
     CHECK_THAT(model_hash(m) == hash);
     CHECK_OK(zero_load(m->z, run));
-    CHECK_THAT(m->z->engine.t == 1);
+    CHECK_THAT(model_t(m) == 1);
 }
 
 static void on_read_only(struct model_rank *m, void *arg)

@@ -67,7 +67,7 @@ static void load_all(struct model_rank *m, void *arg)
         CHECK_THAT(model_hash(m) == w->hash);
         CHECK_OK(zero_get_user_data(m->z, &note, &n));
         CHECK_THAT(n == 18 && !memcmp(note, "seed 1, position 3", 18));
-        CHECK_THAT(m->z->engine.t == STEPS);
+        CHECK_THAT(model_t(m) == STEPS);
     }
     m->step = STEPS;
     CHECK_OK(model_steps(m, MORE));
@@ -127,7 +127,7 @@ static void load_latest(struct model_rank *m, void *arg)
 {
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) == *(uint64_t *)arg);
-    CHECK_THAT(m->z->engine.t == 12);
+    CHECK_THAT(model_t(m) == 12);
 }
 
 static int n_names;

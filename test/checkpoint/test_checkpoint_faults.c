@@ -77,7 +77,7 @@ static void begin_history(struct model_rank *m, struct history *h)
         if (i < 3)
             CHECK_OK(zero_save(m->z, "run"));
     }
-    if (m->z->engine.snapshot)
+    if (zr_engine_snapshot(m->z->engine))
         CHECK_OK(zero_save_wait(m->z));
 }
 
@@ -85,7 +85,7 @@ static void begin_history(struct model_rank *m, struct history *h)
 static int64_t loaded_step(struct model_rank *m, const struct history *h)
 {
     CHECK_OK(zero_load(m->z, "run"));
-    int64_t t = m->z->engine.t;
+    int64_t t = model_t(m);
     char note[64];
     CHECK_THAT(t >= 1 && t <= 3);
     CHECK_THAT(model_hash(m) == h->hashes[m->rank][t]);
@@ -206,7 +206,7 @@ static void fail_loads(struct model_rank *m, void *arg)
                 CHECK_THAT(err == 0);
             /* A call whose failure does no harm (closing what was read) may pass. */
             CHECK_THAT(model_hash(m) == (err ? h->hashes[m->rank][3] : h->hashes[m->rank][2]));
-            CHECK_THAT(m->z->engine.t == (err ? 3 : 2));
+            CHECK_THAT(model_t(m) == (err ? 3 : 2));
             if (!err)
                 CHECK_OK(model_steps(m, 1));
             CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);

@@ -46,26 +46,26 @@ static void ask_for_it(struct model_rank *m, void *arg)
     CHECK_OK(zero_get_saved(m->z, &path));
     CHECK_OK(
         zero_load(m->z, path)); /* which also ends the save that is under way, and moves on what path is */
-    CHECK_THAT(m->z->engine.t == (async ? 1 : 2));
+    CHECK_THAT(model_t(m) == (async ? 1 : 2));
     CHECK_OK(zero_save_wait(m->z));
     saved_is(m, "other/save-00000001-step-00000002");
 
     CHECK_OK(zero_load(m->z, first)); /* it is what zero_load wants */
-    CHECK_THAT(model_hash(m) == hash && m->z->engine.t == 1);
+    CHECK_THAT(model_hash(m) == hash && model_t(m) == 1);
     saved_is(m, "other/save-00000001-step-00000002");
 
     /* One that fails, and the wait that tells it. */
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     if (m->rank == 0)
         memory_files_fault(disk, FAULT_EIO, 20, true);
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     int err = zero_save(m->z, "run");
     CHECK_THAT((err ? err : zero_save_wait(m->z)) == ZERO_ERR_IO);
     saved_is(m, "other/save-00000001-step-00000002");
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     if (m->rank == 0)
         memory_files_fault(disk, FAULT_NONE, 0, false);
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     CHECK_OK(zero_save(m->z, "run"));
     CHECK_OK(zero_save_wait(m->z));
     CHECK_OK(zero_get_saved(m->z, &path)); /* what failed may have left a folder, whose number is taken */
@@ -126,7 +126,7 @@ static void save_late(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run"));
     CHECK_OK(zero_set_step(m->z, 0));
     CHECK_OK(zero_load(m->z, "run"));
-    CHECK_THAT(m->z->engine.t == ZR_MOST_STEPS + 1);
+    CHECK_THAT(model_t(m) == ZR_MOST_STEPS + 1);
 }
 
 static void test_large_step(void **state)
@@ -187,7 +187,7 @@ static void save_as(struct model_rank *m, struct keeping *k, const char *how)
         CHECK_OK(*how == 'k' ? zero_save_kept(m->z, "run") : zero_save(m->z, "run"));
     }
     CHECK_OK(zero_save_wait(m->z));
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
 static void keep_some(struct model_rank *m, void *arg)
@@ -200,7 +200,7 @@ static void keep_some(struct model_rank *m, void *arg)
         folder_holds(m->z->files, "save-00000001-step-00000001-kept\n"
                                   "save-00000002-step-00000002\nsave-00000003-step-00000003\n"
                                   "save-00000004-step-00000004-kept\n");
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     save_as(m, k, "ss");
 }
 
@@ -212,23 +212,23 @@ static void go_on_keeping(struct model_rank *m, void *arg)
         folder_holds(m->z->files, "save-00000001-step-00000001-kept\nsave-00000004-step-00000004-kept\n"
                                   "save-00000005-step-00000005\nsave-00000006-step-00000006\n");
     CHECK_OK(zero_load(m->z, "run"));
-    CHECK_THAT(m->z->engine.t == 6 && model_hash(m) == k->hashes[6]);
+    CHECK_THAT(model_t(m) == 6 && model_hash(m) == k->hashes[6]);
     m->step = 6;
     save_as(m, k, "k");
     CHECK_OK(zero_load(m->z, "run"));
-    CHECK_THAT(m->z->engine.t == 7 && model_hash(m) == k->hashes[7]);
+    CHECK_THAT(model_t(m) == 7 && model_hash(m) == k->hashes[7]);
     /* One that is renamed stays no more. */
     if (m->rank == 0)
         CHECK_OK(zr_file_rename(m->z->files, "run/save-00000004-step-00000004-kept",
                                 "run/save-00000004-step-00000004"));
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     save_as(m, k, "s");
     if (m->rank == 0)
         folder_holds(m->z->files, "save-00000001-step-00000001-kept\nsave-00000006-step-00000006\n"
                                   "save-00000007-step-00000007-kept\nsave-00000008-step-00000008\n");
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     CHECK_OK(zero_load(m->z, "run/save-00000001-step-00000001-kept"));
-    CHECK_THAT(m->z->engine.t == 1 && model_hash(m) == k->hashes[1]);
+    CHECK_THAT(model_t(m) == 1 && model_hash(m) == k->hashes[1]);
 }
 
 /* One of which the writing was not finished is no checkpoint, and goes. */

@@ -1,5 +1,6 @@
 /* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
  * peer is lost, or because no thread can be had to write it. */
+#include "shard/engine/engine_inside.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 
@@ -51,7 +52,7 @@ static int copy_slowly(struct zr_stream *s, void *dst, const void *src, int64_t 
 
 static void close_gate(struct model_rank *m)
 {
-    struct zr_engine *e = &m->z->engine;
+    struct zr_engine *e = m->z->engine;
     CHECK_OK(zr_engine_drain(e)); /* the loop is at rest */
     gate.open = false;
     own = e->dev->ops;
@@ -89,12 +90,12 @@ static void lose_peer(struct model_rank *m, void *arg)
     pthread_barrier_wait(barrier);
     if (m->rank == 0) {
         /* As the rendezvous does when a peer's socket closes. */
-        zr_engine_fail(&m->z->engine, ZR_ERR_PEER, "rank 1 was lost: its connection was closed");
+        zr_engine_fail(m->z->engine, ZR_ERR_PEER, "rank 1 was lost: its connection was closed");
         CHECK_THAT(zr_save_end(m->z) == ZERO_ERR_PEER); /* does not wait for what may never come */
         CHECK_THAT(!gate_is_open());
         open_gate();
         /* The snapshot is complete only now, and whoever was to be told is gone. */
-        CHECK_OK(m->z->engine.dev->ops->stream_sync(m->z->engine.reduce_stream));
+        CHECK_OK(zr_engine_device(m->z->engine)->ops->stream_sync(m->z->engine->reduce_stream));
     }
     CHECK_THAT(zero_save_wait(m->z) == ZERO_ERR_PEER);
     pthread_barrier_wait(barrier);

@@ -137,7 +137,7 @@ static void fail_calls(struct model_rank *m, void *arg)
         /* jansson misreads when memory is out: then what was read is wrong somehow, and it is told how. */
         if (err)
             CHECK_THAT(err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO);
-        CHECK_THAT(m->z->engine.t == 2);
+        CHECK_THAT(model_t(m) == 2);
         CHECK_THAT(err == 0 || !done);
         CHECK_THAT(model_hash(m) == hashes[2]);
         if (done)
@@ -235,7 +235,7 @@ static void fail_among(struct model_rank *m, void *arg)
         CHECK_THAT(all_or_none(m, a, err));
         /* jansson misreads when memory is out: then what was read is wrong somehow, and it is told how. */
         CHECK_THAT(err == 0 || ((err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO) && !done));
-        CHECK_THAT(m->z->engine.t == (err ? 2 : 1));
+        CHECK_THAT(model_t(m) == (err ? 2 : 1));
         if (err && ++n % 16)
             continue;
         CHECK_THAT(model_hash(m) == hash[err ? 2 : 1]);

@@ -166,7 +166,7 @@ static void look(struct model_rank *m, bool reported, const char *format)
     const char *path;
     char manifest[ZR_PATH_BYTES + 16];
     int64_t *n;
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     CHECK_OK(zero_get_saved(m->z, &path));
     if (m->rank == 0) {
         snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
@@ -175,7 +175,7 @@ static void look(struct model_rank *m, bool reported, const char *format)
         CHECK_THAT((strstr(lines, "the one now saved none: zero_set_rank_data") != NULL) == reported);
         *lines = 0;
     }
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
 #define FORMAT_2 "{\"format\":\"libzero checkpoint 2\""
@@ -244,13 +244,13 @@ static void save_own(struct model_rank *m, void *arg)
 static void flip(struct model_rank *m, const char *path)
 {
     int64_t *n;
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     if (m->rank == 0) {
         unsigned char *p = memory_files_content(disk, path, &n);
         CHECK_THAT(p != NULL);
         p[*n - 1 - (int64_t)(seed % 1000)] ^= 8; /* the data are its end */
     }
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
 static void refuse_damage(struct model_rank *m, void *arg)
@@ -280,7 +280,7 @@ static void refuse_damage(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run"));
     CHECK_THAT(zero_read_rank_data(m->z, 0, 0, 1, x) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), SHARD1) && strstr(zero_last_error(), "no such file"));
-    CHECK_OK(zr_engine_barrier(&m->z->engine));
+    CHECK_OK(zr_engine_barrier(m->z->engine));
     free(x);
 }
 

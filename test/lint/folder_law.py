@@ -41,6 +41,10 @@ EXCEPTIONS = {
 }
 # Shows how a program is wrapped, so it uses of libzero what a program can.
 WORKED_EXAMPLE = "bench/train.c"
+# Headers that say what something consists of, for its own folder and for whoever proves it.
+INSIDES = {
+    "shard/engine/engine_inside.h": ("shard/engine/", "shard/verify/", "test/"),
+}
 PROGRAMS = ("bench/", "test/", "zero/examples/")
 INSIDE = re.compile(r"\b(zr|ZR)_\w+|->ops\b")
 REPEATED_NAMES = {"meson.build", "README.md", "run.sh"}  # run.sh: the two commands of the README
@@ -120,6 +124,8 @@ def check_includes(root, path):
                 yield f'{at}: "{target}" is not a path from the root of the tree'
             elif not allowed(target, rules):
                 yield f"{at}: {floor}/ may not include {target}; allowed: {', '.join(sorted(ALLOWED[floor]))}"
+            elif target in INSIDES and not path.startswith(INSIDES[target]):
+                yield f"{at}: {target} is for {', '.join(INSIDES[target])} (INSIDES)"
             elif is_sister(path, target):
                 yield f"{at}: {os.path.dirname(path)}/ may not include {target} of another folder of its floor (SISTERS)"
             continue
@@ -182,6 +188,7 @@ def self_test():
         ("kernels looks up", {"kernels/a.c": '#include "comm/comm.h"\n'}, "kernels/a.c:1:"),
         ("a backend knows another", {"comm/nccl/nccl.c": '#include "comm/shm/shm.h"\n'}, "comm/nccl/nccl.c:1:"),
         ("a folder of comm reaches past device.h", {"comm/shm/a.c": '#include "kernels/gemm/gemm.h"\n'}, "comm/shm/a.c:1:"),
+        ("zero looks into the engine", {"zero/a.c": '#include "shard/engine/engine_inside.h"\n', "shard/engine/engine_inside.h": ""}, "zero/a.c:1:"),
         ("shard looks up", {"shard/a.c": '#include "zero/zero.h"\n'}, "shard/a.c:1:"),
         ("zero looks up", {"zero/a.c": '#include "bench/train.h"\n', "bench/train.h": ""}, "zero/a.c:1:"),
         ("bench reaches inside", {"bench/a.c": '  #  include "shard/core.h"\n'}, "bench/a.c:1:"),

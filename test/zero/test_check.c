@@ -1,6 +1,6 @@
 /* test_check.c: cfg.check: a model that keeps to its brackets trains as without it; one that does not is told
  * what it touched; and a wait that is missing from the library's own schedule is found in a real run. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
 
@@ -415,9 +415,9 @@ static bool is_torn(const struct zr_event *e)
     const struct {
         struct zr_event **at;
         int32_t n;
-    } of[MISSINGS] = {[UPDATED] = {torn->updated, torn->layout->n_units},
-                      [READY] = {torn->ready, torn->layout->n_units},
-                      [GRAD_FREE] = {torn->grad_free, places}};
+    } of[MISSINGS] = {[UPDATED] = {torn->ev.updated, torn->layout->n_units},
+                      [READY] = {torn->ev.ready, torn->layout->n_units},
+                      [GRAD_FREE] = {torn->ev.grad_free, places}};
     for (int32_t i = 0; i < of[torn_what].n; i++)
         if (of[torn_what].at[i] == e)
             return true;
@@ -445,13 +445,13 @@ static void torn_rank(struct toy_rank *r)
     struct zero_ctx *z = NULL;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (!err && r->rank == 1 && g->what) {
-        torn = &z->engine;
+        torn = z->engine;
         torn_what = g->what;
-        whole_ops = z->engine.dev->ops;
+        whole_ops = zr_engine_device(z->engine)->ops;
         torn_ops = *whole_ops;
         torn_ops.stream_wait = torn_wait;
         torn_ops.event_query = torn_query;
-        z->engine.dev->ops = &torn_ops;
+        zr_engine_device(z->engine)->ops = &torn_ops;
     }
     if (!err)
         err = train(&m, z, r, 1);

@@ -46,7 +46,7 @@ static void free_loading(struct loading *l)
     free(l->shards);
     free(l->ranges);
     free(l->by_name);
-    if (l->staged != l->z->engine.snapshot)
+    if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
     zr_loaded_ranks_free(l->ranks);
@@ -438,11 +438,11 @@ static int read_all(struct loading *l)
     l->direct = is_direct(z);
     if (l->direct)
         return read_direct(l);
-    zr_engine_runs(&z->engine, add_bytes, &l->buffers_at);
+    zr_engine_runs(z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
     /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
      * and nobody uses it now. */
-    l->staged = z->engine.snapshot ? z->engine.snapshot : malloc((size_t)bytes + 1);
+    l->staged = zr_engine_snapshot(z->engine) ? zr_engine_snapshot(z->engine) : malloc((size_t)bytes + 1);
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
     err = zr_extents_of(z, l->staged, l->buffers_at, &l->own);
@@ -465,7 +465,7 @@ static int choose(struct zero_ctx *z, const char *path, struct loading *l)
         mine.err = zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log);
     if (mine.err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
-    int err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+    int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     if (!err && all[0].err)
         err = zr_fail(all[0].err, "%.*s", (int)sizeof all[0].text - 1, all[0].text);
     if (!err && !all[0].name[0])
@@ -483,7 +483,7 @@ static int agree(struct zero_ctx *z, const struct loading *l, int err)
         return err;
     uint64_t mine[] = {(uint64_t)l->manifest.t, l->manifest.files[0].blocks.xxh3, l->manifest.layout_hash};
     uint64_t(*all)[3] = z->from_all;
-    err = zr_engine_exchange(&z->engine, mine, sizeof mine, all);
+    err = zr_engine_exchange(z->engine, mine, sizeof mine, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (memcmp(all[r], all[0], sizeof *all) != 0)
             err = zr_fail(ZR_ERR_IO, "%s: rank %d finds another checkpoint there than rank 0", l->folder, r);
@@ -493,7 +493,7 @@ static int agree(struct zero_ctx *z, const struct loading *l, int err)
 static int restore_run(void *arg, const struct zr_run *run)
 {
     struct loading *l = arg;
-    return zr_engine_restore_run(&l->z->engine, run, l->staged + run->snapshot_at);
+    return zr_engine_restore_run(l->z->engine, run, l->staged + run->snapshot_at);
 }
 
 /* From here on only a lost rank can fail, which ends the context. */
@@ -501,21 +501,21 @@ static int apply(struct loading *l)
 {
     struct zero_ctx *z = l->z;
     struct zr_manifest *m = &l->manifest;
-    int err = zr_engine_restore_begin(&z->engine);
+    int err = zr_engine_restore_begin(z->engine);
     if (!err && !l->direct)
-        err = zr_engine_runs(&z->engine, restore_run, l);
+        err = zr_engine_runs(z->engine, restore_run, l);
     if (!err && z->layout->n_buffers)
-        err = zr_engine_copy_buffers(&z->engine, l->staged + l->buffers_at, true);
+        err = zr_engine_copy_buffers(z->engine, l->staged + l->buffers_at, true);
     if (!err)
-        err = zr_engine_restore_end(&z->engine);
+        err = zr_engine_restore_end(z->engine);
     else
-        zr_engine_drain(&z->engine); /* nothing may read staged any more */
+        zr_engine_drain(z->engine); /* nothing may read staged any more */
     if (err)
         return err;
-    err = zr_engine_set_step(&z->engine, m->t);
+    err = zr_engine_set_step(z->engine, m->t);
     if (err)
         return err;
-    z->engine.n_skipped = m->n_skipped;
+    zr_engine_set_skipped(z->engine, m->n_skipped);
     z->n_micro = m->n_micro;
     free(z->user_data);
     z->user_data = m->user;
@@ -534,7 +534,7 @@ static void give_up(struct zero_ctx *z)
 {
     char text[ZR_ERROR_BYTES];
     snprintf(text, sizeof text, "%s", zr_error_text());
-    zr_engine_zero_states(&z->engine);
+    zr_engine_zero_states(z->engine);
     zr_fail(0, "%s", text);
 }
 
@@ -548,7 +548,7 @@ static int load(struct zero_ctx *z, const char *given)
              given); /* it may be zero_get_saved's, which the end of a save moves on */
     int err = zr_save_end(z);
     if (!err)
-        err = zr_engine_settle(&z->engine);
+        err = zr_engine_settle(z->engine);
     if (err)
         return err;
     struct loading *l = calloc(1, sizeof *l);
@@ -589,12 +589,12 @@ int zero_load(zero_ctx *z, const char *path)
         err = zr_refuse_in_all(z, "zero_load");
     if (err)
         return err;
-    if (!zr_core_between_steps(z->engine.core))
+    if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "zero_load: a step has begun; load before the first backward or after zero_step");
-    err = zr_engine_check(&z->engine);
+    err = zr_engine_check(z->engine);
     if (!err) {
-        zr_engine_called(&z->engine, ZR_CALLED_LOAD, -1, 0);
+        zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
         err = load(z, path);
     }
     return err ? zr_fail_more(err, "zero_load") : 0;

@@ -173,11 +173,11 @@ static void run(void *arg)
 {
     struct zr_save *s = arg;
     struct zero_ctx *z = s->z;
-    struct zr_device *dev = z->engine.dev;
+    struct zr_device *dev = zr_engine_device(z->engine);
     char name[64];
-    if (z->engine.snapshot)
+    if (zr_engine_snapshot(z->engine))
         step_back();
-    if (z->engine.snapshot || dev->ops->host_memory)
+    if (zr_engine_snapshot(z->engine) || dev->ops->host_memory)
         dev = NULL;
     zr_shard_name(z->world.rank, z->world.world, name);
     int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
@@ -186,7 +186,7 @@ static void run(void *arg)
     set_state(s, WRITTEN, err);
     if (err)
         return;
-    atomic_store(&z->engine.save_written, s->number);
+    zr_engine_report_least(z->engine, s->number);
     if (z->world.rank != 0 || !await(s, &s->commit_reported))
         return;
     err = commit(s);
@@ -204,9 +204,11 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 {
     const struct zr_layout *l = z->layout;
     const struct zr_options *o = &z->config.options;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
     *m = (struct zr_manifest){.format = 3, /* or 2, when no rank has data of its own */
-                              .t = z->engine.t,
-                              .n_skipped = z->engine.n_skipped,
+                              .t = facts.t,
+                              .n_skipped = facts.n_skipped,
                               .n_micro = z->n_micro,
                               .world = z->world.world,
                               .stage = o->stage,
@@ -287,8 +289,8 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
     if (!err)
         err = zr_buffers_check(z);
     if (!err)
-        err = zr_extents_of(z, z->engine.snapshot, z->world.rank == 0 ? z->plan->snapshot_buffers_at : -1,
-                            &s->extents);
+        err = zr_extents_of(z, zr_engine_snapshot(z->engine),
+                            z->world.rank == 0 ? z->plan->snapshot_buffers_at : -1, &s->extents);
     s->rank_data = zr_rank_data_keep(z->rank_data);
     if (s->rank_data) {
         s->extents.rank_data = s->rank_data->data;
@@ -343,14 +345,14 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
 {
     struct wanted mine = {.rank_data = s->extents.rank_data_bytes,
                           .kept = s->kept,
-                          .numbers = zr_tuned_digest(&z->engine, 0)},
+                          .numbers = zr_tuned_digest(z->engine, 0)},
                   *all = z->from_all;
     int err = 0;
     int64_t bytes = 0;
     if (z->world.world == 1)
         all[0] = mine;
     else
-        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (all[r].kept != all[0].kept)
             err = zr_fail(ZR_ERR_MISMATCH,
@@ -377,16 +379,18 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
 static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
     if (z->world.rank == 0)
-        mine.err = zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, z->engine.t,
-                                       s->kept, mine.name);
+        mine.err = zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, facts.t, s->kept,
+                                       mine.name);
     if (mine.err)
         snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
     int err = 0;
     if (z->world.world == 1)
         all[0] = mine;
     else
-        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     if (!err && all[0].err)
         err = zr_fail(all[0].err, "%s%.*s", z->world.rank ? "rank 0: " : "", (int)sizeof all->text - 1,
                       all[0].text);
@@ -435,7 +439,7 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
     int64_t tick = (int64_t)tick_ns(z);
     if (world == 1) {
         while (look(s, tick) < COMMITTED) {
-            int err = zr_engine_check(&z->engine); /* its snapshot may never come */
+            int err = zr_engine_check(z->engine); /* its snapshot may never come */
             if (err)
                 return err;
         }
@@ -449,7 +453,7 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
             mine.err = s->err;
             snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, s->text);
         }
-        err = zr_engine_exchange(&z->engine, &mine, sizeof mine, all);
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
         if (err)
             break;
         int n_writing = 0, failed = -1;
@@ -489,7 +493,7 @@ static int await_copies(struct zero_ctx *z, struct zr_save *s)
         complete = s->readable;
         uv_mutex_unlock(&s->lock);
         if (!complete)
-            err = zr_engine_check(&z->engine);
+            err = zr_engine_check(z->engine);
     }
     return err;
 }
@@ -501,12 +505,12 @@ int zr_save_end(struct zero_ctx *z)
     if (!s)
         return 0;
     z->save = NULL;
-    int err = zr_engine_check(&z->engine);
+    int err = zr_engine_check(z->engine);
     if (!err)
         err = meet(z, s);
     if (!err)
         err = await_copies(z, s);
-    zr_engine_forget_snapshot(&z->engine); /* after a failure it may still be on the stream */
+    zr_engine_forget_snapshot(z->engine); /* after a failure it may still be on the stream */
     if (err)
         snprintf(text, sizeof text, "%s", zr_error_text());
     uv_mutex_lock(&s->lock);
@@ -515,7 +519,7 @@ int zr_save_end(struct zero_ctx *z)
     uv_mutex_unlock(&s->lock);
     if (s->started)
         uv_thread_join(&s->thread);
-    zr_engine_snapshot_read(&z->engine);
+    zr_engine_snapshot_read(z->engine);
     if (!err && s->err) {
         err = s->err;
         snprintf(text, sizeof text, "%s", s->text);
@@ -532,7 +536,7 @@ int zr_save_end(struct zero_ctx *z)
 void zr_save_notice(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
-    if (s && z->engine.save_seen >= s->number && !s->commit_reported)
+    if (s && zr_engine_least(z->engine) >= s->number && !s->commit_reported)
         raise_flag(s, &s->commit_reported);
 }
 
@@ -543,27 +547,27 @@ static int check_call(struct zero_ctx *z, const char *call)
     int err = zr_refuse_in_bracket(z, call);
     if (err)
         return err;
-    if (!zr_core_between_steps(z->engine.core))
+    if (!zr_engine_between_steps(z->engine))
         return zr_fail(ZR_ERR_ORDER,
                        "%s: a step has begun; call it before the first backward or after zero_step", call);
-    return zr_engine_check(&z->engine);
+    return zr_engine_check(z->engine);
 }
 
 static int start(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;
-    if (z->engine.snapshot) {
+    if (zr_engine_snapshot(z->engine)) {
         /* The model may write its buffers as soon as this call returns. */
         if (z->world.rank == 0 && z->layout->n_buffers)
-            err =
-                zr_engine_copy_buffers(&z->engine, z->engine.snapshot + z->plan->snapshot_buffers_at, false);
+            err = zr_engine_copy_buffers(z->engine,
+                                         zr_engine_snapshot(z->engine) + z->plan->snapshot_buffers_at, false);
         if (err)
             return err;
-        err = zr_engine_take_snapshot(&z->engine, on_snapshot, s);
+        err = zr_engine_take_snapshot(z->engine, on_snapshot, s);
         s->copying = !err;
     } else {
         s->readable = true;
-        err = zr_engine_drain(&z->engine);
+        err = zr_engine_drain(z->engine);
     }
     int thread = err ? 0 : uv_thread_create(&s->thread, run, s);
     if (thread) {
@@ -601,11 +605,11 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     if (!err)
         err = zr_awaited_refuse(z, call, -1);
     if (!err) {
-        zr_engine_called(&z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
+        zr_engine_called(z->engine, kept ? ZR_CALLED_SAVE_KEPT : ZR_CALLED_SAVE, -1, 0);
         err = zr_save_end(z);
     }
     if (!err)
-        err = zr_engine_settle(&z->engine);
+        err = zr_engine_settle(z->engine);
     if (err)
         return err;
     struct zr_save *s = NULL;
@@ -624,7 +628,7 @@ static int save(zero_ctx *z, const char *dir, bool kept)
     s->number = ++z->n_saves;
     z->save = s;
     err = start(z, s);
-    if (err || !z->engine.snapshot) {
+    if (err || !zr_engine_snapshot(z->engine)) {
         int ended = zr_save_end(z);
         err = err ? err : ended;
     }
@@ -645,9 +649,9 @@ int zero_save_wait(zero_ctx *z)
 {
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
-    int err = zr_engine_check(&z->engine);
+    int err = zr_engine_check(z->engine);
     if (!err) {
-        zr_engine_called(&z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
+        zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
         err = zr_save_end(z);
     }
     return err ? zr_fail_more(err, "zero_save_wait") : 0;
@@ -657,7 +661,7 @@ int zero_get_saved(zero_ctx *z, const char **path)
 {
     if (!z || !path)
         return zr_fail(ZR_ERR_ARG, "zero_get_saved: %s is NULL", z ? "path" : "z");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, "zero_get_saved");
     *path = *z->saved_path ? z->saved_path : NULL;
     return 0;

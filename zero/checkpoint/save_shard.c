@@ -120,13 +120,13 @@ int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_
     *out = (struct zr_extents){0};
     struct collecting c = {.z = z, .base = base, .out = out};
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
-    zr_engine_runs(&z->engine, add_run, &c);
+    zr_engine_runs(z->engine, add_run, &c);
     out->n += n_buffers;
     struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
     if (!list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
     *out = (struct zr_extents){.list = list};
-    zr_engine_runs(&z->engine, add_run, &c);
+    zr_engine_runs(z->engine, add_run, &c);
     if (n_buffers)
         add_buffers(z, base ? base + buffers_at : NULL, out);
     qsort(list, (size_t)out->n, sizeof *list, in_order);

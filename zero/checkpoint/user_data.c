@@ -12,7 +12,7 @@ int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes)
 {
     if (!z || (!data && bytes))
         return zr_fail(ZR_ERR_ARG, "zero_set_user_data: %s is NULL", z ? "data" : "z");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, "zero_set_user_data");
     if (bytes < 0 || bytes > ZR_USER_DATA_MAX)
         return zr_fail(ZR_ERR_ARG,
@@ -33,7 +33,7 @@ int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes)
 {
     if (!z || !data || !bytes)
         return zr_fail(ZR_ERR_ARG, "zero_get_user_data: an argument is NULL");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, "zero_get_user_data");
     *data = z->n_user_data ? z->user_data : NULL;
     *bytes = z->n_user_data;
@@ -59,7 +59,7 @@ int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes)
 {
     if (!z || (!data && bytes))
         return zr_fail(ZR_ERR_ARG, "zero_set_rank_data: %s is NULL", z ? "data" : "z");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, "zero_set_rank_data");
     if (bytes < 0)
         return zr_fail(ZR_ERR_ARG, "zero_set_rank_data: bytes is %lld; allowed: 0 and more",
@@ -142,7 +142,7 @@ int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64
     static const char call[] = "zero_find_rank_data";
     if (!z || (!n_saved && !bytes))
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, z ? "n_saved and bytes are NULL" : "z is NULL");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, call);
     int err = bytes ? check_saved_rank(z, call, saved_rank) : 0;
     if (err)
@@ -180,7 +180,7 @@ int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first, int64_t 
     static const char call[] = "zero_read_rank_data";
     if (!z || (!dst && n))
         return zr_fail(ZR_ERR_ARG, "%s: %s is NULL", call, z ? "dst" : "z");
-    if (zr_engine_check_process(&z->engine))
+    if (zr_engine_check_process(z->engine))
         return zr_fail_more(ZR_ERR_ORDER, call);
     int err = check_saved_rank(z, call, saved_rank);
     if (err)

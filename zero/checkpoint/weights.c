@@ -266,9 +266,9 @@ static int check_call(struct zero_ctx *z, const char *dir, const char *call, enu
         return zr_fail(ZR_ERR_ARG, "%s: %s", call, !z ? "z is NULL" : "dir is NULL or empty");
     int err = zr_refuse_in_bracket(z, call);
     if (!err)
-        err = zr_engine_check(&z->engine);
+        err = zr_engine_check(z->engine);
     if (!err)
-        zr_engine_called(&z->engine, name, -1, 0);
+        zr_engine_called(z->engine, name, -1, 0);
     return err;
 }
 
@@ -474,7 +474,7 @@ static int import_one(struct weights *ws, const struct sources *s, const struct 
         }
         /* All learn whether rank 0 could read it, and then none writes it. */
         double bad = s && *local;
-        int err = zr_engine_mean(&z->engine, &bad, 1);
+        int err = zr_engine_mean(z->engine, &bad, 1);
         if (err || bad > 0) {
             *stopped = true;
             return err;

@@ -1,7 +1,7 @@
 /* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
-#include "shard/engine/engine.h"
+#include "shard/engine/engine_inside.h"
 #include "test/shard/engine/overlap_device.h"
 
 #include <setjmp.h>
@@ -194,7 +194,7 @@ static void full_budget_gathers_once(void **state)
         assert_int_equal(bwd, 10 * 200 + 60);
         assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
     }
-    assert_int_equal(w.e.n_gather, 3 * 10);
+    assert_int_equal(w.e.i.n_gather, 3 * 10);
     close_world(&w);
 }
 

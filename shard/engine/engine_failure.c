@@ -1,0 +1,128 @@
+/* engine_failure.c: the first failure of an engine: kept, told to the other ranks, found by every later call.
+ */
+#include "comm/fork.h"
+#include "shard/engine/engine_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char found_by[] = " (found by rank ";
+
+/* The other ranks are told as a communicator that has a place for it tells them: with the one that found it.
+ */
+static void report_others(struct zr_engine *e, int code, const char *text)
+{
+    char reported[ZR_ERROR_BYTES / 2];
+    if (!e->on_fail)
+        return;
+    if (strstr(text, found_by))
+        snprintf(reported, sizeof reported, "%s", text);
+    else
+        snprintf(reported, sizeof reported, "%.*s%s%d)", (int)sizeof reported - 40, text, found_by, e->rank);
+    e->on_fail(e->on_fail_arg, code, reported);
+}
+
+bool zr_engine_has_failed(const struct zr_engine *e)
+{
+    return atomic_load_explicit(&e->s.failed, memory_order_relaxed) != 0;
+}
+
+int zr_engine_fail(struct zr_engine *e, int code, const char *text)
+{
+    uv_mutex_lock(&e->s.fail_lock);
+    bool first = !atomic_load(&e->s.failed);
+    if (first) {
+        strncpy(e->s.fail_text, text, sizeof e->s.fail_text - 1);
+        atomic_store(&e->s.failed, code);
+    }
+    uv_mutex_unlock(&e->s.fail_lock);
+    if (first) {
+        e->gather->ops->abort(e->gather, code, text);
+        e->reduce->ops->abort(e->reduce, code, text);
+        report_others(e, code, text);
+    }
+    return code;
+}
+
+/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each
+ * time. The first found it, and need not be told so. */
+static void keep_first_finder(char *why, int rank)
+{
+    char *finder = strstr(why, found_by), *end = finder ? strchr(finder, ')') : NULL;
+    if (end)
+        end[1] = 0;
+    if (end && atoi(finder + strlen(found_by)) == rank)
+        *finder = 0;
+}
+
+/* Nothing has failed that anyone knows of, on any rank: what every call of the model asks, twice. */
+static bool is_well(const struct zr_engine *e)
+{
+    return !atomic_load_explicit(&e->s.failed, memory_order_acquire) &&
+           !atomic_load_explicit(e->gather->alarm, memory_order_acquire) &&
+           !atomic_load_explicit(e->reduce->alarm, memory_order_acquire);
+}
+
+static int ask_comms(struct zr_engine *e, char *why, size_t n_why)
+{
+    int code = e->gather->ops->status(e->gather, why, n_why);
+    return code ? code : e->reduce->ops->status(e->reduce, why, n_why);
+}
+
+void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
+{
+    char why[ZR_ERROR_BYTES];
+    int known = ask_comms(e, why, sizeof why);
+    if (known && known != ZR_ERR_PEER)
+        code = known;
+    else
+        snprintf(why, sizeof why, "%s", text);
+    keep_first_finder(why, e->rank);
+    zr_engine_fail(e, code, why);
+}
+
+int zr_engine_status(struct zr_engine *e)
+{
+    if (is_well(e))
+        return 0;
+    int code = atomic_load_explicit(&e->s.failed, memory_order_acquire);
+    char why[ZR_ERROR_BYTES];
+    if (!code) {
+        code = ask_comms(e, why, sizeof why);
+        if (!code)
+            return 0;
+        keep_first_finder(why, e->rank);
+        zr_engine_fail(e, code, why);
+    }
+    uv_mutex_lock(&e->s.fail_lock);
+    code = atomic_load(&e->s.failed);
+    zr_fail(code, "rank %d: %s", e->rank, e->s.fail_text);
+    uv_mutex_unlock(&e->s.fail_lock);
+    return code;
+}
+
+int zr_engine_check_process(const struct zr_engine *e)
+{
+    if (e->forks == zr_fork_depth())
+        return 0;
+    return zr_fail(
+        ZR_ERR_ORDER,
+        "this process was forked from process %d, which called zero_wrap: only that one may use the "
+        "context (the threads that carry it out are there)",
+        e->pid);
+}
+
+int zr_engine_check(struct zr_engine *e)
+{
+    int err = zr_engine_check_process(e);
+    if (!err)
+        err = zr_engine_status(e);
+    if (err || !e->watch)
+        return err;
+    int code = zr_model_check_look(e);
+    if (!code)
+        return 0;
+    zr_engine_fail(e, code, zr_error_text());
+    return zr_engine_status(e);
+}

@@ -1,0 +1,338 @@
+/* engine_inside.h: what an engine consists of, for its own files (and the verifier, which looks inside).
+ *
+ * Which thread may touch what is said by where it is: `m` is the model's thread's, `i` belongs to whoever
+ * carries out jobs (the loop's thread; without a loop, the model's), `s` is shared, by locks and atomics, and
+ * what is outside of the three is fixed once the engine is allocated. A job takes what it needs from one side
+ * to the other (struct zr_job): zr_model_push is the only place where it does.
+ *
+ * Every arrow between streams is one event:
+ *   param_free[slot]  compute -> gather   the last bracket that read the slot ended
+ *   ready[unit]       gather  -> compute  the unit's parameters are gathered
+ *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute: nothing is gathered)
+ *   grad_done[place]  compute -> reduce   backward has written the gradient
+ *   grad_free[place]  reduce  -> compute  every rank has reduced it: its place may be written again
+ *   step_compute      compute -> reduce   what came before zero_step is done with the parameters
+ *   gather_tail       gather  -> reduce   every gather of the old parameters is done
+ *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known */
+#ifndef ZR_SHARD_ENGINE_INSIDE_H
+#define ZR_SHARD_ENGINE_INSIDE_H
+
+#include "shard/engine/engine.h"
+#include "shard/engine/engine_check.h"
+#include "shard/engine/timeline.h"
+
+#include <stdatomic.h>
+
+/* Events by what they say. */
+enum zr_event_class {
+    ZR_EVENT_ANY,
+    ZR_EVENT_PARAM_FREE,
+    ZR_EVENT_READY,
+    ZR_EVENT_UPDATED,
+    ZR_EVENT_GRAD_DONE,
+    ZR_EVENT_GRAD_FREE,
+    ZR_EVENT_STEP_COMPUTE,
+    ZR_EVENT_GATHER_TAIL,
+    ZR_EVENT_STEP_NORM,
+    ZR_EVENT_DRAINED /* the model's thread waits for a stream's end */
+};
+
+struct zr_events {
+    /* (n) for closing */
+    struct zr_event **all;
+    /* (n) enum zr_event_class */
+    uint8_t *class_of;
+    int32_t n;
+    struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
+    struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
+};
+
+/* Slices of a tensor whose gradient lies in place, at stages 0 and 1. The model has one pointer for all of
+ * them. It is taken away while one is being reduced, unless another is in a bracket or the model does not
+ * bracket it: a model that zeroes its gradients meanwhile fails at once, instead of changing what is being
+ * added up. */
+struct zr_lending {
+    int32_t n_in_flight, n_open, n_unbracketed;
+};
+
+/* All parameters, gathered (engine_all.c). */
+struct zr_all {
+    /* memory of its own, bytes of it; NULL: none is needed */
+    char *base;
+    int64_t bytes;
+    /* (n_tensors) in it; -1: the tensor lies whole elsewhere */
+    int64_t *at;
+    /* in memory of the host, though the device has its own */
+    bool apart;
+};
+
+/* What a step carries (zr_engine_give). */
+struct zr_given {
+    int32_t n;
+    double value[ZR_MAX_CARRIED];
+};
+
+/* The model's thread. */
+struct zr_model_side {
+    struct zr_core *core;
+    struct zr_action *actions;
+    /* (n_flats) for collectives between steps */
+    struct zr_gather_seg *segs;
+
+    /* ---- jobs that the loop was given */
+    /* pushed, but the loop was not told */
+    bool unkicked;
+    uint64_t n_jobs;
+    /* the last step's */
+    uint64_t norm_job;
+    /* (n_units) the last job that writes the unit's parameters */
+    uint64_t *unit_job;
+    /* (places) the last job that reads the gradient place */
+    uint64_t *grad_job;
+
+    /* ---- the model's pointers */
+    /* (n_tensors) what was last stored in them */
+    void **reported_param, **reported_grad;
+    /* (n_tensors) slices that they can reach now */
+    int32_t *n_shown_param, *n_shown_grad;
+    /* (n_units) */
+    bool *param_shown, *grad_shown;
+    /* (n_units) where it is shown */
+    int32_t *param_slot, *grad_slot;
+    /* (n_tensors) stages 0 and 1: may the model have the gradient? */
+    struct zr_lending *lending;
+    /* (n_units) its gradient is being reduced; was ever in a backward bracket */
+    bool *in_flight, *bracketed;
+    /* the units in flight, (n_units) */
+    int32_t *flying, n_flying;
+    struct zr_all all;
+
+    /* ---- steps */
+    /* calls of zero_step */
+    uint32_t step;
+    /* steps that were not skipped */
+    int64_t t;
+    int64_t n_skipped, n_dropped;
+    /* a step's outcome was not looked at yet */
+    bool result_due;
+    /* the program asked for it */
+    bool result_wanted;
+    /* of the last step looked at */
+    struct zr_step_result result;
+    /* of that step: see zr_engine_least */
+    int64_t least;
+    /* the one of tuned_now is the next step's; jobs read both */
+    struct zr_tuned tuned[2];
+    int tuned_now;
+    float lr;
+    /* of the step to come, once it was asked for */
+    double norm;
+    /* what is pushed is of the step to come */
+    bool norming;
+    /* for the step to come */
+    struct zr_given given;
+    /* by the last one that was begun, whose job reads it */
+    struct zr_given carried;
+
+    /* ---- what the model is seen to do */
+    /* (n_pieces) in the first step, a gradient that is not zero; NULL: not looked at */
+    bool *written;
+    /* (n_pieces) of engine_late.c: hashes; NULL: not looked at */
+    uint64_t *late_grad;
+    /* (n_pieces) of check_in_place.c: hashes, 0: none; NULL: not watched */
+    uint64_t *kept_grad;
+
+    int64_t n_waits, wait_ns;
+    /* what opening took from the others: not the model's traffic */
+    int64_t wire_at_open;
+    int64_t allocated[ZR_MEM_COUNT];
+};
+
+/* Whoever carries out jobs. */
+struct zr_issuer {
+    /* (n_flats) */
+    struct zr_gather_seg *gather_segs;
+    /* (n_flats) */
+    struct zr_reduce_seg *reduce_segs;
+    uint64_t n_norms;
+    /* read by any thread */
+    _Atomic int64_t n_gather, n_reduce;
+};
+
+/* Any thread. */
+struct zr_shared {
+    /* for the step's record */
+    _Atomic int64_t own_least;
+    /* of snapshots; NULL: the plan has none */
+    struct zr_snapshot_listener *listener;
+    /* The first failure, whoever met it. */
+    _Atomic int failed;
+    uv_mutex_t fail_lock;
+    char fail_text[ZR_ERROR_BYTES];
+};
+
+struct zr_engine {
+    /* NULL: it is not open */
+    struct zr_device *dev;
+    struct zr_comm *gather, *reduce;
+    const struct zr_layout *layout;
+    const struct zr_plan *plan;
+    struct zr_options opt;
+    /* NULL: jobs are carried out at once, on the calling thread */
+    struct zr_loop *loop;
+    void (*on_fail)(void *arg, int code, const char *text);
+    void *on_fail_arg;
+    int rank, world;
+    /* that opened it: no other may use it */
+    int pid;
+    /* zr_fork_depth there */
+    unsigned forks;
+
+    /* arenas */
+    char *gather_base, *reduce_base;
+    float *master, *state[ZR_MAX_STATES];
+    /* plan->snapshot_bytes of host_alloc memory, or NULL */
+    char *snapshot;
+    /* of the last step; host_alloc memory, valid after step_norm */
+    struct zr_step_outcome *outcome;
+    /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
+    char *words;
+    int64_t master_bytes;
+    /* (n_units) of engine_aside.c: NULL but where a sum was set aside, from the model's thread by the
+     * job that does it */
+    float **aside;
+
+    struct zr_stream *compute, *gather_stream, *reduce_stream;
+    struct zr_events ev;
+    /* NULL: not kept */
+    struct zr_timeline *timeline;
+    /* NULL: not checked */
+    struct zr_model_check *watch;
+
+    struct zr_model_side m;
+    struct zr_issuer i;
+    struct zr_shared s;
+};
+
+/* ---- engine_tables.c, for opening and closing ---- */
+
+int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev);
+enum zr_event_class zr_event_class_of(const struct zr_events *ev, const struct zr_event *event);
+int zr_tables_open(struct zr_engine *e);
+void zr_tables_close(struct zr_engine *e); /* also half opened ones; of the events their lists alone */
+
+/* ---- engine.c, engine_step.c ---- */
+
+/* Addresses of element `first` of a flat (which must be kept by this rank). Kept: elements of a flat whose
+ * state this rank holds: its shard, or at stage 0 all. */
+int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first);
+float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
+char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+
+/* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.
+ * Not on the loop's thread. */
+int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
+
+/* ---- engine_model.c ---- */
+
+/* Takes the first n of e->m.actions. */
+int zr_model_act(struct zr_engine *e, int32_t n);
+/* From here on another thread: gives the action to the loop, with what it needs to know. Without a loop it is
+ * carried out now. */
+void zr_model_push(struct zr_engine *e, const struct zr_action *a);
+/* Tells the communicator of a call. */
+void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
+/* Waits until the loop has carried out a job (0: none), without which waiting for its events would not wait.
+ */
+void zr_model_await(struct zr_engine *e, uint64_t job);
+
+/* engine_pointers.c: stores in the model's pointer, and remembers it. */
+void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
+void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
+
+/* engine_lending.c: the model's pointers to a unit's parameters (gradients) go to slot, or away. Where the
+ * model has its gradients for good: the unit's backward bracket opens, and closes; in_flight: the gradient is
+ * being reduced from then on; and is the model's again. */
+void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot);
+void zr_hide_params(struct zr_engine *e, int32_t unit);
+void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot);
+void zr_hide_grads(struct zr_engine *e, int32_t unit);
+void zr_lend_unit(struct zr_engine *e, int32_t unit);
+void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight);
+void zr_lend_again(struct zr_engine *e, int32_t unit);
+
+/* For zr_engine_open (engine_tune.c). */
+void zr_tuned_open(struct zr_engine *e);
+/* Copies the unit from its slot to where all are, on the compute stream (engine_all.c). */
+int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
+/* The mean over ranks of the i-th double of n_bytes that each left in e->words (engine_values.c). */
+double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i);
+/* Received so far, as the communicators count (engine_facts.c). */
+int64_t zr_engine_wire_bytes(const struct zr_engine *e);
+/* Collective, blocking: resident parameters, of which every rank has its part (engine_restore.c). */
+int zr_engine_gather_residents(struct zr_engine *e);
+
+/* A further contribution, in one step, to a gradient that is summed in place (engine_aside.c). make: memory
+ * for what is to be set aside, when the unit needs some for the first time; model's thread. carry: sets it
+ * aside; add: adds it to the sum again; jobs. */
+int zr_aside_make(struct zr_engine *e, int32_t unit);
+int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);
+int zr_aside_add(struct zr_engine *e, int32_t unit);
+void zr_aside_close(struct zr_engine *e);
+
+/* engine_snapshot.c: for zr_engine_open and zr_engine_close; the job of a snapshot. */
+int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
+void zr_snapshot_listener_close(struct zr_snapshot_listener *l); /* NULL is allowed */
+int zr_engine_issue_snapshot(struct zr_engine *e);
+
+/* ---- what the model is seen to do ---- */
+
+/* check_in_place.c: a backward bracket of a resident unit ends, whose gradient is reduced then or not; the
+ * next begins, whose gradient is zeroed then or not: ZR_ERR_ORDER if the model changed what it had said to
+ * keep. */
+void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced);
+int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill);
+/* zero_step is called, and nothing has been done for it; the step was dropped. */
+int zr_in_place_step(struct zr_engine *e);
+void zr_in_place_drop(struct zr_engine *e);
+
+/* Whether backward writes gradients, in the first step (engine_written.c). open: nothing where the CPU cannot
+ * see them, or nobody would be told. look_at: a backward bracket ended. tell: the step has begun; nothing is
+ * looked at afterwards. norm: of a step that is known; ZR_ERR_ORDER if the first is zero. */
+int zr_written_open(struct zr_engine *e);
+void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot);
+void zr_written_report(struct zr_engine *e);
+int zr_written_norm(struct zr_engine *e, double grad_norm);
+
+/* engine_late.c: the norm is known; and at the step: ZR_ERR_ORDER if a model without brackets wrote a
+ * gradient since. */
+void zr_late_keep(struct zr_engine *e);
+int zr_late_check(const struct zr_engine *e);
+
+/* check_stored.c: a backward bracket begins, before the model gets the gradient, zeroed or not; and, as the
+ * model has given it back: ZR_ERR_ORDER if it did not store all of a tensor that has ZERO_GRAD_OVERWRITE, or
+ * wrote beyond the end of one. bracket: as in struct zr_action. */
+void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroed);
+int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket);
+
+/* ---- places ---- */
+
+/* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
+static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
+{
+    return slot >= 0 ? p->layout->n_units + slot : unit;
+}
+
+static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *e)
+{
+    return (struct zr_step_scalars *)(e->reduce_base + e->plan->control_at);
+}
+
+static inline struct zr_step_record *zr_engine_record(const struct zr_engine *e, int rank)
+{
+    return (struct zr_step_record *)(e->reduce_base + e->plan->exchange_at +
+                                     rank * (int64_t)ZR_EXCHANGE_BYTES);
+}
+
+#endif
