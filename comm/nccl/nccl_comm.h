@@ -67,6 +67,7 @@
 #define ZR_COMM_NCCL_COMM_H
 
 #include "comm/segment.h"
+#include "kernels/thread.h"
 
 #include <nccl.h>
 #include <pthread.h>
@@ -197,7 +198,7 @@ struct zr_nccl_pair {
 
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    pthread_t watcher;
+    struct zr_thread watcher;
     bool stop, idle;
     _Atomic uint32_t alarm; /* of both */
     /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for

@@ -15,7 +15,6 @@
  */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
-#include "kernels/thread_signals.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -35,6 +34,7 @@ static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 /* ---- calls under a deadline ---- */
 
 struct zr_nccl_task {
+    struct zr_thread thread;
     pthread_mutex_t lock;
     pthread_cond_t ended;
     bool done, left; /* left: nobody waits any more, the thread cleans up */
@@ -52,7 +52,7 @@ static void free_task(struct zr_nccl_task *t)
     free(t);
 }
 
-static void *run_task(void *arg)
+static void run_task(void *arg)
 {
     struct zr_nccl_task *t = arg;
     /* Under the lock: who leaves it may close the device. */
@@ -73,7 +73,6 @@ static void *run_task(void *arg)
     pthread_mutex_unlock(&t->lock);
     if (left)
         free_task(t);
-    return NULL;
 }
 
 static void cond_init(pthread_cond_t *c)
@@ -83,16 +82,6 @@ static void cond_init(pthread_cond_t *c)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(c, &attr);
     pthread_condattr_destroy(&attr);
-}
-
-static int start_thread(pthread_t *id, void *(*fn)(void *), void *arg)
-{
-    sigset_t mask, old;
-    zr_thread_signals(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, &old);
-    int err = pthread_create(id, NULL, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return err;
 }
 
 static int start_task(struct zr_nccl_pair *p, const char *what, ncclResult_t (*fn)(void *arg),
@@ -107,13 +96,12 @@ static int start_task(struct zr_nccl_pair *p, const char *what, ncclResult_t (*f
     t->fn = fn;
     t->bytes = bytes;
     memcpy(t->arg, arg, bytes);
-    pthread_t id;
-    int err = start_thread(&id, run_task, t);
+    int err = zr_thread_start(&t->thread, "zero-nccl-call", run_task, t);
     if (err) {
         free_task(t);
-        return zr_fail(ZR_ERR_SYSTEM, "%s: no thread: %s", what, strerror(err));
+        return zr_fail_more(err, "%s", what);
     }
-    pthread_detach(id);
+    zr_thread_leave(&t->thread); /* t is here until somebody has waited for it */
     *out = t;
     return 0;
 }
@@ -451,10 +439,9 @@ static void abort_due(struct zr_nccl_pair *p)
     pthread_cond_broadcast(&p->wake);
 }
 
-static void *watch(void *arg)
+static void watch(void *arg)
 {
     struct zr_nccl_pair *p = arg;
-    pthread_setname_np(pthread_self(), "zero-nccl");
     int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
     if (err) {
@@ -480,19 +467,18 @@ static void *watch(void *arg)
         }
     }
     pthread_mutex_unlock(&p->lock);
-    return NULL;
 }
 
 int zr_nccl_watch(struct zr_nccl_pair *p)
 {
     pthread_mutex_init(&p->lock, NULL);
     cond_init(&p->wake);
-    int err = start_thread(&p->watcher, watch, p);
+    int err = zr_thread_start(&p->watcher, "zero-nccl", watch, p);
     if (!err)
         return 0;
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
-    return zr_fail(ZR_ERR_SYSTEM, "NCCL's communicators: no thread to watch them: %s", strerror(err));
+    return zr_fail_more(err, "NCCL's communicators");
 }
 
 void zr_nccl_unwatch(struct zr_nccl_pair *p)
@@ -501,7 +487,7 @@ void zr_nccl_unwatch(struct zr_nccl_pair *p)
     p->stop = true;
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
-    pthread_join(p->watcher, NULL);
+    zr_thread_join(&p->watcher);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
 }

@@ -2,11 +2,10 @@
  * a handler. */
 #include "kernels/check/guard_report.h"
 #include "kernels/error.h"
-#include "kernels/thread_signals.h"
+#include "kernels/thread.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +18,7 @@
 enum { WAIT_MS = 2000 };
 
 struct zr_reporter {
-    pthread_t thread;
+    struct zr_thread thread;
     pid_t process;
     int wake, reported; /* told: readable for ever once it is */
     _Atomic bool asked, done, gave_up;
@@ -35,11 +34,10 @@ static void post(int fd)
         ;
 }
 
-static void *reporter_main(void *arg)
+static void reporter_main(void *arg)
 {
     struct zr_reporter *r = arg;
     uint64_t n;
-    pthread_setname_np(pthread_self(), "zero-report");
     while (read(r->wake, &n, sizeof n) < 0 && errno == EINTR)
         ;
     if (atomic_load(&r->asked)) {
@@ -47,7 +45,6 @@ static void *reporter_main(void *arg)
         atomic_store(&r->done, true);
         post(r->reported);
     }
-    return NULL;
 }
 
 static int64_t now_ms(void)
@@ -65,7 +62,7 @@ void zr_report_ask(struct zr_reporter *r)
 
 void zr_report_wait(struct zr_reporter *r)
 {
-    if (atomic_load(&r->gave_up) || pthread_equal(pthread_self(), r->thread) || getpid() != r->process)
+    if (atomic_load(&r->gave_up) || pthread_equal(pthread_self(), r->thread.id) || getpid() != r->process)
         return;
     int64_t end = now_ms() + WAIT_MS, left = WAIT_MS;
     int n = 0;
@@ -96,14 +93,12 @@ int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **
     r->arg = arg;
     r->wake = eventfd(0, EFD_CLOEXEC);
     r->reported = eventfd(0, EFD_CLOEXEC);
-    sigset_t mask, old;
-    zr_thread_signals(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, &old);
-    int err = r->wake < 0 || r->reported < 0 ? errno : pthread_create(&r->thread, NULL, reporter_main, r);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int err = r->wake < 0 || r->reported < 0
+                  ? zr_fail(ZR_ERR_SYSTEM, "no event descriptor: %s", strerror(errno))
+                  : zr_thread_start(&r->thread, "zero-report", reporter_main, r);
     if (err) {
         free_reporter(r);
-        return zr_fail(ZR_ERR_SYSTEM, "a guard's reporter could not be started: %s", strerror(err));
+        return zr_fail_more(err, "a guard's reporter");
     }
     *out = r;
     return 0;
@@ -115,7 +110,7 @@ void zr_reporter_close(struct zr_reporter *r)
         return;
     if (getpid() == r->process) {
         post(r->wake);
-        pthread_join(r->thread, NULL);
+        zr_thread_join(&r->thread);
     }
     free_reporter(r);
 }

@@ -9,6 +9,7 @@
 #define ZR_KERNELS_HOST_DEVICE_H
 
 #include "kernels/device.h"
+#include "kernels/thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -56,8 +57,7 @@ struct zr_stream {
     struct zr_host_gate put;  /* operations put on the ring so far; the thread sleeps here */
     struct zr_host_gate done; /* operations finished so far; waiters sleep here */
     _Atomic bool stop;
-    pthread_t thread;
-    char name[16]; /* as the system takes thread names */
+    struct zr_thread thread;
     struct zr_stream *next_free;
     struct zr_host_op ring[ZR_HOST_RING];
 };

@@ -1,6 +1,5 @@
 /* host_stream.c: streams and events of the host device. host_device.h says how they fit together. */
 #include "kernels/host/host_device.h"
-#include "kernels/thread_signals.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -81,18 +80,16 @@ static void stop_thread(void *arg)
     atomic_store(&s->stop, true);
 }
 
-static void *stream_main(void *arg)
+static void stream_main(void *arg)
 {
     struct zr_stream *s = arg;
     uint64_t done = atomic_load(&s->done.value);
-    pthread_setname_np(pthread_self(), s->name);
     while (!atomic_load_explicit(&s->stop, memory_order_relaxed)) {
         gate_wait(&s->put, done + 1, s->dev->spin_ns);
         struct zr_host_op *op = &s->ring[done % ZR_HOST_RING];
         op->fn(op->arg);
         gate_advance(&s->done, ++done);
     }
-    return NULL;
 }
 
 void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes)
@@ -174,17 +171,14 @@ int zr_host_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
     pthread_mutex_unlock(&dev->lock);
     if (!s)
         return ZR_ERR_NOMEM;
-    snprintf(s->name, sizeof s->name, "%s", name ? name : "zero-stream");
     atomic_store(&s->stop, false);
-    sigset_t mask, old;
-    zr_thread_signals(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, &old);
-    int err = zr_host_refuses(dev, 0) ? EAGAIN : pthread_create(&s->thread, NULL, stream_main, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!name)
+        name = "zero-stream";
+    int err = zr_host_refuses(dev, 0) ? zr_fail(ZR_ERR_SYSTEM, "thread %s is refused", name)
+                                      : zr_thread_start(&s->thread, name, stream_main, s);
     if (err) {
         stream_put_back(s);
-        return zr_fail(ZR_ERR_SYSTEM, "stream open: no thread for stream %s: %s", name ? name : "",
-                       strerror(err));
+        return zr_fail_more(err, "stream open");
     }
     *out = s;
     return 0;
@@ -199,7 +193,7 @@ void zr_host_stream_close(struct zr_stream *s)
         return;
     }
     zr_host_put(s, stop_thread, &s, sizeof(struct zr_stream *));
-    pthread_join(s->thread, NULL);
+    zr_thread_join(&s->thread);
     stream_put_back(s);
 }
 

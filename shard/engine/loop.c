@@ -1,8 +1,7 @@
 /* loop.c: see loop.h. */
 #include "shard/engine/loop.h"
-#include "kernels/thread_signals.h"
+#include "kernels/thread.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -10,7 +9,7 @@
 struct zr_loop {
     uv_loop_t uv;
     uv_async_t wake;
-    uv_thread_t thread;
+    struct zr_thread thread;
     bool started;
     int64_t spin_ns;
 
@@ -178,11 +177,6 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
-    /* SIGPIPE is blocked too: a write to a rank that died must be an error, not the end of this process. */
-    sigset_t mask;
-    zr_thread_signals(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, NULL);
-    pthread_setname_np(pthread_self(), "zero-loop");
     if (l->on_start)
         l->on_start(l->start_arg);
     uv_run(&l->uv, UV_RUN_DEFAULT);
@@ -194,10 +188,11 @@ int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), 
     l->on_start = on_start;
     l->start_arg = arg;
     uv_ref((uv_handle_t *)&l->wake);
-    int err = uv_thread_create(&l->thread, run, l);
+    /* SIGPIPE is blocked too: a write to a rank that died must be an error, not the end of this process. */
+    int err = zr_thread_start(&l->thread, "zero-loop", run, l);
     if (err) {
         uv_unref((uv_handle_t *)&l->wake);
-        return zr_fail(ZR_ERR_SYSTEM, "the loop's thread could not be started: %s", uv_strerror(err));
+        return err;
     }
     l->started = true;
     return 0;
@@ -265,7 +260,7 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
         uv_ref((uv_handle_t *)&l->wake);
     uv_async_send(&l->wake);
     if (l->started)
-        uv_thread_join(&l->thread);
+        zr_thread_join(&l->thread);
     else
         uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);

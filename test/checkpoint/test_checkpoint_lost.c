@@ -1,5 +1,6 @@
 /* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
- * peer is lost, or because no thread can be had to write it. */
+ * peer is lost, or because no thread can be had to write it; and what threads write. */
+#include "kernels/thread.h"
 #include "shard/engine/engine_inside.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
@@ -7,6 +8,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -120,12 +122,13 @@ static void test_lost_peer(void **state)
 
 static _Atomic bool no_threads;
 
-int __real_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg);
-int __wrap_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg);
+int __real_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
+int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
 
-int __wrap_uv_thread_create(uv_thread_t *thread, uv_thread_cb entry, void *arg)
+int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg)
 {
-    return no_threads ? UV_EAGAIN : __real_uv_thread_create(thread, entry, arg);
+    return no_threads ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
+                      : __real_zr_thread_start(t, name, fn, arg);
 }
 
 static void *open_later(void *arg)
@@ -157,6 +160,52 @@ static void save_without_thread(struct model_rank *m, void *arg)
     CHECK_THAT(model_hash(m) == hash);
 }
 
+/* ---- on what threads files are read and written ---- */
+
+static struct zr_files watched, plain;
+static _Atomic int n_transfers, n_heard; /* by threads of the library; of these, by ones that hear signals */
+
+/* Of each write. */
+static void look_at_thread(void)
+{
+    char name[ZR_THREAD_NAME_BYTES];
+    sigset_t mask;
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    if (strncmp(name, "zero-", 5) != 0)
+        return;
+    pthread_sigmask(SIG_BLOCK, NULL, &mask);
+    n_transfers++;
+    n_heard += !sigismember(&mask, SIGTERM) || !sigismember(&mask, SIGUSR1) || sigismember(&mask, SIGSEGV);
+}
+
+static int64_t watched_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
+{
+    look_at_thread();
+    return plain.pwrite(arg, fd, buf, n, at);
+}
+
+static void save_on_threads(struct model_rank *m, void *arg)
+{
+    (void)arg;
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_save(m->z, "run"));
+    CHECK_OK(zero_save_wait(m->z));
+}
+
+/* The program's signals are for the program's threads, also while it saves. */
+static void test_threads_that_write(void **state)
+{
+    (void)state;
+    struct memory_files *files = memory_files_open();
+    watched = plain = *memory_files_table(files);
+    watched.pwrite = watched_pwrite;
+    struct model_options o = {.stage = 1, .world = 1, .async = true, .files = &watched};
+    model_run(&o, save_on_threads, NULL);
+    assert_true(n_transfers > 0);
+    assert_int_equal(n_heard, 0);
+    memory_files_close(files);
+}
+
 /* Over shared memory also alone: it has a loop and streams of its own then. */
 static void use_shm(struct zero_tensor *tensors, struct zero_config *cfg)
 {
@@ -181,6 +230,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_peer),
         cmocka_unit_test(test_no_thread),
+        cmocka_unit_test(test_threads_that_write),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,11 @@
 /* parallel.c: see parallel.h. */
 #include "zero/checkpoint/parallel.h"
+#include "kernels/thread.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <uv.h>
 
 #define MAX_THREADS 8
 
@@ -56,14 +55,14 @@ int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
                    int (*fn)(void *arg, int64_t i, char *buffer), void *arg)
 {
     struct work w = {.n = n, .buffer_bytes = buffer_bytes, .fn = fn, .arg = arg};
-    uv_thread_t thread[MAX_THREADS];
+    struct zr_thread thread[MAX_THREADS];
     int n_helpers = 0;
     while (n_helpers + 1 < n_threads && n_helpers + 1 < n && n_helpers < MAX_THREADS &&
-           !uv_thread_create(&thread[n_helpers], help, &w))
+           !zr_thread_start(&thread[n_helpers], "zero-file", help, &w))
         n_helpers++;
     if (!work(&w))
         fail(&w, zr_fail(ZR_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
     for (int i = 0; i < n_helpers; i++)
-        uv_thread_join(&thread[i]);
+        zr_thread_join(&thread[i]);
     return w.err ? zr_fail(w.err, "%s", w.text) : 0;
 }

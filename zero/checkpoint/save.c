@@ -12,6 +12,7 @@
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
 #include "zero/checkpoint/save.h"
+#include "kernels/thread.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 
 #include <stdio.h>
@@ -32,7 +33,7 @@ struct zr_save {
     struct zr_manifest manifest; /* rank 0's */
     struct zr_rank_data *rank_data;
 
-    uv_thread_t thread;
+    struct zr_thread thread;
     bool started, copying; /* copying: the snapshot was asked for */
     bool kept;             /* by zero_save_kept */
     uv_mutex_t lock;
@@ -518,7 +519,7 @@ int zr_save_end(struct zero_ctx *z)
     uv_cond_broadcast(&s->changed);
     uv_mutex_unlock(&s->lock);
     if (s->started)
-        uv_thread_join(&s->thread);
+        zr_thread_join(&s->thread);
     zr_engine_snapshot_read(z->engine);
     if (!err && s->err) {
         err = s->err;
@@ -569,11 +570,9 @@ static int start(struct zero_ctx *z, struct zr_save *s)
         s->readable = true;
         err = zr_engine_drain(z->engine);
     }
-    int thread = err ? 0 : uv_thread_create(&s->thread, run, s);
-    if (thread) {
-        zr_fail(ZR_ERR_SYSTEM, "the thread that saves could not be started: %s", uv_strerror(thread));
-        set_state(s, FAILED, ZR_ERR_SYSTEM);
-    }
+    int thread = err ? 0 : zr_thread_start(&s->thread, "zero-save", run, s);
+    if (thread)
+        set_state(s, FAILED, thread);
     s->started = !err && !thread;
     return err;
 }
