@@ -275,7 +275,7 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     *open = true;
     c->n_open++;
     c->n_open_bwd += ev->backward;
-    zr_core_emit(out, n, ZR_ACT_USE_PARAM, ev->unit, pslot);
+    zr_core_emit_param(c, out, n, ZR_ACT_USE_PARAM, ev->unit, pslot);
     if (ev->backward)
         u->used_bwd = true;
     else
@@ -397,7 +397,7 @@ static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct 
         zr_core_pin(c, slot, 1);
         if (i + 1 < c->n_units)
             fetch(c, i + 1, out, n);
-        zr_core_emit(out, n, ZR_ACT_KEEP_PARAM, i, slot);
+        zr_core_emit_param(c, out, n, ZR_ACT_KEEP_PARAM, i, slot);
         zr_core_pin(c, slot, -1);
     }
     c->all = true;

@@ -112,6 +112,8 @@ struct zr_action {
     bool bracket;   /* USE_GRAD, HIDE_GRAD: of a bracket, not of all units that have none */
     bool in_flight; /* HIDE_GRAD of a bracket: a reduction follows, which reads the gradient until it is given
                        out by the unit's next USE_GRAD, or by RETURN_GRADS */
+    bool gathered; /* USE_PARAM, WAIT_PARAM, KEEP_PARAM: what wrote the parameters last was a gather, else the
+                       unit's update */
     int32_t unit;
     int32_t slot; /* -1: the resident place */
 };

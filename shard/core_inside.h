@@ -68,6 +68,7 @@ struct unit {
     uint8_t depth;     /* sums in use */
     bool resident, trainable, sum_in_place;
     bool open_fwd, open_bwd;
+    bool gathered;           /* what wrote its parameters last, where brackets find them, was a gather */
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
     bool pending;            /* its resident gradient holds something not yet reduced */
     bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */
@@ -150,6 +151,13 @@ static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, 
     struct zr_action *a = &out[(*n)++];
     *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot};
     return a;
+}
+
+/* Of an action that waits for the parameters of its unit. */
+static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action *out, int32_t *n,
+                                      enum zr_action_kind kind, int32_t unit, int32_t slot)
+{
+    zr_core_emit(out, n, kind, unit, slot)->gathered = units(c)[unit].gathered;
 }
 
 /* ---- core.c ---- */

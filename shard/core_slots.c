@@ -155,6 +155,7 @@ void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
         units(c)[u].pslot = slot;
         zr_core_touch_slot(c, slot);
     }
+    units(c)[u].gathered = true;
     zr_core_emit(out, n, ZR_ACT_GATHER, u, slot);
 }
 

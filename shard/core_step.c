@@ -134,6 +134,7 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
             if (!u->trainable)
                 continue;
             zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
+            u->gathered = false;
             if (u->resident && c->gathers_updated)
                 zr_core_gather(c, id, -1, out, n);
         }
@@ -281,7 +282,7 @@ static void wait_unbracketed(struct zr_core *c, struct zr_action *out, int32_t *
 {
     for (int32_t i = 0; i < c->n_units; i++)
         if (units(c)[i].trainable && !units(c)[i].used_fwd)
-            zr_core_emit(out, n, ZR_ACT_WAIT_PARAM, i, -1);
+            zr_core_emit_param(c, out, n, ZR_ACT_WAIT_PARAM, i, -1);
 }
 
 int zr_core_end_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)

@@ -83,13 +83,12 @@ static int return_grads(struct zr_engine *e, int32_t last)
     return err;
 }
 
-static int wait_param(struct zr_engine *e, int32_t unit)
+static int wait_param(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    bool gathered =
-        !e->plan->resident[unit] || (e->plan->spec.gathers_updated && e->layout->units[unit].trainable);
+    int32_t unit = a->unit;
     zr_model_await(e, e->m.unit_job[unit]);
-    struct zr_event *ev = gathered ? e->ev.ready[unit] : e->ev.updated[unit];
+    struct zr_event *ev = a->gathered ? e->ev.ready[unit] : e->ev.updated[unit];
     if (!d->compute_on_caller)
         return d->stream_wait(e->compute, ev);
     int done = d->event_query(ev);
@@ -142,7 +141,7 @@ static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 
 static int use_param(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = wait_param(e, a->unit);
+    int err = wait_param(e, a);
     if (!err && e->watch)
         err = zr_model_check_hand_out(e, a->unit, a->slot, false);
     if (!e->plan->place.model_holds)
@@ -152,13 +151,13 @@ static int use_param(struct zr_engine *e, const struct zr_action *a)
 
 static int wait_again(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = wait_param(e, a->unit);
+    int err = wait_param(e, a);
     return err || !e->watch ? err : zr_model_check_hand_out(e, a->unit, a->slot, false);
 }
 
 static int keep_param(struct zr_engine *e, const struct zr_action *a)
 {
-    int err = wait_param(e, a->unit);
+    int err = wait_param(e, a);
     if (!err)
         err = zr_all_keep(e, a->unit, a->slot);
     if (!err && e->watch && e->plan->place.model_holds)

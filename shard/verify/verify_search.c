@@ -144,7 +144,6 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
 static void trace_action(struct tracing *t, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
-    bool gathered;
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         if (a->slot >= 0 && t->slot_unit[a->slot] != a->unit)
@@ -153,9 +152,8 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
             t->open[a->slot] = true;
         /* fall through */
     case ZR_ACT_WAIT_PARAM:
-        gathered = !t->plan->resident[a->unit] || t->plan->spec.gathers_updated;
         add_op(t, HOST_AWAIT, t->unit_job[a->unit]);
-        add_op(t, HOST_WAIT, event_of(gathered ? ZR_EVENT_READY : ZR_EVENT_UPDATED, a->unit));
+        add_op(t, HOST_WAIT, event_of(a->gathered ? ZR_EVENT_READY : ZR_EVENT_UPDATED, a->unit));
         break;
     case ZR_ACT_HIDE_PARAM:
         if (a->slot >= 0) {

@@ -278,6 +278,7 @@ static void gather(struct watch *w, const struct zr_action *a)
 {
     struct watch_unit *u = &w->unit[a->unit];
     w->n_gathers++;
+    u->gathered = true;
     if (a->slot < 0) {
         EXPECT(!needs_slot(w, a->unit) && w->spec.gathers_updated);
         EXPECT(w->stepping && u->updated && !u->home_ready);
@@ -303,7 +304,7 @@ static bool readable(const struct watch *w, const struct zr_action *a)
 
 static void use_param(struct watch *w, const struct zr_action *a)
 {
-    EXPECT(readable(w, a));
+    EXPECT(readable(w, a) && a->gathered == w->unit[a->unit].gathered);
     if (a->slot >= 0)
         w->pslot[a->slot].n_uses++;
 }
@@ -467,10 +468,10 @@ static void update(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
     u->updated = true;
-    u->held = false;
+    u->gathered = u->held = false;
     if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->ever_bwd)
         w->last_in_place = a->unit;
-    /* Every rank has all of it at stage 0 only. */
+    /* Else every rank has all of it. */
     u->home_ready = !w->spec.gathers_updated;
     for (int32_t i = 0; i < w->spec.n_param_slots; i++)
         w->pslot[i].fresh &= w->pslot[i].unit != a->unit;
@@ -488,14 +489,15 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         use_param(w, a);
         break;
     case ZR_ACT_KEEP_PARAM:
-        EXPECT(kind == ZR_EV_GATHER_ALL && readable(w, a));
+        EXPECT(kind == ZR_EV_GATHER_ALL && readable(w, a) && a->gathered == w->unit[a->unit].gathered);
         break;
     case ZR_ACT_HIDE_PARAM:
         EXPECT(kind == ZR_EV_END && a->unit == unit);
         hide_param(w, a);
         break;
     case ZR_ACT_WAIT_PARAM:
-        EXPECT(kind == ZR_EV_STEP && w->spec.model_holds && readable(w, a));
+        EXPECT(kind == ZR_EV_STEP && w->spec.model_holds && readable(w, a) &&
+               a->gathered == w->unit[a->unit].gathered);
         break;
     case ZR_ACT_USE_GRAD:
         EXPECT(collective ? w->spec.model_holds : kind == ZR_EV_BEGIN && a->unit == unit);
@@ -556,7 +558,7 @@ static bool same_action(const struct zr_action *a, const struct zr_action *b)
 {
     return a->kind == b->kind && a->fill == b->fill && a->accumulate == b->accumulate && a->sum == b->sum &&
            a->n_folds == b->n_folds && a->bracket == b->bracket && a->in_flight == b->in_flight &&
-           a->unit == b->unit && a->slot == b->slot;
+           a->gathered == b->gathered && a->unit == b->unit && a->slot == b->slot;
 }
 
 /* How many actions of this kind concern the unit. */

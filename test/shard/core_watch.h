@@ -18,6 +18,7 @@ struct watch_unit {
     bool no_brackets;      /* stages 0 and 1: the model never brackets it */
     bool ever_backward;    /* it was in a backward bracket once */
     bool updated;
+    bool gathered;           /* since its last update */
     int32_t n_bwd;           /* backward brackets ended since the step */
     int32_t n_contrib;       /* contributions the model made since the step */
     bool in_flight;          /* its resident gradient is being reduced, and was not returned since */
