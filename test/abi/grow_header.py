@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""zero.h of a later version, made of today's: every struct has one more field at its end, and those that lie within others have
-one more in their reserved room.
+"""zero_config.h of a later version, made of today's: every struct has one more field at its end, and those that lie within others
+have one more in their reserved room.
 
-    grow_header.py ZERO.H EXPORT.H FOLDER    writes zero.h and export.h there
+    grow_header.py ZERO_CONFIG.H BESIDE... FOLDER    writes it there, and the headers beside it as they are
 """
 import os
 import re
@@ -17,14 +17,14 @@ CALLER_GETS = {"zero_update", "zero_plan_info", "zero_stats", "zero_step_info"}
 
 def replaced_once(text, old, new):
     if text.count(old) != 1:
-        sys.exit(f"zero.h: {text.count(old)} times {old!r}, expected once")
+        sys.exit(f"zero_config.h: {text.count(old)} times {old!r}, expected once")
     return text.replace(old, new)
 
 
 def grow(text):
     names = re.findall(r"^struct (\w+) \{$", text, re.MULTILINE)
     if set(names) != NESTED | CALLER_GIVES | CALLER_GETS or len(names) != len(set(names)):
-        sys.exit(f"zero.h defines {sorted(names)}: say here how a new one grows")
+        sys.exit(f"zero_config.h defines {sorted(names)}: say here how a new one grows")
     for name in names:
         if name in NESTED:
             continue
@@ -37,16 +37,17 @@ def grow(text):
     return replaced_once(text, "    X(size, sizeof(struct zero_config))", f"    X({ADDED}, 77) X(size, sizeof(struct zero_config))")
 
 
-def main(header, export, folder):
+def main(header, *beside, folder):
     with open(header, encoding="utf-8") as f:
         text = grow(f.read())
-    with open(os.path.join(folder, "zero.h"), "w", encoding="utf-8") as f:
+    with open(os.path.join(folder, os.path.basename(header)), "w", encoding="utf-8") as f:
         f.write(text)
-    shutil.copyfile(export, os.path.join(folder, "export.h"))
+    for path in beside:
+        shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
     return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:-1], folder=sys.argv[-1]))

@@ -52,8 +52,8 @@ SOURCE = (".c", ".h", ".inc", ".cc", ".cpp", ".cu", ".cuh")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
 # Headers that are installed side by side include each other by bare name; and public headers include nothing else of
 # ours, nor of libraries below.
-PUBLIC = {"zero/zero.h", "zero/export.h"}
-PUBLIC_INCLUDES = {"export.h", "stddef.h", "stdint.h"}
+PUBLIC = {"zero/zero.h", "zero/zero_config.h", "zero/export.h"}
+PUBLIC_INCLUDES = {"export.h", "zero_config.h", "stddef.h", "stdint.h"}
 # Third-party headers belong to the floor that wraps them; a model of bench/ may have GPU kernels of its own, in .cu.
 FOREIGN = {
     re.compile(r"(oneapi/dnnl/|dnnl).*"): {"kernels", "test"},
@@ -129,7 +129,7 @@ def check_includes(root, path):
             elif is_sister(path, target):
                 yield f"{at}: {os.path.dirname(path)}/ may not include {target} of another folder of its floor (SISTERS)"
             continue
-        if target in ("zero/zero.h", "zero/export.h") and not path.startswith(PROGRAMS):
+        if target in PUBLIC and not path.startswith(PROGRAMS):
             yield f'{at}: <{target}> is for programs; write "{target}"'
         for pattern, floors in FOREIGN.items():
             model_kernels = path.startswith("bench/") and path.endswith(".cu") and target == "cuda_runtime.h"
@@ -171,7 +171,8 @@ def self_test():
         "kernels/gemm/gemm.h": '#include "kernels/device.h"\n',
         "comm/comm.h": '#include "kernels/device.h"\n#include "kernels/error.h"\n',
         "shard/core.c": '#include "comm/comm.h"\n',
-        "zero/zero.h": '#include "export.h"\n',
+        "zero/zero.h": '#include "export.h"\n#include "zero_config.h"\n',
+        "zero/zero_config.h": "#include <stdint.h>\n",
         "zero/export.h": "",
         "zero/wrap.c": '#include "shard/core.h"\n#include "zero/zero.h"\n',
         "shard/core.h": "",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""zero/zero.h alone, as a user's program includes it, in every language and by every compiler found here.
+"""zero/zero.h and zero/zero_config.h alone, as a user's program includes it, in every language and by every compiler found here.
 
     header_alone.py ROOT
 """
@@ -15,6 +15,7 @@ LANGUAGES = [(compiler, ["-x", "c", f"-std={std}", *C]) for compiler in ("gcc", 
             [(compiler, ["-x", "c++", f"-std={std}"]) for compiler in ("g++", "clang++") for std in ("c++11", "c++14", "c++17", "c++20")]
 PROGRAMS = {
     "nothing but the header": "#include <zero/zero.h>\n",
+    "its structs alone": "#include <zero/zero_config.h>\n",
     "the header twice": "#include <zero/zero.h>\n#include <zero/zero.h>\n",
     "a program": """
 #include <zero/zero.h>

@@ -1,0 +1,461 @@
+/* zero_config.h: the structs that zero.h's calls are given and fill: tensors, the configuration, plans,
+ * statistics, outcomes. Included by zero.h, which says what the words mean. */
+#ifndef ZERO_ZERO_CONFIG_H
+#define ZERO_ZERO_CONFIG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum zero_dtype {
+    ZERO_F32 = 1,
+    ZERO_BF16 = 2,
+    ZERO_F16 = 3, /* for zero_plan alone: zero_wrap returns ZERO_ERR_NOTSUP */
+    ZERO_I32 = 4, /* this and the next: of a ZERO_BUFFER only, as counters are */
+    ZERO_I64 = 5
+};
+
+enum zero_phase { ZERO_FORWARD = 1, ZERO_BACKWARD = 2 };
+
+/* Optimizers. X(name, value, key in configurations and checkpoints, what it is: its source, its defaults of
+ * beta1, beta2 and eps where it uses them, and the fp32 states that it keeps per weight). Where no decay is
+ * named, it is added to the gradient. */
+#define ZERO_OPTIMIZER_MAP(X)                                                                                \
+    X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
+    X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
+    X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, 0; 1 state, none without momentum")                    \
+    X(RMSPROP, 4, rmsprop, "Tieleman and Hinton, 2012, PyTorch's form; beta2 0.99, 1e-8; 1 state")           \
+    X(LION, 5, lion, "arXiv:2302.06675, decoupled decay; 0.9, 0.99; 1 state")                                \
+    X(NESTEROV, 6, nesterov, "PyTorch's SGD(nesterov=True); beta1 is the momentum, 0.9; 1 state, none with 0")
+
+enum zero_optimizer {
+#define ZERO_OPTIMIZER_ENUM(name, value, key, text) ZERO_##name = value,
+    ZERO_OPTIMIZER_MAP(ZERO_OPTIMIZER_ENUM)
+#undef ZERO_OPTIMIZER_ENUM
+};
+
+enum zero_backend {
+    ZERO_BACKEND_AUTO = 0,
+    ZERO_BACKEND_SELF = 1,
+    ZERO_BACKEND_SHM = 2,
+    ZERO_BACKEND_NCCL = 3
+};
+
+/* Where parameters, gradients and optimizer state are, and where the model computes. */
+enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
+
+/* Where the parameters' values come from at zero_wrap. All but the first are for models that a rank's memory
+ * does not hold: *param may be NULL there, and nothing is allocated but the plan's memory. Buffers have
+ * memory and rank 0's values with all of them. */
+enum zero_init {
+    /* *param: every rank has values, and rank 0's count */
+    ZERO_INIT_MODEL = 0,
+    /* *param of rank 0; NULL or not on others, which are not read */
+    ZERO_INIT_RANK0 = 1,
+    /* zero_load, or zero_import and zero_write of every element: until then zero_begin, zero_step and
+     * whatever else wants values is ZERO_ERR_ORDER, and *param is NULL everywhere. What *param points at is
+     * not read */
+    ZERO_INIT_LATER = 2,
+    /* cfg.init; what *param points at is not read */
+    ZERO_INIT_CALL = 3
+};
+
+/* Flags of a tensor. */
+enum {
+    /* shape[0] layers in one piece of memory, which the model addresses as base + l * stride; layer l belongs
+     * to unit + l */
+    ZERO_STACKED = 1 << 0,
+    /* no weight decay (biases, norms) */
+    ZERO_NO_DECAY = 1 << 1,
+    /* backward stores all of this gradient, adding nothing: it need not be zeroed */
+    ZERO_GRAD_OVERWRITE = 1 << 2,
+    /* keep its unit gathered for the whole step at stage 3 */
+    ZERO_RESIDENT = 1 << 3,
+    /* with ZERO_STACKED: the model reads *param and *grad anew after each zero_begin and keeps them for that
+     * layer, so several layers may be open at once */
+    ZERO_POINTER_PER_BEGIN = 1 << 4,
+    /* not trained, but saved, and to agree over ranks: running statistics, counters. grad NULL, no other
+     * flag; see zero_sync_buffers */
+    ZERO_BUFFER = 1 << 5
+};
+
+/* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
+ * *param and *grad whenever the tensor's place changes. The model does not assign them between zero_wrap and
+ * zero_unwrap: zero_begin and zero_end (of its unit), zero_micro and zero_step return ZERO_ERR_ORDER when
+ * they find another value, NULL included, and change nothing; the message has the value to put back.
+ *
+ * A buffer (ZERO_BUFFER) is the exception: its memory, of the host or of cfg.device, and its pointer stay the
+ * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
+ * ZERO_I32 or ZERO_I64; the model may give it another place of that size between two calls. */
+struct zero_tensor {
+    /* unique; used in errors, traces and checkpoints */
+    const char *name;
+    /* the model's OWN pointers; grad NULL = frozen */
+    void **param, **grad;
+    /* row-major, ended by 0 (or by all 8) */
+    int64_t shape[8];
+    /* of *param and *grad */
+    enum zero_dtype dtype;
+    /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of the first layer */
+    int32_t unit;
+    /* ZERO_STACKED and the others above, or-ed; 0: none */
+    uint32_t flags;
+    /* What updates it: enum zero_optimizer; 0: cfg.optimizer. cfg.beta1, beta2 and eps are those of
+     * cfg.optimizer; the other kinds have their defaults. Not with cfg.update, which updates every tensor. A
+     * kind's states are kept for its own tensors only. */
+    int32_t optimizer;
+    /* multiplies the lr of zero_step; 0: 1. A tensor that is not to move has grad NULL */
+    float lr_scale;
+    /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
+    float decay_scale;
+};
+
+/* One call of the model's step, for cfg.order. */
+struct zero_call {
+    int32_t unit;
+    /* enum zero_phase */
+    uint8_t phase;
+    /* 0: zero_begin, 1: zero_end */
+    uint8_t is_end;
+};
+
+typedef struct CUstream_st *zero_stream;
+
+/* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32
+ * elements. A range lies within one layer of a stacked tensor, begins at a multiple of 32 elements of it, and
+ * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut. Each element is
+ * in one range of a step on the rank that updates it (at stage 0: on every rank), in any order of ranges.
+ * States begin at multiples of 256 bytes; master and grad too, but for stacked tensors, whose layers follow
+ * each other without a gap. */
+struct zero_update {
+    /* its name */
+    const char *tensor;
+    /* in the array given to zero_wrap */
+    int32_t tensor_index;
+    /* element of the tensor, in row-major order, that index 0 here is */
+    int64_t first;
+    /* elements */
+    int64_t n;
+    /* weights: read and write; rounded to the model's dtype by the library afterwards */
+    float *master;
+    /* reduced over ranks and micro-batches, scaled and clipped */
+    const float *grad;
+    /* cfg.n_states of them, zero at first */
+    float *state[4];
+    /* as given to zero_step, times the tensor's lr_scale */
+    float lr;
+    /* 1-based number of this step */
+    int64_t t;
+    /* NULL on the host: compute at once on the calling thread; on a GPU: put it there */
+    zero_stream stream;
+};
+
+/* "Choose for me", where a field below says by what. */
+#define ZERO_AUTO (-1)
+
+/* Of the structs here and how calls read them. A program that was built with another one is refused. */
+#define ZERO_ABI_VERSION 0x5a450001u
+
+/* Configuration. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every default; from then on
+ * what a field holds is what it means, 0 too. Names are also the keys of zero_config_set and, as ZERO_<KEY IN
+ * CAPITALS>, environment variables that override the program (fields marked + only).
+ *
+ * The sizes are those of the structs as the program's zero.h has them, so that the library may be of a later
+ * version, whose structs have more fields at their end: arrays of zero_tensor, zero_call and zero_weight are
+ * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
+ * was built with a later zero.h than the library's is refused. */
+struct zero_config {
+    /* of this struct */
+    size_t size;
+    /* ZERO_ABI_VERSION */
+    uint32_t version;
+
+    uint32_t tensor_size, call_size, weight_size;
+    uint32_t step_info_size, stats_size, plan_info_size;
+
+    /* + 0..3; default 0: plain data parallel */
+    int32_t stage;
+    /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice), of which each
+     * rank needs its own; the model's pointers may be host or device memory */
+    int32_t device;
+    /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
+    int32_t backend;
+    /* explicit when world > 0; default 0: found in the environment, in the variables of zero-run, torchrun,
+     * Open MPI, MPICH or Slurm (see zero_find_rank); else world 1 */
+    int32_t rank, world;
+    /* "tcp://host:port" of rank 0; default NULL: from the environment */
+    const char *rendezvous;
+    /* + for peers, in every operation; 1 and more; default 30000 */
+    int64_t timeout_ms;
+
+    /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
+    int32_t optimizer;
+    /* + 0 and more, below 1; default ZERO_AUTO: by optimizer (see there) */
+    float beta1, beta2;
+    /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always 0 becomes
+     * NaN */
+    float eps;
+    /* + default 0 */
+    float weight_decay;
+    /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
+    float clip;
+    /* + multiplies the gradients before everything else; not 0; default 1 */
+    double grad_scale;
+    /* + micro-batches per zero_step, 1 and more; default 1 */
+    int32_t grad_accum_steps;
+    /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
+    int32_t grad_sum;
+    /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its gradients once per step at
+     * most and adds every micro-batch to them, so that they hold the sum and are reduced once per step.
+     * Default 0: each micro-batch starts from zero, is reduced when it ends and added up by the library,
+     * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
+     * micro-batches up in a fixed order */
+    int32_t grad_in_place;
+    /* of update, 0..4 fp32 arrays like the weights; default 0 */
+    int32_t n_states;
+    /* the model's own optimizer, element-wise; called on a thread of the library's (host) and must not call
+     * zero_*; non-zero: the step fails */
+    int (*update)(void *arg, const struct zero_update *u);
+    void *update_arg;
+
+    /* + units gathered ahead; 0: none; default 2 */
+    int32_t prefetch;
+    /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
+     * micro-batches. 0: off. Default ZERO_AUTO: on where it costs nothing (not nccl, nor with
+     * grad_in_place) */
+    int32_t deterministic;
+    /* + for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch needs */
+    int64_t param_budget_bytes;
+    /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
+    int32_t wire_dtype;
+    /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward, reversed. A hint
+     * that saves the first step's prefetch and sizes the slots, and says how often a pass uses each unit in
+     * backward (see zero_step) */
+    int32_t n_order;
+    const struct zero_call *order;
+
+    /* the model's compute stream on a GPU; NULL on the host. NULL on a GPU is CUDA's legacy default stream,
+     * with a warning (cudaStreamLegacy: the same without): where the model's kernels run on another one,
+     * nothing orders them with the library */
+    zero_stream stream;
+    /* a line without newline; may be called from the library's threads. NULL: warnings go to the standard
+     * error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well, ZERO_LOG=off
+     * keeps warnings from the standard error */
+    void (*log)(void *arg, const char *line);
+    void *log_arg;
+    /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its three tracks;
+     * default 0 */
+    int32_t trace;
+
+    /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
+     * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
+     * a GPU filled with NaN (see zero/README.md, "The check"). A fault on the host is told to the log at
+     * once, by a thread of the library while the one at fault waits; it ends the context with a message
+     * naming it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
+     * writable memory and not a buffer's. At stages 0 and 1 all ranks must have the same. For debugging:
+     * slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest is taken;
+     * default 0 */
+    int32_t check;
+
+    /* + 1: zero_save returns when a snapshot is ordered, and writes while training goes on. Reserves memory
+     * for it (category snapshot): what this rank saves; default 0 */
+    int32_t save_async;
+    /* + checkpoints kept in a folder of zero_save; default 0: none is removed */
+    int32_t save_keep;
+
+    /* nccl: the program's own ncclComm_t, to make ours from (it is split); default NULL: found through the
+     * rendezvous. It says who the ranks are: rank, world and rendezvous need not be given, and where they
+     * are, or a launcher's variables are, rank and world must be its own. Every rank of it calls zero_wrap
+     * with it. It may be non-blocking, is not used after zero_wrap returns, nor destroyed, and must be of the
+     * libnccl.so.2 that the process has loaded: with two of them, or one that is linked statically, it is
+     * refused.
+     *
+     * NCCL wants the operations of all communicators of a GPU in one order on all ranks, and a thread of the
+     * library issues ours at times of its own. So the program's own NCCL traffic, on any communicator, may
+     * deadlock with it, silently, until cfg.timeout_ms. Safe is traffic that begins after zero_mean or
+     * zero_read, outside brackets (then nothing of ours is under way), and is complete on the GPU before the
+     * next zero_ call. */
+    void *nccl_comm;
+    /* + nccl: gathers by the GPU's copy engines instead of its SMs, within a node; 1 on, 0 off; default
+     * ZERO_AUTO: where NCCL has them (2.28), all ranks share a host, and that release is not known to hang
+     * (2.29.7 to 2.31.1 do with 2 ranks). On, such a release is used, with a warning */
+    int32_t copy_engine;
+    /* enum zero_init: where the parameters' values come from; default ZERO_INIT_MODEL */
+    int32_t init_from;
+    /* init_from ZERO_INIT_CALL: writes elements [first, first + n) of tensors[tensor], counted row-major over
+     * the whole tensor, to dst: host memory, in the tensor's dtype. Values that follow from the element's
+     * number do not depend on stage and world. Called by zero_wrap on its own thread, on each rank for its
+     * part (each element on one rank), in pieces of at most 256 KiB, unit by unit, in which ranks wait for
+     * each other (cfg.timeout_ms); must not call zero_*. Non-zero: zero_wrap fails, and names the tensor and
+     * what it returned. So does an element that is not written. */
+    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
+    void *init_arg;
+};
+
+/* Memory per rank, by category. X(name, text)
+ *   param_shards   parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
+ *   param_slots    places for gathered copies (stage 3)
+ *   grad_shards    reduced gradients, fp32, 1/N; none of those that are reduced where they lie: f32, once a
+ *                  step, at stage 0 or on one rank
+ *   grad_slots     where backward writes: whole at stages 0 and 1 and on one rank, else a few units
+ *   grad_sums      further sums of gradients, which deterministic accumulation takes
+ *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies
+ *   master         fp32 copies of weights that are not fp32 themselves
+ *   moments        optimizer states
+ *   snapshot       cfg.save_async: the copy that is written while training goes on
+ *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
+ *   exchange       a step's agreement over ranks, values on their way, and what rounding to pages costs */
+#define ZERO_MEM_MAP(X)                                                                                      \
+    X(param_shards, "parameter shards")                                                                      \
+    X(param_slots, "parameter slots")                                                                        \
+    X(grad_shards, "gradient shards")                                                                        \
+    X(grad_slots, "gradient slots")                                                                          \
+    X(grad_sums, "gradient sums")                                                                            \
+    X(grad_gathered, "gathered gradients")                                                                   \
+    X(master, "master weights")                                                                              \
+    X(moments, "optimizer moments")                                                                          \
+    X(snapshot, "snapshot")                                                                                  \
+    X(comm, "communicators")                                                                                 \
+    X(exchange, "exchange")
+
+#define ZERO_MEM_COUNT_ONE(name, text) +1
+struct zero_bytes {
+#define ZERO_MEM_FIELD(name, text) int64_t name;
+    ZERO_MEM_MAP(ZERO_MEM_FIELD)
+#undef ZERO_MEM_FIELD
+    /* 0; of categories to come */
+    int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))];
+
+    int64_t total;
+};
+#undef ZERO_MEM_COUNT_ONE
+
+/* Of one step, per rank. */
+struct zero_traffic {
+    /* n_all_reduce: units all-reduced (stage 0) */
+    int64_t n_all_gather, n_reduce_scatter, n_all_reduce;
+    /* received by this rank from others */
+    int64_t wire_bytes;
+    /* 0 */
+    int64_t reserved[4];
+};
+
+struct zero_plan_info {
+    int32_t world, stage;
+    /* elements over all tensors */
+    int64_t n_params;
+    /* of every rank: all are alike */
+    struct zero_bytes bytes;
+    /* of a steady step of grad_accum_steps micro-batches in cfg.order */
+    struct zero_traffic traffic;
+    /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
+     * only */
+    int64_t paper_bytes;
+};
+
+/* What a rank has done since zero_wrap. */
+struct zero_stats {
+    int32_t rank, world, local_rank, stage;
+    /* "self", "shm", "nccl" */
+    const char *backend;
+    /* "host", "cuda" */
+    const char *device;
+
+    int64_t n_steps, n_skipped;
+    /* allocated: counted where memory was taken; equal to planned to the byte */
+    struct zero_bytes allocated, planned;
+    /* total since zero_wrap */
+    struct zero_traffic traffic;
+    /* begins that had to wait for their unit */
+    int64_t n_waits;
+    /* in those: exposed communication as the model's thread saw it */
+    int64_t wait_ns;
+    /* times the call order changed and was learned anew */
+    int64_t n_replans;
+    /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric windows"); valid until
+     * zero_unwrap */
+    const char *path;
+    /* steps given up by zero_drop; they count in nothing else */
+    int64_t n_dropped;
+};
+
+struct zero_step_info {
+    /* 1-based number of the step just taken; skipped ones do not count */
+    int64_t t;
+    /* global, of the scaled gradient, before clipping */
+    double grad_norm;
+    /* 1: it was above cfg.clip */
+    int32_t clipped;
+    /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
+    int32_t skipped;
+    /* reserved: 0 */
+    int32_t n_carried, reserved;
+    /* n_carried means over ranks of what zero_carry gave to this step */
+    double carried[8];
+};
+
+/* One tensor of a file of weights. */
+struct zero_weight {
+    const char *name;
+    /* in the array given to zero_wrap */
+    int32_t tensor;
+    /* 0: all of it; ZERO_SLICE(i): the i-th of its first dimension, as a tensor of the others (a layer of a
+     * stacked one); any other number is refused */
+    int32_t slice;
+    /* 1: two dimensions, which the file has the other way round */
+    int32_t transposed;
+};
+
+/* What zero_weight.slice holds for slice i, from 0 on. Not i itself, so that an entry that leaves the field
+ * out has the whole tensor, not the first slice in silence. */
+#define ZERO_SLICE(i) (0x40000000 + (i))
+
+/* What ZERO_CONFIG_INIT writes; every other field is 0. X(field, value) */
+#define ZERO_CONFIG_DEFAULTS(X)                                                                              \
+    X(size, sizeof(struct zero_config))                                                                      \
+    X(version, ZERO_ABI_VERSION)                                                                             \
+    X(tensor_size, sizeof(struct zero_tensor))                                                               \
+    X(call_size, sizeof(struct zero_call))                                                                   \
+    X(weight_size, sizeof(struct zero_weight))                                                               \
+    X(step_info_size, sizeof(struct zero_step_info))                                                         \
+    X(stats_size, sizeof(struct zero_stats))                                                                 \
+    X(plan_info_size, sizeof(struct zero_plan_info))                                                         \
+    X(device, ZERO_DEVICE_HOST)                                                                              \
+    X(timeout_ms, 30000)                                                                                     \
+    X(optimizer, ZERO_AUTO)                                                                                  \
+    X(beta1, ZERO_AUTO)                                                                                      \
+    X(beta2, ZERO_AUTO)                                                                                      \
+    X(eps, ZERO_AUTO)                                                                                        \
+    X(grad_scale, 1)                                                                                         \
+    X(grad_accum_steps, 1)                                                                                   \
+    X(prefetch, 2)                                                                                           \
+    X(deterministic, ZERO_AUTO)                                                                              \
+    X(param_budget_bytes, ZERO_AUTO)                                                                         \
+    X(copy_engine, ZERO_AUTO)
+
+#ifdef __cplusplus
+static inline zero_config zero_config_started(void)
+{
+    zero_config c = zero_config();
+#define ZERO_CONFIG_ASSIGN(field, value) c.field = value;
+    ZERO_CONFIG_DEFAULTS(ZERO_CONFIG_ASSIGN)
+#undef ZERO_CONFIG_ASSIGN
+    return c;
+}
+#define ZERO_CONFIG_INIT zero_config_started()
+#else
+#define ZERO_CONFIG_FIELD(field, value) .field = value,
+#define ZERO_CONFIG_INIT                                                                                     \
+    {                                                                                                        \
+        ZERO_CONFIG_DEFAULTS(ZERO_CONFIG_FIELD)                                                              \
+    }
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
