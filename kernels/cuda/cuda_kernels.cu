@@ -1,140 +1,21 @@
-/* cuda_kernels.cu: the kernels of a sharded optimizer on a GPU: element-wise ones first, then those whose
- * threads need each other.
+/* cuda_kernels.cu: the element-wise kernels of a sharded optimizer on a GPU (cuda_norm.cu has those whose
+ * threads need each other).
  *
  * Compiled by nvcc, and by the host's compiler for the CPU in tests (test/stand_in). No multiplication and
  * addition may be contracted (-fmad=false): the bits are those of the host. bf16 is two bytes, the upper half
  * of a float. */
 #include "kernels/cuda/cuda_kernels.h"
 
-#include "kernels/agreement.h"
-#include "kernels/exact_sum.h"
-#include "kernels/finish.h"
 #include "kernels/host/vec_portable.h"
 
 #include "kernels/host/update_element.h"
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/cuda_elements.h"
+
 namespace
 {
-
-constexpr int THREADS = 256, WIDTH = 4;
-
-/* A launch with one or more arguments that the kernel takes by value. */
-template <class K, class... A> cudaError_t launch(K kernel, int64_t n_blocks, cudaStream_t s, A... args)
-{
-    void *pointers[] = {&args...};
-    return cudaLaunchKernel(kernel, dim3((unsigned)n_blocks), dim3(THREADS), pointers, 0, s);
-}
-
-int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-__device__ __forceinline__ int64_t thread_index()
-{
-    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-}
-
-/* --- element-wise work in accesses of 16 bytes ---
- *
- * An operation is a struct with
- *
- *     template <int W> __device__ void run(int64_t i) const;      on W elements from i; W is 1 or WIDTH
- *
- * A thread does it once: on four elements where all operands are aligned for that, on one at the ends, and
- * everywhere when no such place exists. */
-
-struct span {
-    int64_t n, head, n_vec; /* elements; those before the vectors; vectors */
-};
-
-template <class Op> __global__ void __launch_bounds__(THREADS) each(Op op, struct span at)
-{
-    int64_t i = thread_index(), single = i - at.n_vec;
-    if (single < 0)
-        op.template run<WIDTH>(at.head + i * WIDTH);
-    else if (single < at.n - at.n_vec * WIDTH)
-        op.template run<1>(single < at.head ? single : single + at.n_vec * WIDTH);
-}
-
-struct operand {
-    const void *at; /* NULL: none */
-    int bytes;      /* of an element */
-};
-
-struct span span_of(int64_t n, const struct operand *operands, int n_operands)
-{
-    for (int64_t head = 0; head < WIDTH && head <= n; head++) {
-        bool aligned = true;
-        for (int k = 0; k < n_operands; k++)
-            aligned &=
-                !operands[k].at || ((uintptr_t)operands[k].at + (uintptr_t)(head * operands[k].bytes)) %
-                                           (uintptr_t)(WIDTH * operands[k].bytes) ==
-                                       0;
-        if (aligned)
-            return span{n, head, (n - head) / WIDTH};
-    }
-    return span{n, 0, 0};
-}
-
-template <class Op>
-cudaError_t run_each(cudaStream_t s, Op op, int64_t n, const struct operand *operands, int n_operands)
-{
-    struct span at = span_of(n, operands, n_operands);
-    int64_t items = at.n_vec + (n - at.n_vec * WIDTH);
-    return n <= 0 ? cudaSuccess : launch(each<Op>, ceil_div(items, THREADS), s, op, at);
-}
-
-/* W elements as floats. */
-template <int W> struct floats;
-
-template <> struct floats<1> {
-    float v[1];
-    __device__ __forceinline__ void load(const float *p)
-    {
-        v[0] = *p;
-    }
-    __device__ __forceinline__ void load(const uint16_t *p)
-    {
-        v[0] = vec_load_bf16(p);
-    }
-    __device__ __forceinline__ void store(float *p) const
-    {
-        *p = v[0];
-    }
-    __device__ __forceinline__ void store(uint16_t *p) const
-    {
-        vec_store_bf16(p, v[0]);
-    }
-};
-
-template <> struct floats<WIDTH> {
-    float v[WIDTH];
-    __device__ __forceinline__ void load(const float *p)
-    {
-        float4 q = *reinterpret_cast<const float4 *>(p);
-        v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
-    }
-    __device__ __forceinline__ void load(const uint16_t *p)
-    {
-        uint2 q = *reinterpret_cast<const uint2 *>(p);
-        v[0] = __uint_as_float(q.x << 16), v[1] = __uint_as_float(q.x & 0xffff0000u);
-        v[2] = __uint_as_float(q.y << 16), v[3] = __uint_as_float(q.y & 0xffff0000u);
-    }
-    __device__ __forceinline__ void store(float *p) const
-    {
-        *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    __device__ __forceinline__ void store(uint16_t *p) const
-    {
-        uint16_t h[WIDTH];
-        for (int j = 0; j < WIDTH; j++)
-            vec_store_bf16(&h[j], v[j]);
-        *reinterpret_cast<uint2 *>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
-    }
-};
 
 template <class To, class From> struct cast_op {
     To *dst;
@@ -373,175 +254,6 @@ __global__ void __launch_bounds__(THREADS) stamp(int64_t *out_ns, int64_t offset
         *out_ns = device_clock() + offset_ns;
 }
 
-/* --- sum of squares ---
- *
- * A block of threads takes tiles of 256 canonical blocks of 32 elements: read side by side into shared
- * memory, then a row each, a row being 33 words apart so that 32 threads meet 32 banks. A thread sums its
- * rows exactly in registers (struct zr_exact_run's way) into limbs in shared memory, which go to the
- * accumulator once. Integer additions are exact, so no order matters. */
-
-constexpr int ROW = 32, PITCH = ROW + 1, TILE = THREADS * ROW;
-static_assert(ZR_EXACT_LIMBS <= THREADS, "a thread for each limb");
-
-__device__ __forceinline__ void add_limb(int64_t *limb, int64_t value)
-{
-    atomicAdd(reinterpret_cast<unsigned long long *>(limb), static_cast<unsigned long long>(value));
-}
-
-__device__ __forceinline__ int64_t read_limb(int64_t *limb)
-{
-    return static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long *>(limb), 0ull));
-}
-
-/* A change of less than 2^32 to each of four limbs, as zr_exact_add_wide. */
-__device__ void add_wide(int64_t *limbs, uint32_t limb, __int128 sum)
-{
-    add_limb(limbs + limb, (int64_t)(uint32_t)sum);
-    add_limb(limbs + limb + 1, (int64_t)(uint32_t)(sum >> 32));
-    add_limb(limbs + limb + 2, (int64_t)(uint32_t)(sum >> 64));
-    add_limb(limbs + limb + 3, (int64_t)(sum >> 96));
-}
-
-/* Propagates carries in an accumulator that others may be adding to: what leaves a limb is added to the next.
- */
-__device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
-{
-    for (int i = 0; i < ZR_EXACT_TOP; i++) {
-        int64_t carry = read_limb(&acc->limb[i]) >> 32;
-        add_limb(&acc->limb[i], (int64_t)((uint64_t)-carry << 32));
-        add_limb(&acc->limb[i + 1], carry);
-    }
-    atomicAdd(&acc->n_added, 1 - n_counted);
-}
-
-__global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, const float *x, int64_t n)
-{
-    __shared__ float tile[THREADS * PITCH];
-    __shared__ int64_t limbs[ZR_EXACT_LIMBS];
-    const int t = (int)threadIdx.x;
-    const bool aligned = (uintptr_t)x % sizeof(float4) == 0;
-    __int128 sum = 0;
-    uint32_t sum_limb = 0;
-
-    if (t < ZR_EXACT_LIMBS)
-        limbs[t] = 0;
-    for (int64_t base = (int64_t)blockIdx.x * TILE; base < n; base += (int64_t)gridDim.x * TILE) {
-        __syncthreads(); /* the tile before is read, and limbs are zero */
-        for (int i = t * WIDTH; i < TILE; i += THREADS * WIDTH) {
-            floats<WIDTH> part = {};
-            if (aligned && base + i + WIDTH <= n)
-                part.load(x + base + i);
-            else
-                for (int j = 0; j < WIDTH; j++)
-                    part.v[j] = base + i + j < n ? x[base + i + j] : 0;
-            for (int j = 0; j < WIDTH; j++)
-                tile[i / ROW * PITCH + i % ROW + j] = part.v[j];
-        }
-        __syncthreads();
-        int64_t m;
-        uint32_t place;
-        if (base + t * ROW >= n)
-            continue;
-        if (!zr_exact_split(vec_block_squares(&tile[t * PITCH]), &m, &place)) {
-            atomicOr(&acc->nonfinite, 1u);
-            continue;
-        }
-        if (place / 32 != sum_limb) {
-            add_wide(limbs, sum_limb, sum);
-            sum = 0;
-            sum_limb = place / 32;
-        }
-        sum += (__int128)((unsigned __int128)(__int128)m << place % 32);
-    }
-    __syncthreads();
-    add_wide(limbs, sum_limb, sum);
-    __syncthreads();
-
-    /* A limb gives its lower half, and its upper half to the next: less than twice 2^32 in all. */
-    if (t < ZR_EXACT_LIMBS) {
-        int64_t change = t < ZR_EXACT_TOP ? (int64_t)(uint32_t)limbs[t] : limbs[t];
-        if (t > 0)
-            change += limbs[t - 1] >> 32;
-        if (change)
-            add_limb(&acc->limb[t], change);
-        __threadfence(); /* whoever sees it counted sees it added */
-    }
-    __syncthreads();
-    if (t == 0) {
-        uint32_t was = atomicAdd(&acc->n_added, 2u), often = ZR_EXACT_MAX_ADDED / 4;
-        if (was / often != (was + 2) / often)
-            carry_while_adding(acc, was);
-    }
-}
-
-/* --- the end of a step --- */
-
-__global__ void __launch_bounds__(THREADS) finish(struct zr_finish f)
-{
-    __shared__ struct zr_exact_sum sum;
-    __shared__ int64_t upper[ZR_EXACT_LIMBS];
-    __shared__ int first_other;
-    __shared__ long long save_written;
-    const int t = (int)threadIdx.x;
-
-    if (t == 0) {
-        sum.n_added = 0;
-        sum.nonfinite = 0;
-        first_other = f.n_ranks;
-        save_written = zr_finish_record(&f, f.rank)->words.save_written;
-    }
-    __syncthreads();
-    if (t < ZR_EXACT_LIMBS) {
-        /* Two halves apart: ranks may have added up to an int64's worth. */
-        int64_t low = 0, high = 0;
-        for (int32_t r = 0; r < f.n_ranks; r++) {
-            int64_t v = zr_finish_record(&f, r)->norm.limb[t];
-            low += t < ZR_EXACT_TOP ? (int64_t)(uint32_t)v : v;
-            high += t < ZR_EXACT_TOP ? v >> 32 : 0;
-        }
-        sum.limb[t] = low;
-        upper[t] = high;
-    }
-    for (int32_t r = t; r < f.n_ranks; r += THREADS) {
-        const struct zr_step_record *rec = zr_finish_record(&f, r);
-        if (rec->norm.nonfinite)
-            atomicOr(&sum.nonfinite, 1u);
-        if (zr_finish_differs(&f, r))
-            atomicMin(&first_other, r);
-        atomicMin(&save_written, (long long)rec->words.save_written);
-    }
-    __syncthreads();
-    if (t > 0 && t < ZR_EXACT_LIMBS)
-        sum.limb[t] += upper[t - 1];
-    __syncthreads();
-    if (t == 0)
-        zr_finish_write(&f, &sum, first_other < f.n_ranks ? first_other : -1, save_written);
-}
-
-/* --- a step's agreement: a sum or a word each thread --- */
-
-static_assert(1 + ZR_MAX_CARRIED <= 32 && ZR_AGREE_WORDS <= 32, "a warp is enough");
-
-__global__ void __launch_bounds__(THREADS) agree_write(struct zr_agree_begin b)
-{
-    const int t = (int)threadIdx.x;
-    if (t <= ZR_MAX_CARRIED)
-        zr_agree_write_sum(&b, t);
-    if (t < ZR_AGREE_WORDS)
-        zr_agree_write_word(&b, t);
-}
-
-__global__ void __launch_bounds__(THREADS) agree_read(struct zr_agree_end e)
-{
-    __shared__ double sums[1 + ZR_MAX_CARRIED];
-    const int t = (int)threadIdx.x;
-    if (t <= ZR_MAX_CARRIED)
-        sums[t] = t <= e.n_carried ? zr_agree_sum(e.all, t) : 0;
-    __syncthreads();
-    if (t == 0)
-        zr_agree_conclude(&e, sums);
-}
-
 template <class From, int N> struct tree_sources<From, N> sources_of(const void *const *src, int n_src) {
     struct tree_sources<From, N> from = {
     };
@@ -666,13 +378,6 @@ cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table,
                         : ranges<uint16_t>(s, table, n_sums, src, n_src);
 }
 
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                int most_blocks)
-{
-    int64_t tiles = ceil_div(n, TILE);
-    return n <= 0 ? cudaSuccess : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n);
-}
-
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars)
 {
     const struct operand one[] = {{x, 4}};
@@ -690,19 +395,4 @@ cudaError_t zr_cuda_update(cudaStream_t s, const struct zr_update *u)
     default:
         return cudaErrorInvalidValue;
     }
-}
-
-cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f)
-{
-    return launch(finish, 1, s, *f);
-}
-
-cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b)
-{
-    return launch(agree_write, 1, s, *b);
-}
-
-cudaError_t zr_cuda_agree_end(cudaStream_t s, const struct zr_agree_end *e)
-{
-    return launch(agree_read, 1, s, *e);
 }

@@ -23,7 +23,7 @@ FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 TARGETS = {"zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
-           "cuda_copy", "cuda_kernels"}
+           "cuda_copy", "cuda_kernels", "cuda_norm"}
 SUPERPROJECT = """
 project('something larger', 'c', default_options: ['c_std=c11', 'warning_level=3', 'werror=true'])
 libzero = dependency('libzero', version: '>= 0.1')

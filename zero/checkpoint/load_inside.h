@@ -1,0 +1,37 @@
+/* load_inside.h: what the files of zero_load share; in which order things happen is in load.c. */
+#ifndef ZR_ZERO_LOAD_INSIDE_H
+#define ZR_ZERO_LOAD_INSIDE_H
+
+#include "zero/checkpoint/checkpoint_dir.h"
+#include "zero/checkpoint/save.h"
+#include "zero/checkpoint/shard_file.h"
+
+/* A range of a tensor in a file. */
+struct zr_load_range {
+    int32_t tensor, file;
+    int kind;
+    int64_t first, n, at; /* elements; byte of the file */
+};
+
+struct zr_loading {
+    struct zero_ctx *z;
+    char folder[ZR_PATH_BYTES];
+    struct zr_manifest manifest;
+    struct zr_shard *shards;
+    int32_t n_shards;
+    struct zr_load_range *ranges; /* by tensor, kind, first */
+    int64_t n_ranges;
+    const struct zr_tensor **by_name;
+    char *staged; /* laid out as a snapshot */
+    int64_t buffers_at;
+    bool direct; /* staged holds buffers only */
+    struct zr_extents own;
+    struct zr_loaded_ranks *ranks;
+};
+
+/* Everything of the checkpoint in l->folder, whose manifest is open, that this rank needs: read, checked and
+ * in l->staged. Needs no other rank, and changes nothing, or (l->direct) nothing that has values. */
+int zr_loading_read(struct zr_loading *l);
+void zr_loading_free(struct zr_loading *l);
+
+#endif

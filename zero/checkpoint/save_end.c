@@ -1,0 +1,153 @@
+/* save_end.c: how a save ends: ranks meet until all are done or one has failed. */
+#include "zero/checkpoint/save_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void zr_save_free(struct zr_save *s)
+{
+    free(s->extents.list);
+    zr_rank_data_drop(s->rank_data);
+    zr_manifest_free(&s->manifest);
+    uv_mutex_destroy(&s->lock);
+    uv_cond_destroy(&s->changed);
+    free(s);
+}
+
+struct status {
+    int32_t state, err;
+    char text[ZR_EXCHANGE_BYTES - 8];
+};
+
+static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
+{
+    int64_t until = zr_now_ns() + wait_ns;
+    uv_mutex_lock(&s->lock);
+    bool rank0 = s->z->world.rank == 0;
+    for (;;) {
+        int64_t left = until - zr_now_ns();
+        bool busy = s->state == ZR_SAVE_WRITING ||
+                    (rank0 && s->commit_reported && s->state == ZR_SAVE_WRITTEN && !s->cancelled);
+        if (!busy || left <= 0)
+            break;
+        uv_cond_timedwait(&s->changed, &s->lock, (uint64_t)left);
+    }
+    enum zr_save_state state = s->state;
+    uv_mutex_unlock(&s->lock);
+    return state;
+}
+
+/* How often a rank that waits looks up. */
+static uint64_t tick_ns(const struct zero_ctx *z)
+{
+    return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
+}
+
+/* Until every rank is done, one way or the other. */
+static int meet(struct zero_ctx *z, struct zr_save *s)
+{
+    int world = z->world.world;
+    int64_t tick = (int64_t)tick_ns(z);
+    if (world == 1) {
+        while (look(s, tick) < ZR_SAVE_COMMITTED) {
+            int err = zr_engine_check(z->engine); /* its snapshot may never come */
+            if (err)
+                return err;
+        }
+        return 0;
+    }
+    struct status *all = z->from_all;
+    int err = 0;
+    for (;;) {
+        struct status mine = {.state = (int32_t)look(s, tick)};
+        if (mine.state == ZR_SAVE_FAILED) {
+            mine.err = s->err;
+            snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, s->text);
+        }
+        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (err)
+            break;
+        int n_writing = 0, failed = -1;
+        for (int r = world; r-- > 0;) {
+            n_writing += all[r].state == ZR_SAVE_WRITING;
+            failed = all[r].state == ZR_SAVE_FAILED ? r : failed;
+        }
+        if (failed >= 0) {
+            atomic_store(&s->cancelled, true);
+            if (!n_writing) {
+                if (failed != z->world.rank) {
+                    s->err = all[failed].err;
+                    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text,
+                             all[failed].text);
+                }
+                break;
+            }
+        } else if (all[0].state == ZR_SAVE_COMMITTED) {
+            break;
+        } else if (!n_writing && !s->commit_reported) {
+            zr_save_raise(s, &s->commit_reported);
+        }
+    }
+    return err;
+}
+
+/* A save that was given up may end before its snapshot is complete; whoever uses that memory next may not.
+ * Ends when the context fails. */
+static int await_copies(struct zero_ctx *z, struct zr_save *s)
+{
+    int err = 0;
+    bool complete = !s->copying;
+    while (!complete && !err) {
+        uv_mutex_lock(&s->lock);
+        if (!s->readable)
+            uv_cond_timedwait(&s->changed, &s->lock, tick_ns(z));
+        complete = s->readable;
+        uv_mutex_unlock(&s->lock);
+        if (!complete)
+            err = zr_engine_check(z->engine);
+    }
+    return err;
+}
+
+int zr_save_end(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    char text[ZR_ERROR_BYTES];
+    if (!s)
+        return 0;
+    z->save = NULL;
+    int err = zr_engine_check(z->engine);
+    if (!err)
+        err = meet(z, s);
+    if (!err)
+        err = await_copies(z, s);
+    zr_engine_forget_snapshot(z->engine); /* after a failure it may still be on the stream */
+    if (err)
+        snprintf(text, sizeof text, "%s", zr_error_text());
+    uv_mutex_lock(&s->lock);
+    atomic_store(&s->cancelled, true);
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+    if (s->started)
+        zr_thread_join(&s->thread);
+    zr_engine_snapshot_read(z->engine);
+    if (!err && s->err) {
+        err = s->err;
+        snprintf(text, sizeof text, "%s", s->text);
+        if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
+            zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
+                    zr_error_text());
+    }
+    if (!err)
+        zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
+    zr_save_free(s);
+    return err ? zr_fail(err, "%s", text) : 0;
+}
+
+void zr_save_notice(struct zero_ctx *z)
+{
+    struct zr_save *s = z->save;
+    if (s && zr_engine_least(z->engine) >= s->number && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+}

@@ -1,0 +1,62 @@
+/* save_inside.h: what the files of zero_save share; who does what when is in save.c. */
+#ifndef ZR_ZERO_SAVE_INSIDE_H
+#define ZR_ZERO_SAVE_INSIDE_H
+
+#include "kernels/thread.h"
+#include "zero/checkpoint/checkpoint_dir.h"
+#include "zero/checkpoint/save.h"
+
+enum zr_save_state { ZR_SAVE_WRITING, ZR_SAVE_WRITTEN, ZR_SAVE_COMMITTED, ZR_SAVE_FAILED };
+
+/* A save from zero_save to its end, of one rank. */
+struct zr_save {
+    struct zero_ctx *z;
+    int64_t number;
+    char root[ZR_PATH_BYTES], folder[ZR_PATH_BYTES], name[ZR_CHECKPOINT_NAME_BYTES];
+    struct zr_extents extents;
+    /* rank 0's */
+    struct zr_manifest manifest;
+    struct zr_rank_data *rank_data;
+
+    struct zr_thread thread;
+    bool started;
+    /* the snapshot was asked for */
+    bool copying;
+    /* by zero_save_kept */
+    bool kept;
+
+    uv_mutex_t lock;
+    uv_cond_t changed;
+    _Atomic bool cancelled;
+
+    /* Under the lock. */
+    /* the memory may be read */
+    bool readable;
+    /* every rank's file is written: rank 0's thread may make a checkpoint of them */
+    bool commit_reported;
+    enum zr_save_state state;
+    int err;
+    char text[ZR_ERROR_BYTES];
+};
+
+/* ---- save_thread.c: a rank's own thread, and what it and the model's thread tell each other. ---- */
+
+/* The thread: writes the rank's file; rank 0's seals the checkpoint once all have. arg is the save. */
+void zr_save_run(void *arg);
+/* err: with this thread's message; the state is then ZR_SAVE_FAILED. */
+void zr_save_set_state(struct zr_save *s, enum zr_save_state state, int err);
+/* Sets a flag of those under the lock, and wakes who waits for it. */
+void zr_save_raise(struct zr_save *s, bool *flag);
+/* The snapshot is complete: the memory may be read. arg is the save; called by the stream. */
+void zr_save_on_snapshot(void *arg);
+
+/* ---- save_manifest.c ---- */
+
+/* What is saved, but for what only the written files say. On failure the caller frees what there is of it. */
+int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m);
+
+/* ---- save_end.c ---- */
+
+void zr_save_free(struct zr_save *s);
+
+#endif

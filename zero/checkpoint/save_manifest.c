@@ -1,0 +1,72 @@
+/* save_manifest.c: what the manifest of a save says of the model, before anything is written. */
+#include "zero/checkpoint/save_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* Of what shapes the numbers, not of where they lie. */
+static uint64_t config_hash(const struct zr_options *o)
+{
+    const struct zr_hyper *h = &o->hyper[o->optimizer];
+    double v[] = {(double)o->optimizer,
+                  (double)h->beta1,
+                  (double)h->beta2,
+                  (double)h->eps,
+                  (double)h->weight_decay,
+                  (double)o->clip,
+                  o->grad_scale,
+                  o->grad_sum,
+                  (double)zr_states_of(o, ZR_OPTIMIZER_NONE),
+                  o->deterministic,
+                  (double)o->grad_accum_steps,
+                  (double)o->wire_dtype};
+    return XXH64(v, sizeof v, 0);
+}
+
+int zr_save_fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
+{
+    const struct zr_layout *l = z->layout;
+    const struct zr_options *o = &z->config.options;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    *m = (struct zr_manifest){.format = 3, /* or 2, when no rank has data of its own */
+                              .t = facts.t,
+                              .n_skipped = facts.n_skipped,
+                              .n_micro = z->n_micro,
+                              .world = z->world.world,
+                              .stage = o->stage,
+                              .n_states = z->plan->states_of[ZR_OPTIMIZER_NONE],
+                              .config_hash = config_hash(o),
+                              .layout_hash = l->hash};
+    snprintf(m->version, sizeof m->version, "%s", zero_version());
+    snprintf(m->optimizer, sizeof m->optimizer, "%s", zr_optimizer_name(o->optimizer));
+    m->tensors = calloc((size_t)l->n_tensors, sizeof *m->tensors);
+    m->files = calloc((size_t)m->world, sizeof *m->files);
+    m->user = z->n_user_data ? malloc((size_t)z->n_user_data) : NULL;
+    bool ok = m->tensors && m->files && (m->user || !z->n_user_data);
+    m->n_user = ok ? z->n_user_data : 0;
+    if (ok && m->n_user)
+        memcpy(m->user, z->user_data, (size_t)m->n_user);
+    for (int32_t i = 0; ok && i < l->n_tensors; i++, m->n_tensors++) {
+        struct zr_manifest_tensor *t = &m->tensors[i];
+        t->name = strdup(l->tensors[i].name);
+        snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
+        t->n_dims = zr_tensor_dims(&l->tensors[i]);
+        memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
+        t->trainable = l->tensors[i].grad != NULL;
+        if (t->trainable) {
+            enum zr_optimizer kind = l->tensors[i].optimizer;
+            snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(zr_kind_of(o, kind)));
+            t->n_states = z->plan->states_of[kind];
+        }
+        t->buffer = l->tensors[i].buffer;
+        ok = t->name != NULL;
+    }
+    for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
+        zr_shard_name(r, m->world, m->files[r].name);
+    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n_tensors);
+}

@@ -1,0 +1,140 @@
+/* save_thread.c: a rank's own thread of a save: writes its file, and on rank 0 makes a checkpoint of all of
+ * them. */
+#include "zero/checkpoint/save_inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+void zr_save_set_state(struct zr_save *s, enum zr_save_state state, int err)
+{
+    uv_mutex_lock(&s->lock);
+    s->state = err ? ZR_SAVE_FAILED : state;
+    s->err = err;
+    if (err)
+        snprintf(s->text, sizeof s->text, "%s", zr_error_text());
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+}
+
+/* Waits for a flag under the lock; false when cancelled first. */
+static bool await(struct zr_save *s, const bool *flag)
+{
+    uv_mutex_lock(&s->lock);
+    while (!*flag && !s->cancelled)
+        uv_cond_wait(&s->changed, &s->lock);
+    bool got = *flag;
+    uv_mutex_unlock(&s->lock);
+    return got;
+}
+
+void zr_save_raise(struct zr_save *s, bool *flag)
+{
+    uv_mutex_lock(&s->lock);
+    *flag = true;
+    uv_cond_broadcast(&s->changed);
+    uv_mutex_unlock(&s->lock);
+}
+
+void zr_save_on_snapshot(void *arg)
+{
+    struct zr_save *s = arg;
+    zr_save_raise(s, &s->readable);
+}
+
+/* The other ranks' tables and sizes, into the manifest. */
+static int collect_files(struct zr_save *s)
+{
+    const struct zr_files *fs = s->z->files;
+    struct zr_manifest *m = &s->manifest;
+    int err = 0;
+    for (int r = 0; !err && r < m->n_files; r++) {
+        struct zr_manifest_file *f = &m->files[r];
+        char path[ZR_PATH_BYTES], beside[ZR_PATH_BYTES + 8], *table = NULL;
+        bool missing;
+        int64_t n;
+        int fd;
+        err = zr_path_join(path, s->folder, f->name);
+        if (!err)
+            err = zr_file_find(fs, path, &missing, &fd);
+        if (err)
+            return err;
+        err = zr_file_size(fs, fd, path, &f->bytes);
+        zr_file_close(fs, fd, path);
+        snprintf(beside, sizeof beside, "%s%s", path, ZR_BLOCKS_SUFFIX);
+        if (!err)
+            err = zr_file_load(fs, beside, INT32_MAX, &missing, &table, &n);
+        struct zr_checksum *sums = NULL;
+        if (!err)
+            err = zr_blocks_parse(beside, (unsigned char *)table, n, f->bytes, &sums);
+        if (!err)
+            f->blocks = zr_checksum_of(table, n);
+        free(sums);
+        free(table);
+    }
+    return err;
+}
+
+/* As zero_load will find it. */
+static int read_back(struct zr_save *s)
+{
+    struct zr_manifest m;
+    bool broken;
+    int err = zr_checkpoint_open(s->z->files, s->folder, &broken, &m);
+    if (err)
+        return zr_fail_more(err, "read back");
+    zr_manifest_free(&m);
+    return 0;
+}
+
+static int commit(struct zr_save *s)
+{
+    const struct zr_files *fs = s->z->files;
+    int err = collect_files(s);
+    if (!err)
+        err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
+    if (!err)
+        err = read_back(s);
+    if (!err)
+        err = zr_checkpoint_publish(fs, s->root, s->name);
+    return err;
+}
+
+/* Training goes on meanwhile, and has more to do. Of this thread and those that it starts; nothing is lost
+ * where it cannot be done. */
+static void step_back(void)
+{
+#ifdef __linux__ /* elsewhere it would be the whole process */
+    setpriority(PRIO_PROCESS, 0, 10);
+#endif
+}
+
+void zr_save_run(void *arg)
+{
+    struct zr_save *s = arg;
+    struct zero_ctx *z = s->z;
+    struct zr_device *dev = zr_engine_device(z->engine);
+    char name[64];
+    if (zr_engine_snapshot(z->engine))
+        step_back();
+    if (zr_engine_snapshot(z->engine) || dev->ops->host_memory)
+        dev = NULL;
+    zr_shard_name(z->world.rank, z->world.world, name);
+    int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
+    if (!err)
+        err = zr_shard_write(z->files, s->folder, name, z->layout, &s->extents, dev, &s->cancelled);
+    zr_save_set_state(s, ZR_SAVE_WRITTEN, err);
+    if (err)
+        return;
+    zr_engine_report_least(z->engine, s->number);
+    if (z->world.rank != 0 || !await(s, &s->commit_reported))
+        return;
+    err = commit(s);
+    if (!err) {
+        zr_info(z->config.options.log, "saved %s/%s", s->root, s->name);
+        if (zr_checkpoint_prune(z->files, s->root, s->name, z->config.options.save_keep))
+            zr_warn(z->config.options.log, "old checkpoints could not be removed: %s", zr_error_text());
+    }
+    zr_save_set_state(s, ZR_SAVE_COMMITTED, err);
+}
