@@ -16,6 +16,7 @@
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 
+#include "comm/group.h"
 #include "comm/meet/called.h"
 #include "kernels/device.h"
 
@@ -23,15 +24,27 @@
 
 struct zr_comm;
 
-/* One flat region cut into world slices: rank r owns bytes [r*shard_bytes, min((r+1)*shard_bytes,
- * total_bytes)), which may be empty for the last ranks. Offsets are of the communicator's arena, equal on all
- * ranks but for dst, which only its own rank uses. */
+/* What a communicator is opened for. */
+enum zr_role {
+    ZR_ROLE_GATHER,
+    ZR_ROLE_REDUCE,
+    ZR_ROLE_GATHER_OUTER,
+    ZR_ROLE_REDUCE_OUTER,
+    ZR_ROLE_CONTROL,
+    ZR_ROLES
+};
+/* "gather", "reduce", "gather outer", "reduce outer", "control" */
+const char *zr_role_name(enum zr_role r);
+
+/* One flat region cut into a slice for each place of the group: place p owns bytes [p*shard_bytes,
+ * min((p+1)*shard_bytes, total_bytes)), which may be empty for the last ones. Offsets are of the
+ * communicator's arena, equal on all its ranks but for dst, which only its own rank uses. */
 struct zr_gather_seg {
-    int64_t src;         /* rank r's slice lies at src + r*src_stride in r's own arena: */
+    int64_t src;         /* place p's slice lies at src + p*src_stride in its own arena: */
     int64_t src_stride;  /* shard_bytes when in place (src == dst), 0 when the shard has a home of its own */
     int64_t dst;         /* the full region, total_bytes, in every rank's arena */
     int64_t shard_bytes; /* multiple of 128 */
-    int64_t total_bytes; /* <= world * shard_bytes */
+    int64_t total_bytes; /* <= group.size * shard_bytes */
 };
 
 struct zr_reduce_seg {
@@ -61,7 +74,7 @@ struct zr_comm_stats {
 
 struct zr_comm_ops {
     const char *name;   /* "self", "shm", "nccl", ... */
-    bool deterministic; /* reduces in the fixed binary tree over ranks, fp32 */
+    bool deterministic; /* reduces in the fixed binary tree over places, fp32 */
 
     /* Collective, once. Allocates bytes on every rank (equal everywhere; its content zero), returns this
      * rank's base. Blocking; if it fails on one rank it fails on all, and nothing is left allocated. Freed by
@@ -74,7 +87,7 @@ struct zr_comm_ops {
      * every rank issued after its own gather was done. reduce_scatter: when it completes, dst is this rank's
      * slice of the sum over ranks, and no peer reads this rank's src any more. broadcast: bytes at off of
      * root's arena to off of everyone's; when it completes, no peer reads root's any more. exchange:
-     * all_gather of slot_bytes at off + rank*slot_bytes, in place; when it completes, no peer reads mine any
+     * all_gather of slot_bytes at off + place*slot_bytes, in place; when it completes, no peer reads mine any
      * more. */
     int (*all_gather)(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                       const struct zr_tag *tag);
@@ -113,23 +126,31 @@ struct zr_comm_ops {
 
 struct zr_comm {
     const struct zr_comm_ops *ops;
-    int rank, world;
+    struct zr_group
+        group; /* whose ranks it joins: place p of everything here is rank zr_comm_rank(c, p) of the world */
+    enum zr_role role;
     /* Not 0 once status() may have a failure to tell, and from then on. Whoever finds one raises it on every
      * rank that it can tell, so that nobody has to ask all the others. May be another word after arena(). */
     const _Atomic uint32_t *alarm;
 };
 
+/* The rank of the world at a place: for messages. */
+static inline int32_t zr_comm_rank(const struct zr_comm *c, int32_t place)
+{
+    return zr_group_member(&c->group, place);
+}
+
 struct zr_rendezvous;
 
 /* World 1: nothing to say to anyone. A gather in place is nothing at all, a reduce is one pass from src to
  * dst. */
-int zr_self_open(struct zr_device *dev, struct zr_comm **out);
+int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out);
 
-/* One host: every rank maps every rank's arena. Collective and blocking over rdv, which must outlive the
- * communicator. name tells its messages apart ("gather", "reduce"). timeout_ms: how long an operation waits
- * for peers before it fails. */
-int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *name, int64_t timeout_ms,
-                struct zr_comm **out);
+/* One host: every rank of a group maps every other's arena. Collective over all ranks of rdv, each with the
+ * group that it belongs to, and blocking, as making the arena is; rdv, and the group's members, must outlive
+ * the communicator. timeout_ms: how long an operation waits for peers before it fails. */
+int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
+                enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
 
 /* Two communicators of the same ranks, from zr_shm_open: where ranks wait for each other, one here and one
  * there, the message says so. When one is closed, the streams of both must be idle. */
@@ -145,7 +166,7 @@ struct zr_nccl_options {
     int64_t reserve_bytes; /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
     int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
                             a host and NCCL has them (2.28) */
-    void *lent;          /* NULL, or the program's own ncclComm_t over the same ranks, which stays the
+    void *lent;          /* NULL, or the program's own ncclComm_t over all ranks of rdv, which stays the
                             program's: it is split, or used as it is by an NCCL that cannot split. NCCL wants
                             the operations of all communicators of a GPU in one order on all ranks, so while
                             ours are at work other NCCL traffic of the program, from another thread or on any
@@ -171,37 +192,38 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
  * a call of their own. */
 #define ZR_NCCL_SMALL_BYTES (32 << 10)
 
-/* Bytes at the end of each arena for what travels packed: segments whose last slices are short, which a
- * collective of NCCL's cannot take as they lie, and small ones (comm/nccl/nccl_pack.h). packed_bytes: the
- * most that one call has of them, one rank's slices, each rounded up to 128. Less room makes them take more
- * rounds. */
-static inline int64_t zr_nccl_room_bytes(int world, int64_t packed_bytes)
+/* Bytes at the end of each arena, of a group of size ranks, for what travels packed: segments whose last
+ * slices are short, which a collective of NCCL's cannot take as they lie, and small ones
+ * (comm/nccl/nccl_pack.h). packed_bytes: the most that one call has of them, one rank's slices, each rounded
+ * up to 128. Less room makes them take more rounds. */
+static inline int64_t zr_nccl_room_bytes(int size, int64_t packed_bytes)
 {
-    const int64_t most = 64 << 20, least = 256 * (int64_t)world;
-    int64_t all = packed_bytes > most / world ? most : packed_bytes * world;
-    return world == 1 ? 0 : all > least ? (all + 255) / 256 * 256 : least;
+    const int64_t most = 64 << 20, least = 256 * (int64_t)size;
+    int64_t all = packed_bytes > most / size ? most : packed_bytes * size;
+    return size == 1 ? 0 : all > least ? (all + 255) / 256 * 256 : least;
 }
 
 /* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256. The gather arena's
  * are zr_nccl_room_bytes(). largest_slice_bytes: of the largest shard_bytes that will be reduced; less
  * scratch makes reducing take more rounds. packed_bytes: as above. */
-static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64_t largest_slice_bytes,
+static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_t largest_slice_bytes,
                                             int64_t packed_bytes)
 {
     const int64_t per_peer = 4 << 20, in_all = 64 << 20, align = 256;
-    int64_t ledgers = (world * INT64_C(32) + align - 1) / align * align;
-    int64_t room = zr_nccl_room_bytes(world, packed_bytes);
+    int64_t ledgers = (size * INT64_C(32) + align - 1) / align * align;
+    int64_t room = zr_nccl_room_bytes(size, packed_bytes);
     /* A round's row of packed slices arrives where the others' slices do. */
     int64_t slice = largest_slice_bytes > packed_bytes ? largest_slice_bytes : packed_bytes;
-    if (!deterministic || world == 1)
+    if (!deterministic || size == 1)
         return ledgers + room;
     slice = slice < per_peer ? slice : per_peer;
-    slice = slice < in_all / (world - 1) ? slice : in_all / (world - 1);
+    slice = slice < in_all / (size - 1) ? slice : in_all / (size - 1);
     slice = (slice + align - 1) / align * align;
-    return ledgers + room + (slice > align ? slice : align) * (world - 1);
+    return ledgers + room + (slice > align ? slice : align) * (size - 1);
 }
 
-/* Collective and blocking over rdv, which must outlive the communicators. Opens both: close each. The arenas
+/* Collective over all ranks of rdv, each with the group that it belongs to, and blocking; rdv, and the
+ * group's members, must outlive the communicators. Opens both on that group: close each. The arenas
  * are made before zr_rendezvous_detach. Operations of both are issued by one thread at a time, in the same
  * order on all ranks. What ranks issue is compared at each exchange of the reduce communicator; before that,
  * ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached, what the thread that
@@ -209,8 +231,8 @@ static inline int64_t zr_nccl_reserve_bytes(int world, bool deterministic, int64
  * only when they were compared there (zr_rendezvous_compare), at most 8 s later. gather reduces nothing.
  * Where ops->deterministic is false, a reduce_scatter leaves this rank's slice of src unspecified.
  * ZR_ERR_NOTSUP: built without NCCL, or there is no library. */
-int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
-                 struct zr_comm **gather, struct zr_comm **reduce);
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
+                 const struct zr_nccl_options *opt, struct zr_comm **gather, struct zr_comm **reduce);
 /* How bytes really travel: "NCCL 2.28.9, symmetric windows". Of a communicator of zr_nccl_open that has its
  * arena; valid until it is closed. */
 const char *zr_nccl_path(const struct zr_comm *c);

@@ -16,6 +16,13 @@ const char *zr_op_name(enum zr_op op)
     return "unknown operation";
 }
 
+const char *zr_role_name(enum zr_role r)
+{
+    static const char *const names[ZR_ROLES] = {"gather", "reduce", "gather outer", "reduce outer",
+                                                "control"};
+    return (unsigned)r < ZR_ROLES ? names[r] : "unknown role";
+}
+
 int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t bytes, int64_t n)
 {
     int64_t all;

@@ -1,4 +1,4 @@
-/* self.c: the communicator of a world of one. Everything this rank needs it already has: a gather in place
+/* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
 #include "comm/segment.h"
 
@@ -104,7 +104,7 @@ static int self_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
     struct self *m = self_of(c);
     (void)s, (void)tag;
     if (root != 0)
-        return zr_fail(ZR_ERR_ARG, "self broadcast: root is %d: 0 is allowed (world is 1)", root);
+        return zr_fail(ZR_ERR_ARG, "self broadcast: root is %d: 0 is allowed (of one rank)", root);
     int err = zr_range_check("self broadcast", m->arena_bytes, off, bytes, 1);
     if (!err && !atomic_load(&m->code))
         m->n_broadcast++;
@@ -175,12 +175,13 @@ static const struct zr_comm_ops self_ops = {
     .close = self_close,
 };
 
-int zr_self_open(struct zr_device *dev, struct zr_comm **out)
+int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
 {
     struct self *m = calloc(1, sizeof *m);
     if (!m)
         return zr_fail(ZR_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
-    m->base = (struct zr_comm){.ops = &self_ops, .rank = 0, .world = 1, .alarm = &m->alarm};
+    m->base =
+        (struct zr_comm){.ops = &self_ops, .group = zr_group_of_all(0, 1), .role = role, .alarm = &m->alarm};
     m->dev = dev;
     *out = &m->base;
     return 0;

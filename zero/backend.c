@@ -98,6 +98,7 @@ int zr_backend_open_device(struct zero_ctx *z)
 static int open_nccl(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
+    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
     int copy_engine = z->config.user.copy_engine;
     const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
                                          .deterministic = o->deterministic,
@@ -109,7 +110,7 @@ static int open_nccl(struct zero_ctx *z)
                                                                                  : -1,
                                          .lent = z->config.user.nccl_comm,
                                          .log = o->log};
-    int err = zr_nccl_open(z->rendezvous, z->device, &nccl, &z->gather, &z->reduce);
+    int err = zr_nccl_open(z->rendezvous, z->device, &all, &nccl, &z->gather, &z->reduce);
     z->nccl = err ? NULL : z->gather;
     return err;
 }
@@ -117,23 +118,24 @@ static int open_nccl(struct zero_ctx *z)
 int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
 {
     const struct zr_options *o = &z->config.options;
+    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
     int err = 0;
     if (backend == ZERO_BACKEND_SELF) {
-        err = zr_self_open(z->device, &z->gather);
+        err = zr_self_open(z->device, ZR_ROLE_GATHER, &z->gather);
         if (!err)
-            err = zr_self_open(z->device, &z->reduce);
+            err = zr_self_open(z->device, ZR_ROLE_REDUCE, &z->reduce);
     } else if (backend == ZERO_BACKEND_SHM) {
-        err = zr_shm_open(z->rendezvous, z->device, "gather", o->timeout_ms, &z->gather);
+        err = zr_shm_open(z->rendezvous, z->device, &all, ZR_ROLE_GATHER, o->timeout_ms, &z->gather);
         if (!err)
-            err = zr_shm_open(z->rendezvous, z->device, "reduce", o->timeout_ms, &z->reduce);
+            err = zr_shm_open(z->rendezvous, z->device, &all, ZR_ROLE_REDUCE, o->timeout_ms, &z->reduce);
         if (!err)
             zr_shm_pair(z->gather, z->reduce);
     } else {
         err = open_nccl(z);
     }
     if (!err && z->check)
-        err = zr_check_comm_open(z->check, z->gather, "gather", &z->gather);
+        err = zr_check_comm_open(z->check, z->gather, &z->gather);
     if (!err && z->check)
-        err = zr_check_comm_open(z->check, z->reduce, "reduce", &z->reduce);
+        err = zr_check_comm_open(z->check, z->reduce, &z->reduce);
     return err;
 }

@@ -131,7 +131,7 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     struct issue i = {.m = m, .s = s, .op = ZR_OP_ALL_GATHER, .tag = tag, .count = {.n_all_gather = 1}};
     int err = check_ready(m, i.op);
     if (!err)
-        err = zr_gather_check("nccl all_gather", c->world, m->usable_bytes, seg, n_seg);
+        err = zr_gather_check("nccl all_gather", c->group.size, m->usable_bytes, seg, n_seg);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
@@ -141,7 +141,7 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
         const int64_t v[] = {g->src, g->src_stride, g->dst, g->shard_bytes, g->total_bytes};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
         total += g->total_bytes;
-        i.count.wire_bytes += g->total_bytes - zr_slice_bytes(g->shard_bytes, g->total_bytes, c->rank);
+        i.count.wire_bytes += g->total_bytes - zr_slice_bytes(g->shard_bytes, g->total_bytes, c->group.rank);
     }
     enter(m, i.op, tag, sizes);
     err = begin(&i);
@@ -165,7 +165,7 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     if (!err && m != &m->pair->reduce)
         err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
     if (!err)
-        err = zr_reduce_check("nccl reduce_scatter", c->world, m->usable_bytes, seg, n_seg);
+        err = zr_reduce_check("nccl reduce_scatter", c->group.size, m->usable_bytes, seg, n_seg);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
@@ -173,7 +173,8 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
         const struct zr_reduce_seg *g = &seg[k];
         const int64_t v[] = {g->src, g->shard_bytes, g->total_bytes, g->dtype, g->accumulate};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
-        i.count.wire_bytes += zr_slice_bytes(g->shard_bytes, g->total_bytes, c->rank) * (c->world - 1);
+        i.count.wire_bytes +=
+            zr_slice_bytes(g->shard_bytes, g->total_bytes, c->group.rank) * (c->group.size - 1);
     }
     enter(m, i.op, tag, sizes);
     err = begin(&i);
@@ -207,12 +208,13 @@ static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
 {
     struct zr_nccl *m = zr_nccl_of(c);
     struct issue i = {.m = m, .s = s, .op = ZR_OP_BROADCAST, .tag = tag, .count = {.n_broadcast = 1}};
-    if (root < 0 || root >= c->world)
-        return zr_fail(ZR_ERR_ARG, "nccl broadcast: root is %d: 0 to %d are allowed", root, c->world - 1);
+    if (root < 0 || root >= c->group.size)
+        return zr_fail(ZR_ERR_ARG, "nccl broadcast: root is %d: 0 to %d are allowed", root,
+                       c->group.size - 1);
     int err = begin_range(&i, off, bytes, 1, root);
     if (err)
         return err < 0 ? err : 0;
-    i.count.wire_bytes = c->rank == root ? 0 : bytes;
+    i.count.wire_bytes = c->group.rank == root ? 0 : bytes;
     ncclResult_t res = ncclSuccess;
     if (bytes > 0)
         res = m->pair->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
@@ -241,33 +243,34 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
     struct zr_nccl_pair *p = m->pair;
     const struct zr_device_ops *d = p->dev->ops;
     struct issue i = {.m = m, .s = s, .op = ZR_OP_EXCHANGE, .tag = tag, .count = {.n_exchange = 1}};
-    int err = begin_range(&i, off, slot_bytes, c->world, -1);
+    int err = begin_range(&i, off, slot_bytes, c->group.size, -1);
     if (err)
         return err < 0 ? err : 0;
-    i.count.wire_bytes = slot_bytes * (c->world - 1);
-    bool ledgers = m == &p->reduce && c->world > 1;
+    i.count.wire_bytes = slot_bytes * (c->group.size - 1);
+    bool ledgers = m == &p->reduce && c->group.size > 1;
     const int64_t size = sizeof p->ledger;
     char *all = m->arena + m->ledgers_at, *slots = m->arena + off;
     if (ledgers) {
         p->ledger.exchange++;
-        err = d->put(s, all + c->rank * size, &p->ledger, size);
+        err = d->put(s, all + c->group.rank * size, &p->ledger, size);
     }
     ncclResult_t res = ncclSuccess;
     if (!err && (ledgers || slot_bytes > 0)) {
         res = p->api.GroupStart();
         if (!res) {
             if (slot_bytes > 0)
-                res = p->api.AllGather(slots + c->rank * slot_bytes, slots, (size_t)slot_bytes, ncclInt8,
-                                       m->comm, i.native);
+                res = p->api.AllGather(slots + c->group.rank * slot_bytes, slots, (size_t)slot_bytes,
+                                       ncclInt8, m->comm, i.native);
             if (ledgers && !res)
-                res = p->api.AllGather(all + c->rank * size, all, (size_t)size, ncclInt8, m->comm, i.native);
+                res = p->api.AllGather(all + c->group.rank * size, all, (size_t)size, ncclInt8, m->comm,
+                                       i.native);
             res = end_group(p, res);
         }
     }
     if (ledgers && !err && !res) {
         i.ledger = free_ledgers(p);
         if (i.ledger >= 0)
-            err = d->copy(s, p->ledgers + i.ledger * c->world, all, size * c->world);
+            err = d->copy(s, p->ledgers + i.ledger * c->group.size, all, size * c->group.size);
     }
     return end(&i, err, res);
 }

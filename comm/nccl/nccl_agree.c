@@ -1,5 +1,5 @@
-/* nccl_agree.c: what ranks tell each other over the rendezvous while communicators are opened and arenas
- * made.
+/* nccl_agree.c: what all ranks of the world tell each other over the rendezvous while communicators are
+ * opened and arenas made.
  *
  * Every step that may fail on one rank alone ends with a comparison, so that all ranks go on together or fail
  * together, with the same words. It is also what names a rank that does not come. */
@@ -33,8 +33,9 @@ int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_ncc
     }
     if (!met && t)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
+    for (int i = 0; !met && t && i < p->group.size; i++)
+        t->sum += all[zr_group_member(&p->group, i)].number;
     for (int r = 0; !met && t && r < p->world; r++) {
-        t->sum += all[r].number;
         if (t->odd < 0 && all[r].number != t->first)
             t->odd = r, t->odd_number = all[r].number;
     }
@@ -86,7 +87,7 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     mine.host = XXH3_64bits(host, strlen(host));
-    for (int i = 0; !mine.err && p->rank == 0 && !p->opt.lent && i < 2; i++) {
+    for (int i = 0; !mine.err && p->group.rank == 0 && !p->opt.lent && i < 2; i++) {
         ncclResult_t res = p->api.GetUniqueId(&mine.id[i]);
         if (res)
             mine.err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
@@ -102,10 +103,11 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
     if (mine.err)
         met = zr_fail(mine.err, "%s", mine.text);
     *one_host = true;
-    for (int r = 0; !met && r < p->world; r++)
-        *one_host &= all[r].host == all[0].host;
+    const struct zr_nccl_card *first = &all[zr_group_member(&p->group, 0)];
+    for (int i = 0; !met && i < p->group.size; i++)
+        *one_host &= all[zr_group_member(&p->group, i)].host == first->host;
     if (!met)
-        *out = all[0];
+        *out = *first;
     free(all);
     return met;
 }

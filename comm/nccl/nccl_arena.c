@@ -147,14 +147,14 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
         return "plain, sums in the fixed tree";
     if (!can_register(&p->api) || p->api.version < ZR_NCCL_HAS_WINDOWS)
         return "plain: symmetric windows need 2.27, here and when it was built";
-    if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->world))
+    if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->group.size))
         return "plain: this version's symmetric windows are faulty";
-    if (n_of_nccl < p->world)
+    if (n_of_nccl < p->group.size)
         return "plain: ncclMemAlloc gave no memory";
     return NULL;
 }
 
-/* Registers on all ranks or on none, and writes the path. */
+/* Registers on all ranks of the group or on none, and writes the path. */
 static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_of_nccl)
 {
     struct zr_nccl_pair *p = m->pair;
@@ -162,17 +162,16 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     char version[32];
     const char *plain = why_plain(m, n_of_nccl);
     zr_nccl_version_text(p->api.version, version, sizeof version);
-    if (!plain) {
-        int err = open_window(m, base, bytes);
-        err = zr_nccl_agree(p, err, m->window != NULL, &with);
+    int err = plain ? 0 : open_window(m, base, bytes);
+    /* All ranks of the world come here, also those of a group that has no windows. */
+    err = zr_nccl_agree(p, err, m->window != NULL, &with);
+    if (err)
+        return err;
+    if (!plain && with.sum < p->group.size) {
+        plain = "plain: no symmetric windows on this machine";
+        err = zr_nccl_close_window(m);
         if (err)
             return err;
-        if (with.sum < p->world) {
-            plain = "plain: no symmetric windows on this machine";
-            err = zr_nccl_close_window(m);
-            if (err)
-                return err;
-        }
     }
     bool engine = !plain && m == &p->gather && p->opt.copy_engine > 0;
     snprintf(m->path, sizeof m->path, "NCCL %s, %s", version,
@@ -180,7 +179,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
              : engine ? "symmetric windows, copy engine"
                       : "symmetric windows");
     zr_info(p->opt.log, "nccl %s: %s", m->name, m->path);
-    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->world);
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->group.size);
     if (f && can_register(&p->api))
         zr_info(p->opt.log, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
                 f->source);
@@ -194,10 +193,10 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
 static void share_reserve(struct zr_nccl *m)
 {
     const struct zr_nccl_pair *p = m->pair;
-    int64_t ledgers = (p->world * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) /
+    int64_t ledgers = (p->group.size * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) /
                       ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
     m->room_at = m->usable_bytes;
-    m->room_bytes = zr_nccl_room_bytes(p->world, p->opt.packed_bytes);
+    m->room_bytes = zr_nccl_room_bytes(p->group.size, p->opt.packed_bytes);
     if (m != &p->reduce)
         return;
     m->ledgers_at = m->room_at + m->room_bytes;
@@ -210,7 +209,7 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
     struct zr_nccl *m = zr_nccl_of(c);
     struct zr_nccl_pair *p = m->pair;
     int64_t reserve =
-        m == &p->reduce ? p->opt.reserve_bytes : zr_nccl_room_bytes(p->world, p->opt.packed_bytes);
+        m == &p->reduce ? p->opt.reserve_bytes : zr_nccl_room_bytes(p->group.size, p->opt.packed_bytes);
     struct zr_nccl_tally t;
     void *at = NULL;
     int err = 0;

@@ -16,7 +16,7 @@
  *
  * All segments of a unit are one group, which NCCL fuses. Large ones travel as they lie, without a copy; the
  * small ones of a unit, and those whose last slices are short, are packed into one (nccl_pack.h), so that
- * their number and the world's do not count.
+ * their number and the group's size do not count.
  *
  * When it completes, nobody reads mine. comm.h promises this for reduce_scatter, broadcast and exchange. NCCL
  * promises more for every call: once it is complete in the order of a rank's stream, that rank may reuse both
@@ -189,7 +189,8 @@ struct zr_nccl_pair {
     struct zr_rendezvous *rdv;
     struct zr_nccl_options opt;
     struct zr_comm_ops ops; /* of both communicators */
-    int rank, world;
+    struct zr_group group;  /* of both */
+    int rank, world;        /* this rank of all: opening is collective over the world */
     int64_t timeout_ns;
     struct zr_nccl gather, reduce;
 
@@ -204,7 +205,7 @@ struct zr_nccl_pair {
     /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for
      * the device. */
     bool stuck;
-    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, world) of the host, as copied from the device */
+    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, group.size) of the host, as copied from the device */
     int64_t ledgers_bytes;
     bool ledger_busy[ZR_NCCL_LEDGERS]; /* copied to, not compared yet */
 
@@ -279,18 +280,20 @@ struct zr_nccl_card {
     int32_t err, version, deterministic, copy_engine, lent, unused;
     int64_t reserve_bytes, packed_bytes, small_bytes;
     uint64_t host;
-    ncclUniqueId id[2]; /* rank 0's */
+    ncclUniqueId id[2]; /* of the rank at its group's first place */
     char text[400];
 };
 
 /* What ranks said beside their error. */
 struct zr_nccl_tally {
-    int64_t sum, first; /* of rank 0 */
-    int odd;            /* the first rank that has another number than rank 0; -1: none */
+    int64_t sum;   /* over the group */
+    int64_t first; /* of rank 0 of the world */
+    int odd;       /* the first rank of the world that has another number than rank 0; -1: none */
     int64_t odd_number;
 };
 
-/* Compares all ranks' cards. err: of this rank, with its message. out: rank 0's card, with its ids. */
+/* Compares all ranks' cards. err: of this rank, with its message. out: the card of the group's first
+ * place, with its ids. one_host: of the group. */
 int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool *one_host);
 /* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
  * numbers (t may be NULL). */

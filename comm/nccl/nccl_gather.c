@@ -10,19 +10,19 @@ static struct zr_nccl_shape shape_of(const void *seg, int i)
 
 static char *own_slice(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return m->arena + g->src + m->base.rank * g->src_stride;
+    return m->arena + g->src + m->base.group.rank * g->src_stride;
 }
 
 static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return own_slice(m, g) == m->arena + g->dst + m->base.rank * g->shard_bytes;
+    return own_slice(m, g) == m->arena + g->dst + m->base.group.rank * g->shard_bytes;
 }
 
 /* This rank's row. */
 static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
-    int err = 0, me = p->m->base.rank;
+    int err = 0, me = p->m->base.group.rank;
     for (int k = 0; k < p->n && !err; k++) {
         const struct zr_nccl_part *part = &p->part[k];
         struct zr_copy_rows c = {.dst = zr_nccl_part_at(p, part, me),
@@ -38,13 +38,13 @@ static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const str
 static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
-    int err = 0, me = p->m->base.rank, world = p->m->base.world;
+    int err = 0, me = p->m->base.group.rank, size = p->m->base.group.size;
     for (int k = 0; k < p->n && !err; k++) {
         const struct zr_nccl_part *part = &p->part[k];
         bool there = in_place(p->m, &seg[part->seg]);
-        err = zr_nccl_copy_part(p, part, 0, there ? me : world, false, s, &t);
+        err = zr_nccl_copy_part(p, part, 0, there ? me : size, false, s, &t);
         if (!err && there)
-            err = zr_nccl_copy_part(p, part, me + 1, world, false, s, &t);
+            err = zr_nccl_copy_part(p, part, me + 1, size, false, s, &t);
     }
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
@@ -58,7 +58,8 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
         const struct zr_gather_seg *g = &seg[i];
         if (g->total_bytes > 0 && !zr_nccl_packs(p, i))
             res = m->pair->api.AllGather(own_slice(m, g), m->arena + g->dst,
-                                         (size_t)(g->total_bytes / m->base.world), ncclInt8, m->comm, native);
+                                         (size_t)(g->total_bytes / m->base.group.size), ncclInt8, m->comm,
+                                         native);
     }
     return res;
 }
@@ -81,8 +82,8 @@ int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gathe
         if (first)
             *res = gather_whole(&p, native, seg, n_seg);
         if (!*res && more)
-            *res = api->AllGather(p.room + m->base.rank * p.row, p.room, (size_t)p.row, ncclInt8, m->comm,
-                                  native);
+            *res = api->AllGather(p.room + m->base.group.rank * p.row, p.room, (size_t)p.row, ncclInt8,
+                                  m->comm, native);
         ncclResult_t ended = api->GroupEnd();
         *res = *res ? *res : ended;
         if (!*res)

@@ -1,10 +1,10 @@
 /* nccl_none.c: stands where NCCL's headers were not found when this was built. */
 #include "comm/comm.h"
 
-int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
-                 struct zr_comm **gather, struct zr_comm **reduce)
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
+                 const struct zr_nccl_options *opt, struct zr_comm **gather, struct zr_comm **reduce)
 {
-    (void)rdv, (void)dev, (void)opt;
+    (void)rdv, (void)dev, (void)group, (void)opt;
     *gather = *reduce = NULL;
     return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
 }

@@ -17,7 +17,7 @@ struct opening {
     struct zr_nccl_api api;
     ncclComm_t lent, *out;
     int64_t until_ns;
-    int world, rank;
+    struct zr_group group;
     ncclUniqueId id;
     ncclConfig_t config;
 };
@@ -27,8 +27,10 @@ static ncclResult_t open_one(void *arg)
 {
     struct opening *o = arg;
     if (!o->lent)
-        return o->api.CommInitRankConfig(o->out, o->world, o->id, o->rank, &o->config);
-    ncclResult_t res = o->api.CommSplit(o->lent, 0, o->rank, o->out, &o->config);
+        return o->api.CommInitRankConfig(o->out, o->group.size, o->id, o->group.rank, &o->config);
+    /* Groups have no member in common, so a member's rank tells them apart. */
+    int color = zr_group_member(&o->group, 0);
+    ncclResult_t res = o->api.CommSplit(o->lent, color, o->group.rank, o->out, &o->config);
     return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
 }
 
@@ -50,12 +52,8 @@ static void leave_behind(struct place *c)
 static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine)
 {
     struct zr_nccl_pair *p = m->pair;
-    struct opening o = {.api = p->api,
-                        .lent = p->opt.lent,
-                        .world = p->world,
-                        .rank = p->rank,
-                        .id = *id,
-                        .config = NCCL_CONFIG_INITIALIZER};
+    struct opening o = {
+        .api = p->api, .lent = p->opt.lent, .group = p->group, .id = *id, .config = NCCL_CONFIG_INITIALIZER};
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
@@ -113,13 +111,20 @@ static int check_lent(const struct zr_nccl_pair *p)
         return zr_fail(ZR_ERR_ARG,
                        "the ncclComm_t that was lent is rank %d of %d: it must be rank %d of %d, as here",
                        rank, world, p->rank, p->world);
+    for (int i = 0; i < p->group.size && !p->api.CommSplit; i++)
+        if (p->group.size != world || zr_group_member(&p->group, i) != i)
+            return zr_fail(
+                ZR_ERR_NOTSUP,
+                "the ncclComm_t that was lent has %d ranks, and a group of %d is wanted: this NCCL "
+                "cannot split it (2.18 or newer can)",
+                world, p->group.size);
     return 0;
 }
 
 /* A stuck copy engine is for the user to risk, where he asks for it. */
 static void mind_faults(struct zr_nccl_pair *p, const char *version)
 {
-    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, p->api.version, p->world);
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, p->api.version, p->group.size);
     if (!f || p->opt.copy_engine < 0)
         return;
     if (p->opt.copy_engine > 0) {
@@ -137,15 +142,15 @@ static int prepare(struct zr_nccl_pair *p)
 {
     const struct zr_nccl_options *o = &p->opt;
     const struct zr_device_ops *d = p->dev->ops;
-    int64_t least = zr_nccl_reserve_bytes(p->world, o->deterministic, 0, o->packed_bytes);
+    int64_t least = zr_nccl_reserve_bytes(p->group.size, o->deterministic, 0, o->packed_bytes);
     if (o->timeout_ms <= 0 || o->timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld: more than 0 is allowed",
                        (long long)o->timeout_ms);
     if (d->compute_on_caller || !d->stream_native)
         return zr_fail(ZR_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
-    if (o->deterministic && p->world > ZR_MAX_SOURCES)
-        return zr_fail(ZR_ERR_NOTSUP, "nccl: deterministic with %d ranks: up to %d are allowed", p->world,
-                       ZR_MAX_SOURCES);
+    if (o->deterministic && p->group.size > ZR_MAX_SOURCES)
+        return zr_fail(ZR_ERR_NOTSUP, "nccl: deterministic with %d ranks: up to %d are allowed",
+                       p->group.size, ZR_MAX_SOURCES);
     if (o->reserve_bytes < least || o->reserve_bytes % ZR_NCCL_ALIGN)
         return zr_fail(ZR_ERR_ARG, "nccl: reserve_bytes is %lld: a multiple of %d from %lld is allowed",
                        (long long)o->reserve_bytes, ZR_NCCL_ALIGN, (long long)least);
@@ -186,7 +191,7 @@ static int open_events(struct zr_nccl *m)
 static int open_host(struct zr_nccl_pair *p)
 {
     void *host;
-    int64_t bytes = (int64_t)sizeof *p->ledgers * ZR_NCCL_LEDGERS * p->world;
+    int64_t bytes = (int64_t)sizeof *p->ledgers * ZR_NCCL_LEDGERS * p->group.size;
     int err = p->dev->ops->host_alloc(p->dev, bytes, &host);
     if (err)
         return err;
@@ -196,15 +201,15 @@ static int open_host(struct zr_nccl_pair *p)
     return err ? err : open_events(&p->reduce);
 }
 
-static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, const char *name)
+static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, enum zr_role role)
 {
-    m->base = (struct zr_comm){.ops = &p->ops, .rank = p->rank, .world = p->world, .alarm = &p->alarm};
+    m->base = (struct zr_comm){.ops = &p->ops, .group = p->group, .role = role, .alarm = &p->alarm};
     m->pair = p;
-    m->name = name;
+    m->name = zr_role_name(role);
 }
 
-int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
-                 struct zr_comm **gather, struct zr_comm **reduce)
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
+                 const struct zr_nccl_options *opt, struct zr_comm **gather, struct zr_comm **reduce)
 {
     struct zr_nccl_pair *p = calloc(1, sizeof *p);
     *gather = *reduce = NULL;
@@ -213,13 +218,14 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
+    p->group = *group;
     p->ops = zr_nccl_ops;
     p->ops.deterministic = opt->deterministic;
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
-    init_comm(&p->gather, p, "gather");
-    init_comm(&p->reduce, p, "reduce");
+    init_comm(&p->gather, p, ZR_ROLE_GATHER);
+    init_comm(&p->reduce, p, ZR_ROLE_REDUCE);
     int err = zr_nccl_watch(p);
     if (err) {
         free(p);

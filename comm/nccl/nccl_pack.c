@@ -7,7 +7,7 @@ enum { PLACE_BYTES = 128 }; /* slices are multiples of it, but for the last */
 
 static bool is_short(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
-    return x->total_bytes < m->base.world * x->shard_bytes;
+    return x->total_bytes < m->base.group.size * x->shard_bytes;
 }
 
 static bool is_ours(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
@@ -21,7 +21,7 @@ void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_
     *p = (struct zr_nccl_pack){.m = m,
                                .of = of,
                                .seg = seg,
-                               .n_seg = m->base.world > 1 ? n_seg : 0,
+                               .n_seg = m->base.group.size > 1 ? n_seg : 0,
                                .dtype = dtype,
                                .takes_long_ones = takes_long_ones};
     int n_small = 0, n_short = 0;
@@ -57,15 +57,15 @@ static int64_t round_up(int64_t n, int64_t to)
 bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes)
 {
     const struct zr_nccl *m = p->m;
-    int world = m->base.world;
-    int64_t fits = (m->room_bytes - *used) / world;
+    int size = m->base.group.size;
+    int64_t fits = (m->room_bytes - *used) / size;
     fits = (fits < most_bytes ? fits : most_bytes) / PLACE_BYTES * PLACE_BYTES;
     p->n = 0;
     p->row = 0;
     p->room = m->arena + m->room_at + *used;
     while (p->next < p->n_seg && p->n < ZR_NCCL_PARTS) {
         const struct zr_nccl_shape x = p->of(p->seg, p->next);
-        /* rank 0's slice is the longest */
+        /* the slice of the first place is the longest */
         int64_t left = packs(p, &x) ? zr_slice_bytes(x.shard_bytes, x.total_bytes, 0) - p->at : 0;
         if (left <= 0) {
             p->next++, p->at = 0;
@@ -78,13 +78,13 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
         p->row += round_up(n, PLACE_BYTES);
         p->at += n;
     }
-    *used = round_up(*used + world * p->row, ZR_NCCL_ALIGN);
+    *used = round_up(*used + size * p->row, ZR_NCCL_ALIGN);
     return p->n > 0;
 }
 
 /* ---- copies ---- */
 
-/* Of ranks [0, end) together: only the last that has any may have less than n. */
+/* Of places [0, end) together: only the last that has any may have less than n. */
 static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_part *part, int end)
 {
     int64_t full = x->total_bytes / x->shard_bytes;
@@ -94,10 +94,10 @@ static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_
     return full * part->n + (rest <= 0 ? 0 : rest < part->n ? rest : part->n);
 }
 
-int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank)
+int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place)
 {
     const struct zr_nccl_shape x = p->of(p->seg, part->seg);
-    return bytes_before(&x, part, rank + 1) - bytes_before(&x, part, rank);
+    return bytes_before(&x, part, place + 1) - bytes_before(&x, part, place);
 }
 
 int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,

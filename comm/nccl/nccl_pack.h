@@ -22,7 +22,7 @@ enum { ZR_NCCL_PARTS = 64 }; /* of a round */
 
 /* What packing has to know of a segment. */
 struct zr_nccl_shape {
-    int64_t flat; /* its offset in the arena: (world, shard_bytes), up to total_bytes */
+    int64_t flat; /* its offset in the arena: (size, shard_bytes), up to total_bytes */
     int64_t shard_bytes, total_bytes;
     int dtype; /* 0: bytes */
 };
@@ -48,7 +48,7 @@ struct zr_nccl_pack {
     /* Of this round: */
     int n;
     struct zr_nccl_part part[ZR_NCCL_PARTS];
-    char *room;  /* (world, row) */
+    char *room;  /* (size, row) */
     int64_t row; /* bytes, a multiple of 128; 0: there is none left */
 };
 
@@ -60,12 +60,12 @@ bool zr_nccl_packs(const struct zr_nccl_pack *p, int i);
 /* The next round: from *used bytes of the room on, which grow, rows up to most_bytes. false: nothing was
  * left, or nothing fits. With *used = 0 something fits. */
 bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes);
-/* Bytes of rank's slice that belong to the part. */
-int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank);
-/* A rank's bytes of a part in the room. */
-static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int rank)
+/* Bytes of a place's slice that belong to the part. */
+int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place);
+/* A place's bytes of a part in the room. */
+static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place)
 {
-    return p->room + rank * p->row + part->place;
+    return p->room + place * p->row + part->place;
 }
 
 /* Copies on their way into as few kernels as they fit into. */
@@ -73,7 +73,7 @@ struct zr_nccl_copies {
     struct zr_copy_rows c[ZR_MAX_COPIES];
     int n;
 };
-/* Adds what slices of ranks [first, end) have of a part: from the segment into the room, or back. */
+/* Adds what slices of places [first, end) have of a part: from the segment into the room, or back. */
 int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int first, int end,
                       bool into_room, struct zr_stream *s, struct zr_nccl_copies *t);
 int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,

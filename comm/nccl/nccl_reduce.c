@@ -1,7 +1,7 @@
 /* nccl_reduce.c: a unit's gradients to their owners, by NCCL's own sum or by the fixed tree.
  *
  * NCCL's sum is fastest, but its order depends on the algorithm it picks, and a bf16 ring rounds at every
- * hop. The fixed tree moves the same bytes per rank (each gives every owner a slice and gets world-1 of its
+ * hop. The fixed tree moves the same bytes per rank (each gives every owner a slice and gets size-1 of its
  * own), and adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
@@ -22,7 +22,7 @@ static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
     struct zr_nccl_copies t = {.n = 0};
     int err = 0;
     for (int k = 0; k < p->n && !err; k++)
-        err = zr_nccl_copy_part(p, &p->part[k], 0, p->m->base.world, true, s, &t);
+        err = zr_nccl_copy_part(p, &p->part[k], 0, p->m->base.group.size, true, s, &t);
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
@@ -42,7 +42,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
         for (int k = 0; k < p->n; k++) {
             const struct zr_nccl_part *part = &p->part[k];
             const struct zr_reduce_seg *g = &seg[part->seg];
-            int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.rank);
+            int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.group.rank);
             float *dst = (float *)(m->arena + g->dst) + part->at / size;
             if (g->dtype == types[t] && bytes > 0)
                 table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
@@ -84,14 +84,14 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
                                  const struct zr_reduce_seg *seg, int n_seg)
 {
     ncclResult_t res = ncclSuccess;
-    int world = m->base.world, me = m->base.rank;
+    int size = m->base.group.size, me = m->base.group.rank;
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         char *src = m->arena + g->src,
              *own = goes_straight(g) ? m->arena + g->dst : src + me * g->shard_bytes;
         if (g->total_bytes > 0 && !goes_packed(p, i))
             res = m->pair->api.ReduceScatter(src, own,
-                                             (size_t)(g->total_bytes / world / zr_dtype_bytes(g->dtype)),
+                                             (size_t)(g->total_bytes / size / zr_dtype_bytes(g->dtype)),
                                              type_of(g->dtype), ncclSum, m->comm, native);
     }
     return res;
@@ -103,7 +103,7 @@ static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, co
     for (int t = 0; t < N_TYPES && !res; t++) {
         const struct zr_nccl_pack *p = &packs->of[t];
         if (p->n > 0)
-            res = m->pair->api.ReduceScatter(p->room, p->room + m->base.rank * p->row,
+            res = m->pair->api.ReduceScatter(p->room, p->room + m->base.group.rank * p->row,
                                              (size_t)(p->row / zr_dtype_bytes(types[t])), type_of(types[t]),
                                              ncclSum, m->comm, native);
     }
@@ -117,9 +117,9 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        const char *own = m->arena + g->src + m->base.rank * g->shard_bytes;
+        const char *own = m->arena + g->src + m->base.group.rank * g->shard_bytes;
         float *dst = (float *)(m->arena + g->dst);
-        int64_t n = g->total_bytes / m->base.world / zr_dtype_bytes(g->dtype);
+        int64_t n = g->total_bytes / m->base.group.size / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
         err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
@@ -152,7 +152,7 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
         if (!*res && first)
             err = keep_whole(m, s, &p, seg, n_seg);
         for (int t = 0; t < N_TYPES && !err && !*res; t++) {
-            const void *own = p.of[t].room + m->base.rank * p.of[t].row;
+            const void *own = p.of[t].room + m->base.group.rank * p.of[t].row;
             err = keep_rows(&p.of[t], s, seg, &own, 1);
         }
         more = next_round(&p);
@@ -169,17 +169,17 @@ struct piece {
     int64_t place; /* in the room of each peer */
 };
 
-static int64_t piece_bytes(const struct piece *p, int rank)
+static int64_t piece_bytes(const struct piece *p, int place)
 {
-    int64_t left = zr_slice_bytes(p->seg->shard_bytes, p->seg->total_bytes, rank) - p->at;
+    int64_t left = zr_slice_bytes(p->seg->shard_bytes, p->seg->total_bytes, place) - p->at;
     return left <= 0 ? 0 : left < p->n ? left : p->n;
 }
 
-/* Where arrives what rank sends: room bytes of each. */
-static char *arrival(const struct zr_nccl *m, int rank, int64_t room, int64_t place)
+/* Where arrives what a peer sends, at `at` of its room bytes. */
+static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at)
 {
-    int k = rank < m->base.rank ? rank : rank - 1;
-    return m->arena + m->scratch_at + k * room + place;
+    int k = peer < m->base.group.rank ? peer : peer - 1;
+    return m->arena + m->scratch_at + k * room + at;
 }
 
 /* Every rank's row, and its slices of what travels as it lies, to it; from every rank what is mine. */
@@ -187,21 +187,21 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
                                 const struct piece *piece, int n, int64_t room)
 {
     const struct zr_nccl_api *api = &m->pair->api;
-    int world = m->base.world, me = m->base.rank;
-    if (world == 1)
+    int size = m->base.group.size, me = m->base.group.rank;
+    if (size == 1)
         return ncclSuccess;
     ncclResult_t res = api->GroupStart();
     if (res)
         return res;
-    for (int k = 1; k < world && p->n > 0 && !res; k++) {
-        int to = (me + k) % world, from = (me + world - k) % world;
+    for (int k = 1; k < size && p->n > 0 && !res; k++) {
+        int to = (me + k) % size, from = (me + size - k) % size;
         res = api->Send(p->room + to * p->row, (size_t)p->row, ncclInt8, to, m->comm, native);
         if (!res)
             res = api->Recv(arrival(m, from, room, 0), (size_t)p->row, ncclInt8, from, m->comm, native);
     }
     for (int i = 0; i < n; i++)
-        for (int k = 1; k < world && !res; k++) {
-            int to = (me + k) % world, from = (me + world - k) % world;
+        for (int k = 1; k < size && !res; k++) {
+            int to = (me + k) % size, from = (me + size - k) % size;
             int64_t give = piece_bytes(&piece[i], to), take = piece_bytes(&piece[i], me);
             const char *mine = m->arena + piece[i].seg->src + to * piece[i].seg->shard_bytes + piece[i].at;
             if (give > 0)
@@ -217,33 +217,33 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
 static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece *p, int64_t room)
 {
     const struct zr_reduce_seg *g = p->seg;
-    int64_t size = zr_dtype_bytes(g->dtype), n = piece_bytes(p, m->base.rank) / size;
+    int64_t size = zr_dtype_bytes(g->dtype), n = piece_bytes(p, m->base.group.rank) / size;
     const void *src[ZR_MAX_SOURCES];
     if (n == 0)
         return 0;
-    for (int r = 0; r < m->base.world; r++)
-        src[r] = r == m->base.rank ? m->arena + g->src + r * g->shard_bytes + p->at
-                                   : arrival(m, r, room, p->place);
+    for (int r = 0; r < m->base.group.size; r++)
+        src[r] = r == m->base.group.rank ? m->arena + g->src + r * g->shard_bytes + p->at
+                                         : arrival(m, r, room, p->place);
     float *dst = (float *)(m->arena + g->dst) + p->at / size;
-    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.world, g->dtype, n, g->accumulate);
+    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
 }
 
 static int add_rows(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_pack *p,
                     const struct zr_reduce_seg *seg, int64_t room)
 {
     const void *rows[ZR_MAX_SOURCES];
-    for (int r = 0; r < m->base.world && p->n; r++)
-        rows[r] = r == m->base.rank ? p->room + r * p->row : arrival(m, r, room, 0);
-    return p->n ? keep_rows(p, s, seg, rows, m->base.world) : 0;
+    for (int r = 0; r < m->base.group.size && p->n; r++)
+        rows[r] = r == m->base.group.rank ? p->room + r * p->row : arrival(m, r, room, 0);
+    return p->n ? keep_rows(p, s, seg, rows, m->base.group.size) : 0;
 }
 
 int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                          ncclResult_t *res)
 {
     cudaStream_t native = m->pair->dev->ops->stream_native(s);
-    int world = m->base.world, err = 0;
+    int size = m->base.group.size, err = 0;
     /* Alone there is nothing to receive, and no limit to a piece. */
-    int64_t room = world == 1 ? INT64_MAX : m->scratch_bytes / (world - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
+    int64_t room = size == 1 ? INT64_MAX : m->scratch_bytes / (size - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
     struct zr_nccl_pack p;
     struct piece piece[ZR_NCCL_PIECES];
     int64_t at = 0;
@@ -251,7 +251,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
     zr_nccl_pack_open(&p, m, shape_of, seg, n_seg, 0, false);
     for (int i = 0; !err && !*res;) {
         /* First what is packed. Then as many pieces as there is room for, alike on all ranks: measured by
-         * rank 0's slice, the longest. */
+         * the slice of the first place, the longest. */
         int n = 0;
         int64_t in_room = 0;
         bool packed = zr_nccl_pack_next(&p, &in_room, room);

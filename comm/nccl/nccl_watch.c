@@ -257,24 +257,25 @@ static void end_doubt(struct zr_nccl_pair *p)
 static void compare_ledgers(struct zr_nccl *m, int index)
 {
     struct zr_nccl_pair *p = m->pair;
-    const struct zr_nccl_ledger *l = p->ledgers + index * p->world;
+    const struct zr_nccl_ledger *l = p->ledgers + index * p->group.size;
     p->ledger_busy[index] = false;
-    for (int r = 1; r < p->world; r++) {
-        if (memcmp(&l[r], &l[0], sizeof *l) == 0)
+    for (int i = 1; i < p->group.size; i++) {
+        if (memcmp(&l[i], &l[0], sizeof *l) == 0)
             continue;
         char text[ZR_NCCL_TEXT];
-        if (l[r].n_issued != l[0].n_issued)
+        int rank = zr_group_member(&p->group, i), first = zr_group_member(&p->group, 0);
+        if (l[i].n_issued != l[0].n_issued)
             snprintf(
                 text, sizeof text,
-                "rank %d issued %llu collectives up to its exchange %llu, rank 0 %llu up to its exchange "
+                "rank %d issued %llu collectives up to its exchange %llu, rank %d %llu up to its exchange "
                 "%llu; every rank must make the same calls",
-                r, (unsigned long long)l[r].n_issued, (unsigned long long)l[r].exchange,
+                rank, (unsigned long long)l[i].n_issued, (unsigned long long)l[i].exchange, first,
                 (unsigned long long)l[0].n_issued, (unsigned long long)l[0].exchange);
         else
             snprintf(text, sizeof text,
-                     "rank %d issued other collectives than rank 0 up to exchange %llu (both %llu): another "
+                     "rank %d issued other collectives than rank %d up to exchange %llu (both %llu): another "
                      "order, unit, step, size or call of the model",
-                     r, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
+                     rank, first, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
         zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
         zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
         return;

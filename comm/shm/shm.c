@@ -29,10 +29,10 @@ static int shm_arena(struct zr_comm *c, int64_t bytes, void **base)
     pthread_mutex_lock(&m->lock);
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
-    m->base.alarm = &m->peer[m->base.rank].head->alarm;
+    m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
     if (atomic_load(&m->code)) /* an abort came when no peer could be told yet */
-        zr_shm_fail(m, m->code, m->base.rank, m->text);
-    *base = m->peer[m->base.rank].arena;
+        zr_shm_fail(m, m->code, zr_shm_self(m), m->text);
+    *base = m->peer[m->base.group.rank].arena;
     return 0;
 }
 
@@ -99,7 +99,7 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
     struct zr_shm_op op = {.post = {.op = ZR_OP_ALL_GATHER, .root = -1, .n_seg = (uint32_t)n_seg}};
     int err = check_ready(m, ZR_OP_ALL_GATHER, n_seg);
     if (!err)
-        err = zr_gather_check("shm all_gather", c->world, m->arena_bytes, seg, n_seg);
+        err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
         return err;
     for (int i = 0; i < n_seg; i++) {
@@ -120,7 +120,7 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
     struct zr_shm_op op = {.post = {.op = ZR_OP_REDUCE_SCATTER, .root = -1, .n_seg = (uint32_t)n_seg}};
     int err = check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
     if (!err)
-        err = zr_reduce_check("shm reduce_scatter", c->world, m->arena_bytes, seg, n_seg);
+        err = zr_reduce_check("shm reduce_scatter", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
         return err;
     for (int i = 0; i < n_seg; i++) {
@@ -152,15 +152,15 @@ static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, 
 static int shm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
                          const struct zr_tag *tag)
 {
-    if (root < 0 || root >= c->world)
-        return zr_fail(ZR_ERR_ARG, "shm broadcast: root is %d: 0 to %d are allowed", root, c->world - 1);
+    if (root < 0 || root >= c->group.size)
+        return zr_fail(ZR_ERR_ARG, "shm broadcast: root is %d: 0 to %d are allowed", root, c->group.size - 1);
     return issue_range(shm_of(c), s, ZR_OP_BROADCAST, off, bytes, 1, root, tag);
 }
 
 static int shm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                         const struct zr_tag *tag)
 {
-    return issue_range(shm_of(c), s, ZR_OP_EXCHANGE, off, slot_bytes, c->world, -1, tag);
+    return issue_range(shm_of(c), s, ZR_OP_EXCHANGE, off, slot_bytes, c->group.size, -1, tag);
 }
 
 /* --- the rest --- */
@@ -169,7 +169,7 @@ static void shm_abort(struct zr_comm *c, int code, const char *why)
 {
     struct zr_shm *m = shm_of(c);
     code = code ? code : ZR_ERR_FAILED;
-    zr_shm_fail(m, code, m->base.rank, why ? why : zr_err_name(code));
+    zr_shm_fail(m, code, zr_shm_self(m), why ? why : zr_err_name(code));
 }
 
 static int shm_status(struct zr_comm *c, char *why, size_t why_bytes)
@@ -180,7 +180,7 @@ static int shm_status(struct zr_comm *c, char *why, size_t why_bytes)
         return code;
     if (!code)
         why[0] = 0;
-    else if (m->found_by == m->base.rank)
+    else if (m->found_by == zr_shm_self(m))
         snprintf(why, why_bytes, "%s", m->text);
     else
         snprintf(why, why_bytes, "%s (found by rank %d)", m->text, m->found_by);
@@ -200,7 +200,7 @@ static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
 static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
 {
     struct zr_shm_post last = {.seq = 0};
-    bool inside = shm_of(c)->mapped && zr_shm_last(shm_of(c), c->rank, &last);
+    bool inside = shm_of(c)->mapped && zr_shm_last(shm_of(c), c->group.rank, &last);
     text[0] = 0;
     if (last.seq)
         zr_shm_describe(&last, text, n_text);
@@ -210,7 +210,7 @@ static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
 static void shm_called(struct zr_comm *c, const struct zr_called *call)
 {
     if (shm_of(c)->mapped)
-        zr_called_put(&shm_of(c)->peer[c->rank].head->called, call);
+        zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
 void zr_shm_pair(struct zr_comm *a, struct zr_comm *b)
@@ -229,7 +229,7 @@ static void shm_close(struct zr_comm *c)
     if (m->mapped) {
         /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
          */
-        atomic_store(&m->peer[c->rank].head->closed, 1);
+        atomic_store(&m->peer[c->group.rank].head->closed, 1);
         zr_shm_wake_all(m);
         zr_shm_unmap(m);
     }
@@ -264,14 +264,14 @@ static int64_t choose_spin(int world)
     return world * 2 <= n ? SPIN_NS : 0;
 }
 
-int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *name, int64_t timeout_ms,
-                struct zr_comm **out)
+int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
+                enum zr_role role, int64_t timeout_ms, struct zr_comm **out)
 {
-    int world = zr_rendezvous_world(rdv);
+    const char *name = zr_role_name(role);
     *out = NULL;
-    if (world > ZR_SHM_WORLD)
-        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory among %d ranks: up to %d are allowed", name, world,
-                       ZR_SHM_WORLD);
+    if (group->size > ZR_SHM_SIZE)
+        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory among %d ranks: up to %d are allowed", name,
+                       group->size, ZR_SHM_SIZE);
     if (timeout_ms <= 0 || timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
                        (long long)timeout_ms);
@@ -285,18 +285,17 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const char *na
         free(ring);
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
-    m->base = (struct zr_comm){
-        .ops = &shm_ops, .rank = zr_rendezvous_rank(rdv), .world = world, .alarm = &m->alarm};
-    snprintf(m->name, sizeof m->name, "%s", name);
+    m->base = (struct zr_comm){.ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm};
+    m->name = name;
     m->rdv = rdv;
     m->dev = dev;
     m->kernels = zr_host_kernels_best();
     m->timeout_ns = timeout_ms * 1000000;
-    m->spin_ns = choose_spin(world);
+    m->spin_ns = choose_spin(zr_rendezvous_world(rdv));
     m->ring = ring;
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->ring_moved, NULL);
-    for (int i = 0; i < ZR_SHM_WORLD; i++)
+    for (int i = 0; i < ZR_SHM_SIZE; i++)
         m->peer[i].pidfd = -1;
     int err = zr_shm_check_hosts(m);
     if (err) {

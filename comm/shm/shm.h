@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 
 enum {
-    ZR_SHM_WORLD = 64,  /* also the sources of sum_tree, and the bits of a mask */
+    ZR_SHM_SIZE = 64,   /* of a group; also the sources of sum_tree, and the bits of a mask */
     ZR_SHM_POSTS = 64,  /* a peer is ahead by one operation at most: it cannot enter the one after before we
                            have entered ours */
     ZR_SHM_SEGS = 8192, /* segments of operations that are queued and not run yet */
@@ -56,6 +56,7 @@ struct zr_shm_head {
     struct zr_called_ring called; /* of the communicator of a pair that is told */
 };
 
+/* A member of the group, by its place. */
 struct zr_shm_peer {
     struct zr_shm_head *head;
     char *arena;    /* my own may be written, others are mapped for reading */
@@ -78,19 +79,19 @@ struct zr_shm_op {
 
 struct zr_shm {
     struct zr_comm base; /* first: callers hold its address */
-    char name[32];
+    const char *name;    /* of its role */
     struct zr_rendezvous *rdv;
     struct zr_shm *pair; /* or NULL */
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
     int64_t arena_bytes;
-    struct zr_shm_peer peer[ZR_SHM_WORLD]; /* (world), mine too */
+    struct zr_shm_peer peer[ZR_SHM_SIZE]; /* (group.size), mine too */
 
     pthread_mutex_t lock; /* of the failure and of the ring */
     atomic_int code;      /* the first failure; text is written before */
     char text[ZR_SHM_TEXT];
-    int found_by;           /* the rank that found it */
+    int found_by;           /* the rank of the world that found it */
     _Atomic uint32_t alarm; /* while there are no headers */
     atomic_bool mapped;     /* peers can be told */
 
@@ -106,9 +107,15 @@ struct zr_shm {
     _Atomic int64_t wire_bytes;
 };
 
+/* My rank of the world. */
+static inline int32_t zr_shm_self(const struct zr_shm *m)
+{
+    return zr_comm_rank(&m->base, m->base.group.rank);
+}
+
 enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_DONE };
 
-/* shm_arena.c. Both collective. */
+/* shm_arena.c. Both collective over the world. */
 int zr_shm_check_hosts(struct zr_shm *m);
 int zr_shm_map(struct zr_shm *m, int64_t bytes);
 void zr_shm_unmap(struct zr_shm *m);
@@ -116,9 +123,9 @@ void zr_shm_unmap(struct zr_shm *m);
 /* shm_wait.c */
 /* "reduce_scatter seq 812 unit 14" */
 void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text);
-/* The operation that rank came to last, if any (else its seq is 0); whether it is in it. Any thread. */
-bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last);
-/* Keeps the first failure and tells every peer. found_by: this rank, or the one that told. Any thread.
+/* The operation that a peer came to last, if any (else its seq is 0); whether it is in it. Any thread. */
+bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last);
+/* Keeps the first failure and tells every peer. found_by: zr_shm_self, or the rank that told. Any thread.
  * Returns the kept code. */
 int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text);
 /* A failure that a peer has published becomes ours. Returns ours, or 0. Any thread. */

@@ -27,7 +27,7 @@
 #endif
 
 _Static_assert(sizeof(struct zr_shm_head) <= ZR_SHM_HEAD_BYTES, "the header has its pages");
-_Static_assert(ZR_SHM_WORLD <= ZR_MAX_SOURCES, "sum_tree takes a source from every rank");
+_Static_assert(ZR_SHM_SIZE <= ZR_MAX_SOURCES, "sum_tree takes a source from every rank");
 
 static const uint64_t segment_magic = 0x7a65726f2073686d;
 
@@ -41,13 +41,15 @@ struct card {
     char text[240];
 };
 
-/* Exchanges cards; fails if a rank's step failed, naming the first such rank. */
+/* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
+ * Fails if a rank's step failed, naming the first such rank. */
 static int agree(struct zr_shm *m, struct card *mine, struct card *all)
 {
+    int world = zr_rendezvous_world(m->rdv);
     int err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
     if (err)
         return zr_fail_more(err, "%s", m->name);
-    for (int i = 0; i < m->base.world; i++)
+    for (int i = 0; i < world; i++)
         if (all[i].code)
             return zr_fail(all[i].code, "%s: rank %d: %.*s", m->name, i, (int)sizeof all[i].text - 1,
                            all[i].text);
@@ -66,14 +68,16 @@ static void put_failure(struct card *c, int err)
 struct place {
     char boot_id[40], host[64], name[32];
     uint64_t pid_namespace;
+    int32_t first, pad; /* the rank at the first place of its group */
 };
 
 int zr_shm_check_hosts(struct zr_shm *m)
 {
-    struct place mine = {0}, *all = calloc((size_t)m->base.world, sizeof *all);
+    int world = zr_rendezvous_world(m->rdv);
+    struct place mine = {.first = zr_comm_rank(&m->base, 0)}, *all = calloc((size_t)world, sizeof *all);
     if (!all)
-        return zr_rendezvous_fail(
-            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
+        return zr_rendezvous_fail(m->rdv,
+                                  zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
         if (!fgets(mine.boot_id, sizeof mine.boot_id, f))
@@ -88,22 +92,24 @@ int zr_shm_check_hosts(struct zr_shm *m)
     int err = zr_rendezvous_exchange(m->rdv, &mine, sizeof mine, all);
     if (err)
         zr_fail_more(err, "%s", m->name);
-    for (int i = 1; i < m->base.world && !err; i++) {
-        const struct place *a = &all[0], *b = &all[i];
+    /* All groups are looked at, so that every rank comes to the same verdict. */
+    for (int i = 0; i < world && !err; i++) {
+        int first = all[i].first >= 0 && all[i].first < world ? all[i].first : 0;
+        const struct place *a = &all[first], *b = &all[i];
         if (memcmp(a->boot_id, b->boot_id, sizeof a->boot_id) != 0)
-            err = zr_fail(
-                ZR_ERR_NOTSUP,
-                "%s: shared memory needs all ranks on one host: rank 0 is on \"%.63s\", rank %d on \"%.63s\"",
-                m->name, a->host, i, b->host);
+            err = zr_fail(ZR_ERR_NOTSUP,
+                          "%s: shared memory needs all ranks on one host: rank %d is on \"%.63s\", rank %d "
+                          "on \"%.63s\"",
+                          m->name, first, a->host, i, b->host);
         else if (a->pid_namespace != b->pid_namespace)
             err = zr_fail(
                 ZR_ERR_NOTSUP,
-                "%s: shared memory needs all ranks in one process namespace: rank 0 (\"%.63s\") and rank %d "
+                "%s: shared memory needs all ranks in one process namespace: rank %d (\"%.63s\") and rank %d "
                 "(\"%.63s\") are in different containers",
-                m->name, a->host, i, b->host);
-        else if (strncmp(a->name, b->name, sizeof a->name) != 0)
-            err = zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%.31s\", rank %d \"%.31s\"", a->name,
-                          i, b->name);
+                m->name, first, a->host, i, b->host);
+        else if (strncmp(all[0].name, b->name, sizeof b->name) != 0)
+            err = zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%.31s\", rank %d \"%.31s\"",
+                          all[0].name, i, b->name);
     }
     free(all);
     return err;
@@ -133,9 +139,9 @@ static int reserve(int fd, int64_t bytes)
 
 static int make_segment(struct zr_shm *m, int64_t bytes, struct card *mine)
 {
-    struct zr_shm_peer *me = &m->peer[m->base.rank];
+    struct zr_shm_peer *me = &m->peer[m->base.group.rank];
     char name[48];
-    snprintf(name, sizeof name, "zero-%s-%d", m->name, m->base.rank);
+    snprintf(name, sizeof name, "zero-%s-%d", m->name, zr_shm_self(m));
     mine->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (mine->fd < 0)
         return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
@@ -159,9 +165,10 @@ static int make_segment(struct zr_shm *m, int64_t bytes, struct card *mine)
 
 /* --- a peer's segment --- */
 
-static int open_peer(struct zr_shm *m, int rank, const struct card *card, int64_t bytes)
+static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
 {
-    struct zr_shm_peer *peer = &m->peer[rank];
+    struct zr_shm_peer *peer = &m->peer[place];
+    int rank = zr_comm_rank(&m->base, place);
     peer->pid = card->pid;
     /* Before the segment is opened: if the number belongs to another process by then, the nonce tells. */
     if (peer->pid != getpid())
@@ -199,15 +206,15 @@ static int open_peer(struct zr_shm *m, int rank, const struct card *card, int64_
 static int open_peers(struct zr_shm *m, const struct card *all, int64_t bytes)
 {
     int err = 0;
-    for (int i = 0; i < m->base.world && !err; i++)
-        if (i != m->base.rank)
-            err = open_peer(m, i, &all[i], bytes);
+    for (int i = 0; i < m->base.group.size && !err; i++)
+        if (i != m->base.group.rank)
+            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], bytes);
     return err;
 }
 
 void zr_shm_unmap(struct zr_shm *m)
 {
-    for (int i = 0; i < m->base.world; i++) {
+    for (int i = 0; i < m->base.group.size; i++) {
         struct zr_shm_peer *peer = &m->peer[i];
         if (peer->head)
             munmap(peer->head, (size_t)segment_bytes(m->arena_bytes));
@@ -223,27 +230,29 @@ void zr_shm_unmap(struct zr_shm *m)
  */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
+    int world = zr_rendezvous_world(m->rdv);
     int64_t room = INT64_MAX, want;
-    for (int i = 0; i < m->base.world; i++) {
+    for (int i = 0; i < world; i++) {
         if (all[i].bytes != all[0].bytes)
             return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank 0",
                            m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
         room = all[i].room < room ? all[i].room : room;
     }
-    if (__builtin_mul_overflow(all[0].bytes, (int64_t)m->base.world, &want) || want > room)
+    if (__builtin_mul_overflow(all[0].bytes, (int64_t)world, &want) || want > room)
         return zr_fail(ZR_ERR_NOMEM,
                        "%s: %d ranks want %lld bytes of shared memory each, %lld are left on this host",
-                       m->name, m->base.world, (long long)all[0].bytes, (long long)room);
+                       m->name, world, (long long)all[0].bytes, (long long)room);
     return 0;
 }
 
 int zr_shm_map(struct zr_shm *m, int64_t bytes)
 {
     struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .bytes = bytes, .room = zr_memory_room()};
-    struct card *all = calloc((size_t)m->base.world, sizeof *all);
+    int world = zr_rendezvous_world(m->rdv);
+    struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)
-        return zr_rendezvous_fail(
-            m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, m->base.world));
+        return zr_rendezvous_fail(m->rdv,
+                                  zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
     if (bytes <= 0 || bytes > INT64_MAX / 2)
         put_failure(
             &mine, zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes));

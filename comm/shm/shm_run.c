@@ -22,12 +22,12 @@ static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
 
 static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 {
-    int world = m->base.world, me = m->base.rank;
+    int size = m->base.group.size, me = m->base.group.rank;
     char *dst = m->peer[me].arena + g->dst;
     int64_t taken = 0;
-    /* Each begins with the rank after it, so that they do not all read the same arena. */
-    for (int k = 1; k <= world; k++) {
-        int i = (me + k) % world;
+    /* Each begins with the place after its own, so that they do not all read the same arena. */
+    for (int k = 1; k <= size; k++) {
+        int i = (me + k) % size;
         int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, i);
         const char *src = m->peer[i].arena + g->src + i * g->src_stride;
         if (n == 0 || src == dst + i * g->shard_bytes)
@@ -40,22 +40,22 @@ static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 
 static int64_t reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
 {
-    int world = m->base.world, me = m->base.rank;
-    int64_t bytes = zr_slice_bytes(g->shard_bytes, g->total_bytes, me), size = zr_dtype_bytes(g->dtype);
+    int size = m->base.group.size, me = m->base.group.rank;
+    int64_t bytes = zr_slice_bytes(g->shard_bytes, g->total_bytes, me), each = zr_dtype_bytes(g->dtype);
     float *dst = (float *)(m->peer[me].arena + g->dst);
-    const void *src[ZR_SHM_WORLD];
-    for (int64_t at = 0, n = bytes / size; at < n && !failed(m); at += SUM_ELEMENTS) {
-        for (int i = 0; i < world; i++)
-            src[i] = m->peer[i].arena + g->src + me * g->shard_bytes + at * size;
-        m->kernels->sum_tree(dst + at, src, world, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
+    const void *src[ZR_SHM_SIZE];
+    for (int64_t at = 0, n = bytes / each; at < n && !failed(m); at += SUM_ELEMENTS) {
+        for (int i = 0; i < size; i++)
+            src[i] = m->peer[i].arena + g->src + me * g->shard_bytes + at * each;
+        m->kernels->sum_tree(dst + at, src, size, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
                              g->accumulate);
     }
-    return bytes * (world - 1);
+    return bytes * (size - 1);
 }
 
 static int64_t broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
 {
-    int me = m->base.rank;
+    int me = m->base.group.rank;
     if (me == root)
         return 0;
     pull(m, m->peer[me].arena + off, m->peer[root].arena + off, bytes);
@@ -64,13 +64,13 @@ static int64_t broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
 
 static int64_t exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
 {
-    int world = m->base.world, me = m->base.rank;
-    for (int k = 1; k < world; k++) {
-        int i = (me + k) % world;
+    int size = m->base.group.size, me = m->base.group.rank;
+    for (int k = 1; k < size; k++) {
+        int i = (me + k) % size;
         int64_t at = off + i * slot_bytes;
         pull(m, m->peer[me].arena + at, m->peer[i].arena + at, slot_bytes);
     }
-    return slot_bytes * (world - 1);
+    return slot_bytes * (size - 1);
 }
 
 static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
@@ -99,11 +99,11 @@ static void run(struct zr_shm *m, const struct zr_shm_op *op)
 {
     uint64_t seq = op->post.seq;
     if (atomic_exchange(&m->run_seq, seq) + 1 != seq) {
-        zr_shm_fail(m, ZR_ERR_ORDER, m->base.rank,
+        zr_shm_fail(m, ZR_ERR_ORDER, zr_shm_self(m),
                     "operations of one communicator were put on streams that ran them out of order");
         return;
     }
-    m->peer[m->base.rank].head->post[seq % ZR_SHM_POSTS] = op->post;
+    m->peer[m->base.group.rank].head->post[seq % ZR_SHM_POSTS] = op->post;
     zr_shm_raise(m, ZR_SHM_ENTERED, seq);
     if (zr_shm_wait(m, &op->post, ZR_SHM_ENTERED))
         return;
@@ -117,7 +117,7 @@ static void run(struct zr_shm *m, const struct zr_shm_op *op)
         if (zr_shm_wait(m, &op->post, ZR_SHM_DONE))
             return;
     }
-    atomic_store(&m->peer[m->base.rank].head->finished, (uint32_t)seq);
+    atomic_store(&m->peer[m->base.group.rank].head->finished, (uint32_t)seq);
     m->wire_bytes += taken;
     m->n_done[op->post.op]++;
 }

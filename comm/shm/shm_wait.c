@@ -47,7 +47,7 @@ static bool reached(uint32_t word, uint64_t seq)
 
 void zr_shm_wake_all(struct zr_shm *m)
 {
-    for (int i = 0; i < m->base.world; i++) {
+    for (int i = 0; i < m->base.group.size; i++) {
         futex_wake(&m->peer[i].head->entered);
         futex_wake(&m->peer[i].head->done);
     }
@@ -56,11 +56,11 @@ void zr_shm_wake_all(struct zr_shm *m)
 /* With the lock held. */
 static void write_abort(struct zr_shm *m, int found_by)
 {
-    struct zr_shm_head *h = m->peer[m->base.rank].head;
+    struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     h->abort_rank = found_by;
     memcpy(h->abort_text, m->text, sizeof m->text);
     atomic_store(&h->abort_code, m->code);
-    for (int i = 0; i < m->base.world; i++)
+    for (int i = 0; i < m->base.group.size; i++)
         atomic_store(&m->peer[i].head->alarm, 1);
 }
 
@@ -74,7 +74,7 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
         atomic_store(&m->code, code);
         atomic_store(&m->alarm, 1);
     }
-    if (m->mapped && m->peer[m->base.rank].head->abort_code == 0)
+    if (m->mapped && m->peer[m->base.group.rank].head->abort_code == 0)
         write_abort(m, m->found_by);
     bool report = first && m->mapped;
     pthread_mutex_unlock(&m->lock);
@@ -95,7 +95,7 @@ static int fail_op(struct zr_shm *m, int code, const struct zr_shm_post *mine, c
     char op[96], text[ZR_SHM_TEXT];
     zr_shm_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s: %s", op, what);
-    return zr_shm_fail(m, code, m->base.rank, text);
+    return zr_shm_fail(m, code, zr_shm_self(m), text);
 }
 
 /* --- comparing --- */
@@ -107,35 +107,35 @@ static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
            a->bytes == b->bytes && a->seg_hash == b->seg_hash;
 }
 
-/* A rank's calls, in that communicator of the pair which is told of them. */
-static const struct zr_called_ring *calls_of(const struct zr_shm *m, int rank)
+/* A peer's calls, in that communicator of the pair which is told of them. */
+static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
 {
     const struct zr_shm *reported = m;
-    if (!atomic_load(&m->peer[m->base.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
+    if (!atomic_load(&m->peer[m->base.group.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
         reported = m->pair;
-    return &reported->peer[rank].head->called;
+    return &reported->peer[place].head->called;
 }
 
-/* Did this rank's program and that of `rank` make other calls? Then that is what went wrong, and said. */
-static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int rank)
+/* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
+static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int place)
 {
     struct zr_called own, other;
     char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
-    if (!zr_called_differ(calls_of(m, m->base.rank), calls_of(m, rank), &own, &other))
+    if (!zr_called_differ(calls_of(m, m->base.group.rank), calls_of(m, place), &own, &other))
         return false;
-    zr_called_report(rank, &other, m->base.rank, &own, calls);
+    zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own, calls);
     zr_shm_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
-    zr_shm_fail(m, ZR_ERR_MISMATCH, m->base.rank, text);
+    zr_shm_fail(m, ZR_ERR_MISMATCH, zr_shm_self(m), text);
     return true;
 }
 
-static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int rank,
+static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int place,
                          const struct zr_shm_post *theirs)
 {
-    int own = m->base.rank;
+    int rank = zr_comm_rank(&m->base, place), own = zr_shm_self(m);
     char op[96], what[512], more[256] = "";
-    if (fail_called(m, mine, rank))
+    if (fail_called(m, mine, place))
         return atomic_load(&m->code);
     zr_shm_describe(theirs, op, sizeof op);
     if (mine->op == theirs->op && mine->unit == theirs->unit) {
@@ -193,9 +193,9 @@ static bool process_ended(const struct zr_shm_peer *peer)
 int zr_shm_adopt(struct zr_shm *m)
 {
     char text[ZR_SHM_TEXT];
-    for (int i = 0; m->mapped && i < m->base.world && !atomic_load(&m->code); i++) {
+    for (int i = 0; m->mapped && i < m->base.group.size && !atomic_load(&m->code); i++) {
         const struct zr_shm_head *h = m->peer[i].head;
-        int code = i == m->base.rank ? 0 : atomic_load(&h->abort_code);
+        int code = i == m->base.group.rank ? 0 : atomic_load(&h->abort_code);
         if (code) {
             snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, h->abort_text);
             zr_shm_fail(m, code, h->abort_rank, text);
@@ -227,28 +227,30 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
             continue;
         char what[128];
         snprintf(what, sizeof what,
-                 closed ? "rank %d has closed its communicator" : "rank %d was lost: its process ended", i);
+                 closed ? "rank %d has closed its communicator" : "rank %d was lost: its process ended",
+                 zr_comm_rank(&m->base, i));
         return fail_op(m, ZR_ERR_PEER, mine, what);
     }
     return atomic_load(&m->code);
 }
 
-bool zr_shm_last(struct zr_shm *m, int rank, struct zr_shm_post *last)
+bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last)
 {
-    const struct zr_shm_head *h = m->peer[rank].head;
+    const struct zr_shm_head *h = m->peer[place].head;
     uint32_t at = atomic_load(&h->entered);
     *last = at ? h->post[at % ZR_SHM_POSTS] : (struct zr_shm_post){.seq = 0};
     return at != 0 && atomic_load(&h->finished) != at;
 }
 
-/* The operation of the other communicator that rank waits in, if it does, and whether it can wait for me. */
-static bool waits_in_pair(struct zr_shm *m, int rank, struct zr_shm_post *there, bool *for_me)
+/* The operation of the other communicator that a peer waits in, if it does, and whether it can wait for me.
+ */
+static bool waits_in_pair(struct zr_shm *m, int place, struct zr_shm_post *there, bool *for_me)
 {
     struct zr_shm *pair = m->pair;
     *for_me = false;
-    if (!pair || !atomic_load(&pair->mapped) || !zr_shm_last(pair, rank, there))
+    if (!pair || !atomic_load(&pair->mapped) || !zr_shm_last(pair, place, there))
         return false;
-    *for_me = !reached(atomic_load(&pair->peer[m->base.rank].head->entered), there->seq);
+    *for_me = !reached(atomic_load(&pair->peer[m->base.group.rank].head->entered), there->seq);
     return true;
 }
 
@@ -256,14 +258,14 @@ static bool waits_in_pair(struct zr_shm *m, int rank, struct zr_shm_post *there,
  * it is, and what its program called last, tells why. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
 {
-    int rank = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
+    int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
     struct zr_shm_post here, there;
-    bool for_me, elsewhere = waits_in_pair(m, rank, &there, &for_me);
+    bool for_me, elsewhere = waits_in_pair(m, place, &there, &for_me);
     for (uint64_t left = missing & (missing - 1); left && !for_me; left &= left - 1) {
         struct zr_shm_post other;
         int i = __builtin_ctzll(left);
         if (waits_in_pair(m, i, &other, &for_me) && for_me) {
-            rank = i;
+            place = i;
             there = other;
             elsewhere = true;
         }
@@ -271,7 +273,7 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
     char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[768], op[96];
     char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS];
     struct zr_called latest;
-    zr_shm_last(m, rank, &here);
+    zr_shm_last(m, place, &here);
     if (here.seq && here.unit >= 0)
         snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
                  zr_op_name((enum zr_op)here.op), here.unit);
@@ -282,17 +284,17 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
         zr_shm_describe(&there, op, sizeof op);
         snprintf(pair, sizeof pair, " here and waits in %s: %s", m->pair->name, op);
         if (for_me)
-            snprintf(pair, sizeof pair, " here and waits for rank %d in %s: %s", m->base.rank, m->pair->name,
-                     op);
+            snprintf(pair, sizeof pair, " here and waits for rank %d in %s: %s", zr_shm_self(m),
+                     m->pair->name, op);
     }
-    if (zr_called_last(calls_of(m, rank), &latest)) {
+    if (zr_called_last(calls_of(m, place), &latest)) {
         zr_called_describe(&latest, call);
         snprintf(last, sizeof last, "; its last call was %s", call);
     }
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
-    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", m->base.rank,
-             (long long)(m->timeout_ns / 1000000), rank, where, pair, more, last);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", zr_shm_self(m),
+             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, pair, more, last);
     return fail_op(m, for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
@@ -300,7 +302,7 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
 
 void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
 {
-    struct zr_shm_head *h = m->peer[m->base.rank].head;
+    struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     /* I write the word and read waiters, a sleeper writes waiters and reads the word, all sequentially
      * consistent: one sees the other. */
     atomic_store(word_of(h, which), (uint32_t)seq);
@@ -339,8 +341,9 @@ static void sleep_on(struct zr_shm_head *h, enum zr_shm_word which, uint64_t seq
 
 int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which)
 {
-    uint64_t all = m->base.world == 64 ? UINT64_MAX : (UINT64_C(1) << m->base.world) - 1;
-    uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.rank));
+    int size = m->base.group.size;
+    uint64_t all = size == 64 ? UINT64_MAX : (UINT64_C(1) << size) - 1;
+    uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.group.rank));
     if (!missing)
         return atomic_load(&m->code);
     int64_t began = zr_now_ns(), looked = began;

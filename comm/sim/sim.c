@@ -9,7 +9,8 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
 {
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
-    struct zr_device *dev = zr_sim_device(d->w, c->rank);
+    int rank = zr_comm_rank(c, c->group.rank);
+    struct zr_device *dev = zr_sim_device(d->w, rank);
     void *p = NULL;
     if (m->arena)
         return zr_fail(ZR_ERR_ORDER, "sim %s: the arena is made once", d->name);
@@ -19,8 +20,8 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
     m->arena = p; /* a rank that dies while it waits leaves it to close */
     m->arena_bytes = bytes;
     while (d->n_arena < d->n && !d->code) {
-        zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, c->rank);
-        zr_sim_host(d->w, c->rank, ZR_SIM_MODEL);
+        zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, rank);
+        zr_sim_host(d->w, rank, ZR_SIM_MODEL);
     }
     if (d->arena_failed || d->code) {
         m->arena = NULL;
@@ -47,7 +48,7 @@ static void *copy_of(const void *from, size_t bytes)
 static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                           const struct zr_tag *tag)
 {
-    int err = zr_gather_check("sim all_gather", c->world, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
+    int err = zr_gather_check("sim all_gather", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
     struct zr_sim_part p = {.op = ZR_OP_ALL_GATHER,
@@ -62,7 +63,8 @@ static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
 static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
                               int n_seg, const struct zr_tag *tag)
 {
-    int err = zr_reduce_check("sim reduce_scatter", c->world, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
+    int err =
+        zr_reduce_check("sim reduce_scatter", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
     struct zr_sim_part p = {.op = ZR_OP_REDUCE_SCATTER,
@@ -90,7 +92,7 @@ static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int
     if (zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_BARRIER) && tag->unit < 0 &&
         zr_sim_speaker(zr_sim_comm_of(c)->world->w)->id % ZR_SIM_LINES == ZR_SIM_MODEL)
         return 0;
-    int err = zr_range_check("sim exchange", zr_sim_comm_of(c)->arena_bytes, off, slot_bytes, c->world);
+    int err = zr_range_check("sim exchange", zr_sim_comm_of(c)->arena_bytes, off, slot_bytes, c->group.size);
     struct zr_sim_part p = {.op = ZR_OP_EXCHANGE, .off = off, .bytes = slot_bytes, .tag = *tag};
     return err ? err : zr_sim_meeting_join(c, s, &p);
 }
@@ -113,13 +115,22 @@ static void sim_stats(struct zr_comm *c, struct zr_comm_stats *out)
     *out = zr_sim_comm_of(c)->stats;
 }
 
+static void free_world(struct zr_sim_comm_world *d)
+{
+    free(d->ring);
+    free(d->ranks);
+    free(d->members);
+    free(d->place_of);
+    free(d);
+}
+
 static void sim_close(struct zr_comm *c)
 {
     if (!c)
         return;
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
-    struct zr_device *dev = zr_sim_device(d->w, c->rank);
+    struct zr_device *dev = zr_sim_device(d->w, zr_comm_rank(c, c->group.rank));
     if (m->arena)
         dev->ops->free(dev, m->arena, m->arena_bytes);
     free(m);
@@ -131,9 +142,7 @@ static void sim_close(struct zr_comm *c)
             zr_sim_part_free(left, r);
         free(left);
     }
-    free(d->ring);
-    free(d->ranks);
-    free(d);
+    free_world(d);
 }
 
 static const struct zr_comm_ops sim_comm_ops = {
@@ -150,31 +159,63 @@ static const struct zr_comm_ops sim_comm_ops = {
     .close = sim_close,
 };
 
-int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *order, struct zr_comm **out)
+/* Of one group. */
+static int open_world(struct zr_sim *w, enum zr_role role, const struct zr_group *g,
+                      struct zr_sim_order *order, struct zr_comm **out)
 {
-    int n = zr_sim_config(w)->world;
-    if (n > ZR_SIM_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", n, ZR_SIM_MOST_RANKS);
+    int n = g->size, world = zr_sim_config(w)->world;
     struct zr_sim_comm_world *d = calloc(1, sizeof *d);
-    struct zr_comm **ranks = calloc((size_t)n, sizeof *ranks);
-    bool ok = d && ranks;
-    for (int r = 0; ok && r < n; r++) {
+    if (!d)
+        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+    *d = (struct zr_sim_comm_world){.w = w,
+                                    .order = order,
+                                    .rec = zr_sim_recorder(w),
+                                    .role = role,
+                                    .name = zr_role_name(role),
+                                    .n = n,
+                                    .n_open = n,
+                                    .members = calloc((size_t)n, sizeof *d->members),
+                                    .place_of = calloc((size_t)world, sizeof *d->place_of),
+                                    .ranks = calloc((size_t)n, sizeof *d->ranks)};
+    bool ok = d->members && d->place_of && d->ranks;
+    for (int p = 0; ok && p < n; p++) {
         struct zr_sim_comm *m = calloc(1, sizeof *m);
         ok = m != NULL;
         if (!ok)
             break;
-        m->base = (struct zr_comm){.ops = &sim_comm_ops, .rank = r, .world = n, .alarm = &d->alarm};
+        d->members[p] = zr_group_member(g, p);
+        d->place_of[d->members[p]] = p;
+        m->base = (struct zr_comm){.ops = &sim_comm_ops,
+                                   .group = {.size = n, .rank = p, .members = d->members},
+                                   .role = role,
+                                   .alarm = &d->alarm};
         m->world = d;
-        ranks[r] = out[r] = &m->base;
+        d->ranks[p] = &m->base;
     }
-    if (!ok) {
-        for (int r = 0; ranks && r < n; r++)
-            free(ranks[r]);
-        free(ranks);
-        free(d);
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+    for (int p = 0; ok && p < n; p++)
+        out[d->members[p]] = d->ranks[p];
+    if (ok)
+        return 0;
+    for (int p = 0; d->ranks && p < n; p++)
+        free(d->ranks[p]);
+    free_world(d);
+    return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+}
+
+int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const struct zr_group *groups,
+                     struct zr_sim_order *order, struct zr_comm **out)
+{
+    int world = zr_sim_config(w)->world, err = 0;
+    const struct zr_group all = zr_group_of_all(0, world);
+    if (world > ZR_SIM_MOST_RANKS)
+        return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
+    for (int r = 0; r < world; r++)
+        out[r] = NULL;
+    for (int k = 0; k < (n_groups ? n_groups : 1) && !err; k++)
+        err = open_world(w, role, n_groups ? &groups[k] : &all, order, out);
+    for (int r = 0; err && r < world; r++) {
+        sim_close(out[r]);
+        out[r] = NULL;
     }
-    *d = (struct zr_sim_comm_world){
-        .w = w, .order = order, .rec = zr_sim_recorder(w), .name = name, .n = n, .n_open = n, .ranks = ranks};
-    return 0;
+    return err;
 }

@@ -15,12 +15,14 @@ struct zr_sim_order;
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w);
 void zr_sim_order_close(struct zr_sim_order *o); /* NULL is allowed; after the world */
 
-/* One communicator of all ranks of the world: out gets one handle a rank, each closed on its own. name tells
- * it in reports ("gather"). */
-int zr_sim_comm_open(struct zr_sim *w, const char *name, struct zr_sim_order *order, struct zr_comm **out);
+/* The communicators of one role: one for each of n_groups groups, in which each rank of the world is a member
+ * once (their rank is not looked at, their members are copied). n_groups 0: one of all ranks. out[rank] gets
+ * a handle of each rank's, each closed on its own. */
+int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const struct zr_group *groups,
+                     struct zr_sim_order *order, struct zr_comm **out);
 
-/* Every rank that still waits for others in a collective learns that `rank` is gone: as a communicator does
- * whose peer dies. */
+/* Every rank that still waits for others in a collective of any's group learns that `rank`, of the world, is
+ * gone: as a communicator does whose peer dies. */
 void zr_sim_comm_lose(struct zr_comm *any, int rank);
 
 /* What the ranks wait for, or "" when nobody waits; for reports of hangs. */

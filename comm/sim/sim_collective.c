@@ -4,24 +4,25 @@
 
 #include <string.h>
 
-/* Time of moving `bytes` from each of the other ranks to this one: near and far links work at once. */
-static int64_t wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int rank)
+/* Time of moving `bytes` from each of the other members to this one: near and far links work at once. */
+static int64_t wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me)
 {
     const struct zr_sim_options *o = zr_sim_config(d->w);
     if (d->n == 1 || o->near_bytes_per_s <= 0)
         return 0;
-    int per = o->ranks_per_node > 0 ? o->ranks_per_node : d->n, node = rank / per;
-    int last = (node + 1) * per < d->n ? (node + 1) * per : d->n, near = last - node * per - 1,
-        far = d->n - near - 1;
+    int per = o->ranks_per_node > 0 ? o->ranks_per_node : o->world, near = -1;
+    for (int p = 0; p < d->n; p++)
+        near += d->members[p] / per == d->members[me] / per;
+    int far = d->n - near - 1;
     double near_s = (double)near * (double)bytes_each / o->near_bytes_per_s;
     double far_s = far ? (double)far * (double)bytes_each / o->far_bytes_per_s : 0;
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (far ? o->far_ns : o->near_ns);
 }
 
-void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
-    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
-    const struct zr_sim_part *mine = &m->part[rank];
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_sim_part *mine = &m->part[me];
     int64_t each = 0;
     zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
     for (int i = 0; i < mine->n_seg; i++) {
@@ -29,82 +30,82 @@ void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         each += g->shard_bytes;
         for (int p = 0; p < d->n; p++) {
             int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, p);
-            const char *from = zr_sim_comm_rank(d, p)->arena + m->part[p].gather[i].src + p * g->src_stride;
-            char *to = zr_sim_comm_rank(d, rank)->arena + g->dst + p * g->shard_bytes;
+            const char *from = zr_sim_comm_at(d, p)->arena + m->part[p].gather[i].src + p * g->src_stride;
+            char *to = zr_sim_comm_at(d, me)->arena + g->dst + p * g->shard_bytes;
             if (n == 0 || from == to)
                 continue;
             zr_shadow_move(d->rec, l, to, from, n);
-            zr_sim_comm_rank(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
+            zr_sim_comm_at(d, me)->stats.wire_bytes += p == me ? 0 : n;
         }
     }
-    zr_sim_comm_rank(d, rank)->stats.n_all_gather++;
-    zr_sim_spend(d->w, l, wire_ns(d, each, rank));
+    zr_sim_comm_at(d, me)->stats.n_all_gather++;
+    zr_sim_spend(d->w, l, wire_ns(d, each, me));
 }
 
-void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
-    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
-    const struct zr_sim_part *mine = &m->part[rank];
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_sim_part *mine = &m->part[me];
     int64_t each = 0;
     zr_sim_begin(d->w, l, "reduce_scatter", mine->tag.unit, mine->tag.step);
     for (int i = 0; i < mine->n_seg; i++) {
         const struct zr_reduce_seg *g = &mine->reduce[i];
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, rank);
+        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, me);
         int size = (int)zr_dtype_bytes(g->dtype);
-        char *to = zr_sim_comm_rank(d, rank)->arena + g->dst;
+        char *to = zr_sim_comm_at(d, me)->arena + g->dst;
         int64_t out = n / size * (int64_t)sizeof(float);
         each += g->shard_bytes;
         for (int p = 0; p < d->n; p++)
-            zr_shadow_read(d->rec, l, zr_sim_comm_rank(d, p)->arena + g->src + rank * g->shard_bytes, n);
+            zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->arena + g->src + me * g->shard_bytes, n);
         if (g->accumulate)
             zr_shadow_read(d->rec, l, to, out);
         zr_shadow_write(d->rec, l, to, out);
         for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
-            int p = (rank + k) % d->n;
-            const char *from = zr_sim_comm_rank(d, p)->arena + g->src + rank * g->shard_bytes;
+            int p = (me + k) % d->n;
+            const char *from = zr_sim_comm_at(d, p)->arena + g->src + me * g->shard_bytes;
             if (k == 0 && !g->accumulate && from == to)
                 continue;
             if (k == 0 && !g->accumulate)
                 zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
             else
                 zr_shadow_sum(d->rec, to, from, size, n / size);
-            zr_sim_comm_rank(d, rank)->stats.wire_bytes += p == rank ? 0 : n;
+            zr_sim_comm_at(d, me)->stats.wire_bytes += p == me ? 0 : n;
         }
     }
-    zr_sim_comm_rank(d, rank)->stats.n_reduce_scatter++;
-    zr_sim_spend(d->w, l, wire_ns(d, each, rank));
+    zr_sim_comm_at(d, me)->stats.n_reduce_scatter++;
+    zr_sim_spend(d->w, l, wire_ns(d, each, me));
 }
 
-void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
-    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
-    const struct zr_sim_part *mine = &m->part[rank];
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_sim_part *mine = &m->part[me];
     zr_sim_begin(d->w, l, "exchange", mine->tag.unit, mine->tag.step);
     for (int p = 0; p < d->n; p++) {
-        const char *from = zr_sim_comm_rank(d, p)->arena + mine->off + p * mine->bytes;
-        char *to = zr_sim_comm_rank(d, rank)->arena + mine->off + p * mine->bytes;
-        if (p == rank)
+        const char *from = zr_sim_comm_at(d, p)->arena + mine->off + p * mine->bytes;
+        char *to = zr_sim_comm_at(d, me)->arena + mine->off + p * mine->bytes;
+        if (p == me)
             continue;
         zr_shadow_read(d->rec, l, from, mine->bytes);
         zr_shadow_write(d->rec, l, to, mine->bytes);
         memcpy(to, from, (size_t)mine->bytes);
-        zr_sim_comm_rank(d, rank)->stats.wire_bytes += mine->bytes;
+        zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
     }
-    zr_sim_comm_rank(d, rank)->stats.n_exchange++;
-    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, rank));
+    zr_sim_comm_at(d, me)->stats.n_exchange++;
+    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, me));
 }
 
-void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank)
+void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
-    struct zr_line *l = zr_sim_line_of(m->part[rank].stream);
-    const struct zr_sim_part *mine = &m->part[rank];
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_sim_part *mine = &m->part[me];
     zr_sim_begin(d->w, l, "broadcast", mine->tag.unit, mine->tag.step);
-    if (rank != mine->root) {
-        const char *from = zr_sim_comm_rank(d, mine->root)->arena + mine->off;
-        char *to = zr_sim_comm_rank(d, rank)->arena + mine->off;
+    if (me != mine->root) {
+        const char *from = zr_sim_comm_at(d, mine->root)->arena + mine->off;
+        char *to = zr_sim_comm_at(d, me)->arena + mine->off;
         zr_shadow_move(d->rec, l, to, from, mine->bytes);
-        zr_sim_comm_rank(d, rank)->stats.wire_bytes += mine->bytes;
+        zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
     }
-    zr_sim_comm_rank(d, rank)->stats.n_broadcast++;
-    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, rank));
+    zr_sim_comm_at(d, me)->stats.n_broadcast++;
+    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
 }

@@ -34,12 +34,15 @@ struct zr_sim_meeting {
     struct zr_sim_part part[];
 };
 
-/* A communicator of all ranks, in the middle between them. */
+/* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place. */
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
     struct zr_recorder *rec; /* its */
-    const char *name;
+    enum zr_role role;
+    const char *name;  /* of the role */
+    int32_t *members;  /* (n) ranks of the world */
+    int32_t *place_of; /* (world) */
     int n, n_open, n_arena;
     bool arena_failed;
     struct zr_comm **ranks;
@@ -64,9 +67,9 @@ static inline struct zr_sim_comm *zr_sim_comm_of(struct zr_comm *c)
     return (struct zr_sim_comm *)c;
 }
 
-static inline struct zr_sim_comm *zr_sim_comm_rank(const struct zr_sim_comm_world *d, int rank)
+static inline struct zr_sim_comm *zr_sim_comm_at(const struct zr_sim_comm_world *d, int place)
 {
-    return (struct zr_sim_comm *)d->ranks[rank];
+    return (struct zr_sim_comm *)d->ranks[place];
 }
 
 static inline bool zr_sim_comm_flawed(const struct zr_sim_comm_world *d, enum zr_sim_comm_flaw flaw)
@@ -76,18 +79,18 @@ static inline bool zr_sim_comm_flawed(const struct zr_sim_comm_world *d, enum zr
 
 /* sim_meet.c: puts a rank's part, which is taken over, on its stream. */
 int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine);
-void zr_sim_part_free(struct zr_sim_meeting *m, int rank);
+void zr_sim_part_free(struct zr_sim_meeting *m, int place);
 /* The first failure of all ranks; everyone who waits goes on. why may be NULL. */
 void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why);
 
-/* sim_collective.c: what rank does when everyone is there. */
-void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
-void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
-void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
-void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int rank);
+/* sim_collective.c: what the rank at a place does when everyone is there. */
+void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
+void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
+void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
+void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 
-/* sim_order.c: rank issues p, its k-th collective over all communicators; reported where the others' k-th is
- * another. */
+/* sim_order.c: rank, of the world, issues p, its k-th collective over all communicators; reported where the
+ * others' k-th is another. */
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p);
 
 #endif

@@ -7,9 +7,9 @@
 
 /* ---- failing ---- */
 
-void zr_sim_part_free(struct zr_sim_meeting *m, int rank)
+void zr_sim_part_free(struct zr_sim_meeting *m, int place)
 {
-    struct zr_sim_part *p = &m->part[rank];
+    struct zr_sim_part *p = &m->part[place];
     zr_vclock_drop(p->entry);
     free(p->gather);
     free(p->reduce);
@@ -64,12 +64,12 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
             continue;
         for (int r = 0; r < d->n && at < n; r++)
             if (m->part[r].here)
-                at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ", r,
-                                       d->name, zr_op_name(m->part[r].op), m->part[r].tag.unit,
+                at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ",
+                                       d->members[r], d->name, zr_op_name(m->part[r].op), m->part[r].tag.unit,
                                        m->part[r].tag.step);
         for (int r = 0; r < d->n && at < n; r++)
             if (!m->part[r].here)
-                at += (size_t)snprintf(text + at, n - at, "rank %d is not there; ", r);
+                at += (size_t)snprintf(text + at, n - at, "rank %d is not there; ", d->members[r]);
         return;
     }
 }
@@ -102,12 +102,12 @@ static bool agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
             continue;
         char why[512];
         snprintf(why, sizeof why,
-                 "%s: ranks disagree on collective %llu: rank 0 calls %s of unit %d, step %u (calls %llx), "
+                 "%s: ranks disagree on collective %llu: rank %d calls %s of unit %d, step %u (calls %llx), "
                  "rank %d %s of unit %d, step "
                  "%u (calls %llx)",
-                 d->name, (unsigned long long)m->number, zr_op_name(a->op), a->tag.unit, a->tag.step,
-                 (unsigned long long)a->tag.call_hash, r, zr_op_name(b->op), b->tag.unit, b->tag.step,
-                 (unsigned long long)b->tag.call_hash);
+                 d->name, (unsigned long long)m->number, d->members[0], zr_op_name(a->op), a->tag.unit,
+                 a->tag.step, (unsigned long long)a->tag.call_hash, d->members[r], zr_op_name(b->op),
+                 b->tag.unit, b->tag.step, (unsigned long long)b->tag.call_hash);
         zr_report(d->rec, "%s", why);
         zr_sim_comm_fail(d, ZR_ERR_MISMATCH, why);
         return false;
@@ -166,10 +166,10 @@ static void meet(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 }
 
 /* Meetings that everyone has left are forgotten. */
-static void leave(struct zr_sim_meeting *m, int rank)
+static void leave(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_comm_world *d = m->world;
-    zr_sim_part_free(m, rank);
+    zr_sim_part_free(m, place);
     m->n_over++;
     while (d->n_ring && d->ring[d->first % d->cap]->n_over == d->n) {
         free(d->ring[d->first % d->cap]);
@@ -182,8 +182,7 @@ static bool start(void *arg, struct zr_stream *s)
 {
     struct zr_sim_meeting *m = arg;
     struct zr_sim_comm_world *d = m->world;
-    int rank = zr_sim_line_of(s)->rank;
-    struct zr_sim_part *p = &m->part[rank];
+    struct zr_sim_part *p = &m->part[d->place_of[zr_sim_line_of(s)->rank]];
     p->here = true;
     p->stream = s;
     p->entry = zr_vclock_hold(zr_sim_line_of(s));
@@ -213,7 +212,7 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
     struct zr_sim_comm_world *d = me->world;
     if (d->code)
         return 0;
-    zr_sim_order_keep(d, c->rank, mine);
+    zr_sim_order_keep(d, zr_comm_rank(c, c->group.rank), mine);
     uint64_t k = me->n_put++;
     while (k >= d->first + d->n_ring) {
         if (d->n_ring == d->cap) {
@@ -236,6 +235,6 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
         d->n_ring++;
     }
     struct zr_sim_meeting *m = d->ring[k % d->cap];
-    m->part[c->rank] = *mine;
+    m->part[c->group.rank] = *mine;
     return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, start, m);
 }

@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-/* What the ranks have issued, whatever the communicator. */
+/* What the ranks have issued, whatever the communicator. Groups of one role issue alike. */
 struct issue {
-    const struct zr_sim_comm_world *world;
+    enum zr_role role;
     enum zr_op op;
     struct zr_tag tag;
     int rank; /* the first that did */
@@ -50,15 +50,15 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_si
             abort();
     }
     if (k == o->n) {
-        o->issue[o->n++] = (struct issue){d, p->op, p->tag, rank};
+        o->issue[o->n++] = (struct issue){d->role, p->op, p->tag, rank};
         return;
     }
     const struct issue *i = &o->issue[k];
-    if (i->world != d || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
+    if (i->role != d->role || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
         zr_report(
             d->rec,
             "order across communicators: collective %lld of rank %d is %s %s of unit %d, step %u, of rank "
             "%d %s %s of unit %d, step %u",
-            (long long)k, i->rank, i->world->name, zr_op_name(i->op), i->tag.unit, i->tag.step, rank, d->name,
-            zr_op_name(p->op), p->tag.unit, p->tag.step);
+            (long long)k, i->rank, zr_role_name(i->role), zr_op_name(i->op), i->tag.unit, i->tag.step, rank,
+            d->name, zr_op_name(p->op), p->tag.unit, p->tag.step);
 }

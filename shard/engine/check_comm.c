@@ -9,7 +9,6 @@ struct checked {
     struct zr_comm_ops ops;
     struct zr_comm *inner;
     struct zr_check *check;
-    const char *name;
     char *arena;
     struct zr_check_part *parts; /* (cap) of the collective being issued */
     int n_parts, cap;
@@ -29,7 +28,7 @@ static int arena(struct zr_comm *c, int64_t bytes, void **base)
     m->arena = *base;
     m->base.alarm = m->inner->alarm;
     /* The other ranks have their arenas and go on: so does this one, unwatched. */
-    if (zr_check_add(m->check, m->name, *base, bytes))
+    if (zr_check_add(m->check, zr_role_name(c->role), *base, bytes))
         zr_check_stop(m->check);
     return 0;
 }
@@ -61,7 +60,7 @@ static void part(struct checked *m, int64_t at, int64_t bytes, int how)
 /* What others read, but for a rank that has none. */
 static void others_read(struct checked *m, int64_t at, int64_t bytes)
 {
-    if (m->base.world > 1)
+    if (m->base.group.size > 1)
         part(m, at, bytes, ZR_OTHERS_READ);
 }
 
@@ -88,8 +87,8 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
     bool reported = begin_parts(m, 4 * n_seg);
     for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
-        int64_t from = g->src + c->rank * g->src_stride;
+        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->group.rank, &own);
+        int64_t from = g->src + c->group.rank * g->src_stride;
         bool in_place = from == g->dst + before;
         others_read(m, from, own);
         if (!in_place)
@@ -110,7 +109,7 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
     bool reported = begin_parts(m, 4 * n_seg);
     for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->rank, &own);
+        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->group.rank, &own);
         part(m, g->src + before, own, ZR_MINE_READ);
         others_read(m, g->src, before);
         others_read(m, g->src + before + own, g->total_bytes - before - own);
@@ -126,7 +125,7 @@ static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
 {
     struct checked *m = of(c);
     bool reported = begin_parts(m, 1);
-    bool mine = root == c->rank;
+    bool mine = root == c->group.rank;
     if (reported && mine)
         others_read(m, off, bytes);
     else if (reported)
@@ -142,11 +141,11 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
 {
     struct checked *m = of(c);
     bool reported = begin_parts(m, 3);
-    int64_t own = off + c->rank * slot_bytes;
+    int64_t own = off + c->group.rank * slot_bytes;
     if (reported) {
         others_read(m, own, slot_bytes);
         part(m, off, own - off, ZR_MINE_WRITE);
-        part(m, own + slot_bytes, (c->world - c->rank - 1) * slot_bytes, ZR_MINE_WRITE);
+        part(m, own + slot_bytes, (c->group.size - c->group.rank - 1) * slot_bytes, ZR_MINE_WRITE);
         report(m, s, ZR_OP_EXCHANGE, tag, true, true);
     }
     return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
@@ -235,7 +234,7 @@ static const struct zr_comm_ops checked_ops = {
     .close = close_comm,
 };
 
-int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, const char *name, struct zr_comm **out)
+int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, struct zr_comm **out)
 {
     struct checked *m = calloc(1, sizeof *m);
     *out = NULL;
@@ -246,11 +245,10 @@ int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, const char
     m->ops = checked_ops;
     m->ops.name = inner->ops->name;
     m->ops.deterministic = inner->ops->deterministic;
-    m->base =
-        (struct zr_comm){.ops = &m->ops, .rank = inner->rank, .world = inner->world, .alarm = inner->alarm};
+    m->base = *inner;
+    m->base.ops = &m->ops;
     m->inner = inner;
     m->check = check;
-    m->name = name;
     *out = &m->base;
     return 0;
 }

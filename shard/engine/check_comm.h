@@ -8,7 +8,7 @@
 #include "kernels/check/check_device.h"
 
 /* inner was opened on the device beneath the check's; it is taken over, and closed with *out, or by this call
- * when it fails. Its streams are the check's. name, of the arena in reports, must outlive it. */
-int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, const char *name, struct zr_comm **out);
+ * when it fails. Its streams are the check's. Reports name the arena as the role. */
+int zr_check_comm_open(struct zr_check *check, struct zr_comm *inner, struct zr_comm **out);
 
 #endif

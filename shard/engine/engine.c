@@ -174,8 +174,8 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;
     e->on_fail_arg = parts->on_fail_arg;
-    e->rank = parts->gather->rank;
-    e->world = parts->gather->world;
+    e->rank = parts->gather->group.rank;
+    e->world = parts->gather->group.size;
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)

@@ -145,9 +145,9 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
     }
     if (!err)
-        err = zr_sim_comm_open(v->sim, "gather", v->order, v->gather);
+        err = zr_sim_comm_open(v->sim, ZR_ROLE_GATHER, 0, NULL, v->order, v->gather);
     if (!err)
-        err = zr_sim_comm_open(v->sim, "reduce", v->order, v->reduce);
+        err = zr_sim_comm_open(v->sim, ZR_ROLE_REDUCE, 0, NULL, v->order, v->reduce);
     for (int id = 0; !err && id < c->world; id++)
         err = zr_rank_open(v, id);
     if (err)

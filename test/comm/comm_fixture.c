@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const char *const names[MOST_COMMS] = {"gather", "reduce"};
+static const enum zr_role roles[MOST_COMMS] = {ZR_ROLE_GATHER, ZR_ROLE_REDUCE};
 
 static int open_host(const struct zr_world *w, struct zr_device **out)
 {
@@ -16,7 +16,7 @@ static int open_self(struct fixture *o, int n, int64_t timeout_ms)
     int err = 0;
     (void)timeout_ms;
     for (int i = 0; i < n && !err; i++)
-        err = zr_self_open(o->dev, &o->comm[i]);
+        err = zr_self_open(o->dev, roles[i], &o->comm[i]);
     return err;
 }
 
@@ -24,17 +24,39 @@ static int open_shm(struct fixture *o, int n, int64_t timeout_ms)
 {
     int err = 0;
     for (int i = 0; i < n && !err; i++)
-        err = zr_shm_open(o->rdv, o->dev, names[i], timeout_ms, &o->comm[i]);
+        err = zr_shm_open(o->rdv, o->dev, &o->group, roles[i], timeout_ms, &o->comm[i]);
     return err;
 }
 
 const struct fixture_kind fixture_self = {.open_device = open_host, .open_comms = open_self, .exact = true};
 const struct fixture_kind fixture_shm = {.open_device = open_host, .open_comms = open_shm, .exact = true};
 
+static void find_group(struct fixture *o, const struct zr_world *w, const struct fixture_groups *g)
+{
+    int at = 0, first, end;
+    if (!g) {
+        o->group = zr_group_of_all(w->rank, w->world);
+        return;
+    }
+    while (g->deal[at] != w->rank)
+        at++;
+    first = at < g->n_first ? 0 : g->n_first;
+    end = at < g->n_first ? g->n_first : w->world;
+    memcpy(o->members, g->deal + first, (size_t)(end - first) * sizeof *o->members);
+    o->group = (struct zr_group){.size = end - first, .rank = at - first, .members = o->members};
+}
+
 int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixture_kind *kind, int n,
                  int64_t timeout_ms, int64_t arena_bytes)
 {
+    return fixture_open_groups(o, w, NULL, kind, n, timeout_ms, arena_bytes);
+}
+
+int fixture_open_groups(struct fixture *o, const struct zr_world *w, const struct fixture_groups *groups,
+                        const struct fixture_kind *kind, int n, int64_t timeout_ms, int64_t arena_bytes)
+{
     memset(o, 0, sizeof *o);
+    find_group(o, w, groups);
     uv_loop_init(&o->loop);
     o->n = n;
     int err = zr_rendezvous_open(&o->loop, w, 30000, &o->rdv);
@@ -43,7 +65,7 @@ int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixtu
     if (!err)
         err = kind->open_comms(o, n, timeout_ms);
     for (int i = 0; i < n && !err; i++) {
-        err = o->dev->ops->stream_open(o->dev, ZR_STREAM_QUEUE, names[i], NULL, &o->stream[i]);
+        err = o->dev->ops->stream_open(o->dev, ZR_STREAM_QUEUE, zr_role_name(roles[i]), NULL, &o->stream[i]);
         int64_t more = kind->reserve_bytes ? kind->reserve_bytes(w->world, i) : 0;
         if (!err && arena_bytes)
             err = o->comm[i]->ops->arena(o->comm[i], arena_bytes + more, (void **)&o->base[i]);

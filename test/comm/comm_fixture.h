@@ -13,6 +13,8 @@ struct fixture {
     uv_loop_t loop;
     struct zr_rendezvous *rdv;
     struct zr_device *dev;
+    struct zr_group group; /* of the communicators */
+    int32_t members[MOST_RANKS];
     int n;
     struct zr_comm *comm[MOST_COMMS];
     struct zr_stream *stream[MOST_COMMS];
@@ -31,9 +33,18 @@ struct fixture_kind {
 
 extern const struct fixture_kind fixture_self, fixture_shm;
 
-/* Opens n communicators of that kind. arena_bytes 0: no arena yet. Returns 0 or the error. */
+/* A world dealt out to two groups: the first n_first of deal are one, the others another, in that order. */
+struct fixture_groups {
+    int n_first;
+    int32_t deal[MOST_RANKS];
+};
+
+/* Opens n communicators of that kind among all ranks. arena_bytes 0: no arena yet. Returns 0 or the error. */
 int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixture_kind *kind, int n,
                  int64_t timeout_ms, int64_t arena_bytes);
+/* The same among the ranks of this rank's group. groups NULL: among all. */
+int fixture_open_groups(struct fixture *o, const struct zr_world *w, const struct fixture_groups *groups,
+                        const struct fixture_kind *kind, int n, int64_t timeout_ms, int64_t arena_bytes);
 /* Closes what is open; false when handles were left on the loop. */
 bool fixture_close(struct fixture *o);
 

@@ -106,7 +106,7 @@ static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int
     return p;
 }
 
-/* The same on every rank, but for the place of a reduce that goes in place. */
+/* The same on every rank of a group, but for the place of a reduce that goes in place. */
 static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int64_t end, int number,
                  struct drawn *d)
 {
@@ -252,40 +252,63 @@ static int64_t first_difference(const char *a, const char *b, int64_t n)
     return -1;
 }
 
+void comm_suite_deal(struct fixture_groups *g, uint64_t seed, int world)
+{
+    for (int i = 0; i < world; i++) {
+        int k = (int)random_in(&seed, 0, i);
+        g->deal[i] = g->deal[k];
+        g->deal[k] = i;
+    }
+    g->n_first = (int)random_in(&seed, 1, world);
+}
+
+/* Opens the plan's communicators. What ranks put in is drawn by place, and is another group's with another
+ * seed. */
+static int open_plan(struct fixture *o, const struct rank *me, int64_t arena_bytes, uint64_t *seed)
+{
+    const struct comm_plan *p = me->arg;
+    int err = fixture_open_groups(o, &me->w, p->groups, p->kind, 2, TIMEOUT_MS, arena_bytes);
+    *seed = p->seed + (uint64_t)zr_group_member(&o->group, 0);
+    return err;
+}
+
 /* --- one operation after the other, the whole arena checked after each --- */
 
 void comm_suite_conform(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
     struct fixture o;
-    int world = me->w.world, rank = me->w.rank;
+    uint64_t seed;
     char why[512];
-    RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, open_plan(&o, me, ARENA_BYTES, &seed) == 0, "%s", zr_error_text());
+    int size = o.group.size, own = o.group.rank;
     char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
     for (int k = 0; k < 2; k++) {
         struct zr_comm *c = o.comm[k];
-        RANK_CHECK(me, c->rank == rank && c->world == world, "rank %d of %d", c->rank, c->world);
+        RANK_CHECK(me, c->group.rank == own && c->group.size == size, "place %d of %d", c->group.rank,
+                   c->group.size);
+        RANK_CHECK(me, zr_comm_rank(c, own) == me->w.rank, "rank %d", zr_comm_rank(c, own));
         RANK_CHECK(me, c->ops->deterministic == p->kind->exact, "deterministic is %d", c->ops->deterministic);
         RANK_CHECK(me, (uintptr_t)o.base[k] % 4096 == 0, "the arena is at %p", (void *)o.base[k]);
         RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         for (int64_t i = 0; i < ARENA_BYTES; i++)
             RANK_CHECK(me, arena[i] == 0, "byte %lld of the new arena is not 0", (long long)i);
     }
-    uint64_t rng = p->seed;
+    uint64_t rng = seed;
     struct zr_comm_stats want[2] = {{0}}, got;
     for (int i = 0; i < p->n_ops; i++) {
         int k = i % 2;
         struct zr_comm *c = o.comm[k];
         struct drawn d;
-        draw(&rng, world, rank, k == 1 || !p->kind->one_reduces, 0, ARENA_BYTES, i, &d);
+        draw(&rng, size, own, k == 1 || !p->kind->one_reduces, 0, ARENA_BYTES, i, &d);
         memset(arena, POISON, ARENA_BYTES);
-        prepare(&d, p->seed, i, world, rank, arena);
+        prepare(&d, seed, i, size, own, arena);
         memcpy(expected, arena, ARENA_BYTES);
         RANK_CHECK(me, fixture_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         RANK_CHECK(me, put_on(c, o.stream[k], &d) == 0, "op %d: %s", i, zr_error_text());
         RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
-        double worst = finish(&d, p->seed, i, world, rank, expected, p->kind->exact ? NULL : arena);
+        double worst = finish(&d, seed, i, size, own, expected, p->kind->exact ? NULL : arena);
         RANK_CHECK(me, worst <= 1, "op %d: off by %.3f bounds", i, worst);
         int64_t bad = first_difference(arena, expected, ARENA_BYTES);
         RANK_CHECK(me, bad < 0, "op %d (%s, %d segments): byte %lld is 0x%02x, not 0x%02x", i,
@@ -334,22 +357,23 @@ void comm_suite_mixed(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
     struct fixture o;
-    int world = me->w.world, rank = me->w.rank;
+    uint64_t seed;
     char why[512];
     const int64_t bytes = (int64_t)N_MIXED * SLOT_BYTES;
-    RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, bytes) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, open_plan(&o, me, bytes, &seed) == 0, "%s", zr_error_text());
+    int size = o.group.size, own = o.group.rank;
     struct drawn *d = calloc(2 * N_MIXED, sizeof *d);
     char *expected[2], *arena = malloc((size_t)bytes);
-    uint64_t rng = p->seed, mine = p->seed + 1 + (uint64_t)rank,
+    uint64_t rng = seed, mine = p->seed + 1 + (uint64_t)me->w.rank,
              order = p->kind->same_order ? p->seed + 1 : mine;
     for (int k = 0; k < 2; k++) {
         expected[k] = malloc((size_t)bytes);
         memset(expected[k], POISON, (size_t)bytes);
         for (int i = 0; i < N_MIXED; i++) {
             struct drawn *e = &d[k * N_MIXED + i];
-            draw(&rng, world, rank, k == 1 || !p->kind->one_reduces, (int64_t)i * SLOT_BYTES,
+            draw(&rng, size, own, k == 1 || !p->kind->one_reduces, (int64_t)i * SLOT_BYTES,
                  (int64_t)(i + 1) * SLOT_BYTES, i, e);
-            prepare(e, p->seed, i, world, rank, expected[k]);
+            prepare(e, seed, i, size, own, expected[k]);
         }
         RANK_CHECK(me, fixture_store(&o, k, expected[k], bytes) == 0, "%s", zr_error_text());
     }
@@ -371,8 +395,8 @@ void comm_suite_mixed(struct rank *me)
         RANK_CHECK(me, o.comm[k]->ops->status(o.comm[k], why, sizeof why) == 0, "%s", why);
         double worst = 0;
         for (int i = 0; i < N_MIXED; i++) {
-            double one = finish(&d[k * N_MIXED + i], p->seed, i, world, rank, expected[k],
-                                p->kind->exact ? NULL : arena);
+            double one =
+                finish(&d[k * N_MIXED + i], seed, i, size, own, expected[k], p->kind->exact ? NULL : arena);
             worst = one > worst ? one : worst;
         }
         RANK_CHECK(me, worst <= 1, "communicator %d: off by %.3f bounds", k, worst);

@@ -14,7 +14,11 @@ struct comm_plan {
     const struct fixture_kind *kind;
     uint64_t seed;
     int n_ops;
+    const struct fixture_groups *groups; /* NULL: one group of all ranks, in their order */
 };
+
+/* A world dealt out by the seed: groups of any size, in any order. */
+void comm_suite_deal(struct fixture_groups *g, uint64_t seed, int world);
 
 /* n_ops operations one after the other, on two communicators in turn. */
 void comm_suite_conform(struct rank *me);

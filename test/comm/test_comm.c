@@ -46,6 +46,20 @@ static void test_mixed(void **state)
     run_ranks(false, 1, comm_suite_mixed, &p, NULL);
 }
 
+/* Groups of some ranks, in an order of their own: two of them side by side, each with its own bytes. */
+static void test_groups(void **state)
+{
+    (void)state;
+    struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
+    struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, groups"), .n_ops = 40, .groups = &g};
+    run_ranks(true, 5, comm_suite_conform, &p, NULL);
+    run_ranks(true, 5, comm_suite_mixed, &p, NULL);
+    for (int world = 2; world <= 8; world++) {
+        comm_suite_deal(&g, p.seed + (uint64_t)world, world);
+        run_ranks(true, world, comm_suite_conform, &p, NULL);
+    }
+}
+
 /* --- more segments under way than the communicator keeps --- */
 
 static void deep_queue(struct rank *me)
@@ -119,9 +133,10 @@ int main(void)
 {
     /* What forks comes before what makes threads in this process. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shm_processes), cmocka_unit_test(test_deep_queue),
-        cmocka_unit_test(test_caller_stream), cmocka_unit_test(test_self),
-        cmocka_unit_test(test_shm_threads),   cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_shm_processes), cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_caller_stream),
+        cmocka_unit_test(test_self),          cmocka_unit_test(test_shm_threads),
+        cmocka_unit_test(test_mixed),
     };
     return cmocka_run_group_tests_name("communicators", tests, NULL, NULL);
 }

@@ -475,10 +475,37 @@ static void other_name(struct rank *me)
     struct fixture o;
     struct zr_comm *c = NULL;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, "x", 0, &c) == ZR_ERR_ARG, "timeout 0");
-    note_error(me, zr_shm_open(o.rdv, o.dev, me->w.rank == 1 ? "reduce" : "gather", LONG_MS, &c));
+    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, &o.group, ZR_ROLE_GATHER, 0, &c) == ZR_ERR_ARG, "timeout 0");
+    note_error(me, zr_shm_open(o.rdv, o.dev, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER,
+                               LONG_MS, &c));
     RANK_CHECK(me, !c, "a communicator came out of it");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* Messages name ranks of the world, not places. Rank 0 is at place 1 of the first group. */
+static void differs_in_group(struct rank *me)
+{
+    static const struct fixture_groups groups = {3, {2, 0, 1, 4, 3}};
+    struct fixture o;
+    RANK_CHECK(me, fixture_open_groups(&o, &me->w, &groups, &fixture_shm, 1, LONG_MS, 4096) == 0, "%s",
+               zr_error_text());
+    struct zr_tag tag = {.unit = me->w.rank == 0 ? 7 : 5};
+    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], o.stream[0], 0, 8, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    note_status(me, o.comm[0]);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_differs_in_group(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, 5, differs_in_group, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        if (!strstr(r[i].note, "rank 0 is at exchange seq 1 unit 7") &&
+            !strstr(r[i].note, "exchange seq 1 unit 7: rank "))
+            fail_msg("rank %d: %s", i, r[i].note);
+    for (int i = 3; i < 5; i++)
+        expect_rank(&r[i], 0, "");
 }
 
 static void test_other_name(void **state)
@@ -571,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_death),
         cmocka_unit_test(test_arena_refused),
         cmocka_unit_test(test_other_name),
+        cmocka_unit_test(test_differs_in_group),
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_abort_early),
         cmocka_unit_test(test_stays_away),

@@ -198,8 +198,8 @@ static void order_over_communicators(void **state)
         struct zr_stream *stream[2][2];
         assert_int_equal(zr_sim_open(&o, &w), 0);
         struct zr_sim_order *order = zr_sim_order_open(w);
-        assert_int_equal(zr_sim_comm_open(w, "gather", order, comm[0]), 0);
-        assert_int_equal(zr_sim_comm_open(w, "reduce", order, comm[1]), 0);
+        assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_GATHER, 0, NULL, order, comm[0]), 0);
+        assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE, 0, NULL, order, comm[1]), 0);
         for (int r = 0; r < 2; r++)
             for (int k = 0; k < 2; k++) {
                 int c = wrong == 1 && r == 1 ? !k : k;
@@ -221,6 +221,57 @@ static void order_over_communicators(void **state)
         zr_sim_close(w);
         zr_sim_order_close(order);
     }
+}
+
+/* Communicators of two groups, each in an order of its own: places say whose slice is where, ranks of the
+ * world are named. */
+static void groups(void **state)
+{
+    (void)state;
+    static const int32_t members[] = {2, 0, 1, 4, 3};
+    const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
+    const struct zr_sim_options o = {.world = 5, .yield = never};
+    struct zr_sim *w;
+    struct zr_comm *comm[5];
+    struct zr_stream *stream[5];
+    char text[512];
+    assert_int_equal(zr_sim_open(&o, &w), 0);
+    struct zr_sim_order *order = zr_sim_order_open(w);
+    assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE_OUTER, 2, group, order, comm), 0);
+    for (int i = 0; i < 5; i++) {
+        int r = members[i], k = i < 3 ? 0 : 1;
+        struct zr_device *dev = zr_sim_device(w, r);
+        zr_sim_host(w, r, ZR_SIM_LOOP);
+        assert_int_equal(comm[r]->group.size, group[k].size);
+        assert_int_equal(comm[r]->group.rank, i - 3 * k);
+        assert_int_equal(zr_comm_rank(comm[r], comm[r]->group.rank), r);
+        assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r]), 0);
+    }
+    /* Rank 0 comes last; the other group does not wait for it. */
+    for (int i = 4; i >= 0; i--) {
+        int r = i == 0 ? 0 : i == 1 ? 2 : members[i];
+        struct zr_tag tag = {.unit = 0};
+        struct zr_gather_seg nothing;
+        zr_sim_host(w, r, ZR_SIM_LOOP);
+        if (i == 0) {
+            zr_sim_comm_waits(comm[1], text, sizeof text);
+            assert_string_equal(text,
+                                "rank 2 waits in reduce outer all_gather of unit 0, step 0; rank 1 waits "
+                                "in reduce outer all_gather of unit 0, step 0; rank 0 is not there; ");
+            zr_sim_comm_waits(comm[4], text, sizeof text);
+            assert_string_equal(text, "");
+        }
+        assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r], &nothing, 0, &tag), 0);
+    }
+    zr_sim_comm_waits(comm[0], text, sizeof text);
+    assert_string_equal(text, "");
+    assert_int_equal(zr_sim_recorder(w)->n_reports, 0);
+    for (int r = 0; r < 5; r++) {
+        zr_sim_device(w, r)->ops->stream_close(stream[r]);
+        comm[r]->ops->close(comm[r]);
+    }
+    zr_sim_close(w);
+    zr_sim_order_close(order);
 }
 
 /* A table of copies takes tags along, row by row, and leaves what lies between the rows. */
@@ -290,6 +341,7 @@ int main(void)
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
+        cmocka_unit_test(groups),
         cmocka_unit_test(tables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

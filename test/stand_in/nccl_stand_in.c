@@ -100,6 +100,10 @@ void nccl_stand_in_end(void)
     }
     for (struct nsi_club *k = nsi.clubs, *next; k; k = next) {
         nsi_forget(k);
+        for (struct nsi_split *s = k->splits, *other; s; s = other) {
+            other = s->next;
+            free(s);
+        }
         next = k->next;
         free(k);
     }
@@ -287,15 +291,58 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
     return res ? res : nsi_leave(join_club(commId.internal, nranks, rank, config, comm));
 }
 
-/* All ranks stay together and in order: that is what is used. */
+static struct nsi_split *split_of(struct nsi_club *k, uint64_t number)
+{
+    struct nsi_split *s = k->splits;
+    while (s && s->number != number)
+        s = s->next;
+    if (s)
+        return s;
+    s = calloc(1, sizeof *s);
+    s->number = number;
+    s->next = k->splits;
+    return k->splits = s;
+}
+
+/* What color and key make of a rank once all have said theirs: its place, and how many have its color. */
+static int place_in_split(const struct nsi_split *s, int n_ranks, int me, int *n_members)
+{
+    int place = 0;
+    *n_members = 0;
+    for (int i = 0; i < n_ranks; i++) {
+        if (s->color[i] != s->color[me])
+            continue;
+        ++*n_members;
+        place += s->key[i] < s->key[me] || (s->key[i] == s->key[me] && i < me);
+    }
+    return place;
+}
+
+/* By all ranks of comm: those of one color come together, in the order of their keys and then their ranks. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
 {
     NSI_BEGIN("ncclCommSplit", comm);
+    struct nsi_club *k = comm->club;
+    uint64_t number = ++comm->n_splits;
+    struct nsi_split *s = split_of(k, number);
     char id[NCCL_UNIQUE_ID_BYTES] = "";
-    snprintf(id, sizeof id, "split %llu of %.80s", (unsigned long long)++comm->n_splits, comm->club->id);
-    if (color != 0 || key != comm->rank)
-        return nsi_leave(ncclInvalidArgument);
-    ncclResult_t res = join_club(id, comm->club->n_ranks, comm->rank, config, newcomm);
+    snprintf(id, sizeof id, "split %llu, %d of %.80s", (unsigned long long)number, color, k->id);
+    if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
+        stand_in_misuse("ncclCommSplit: color %d of rank %d: 0 or more, or NCCL_SPLIT_NOCOLOR, is allowed",
+                        color, comm->rank);
+    s->color[comm->rank] = color;
+    s->key[comm->rank] = key;
+    s->n_here++;
+    pthread_cond_broadcast(&nsi.moved);
+    while (s->n_here < k->n_ranks && !nsi.ending)
+        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    if (s->n_here < k->n_ranks)
+        return nsi_leave(ncclSystemError);
+    *newcomm = NULL;
+    if (color < 0)
+        return nsi_leave(ncclSuccess);
+    int n_members, place = place_in_split(s, k->n_ranks, comm->rank, &n_members);
+    ncclResult_t res = join_club(id, n_members, place, config, newcomm);
     if (res || comm->waits)
         return nsi_leave(res);
     /* What is made comes later, and so the call says success although there is nothing yet. */

@@ -25,6 +25,14 @@ struct nsi_meeting {
     struct nsi_meeting *next;
 };
 
+/* The k-th split of a club: what its ranks asked for. */
+struct nsi_split {
+    uint64_t number;
+    int n_here;
+    int color[NSI_RANKS], key[NSI_RANKS];
+    struct nsi_split *next;
+};
+
 /* Ranks that work together. */
 struct nsi_club {
     char id[NCCL_UNIQUE_ID_BYTES];
@@ -34,6 +42,7 @@ struct nsi_club {
     size_t window_bytes[2]; /* of the even and the odd registration under way: of the first rank */
     int64_t window_offset[2];
     struct nsi_meeting *meetings;
+    struct nsi_split *splits;
     struct nsi_club *next;
 };
 

@@ -71,7 +71,7 @@ static int open_custom(struct fixture *o, int n, int64_t timeout_ms)
     opt.log = custom.to_log;
     if (custom.change)
         custom.change(&opt, zr_rendezvous_rank(o->rdv));
-    return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);
+    return zr_nccl_open(o->rdv, o->dev, &o->group, &opt, &o->comm[0], &o->comm[1]);
 }
 
 int64_t custom_reserve(int world, int i)

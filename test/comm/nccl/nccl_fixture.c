@@ -34,7 +34,7 @@ struct zr_nccl_options nccl_fixture_options(int world, bool deterministic, int64
 static int open_comms(struct fixture *o, int64_t timeout_ms, bool deterministic)
 {
     struct zr_nccl_options opt = nccl_fixture_options(zr_rendezvous_world(o->rdv), deterministic, timeout_ms);
-    return zr_nccl_open(o->rdv, o->dev, &opt, &o->comm[0], &o->comm[1]);
+    return zr_nccl_open(o->rdv, o->dev, &o->group, &opt, &o->comm[0], &o->comm[1]);
 }
 
 static int open_fast(struct fixture *o, int n, int64_t timeout_ms)

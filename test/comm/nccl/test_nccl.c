@@ -27,6 +27,21 @@ static void test_conform(void **state)
     }
 }
 
+/* Groups of some ranks, in an order of their own: two of them side by side, each with its own bytes. */
+static void test_groups(void **state)
+{
+    (void)state;
+    struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
+    struct comm_plan p = {.seed = fresh_seed("nccl, groups"), .n_ops = 40, .groups = &g};
+    for (int world = 5; world <= 8; world++) {
+        p.kind = world % 2 ? &fixture_nccl_fixed : &fixture_nccl;
+        run_ranks(false, world, comm_suite_conform, &p, NULL);
+        p.kind = world % 2 ? &fixture_nccl : &fixture_nccl_fixed;
+        run_ranks(false, world, comm_suite_mixed, &p, NULL);
+        comm_suite_deal(&g, p.seed + (uint64_t)world, world + 1);
+    }
+}
+
 static void test_mixed(void **state)
 {
     (void)state;
@@ -656,6 +671,43 @@ static void test_lent(void **state)
         expect_rank(&r[k], ZR_ERR_MISMATCH, "a communicator that was lent is 1 on rank 1 and 0 on rank 0");
 }
 
+/* Groups of what was lent are split off it; where that cannot be, an error says so. */
+static void lent_groups(struct rank *me)
+{
+    struct comm_plan p = {.kind = &fixture_custom,
+                          .seed = 7,
+                          .n_ops = 10,
+                          .groups = &(struct fixture_groups){3, {2, 0, 1, 4, 3}}};
+    struct fixture o;
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, me->code == 0, "code %d", me->code);
+    if (nccl_stand_in_the_machine()->version == 22809) {
+        me->arg = &p;
+        comm_suite_conform(me);
+    } else {
+        note_error(me, fixture_open_groups(&o, &me->w, p.groups, p.kind, 2, LONG_MS, 0));
+        RANK_CHECK(me, fixture_close(&o), "handles are left");
+    }
+    ncclCommDestroy(lent[me->w.rank]);
+}
+
+static void test_lent_groups(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 21705 /* cannot split */};
+    int world = 5;
+    for (size_t i = 0; i < 2; i++) {
+        nccl_stand_in_the_machine()->version = versions[i];
+        customize(false, LONG_MS);
+        custom.change = lend;
+        lend_from = 0;
+        ncclGetUniqueId(&lent_id);
+        struct rank *r = run_ranks(false, world, lent_groups, &world, NULL);
+        for (int k = 0; k < world && i == 1; k++)
+            expect_rank(&r[k], ZR_ERR_NOTSUP, "this NCCL cannot split it (2.18 or newer can)");
+    }
+}
+
 static ncclComm_t swapped(int rank)
 {
     return lent[1 - rank];
@@ -692,22 +744,12 @@ static void test_lent_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_conform),
-        TEST(test_mixed),
-        TEST(test_buffers_overlap),
-        TEST(test_paths),
-        TEST(test_known_faults),
-        TEST(test_conform_old),
-        TEST(test_one_without_memory),
-        TEST(test_refused),
-        TEST(test_open_fails),
-        TEST(test_arena),
-        TEST(test_packed),
-        TEST(test_packed_fixed),
-        TEST(test_packed_alone),
-        TEST(test_group_apart),
-        TEST(test_reserve_bytes),
-        TEST(test_lent),
+        TEST(test_conform),      TEST(test_mixed),           TEST(test_groups),
+        TEST(test_lent_groups),  TEST(test_buffers_overlap), TEST(test_paths),
+        TEST(test_known_faults), TEST(test_conform_old),     TEST(test_one_without_memory),
+        TEST(test_refused),      TEST(test_open_fails),      TEST(test_arena),
+        TEST(test_packed),       TEST(test_packed_fixed),    TEST(test_packed_alone),
+        TEST(test_group_apart),  TEST(test_reserve_bytes),   TEST(test_lent),
         TEST(test_lent_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);

@@ -39,7 +39,8 @@ static int open_pair(const char *library, bool host, struct zr_comm **gather, st
     assert_int_equal(zr_rendezvous_open(&loop, &w, 1000, &rdv), 0);
     assert_int_equal(host ? zr_host_device_open(&dev) : not_host(&dev), 0);
     *gather = *reduce = (struct zr_comm *)&w;
-    int err = zr_nccl_open(rdv, dev, &opt, gather, reduce);
+    const struct zr_group one = zr_group_of_all(0, 1);
+    int err = zr_nccl_open(rdv, dev, &one, &opt, gather, reduce);
     assert_true(err < 0);
     assert_null(*gather);
     assert_null(*reduce);

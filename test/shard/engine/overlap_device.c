@@ -281,7 +281,7 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
     struct overlap_comm *o = (struct overlap_comm *)c;
     (void)s;
     (void)tag;
-    for (int r = 1; r < c->world; r++)
+    for (int r = 1; r < c->group.size; r++)
         memcpy(o->arena + off + r * slot_bytes, o->arena + off, (size_t)slot_bytes);
     return 0;
 }
@@ -341,7 +341,7 @@ struct zr_comm *overlap_comm_open(struct zr_device *dev, int world, int64_t cost
 {
     struct overlap_comm *o = calloc(1, sizeof *o);
     (void)dev;
-    o->base = (struct zr_comm){.ops = &comm_ops, .rank = 0, .world = world, .alarm = &o->alarm};
+    o->base = (struct zr_comm){.ops = &comm_ops, .group = zr_group_of_all(0, world), .alarm = &o->alarm};
     o->cost_ns = cost_ns;
     return &o->base;
 }
