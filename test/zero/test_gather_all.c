@@ -25,12 +25,6 @@ struct setup {
     int64_t timeout_ms; /* 0: the default */
 };
 
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        if (!err && (err = (call)))                                                                          \
-            toy_note(r, err);                                                                                \
-    } while (0)
-
 /* Of the calling thread's rank. */
 static _Thread_local struct zero_config open_cfg;
 
@@ -56,12 +50,6 @@ static void close_rank(struct toy *m, zero_ctx **z)
     toy_free(m);
 }
 
-static void expect(struct toy_rank *r, int err, int code, const char *says)
-{
-    if (err != code || !strstr(zero_last_error(), says))
-        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
-}
-
 /* What a plain pointer shows is what zero_read gives, to the last byte. */
 static int compare(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
@@ -70,7 +58,7 @@ static int compare(struct toy_rank *r, struct toy *m, zero_ctx *z)
         size_t n = (size_t)toy_elems(t) * (m->table[t].dtype == ZERO_F32 ? 4 : 2);
         unsigned char *x = malloc(n);
         memset(x, 0xff, n);
-        TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), x));
+        TOY_TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), x));
         if (!err && (!m->param[t] || memcmp(m->param[t], x, n)))
             toy_wrong(r, "tensor %s is not what it should be", m->table[t].name);
         free(x);
@@ -84,13 +72,13 @@ static int look_at_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
     int err = 0;
     void *before[TOY_TENSORS];
     memcpy(before, m->param, sizeof before);
-    TRY(zero_gather_all(z, s->where));
-    TRY(compare(r, m, z));
-    TRY(toy_forward(m, z, true)); /* brackets are free */
+    TOY_TRY(zero_gather_all(z, s->where));
+    TOY_TRY(compare(r, m, z));
+    TOY_TRY(toy_forward(m, z, true)); /* brackets are free */
     if (r->rank == 0)
-        TRY(toy_forward(m, z, false)); /* and without them one rank may go on alone */
-    TRY(compare(r, m, z));
-    TRY(zero_release_all(z));
+        TOY_TRY(toy_forward(m, z, false)); /* and without them one rank may go on alone */
+    TOY_TRY(compare(r, m, z));
+    TOY_TRY(zero_release_all(z));
     if (!err && memcmp(before, m->param, sizeof before))
         toy_wrong(r, "a pointer is not where it was");
     return err;
@@ -117,23 +105,23 @@ static void train(struct toy_rank *r)
     bool brackets = !s->unbracketed;
     zero_ctx *z = wrap(r, &m, &err);
     if (!err && s->gathers)
-        TRY(look_at_all(r, &m, z));
+        TOY_TRY(look_at_all(r, &m, z));
     for (int step = 0; !err && step < STEPS; step++) {
-        TRY(toy_forward(&m, z, brackets));
-        TRY(toy_backward(&m, z, brackets, step, r->rank));
+        TOY_TRY(toy_forward(&m, z, brackets));
+        TOY_TRY(toy_backward(&m, z, brackets, step, r->rank));
         if (!err && s->gathers && step == 1)
-            TRY(look_at_all(r, &m, z)); /* its gradients are not touched */
-        TRY(zero_step(z, 1e-2f, NULL));
+            TOY_TRY(look_at_all(r, &m, z)); /* its gradients are not touched */
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
         if (!err && s->gathers)
-            TRY(look_at_all(r, &m, z));
+            TOY_TRY(look_at_all(r, &m, z));
     }
     struct zero_stats stats;
-    TRY(zero_get_stats(z, &stats));
+    TOY_TRY(zero_get_stats(z, &stats));
     if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
         toy_wrong(r, "more is held than planned");
     if (!err && stats.n_replans)
         toy_wrong(r, "the order was learned anew %d times", (int)stats.n_replans);
-    TRY(toy_hash(z, 2, &r->hash));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     close_rank(&m, &z);
 }
 
@@ -175,38 +163,38 @@ static void call_wrongly(struct toy_rank *r)
     float x[8] = {0};
     static const char *const held = "zero_gather_all holds all parameters";
     zero_ctx *z = wrap(r, &m, &err);
-    expect(r, zero_gather_all(NULL, 0), ZERO_ERR_ARG, "zero_gather_all: z is NULL");
-    expect(r, zero_release_all(NULL), ZERO_ERR_ARG, "zero_release_all: z is NULL");
+    toy_expect(r, zero_gather_all(NULL, 0), ZERO_ERR_ARG, "zero_gather_all: z is NULL");
+    toy_expect(r, zero_release_all(NULL), ZERO_ERR_ARG, "zero_release_all: z is NULL");
     if (!where_has_gpu)
-        expect(r, zero_gather_all(z, ZERO_DEVICE_CUDA), ZERO_ERR_ARG,
-               "where is 2; allowed: 0, ZERO_DEVICE_HOST");
-    expect(r, zero_gather_all(z, -1), ZERO_ERR_ARG, "where is -1");
-    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
-    TRY(zero_begin(z, 1, ZERO_FORWARD));
-    expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "zero_gather_all: unit 1 has an open bracket");
-    TRY(zero_end(z, 1, ZERO_FORWARD));
-    TRY(toy_forward(&m, z, true));
-    TRY(toy_backward(&m, z, true, 0, r->rank));
-    TRY(zero_gather_all(z, 0));
-    expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "all parameters are there already");
-    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, held);
-    expect(r, zero_micro(z), ZERO_ERR_ORDER, held);
-    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, held);
-    expect(r, zero_drop(z), ZERO_ERR_ORDER, held);
-    expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, held);
-    expect(r, zero_write(z, 0, ZERO_VALUE_PARAM, 0, 8, x), ZERO_ERR_ORDER, held);
-    expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, held);
-    expect(r, zero_import(z, "/tmp", NULL, 0), ZERO_ERR_ORDER, held);
-    TRY(zero_begin(z, 1, ZERO_FORWARD));
-    expect(r, zero_begin(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "already open");
-    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "zero_release_all: unit 1 has an open bracket");
-    TRY(zero_end(z, 1, ZERO_FORWARD));
-    expect(r, zero_end(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "is not open");
-    TRY(zero_release_all(z));
-    expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
-    TRY(zero_step(z, 1e-2f, NULL));
-    TRY(zero_gather_all(z, 0));
-    TRY(zero_unwrap(&z)); /* releases */
+        toy_expect(r, zero_gather_all(z, ZERO_DEVICE_CUDA), ZERO_ERR_ARG,
+                   "where is 2; allowed: 0, ZERO_DEVICE_HOST");
+    toy_expect(r, zero_gather_all(z, -1), ZERO_ERR_ARG, "where is -1");
+    toy_expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "zero_gather_all: unit 1 has an open bracket");
+    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    TOY_TRY(zero_gather_all(z, 0));
+    toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, "all parameters are there already");
+    toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_write(z, 0, ZERO_VALUE_PARAM, 0, 8, x), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, held);
+    toy_expect(r, zero_import(z, "/tmp", NULL, 0), ZERO_ERR_ORDER, held);
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_begin(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "already open");
+    toy_expect(r, zero_release_all(z), ZERO_ERR_ORDER, "zero_release_all: unit 1 has an open bracket");
+    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_end(z, 1, ZERO_FORWARD), ZERO_ERR_ORDER, "is not open");
+    TOY_TRY(zero_release_all(z));
+    toy_expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_gather_all(z, 0));
+    TOY_TRY(zero_unwrap(&z)); /* releases */
     if (!err && m.param[0])
         toy_wrong(r, "a pointer is left");
     close_rank(&m, &z);
@@ -215,13 +203,8 @@ static void call_wrongly(struct toy_rank *r)
 static void wrong_moments(void **state)
 {
     (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct setup s = {.stage = stage, .prefetch = 0};
-            struct toy_rank r[WORLDS];
-            toy_ranks(world, call_wrongly, &s, r);
-            toy_assert_well(r, world, "wrong moments");
-        }
+    struct setup s = {.prefetch = 0};
+    toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
 }
 
 /* ---- room ---- */
@@ -237,15 +220,15 @@ static void ask_beyond_the_budget(struct toy_rank *r)
     zero_ctx *z = open_rank(r, &m, &err);
     void *before = m.param[0];
     if (!err)
-        expect(r, zero_gather_all(z, 0), ZERO_ERR_BUDGET, "bytes besides the");
+        toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_BUDGET, "bytes besides the");
     if (!err && m.param[0] != before)
         toy_wrong(r, "a refused call changed a pointer");
-    TRY(zero_gather_all(z, ZERO_DEVICE_HOST));
-    TRY(compare(r, &m, z));
-    TRY(zero_release_all(z));
-    TRY(toy_forward(&m, z, true));
-    TRY(toy_backward(&m, z, true, 0, r->rank));
-    TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_gather_all(z, ZERO_DEVICE_HOST));
+    TOY_TRY(compare(r, &m, z));
+    TOY_TRY(zero_release_all(z));
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
     close_rank(&m, &z);
 }
 
@@ -265,16 +248,16 @@ static void differ(struct toy_rank *r)
     int err;
     zero_ctx *z = wrap(r, &m, &err);
     if (r->rank == 0)
-        TRY(zero_gather_all(z, 0));
-    TRY(toy_forward(&m, z, true));
-    TRY(toy_backward(&m, z, true, 0, r->rank));
-    TRY(zero_step(z, 1e-2f, NULL));
-    TRY(toy_hash(z, 2, &r->hash));
+        TOY_TRY(zero_gather_all(z, 0));
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 0, r->rank));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, "zero_gather_all"))
         toy_wrong(r, "%d %s", err, r->text);
     r->err = 0;
-    expect(r, zero_gather_all(z, 0), ZERO_ERR_MISMATCH, "");
-    expect(r, zero_release_all(z), ZERO_ERR_MISMATCH, "");
+    toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_MISMATCH, "");
+    toy_expect(r, zero_release_all(z), ZERO_ERR_MISMATCH, "");
     close_rank(&m, &z);
 }
 
@@ -302,14 +285,14 @@ static void touch_wrongly(struct toy_rank *r)
     open_cfg = toy_config(r, s->stage);
     open_cfg.check = 1;
     zero_ctx *z = open_rank(r, &m, &err);
-    TRY(zero_gather_all(z, 0));
+    TOY_TRY(zero_gather_all(z, 0));
     float *kept = m.param[0];
     if (!err && s->gathers)
         kept[7] = 1;
-    TRY(zero_release_all(z));
+    TOY_TRY(zero_release_all(z));
     volatile float seen = err ? 0 : kept[7];
     (void)seen;
-    TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_forward(&m, z, true));
     if (err != ZERO_ERR_ORDER ||
         !strstr(r->text, s->gathers ? "writes tensor embedding (unit 0, element 7) which may only be read"
                                     : "reads tensor embedding (unit 0, element 7)"))

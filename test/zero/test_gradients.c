@@ -29,18 +29,6 @@ struct given {
     bool is[TOY_TENSORS][MOST_VALUES];
 };
 
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        if (!err && (err = (call)))                                                                          \
-            toy_note(r, err);                                                                                \
-    } while (0)
-
-static void expect(struct toy_rank *r, int err, int code, const char *says)
-{
-    if (err != code || !strstr(zero_last_error(), says))
-        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
-}
-
 static int keep(void *arg, const struct zero_update *u)
 {
     struct given *g = arg;
@@ -58,9 +46,9 @@ static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int ste
     int err = 0;
     for (int k = 0; k < s->accum; k++) {
         if (k && !s->brackets && !s->in_place)
-            TRY(zero_micro(z));
-        TRY(toy_forward(m, z, s->brackets));
-        TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
+            TOY_TRY(zero_micro(z));
+        TOY_TRY(toy_forward(m, z, s->brackets));
+        TOY_TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
     }
     return err;
 }
@@ -100,17 +88,17 @@ static void train(struct toy_rank *r)
     toy_make(&m);
     if (s->in_place)
         m.table[4].flags = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
         struct zero_step_info info;
         double norm = -1, nothing = 0;
-        TRY(micro_batches(r, &m, z, step));
+        TOY_TRY(micro_batches(r, &m, z, step));
         if (s->asks)
-            TRY(zero_norm(z, &norm));
+            TOY_TRY(zero_norm(z, &norm));
         if (s->reads)
-            TRY(read_gradients(z, step, grad));
-        TRY(zero_step(z, 1e-2f, &info));
-        TRY(zero_mean(z, &nothing, 1)); /* every update has run */
+            TOY_TRY(read_gradients(z, step, grad));
+        TOY_TRY(zero_step(z, 1e-2f, &info));
+        TOY_TRY(zero_mean(z, &nothing, 1)); /* every update has run */
         if (!err && info.clipped != (s->clip > 0))
             toy_wrong(r, "step %d: clipped %d", step, info.clipped);
         for (int t = 0; !err && s->reads && t < TOY_TENSORS; t++)
@@ -129,7 +117,7 @@ static void train(struct toy_rank *r)
     /* The last of several may own no more than what fills a flat up. */
     if (!err && s->reads && r->rank == 0 && (n_given == 0 || n_not_zero == 0))
         toy_wrong(r, "%d elements were updated, %d of them not by 0", n_given, n_not_zero);
-    TRY(toy_hash(z, 0, &r->hash));
+    TOY_TRY(toy_hash(z, 0, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
     free(g);
@@ -178,28 +166,28 @@ static void find_what_is_not_finite(struct toy_rank *r)
     int err = 0;
     cfg.clip = 0.5f;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(toy_forward(&m, z, true));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
-        TRY(zero_begin(z, u, ZERO_BACKWARD));
+        TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
         if (!err)
             toy_add_gradient(&m, u, 0, r->rank);
         if (!err && u == 0 && r->rank == r->world - 1)
             toy_poison_gradient(&m, 0, INFINITY);
-        TRY(zero_end(z, u, ZERO_BACKWARD));
+        TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
     }
     for (int t = 0; !err && t < TOY_TENSORS; t++) {
         if (t == TOY_FROZEN)
             continue;
         /* Rank 0 alone wants them. */
-        TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, toy_elems(t), r->rank == 0 ? x : NULL));
+        TOY_TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, toy_elems(t), r->rank == 0 ? x : NULL));
         for (int64_t i = 0; !err && r->rank == 0 && i < toy_elems(t); i++)
             if (isfinite(x[i]) != (t != 0 || i != 0))
                 toy_wrong(r, "element %d of tensor %d is %g", (int)i, t, (double)x[i]);
     }
-    TRY(zero_drop(z));
-    TRY(micro_batches(r, &m, z, 1));
-    TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_drop(z));
+    TOY_TRY(micro_batches(r, &m, z, 1));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -225,21 +213,23 @@ static void call_wrongly(struct toy_rank *r)
     float x[8] = {0};
     int err = 0;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     if (s->stage > 1)
-        expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
-    TRY(micro_batches(r, &m, z, 0));
-    expect(r, zero_read(z, TOY_FROZEN, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "is frozen");
-    expect(r, zero_read(z, 0, -2, 0, 8, x), ZERO_ERR_ARG, "zero_read: value is -2");
-    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, toy_elems(0) - 7, 8, x), ZERO_ERR_ARG, "zero_read: first is");
-    expect(r, zero_write(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "which can only be read");
-    TRY(zero_begin(z, 1, ZERO_FORWARD));
-    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "unit 1 has an open bracket");
-    TRY(zero_end(z, 1, ZERO_FORWARD));
-    TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
-    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
-    TRY(zero_step(z, 1e-2f, NULL));
-    expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
+        toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER,
+                   "no backward bracket has ended");
+    TOY_TRY(micro_batches(r, &m, z, 0));
+    toy_expect(r, zero_read(z, TOY_FROZEN, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "is frozen");
+    toy_expect(r, zero_read(z, 0, -2, 0, 8, x), ZERO_ERR_ARG, "zero_read: value is -2");
+    toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, toy_elems(0) - 7, 8, x), ZERO_ERR_ARG,
+               "zero_read: first is");
+    toy_expect(r, zero_write(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ARG, "which can only be read");
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "unit 1 has an open bracket");
+    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+    TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
+    toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    toy_expect(r, zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x), ZERO_ERR_ORDER, "no backward bracket has ended");
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -247,13 +237,8 @@ static void call_wrongly(struct toy_rank *r)
 static void wrong_calls(void **state)
 {
     (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
-            struct toy_rank r[WORLDS];
-            toy_ranks(world, call_wrongly, &s, r);
-            toy_assert_well(r, world, "wrong calls");
-        }
+    struct setup s = {.accum = 1, .brackets = true};
+    toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong calls");
 }
 
 /* The last rank alone reads one: an error on all. */
@@ -266,13 +251,13 @@ static void differ(struct toy_rank *r)
     float x[8];
     int err = 0;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(micro_batches(r, &m, z, 0));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(micro_batches(r, &m, z, 0));
     if (r->rank == r->world - 1)
-        TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
+        TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 8, x));
     for (int step = 0; !err && step < STEPS; step++) {
-        TRY(zero_step(z, 1e-2f, NULL));
-        TRY(micro_batches(r, &m, z, step + 1));
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
+        TOY_TRY(micro_batches(r, &m, z, step + 1));
     }
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, "called zero_norm in step 1"))
         toy_wrong(r, "%d %s", err, r->text);

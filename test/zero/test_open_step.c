@@ -26,27 +26,15 @@ struct setup {
     double norm[STEPS]; /* of rank 0 */
 };
 
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        if (!err && (err = (call)))                                                                          \
-            toy_note(r, err);                                                                                \
-    } while (0)
-
-static void expect(struct toy_rank *r, int err, int code, const char *says)
-{
-    if (err != code || !strstr(zero_last_error(), says))
-        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
-}
-
 static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int step, int n)
 {
     const struct setup *s = r->arg;
     int err = 0;
     for (int k = 0; k < n; k++) {
         if (k && !s->brackets && !s->in_place)
-            TRY(zero_micro(z));
-        TRY(toy_forward(m, z, s->brackets));
-        TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
+            TOY_TRY(zero_micro(z));
+        TOY_TRY(toy_forward(m, z, s->brackets));
+        TOY_TRY(toy_backward(m, z, s->brackets, step, k * r->world + r->rank));
     }
     return err;
 }
@@ -57,13 +45,13 @@ static int dropped_steps(struct toy_rank *r, struct toy *m, zero_ctx *z, int ste
     const struct setup *s = r->arg;
     int err = 0;
     for (int way = 0; way < 3; way++) {
-        TRY(micro_batches(r, m, z, 100 + step * 3 + way, way ? s->accum : (s->accum + 1) / 2));
+        TOY_TRY(micro_batches(r, m, z, 100 + step * 3 + way, way ? s->accum : (s->accum + 1) / 2));
         double norm = -1;
         if (way == 2)
-            TRY(zero_norm(z, &norm));
+            TOY_TRY(zero_norm(z, &norm));
         if (!err && way == 2 && !(norm > 0))
             toy_wrong(r, "the norm of a step to drop is %g", norm);
-        TRY(zero_drop(z));
+        TOY_TRY(zero_drop(z));
     }
     return err;
 }
@@ -81,19 +69,19 @@ static void train(struct toy_rank *r)
     if (s->in_place) /* else every micro-batch would be reduced by itself */
         m.table[4].flags = 0;
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
         if (s->extras & DROPS)
-            TRY(dropped_steps(r, &m, z, step));
-        TRY(micro_batches(r, &m, z, step, s->accum));
+            TOY_TRY(dropped_steps(r, &m, z, step));
+        TOY_TRY(micro_batches(r, &m, z, step, s->accum));
         double norm = -1, again = -1;
         if (s->extras & NORMS) {
-            TRY(zero_norm(z, &norm));
-            TRY(toy_forward(&m, z, s->brackets)); /* looking on is free */
-            TRY(zero_norm(z, &again));
+            TOY_TRY(zero_norm(z, &norm));
+            TOY_TRY(toy_forward(&m, z, s->brackets)); /* looking on is free */
+            TOY_TRY(zero_norm(z, &again));
         }
         struct zero_step_info info;
-        TRY(zero_step(z, 1e-2f, &info));
+        TOY_TRY(zero_step(z, 1e-2f, &info));
         if (!err && (info.t != step + 1 || info.skipped || !info.clipped || !(info.grad_norm > 0)))
             toy_wrong(r, "step %d: t %d, skipped %d, clipped %d, norm %g", step, (int)info.t, info.skipped,
                       info.clipped, info.grad_norm);
@@ -105,12 +93,12 @@ static void train(struct toy_rank *r)
             s->norm[step] = info.grad_norm;
     }
     struct zero_stats stats;
-    TRY(zero_get_stats(z, &stats));
+    TOY_TRY(zero_get_stats(z, &stats));
     if (!err && (stats.n_dropped != ((s->extras & DROPS) ? 3 * STEPS : 0) || stats.n_steps != STEPS ||
                  stats.n_skipped))
         toy_wrong(r, "%d dropped, %d steps, %d skipped", (int)stats.n_dropped, (int)stats.n_steps,
                   (int)stats.n_skipped);
-    TRY(toy_hash(z, 2, &r->hash));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -164,30 +152,30 @@ static void drop_what_is_not_finite(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, s->stage);
     toy_make(&m);
     int err = 0, n_dropped = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < STEPS; step++) {
         for (int tries = 0; !err && tries < 2; tries++) {
             double norm = 0;
-            TRY(toy_forward(&m, z, true));
+            TOY_TRY(toy_forward(&m, z, true));
             for (int u = TOY_UNITS; !err && u-- > 0;) {
-                TRY(zero_begin(z, u, ZERO_BACKWARD));
+                TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
                 if (!err)
                     toy_add_gradient(&m, u, step, r->rank);
                 if (!err && u == 0 && step == 1 && tries == 0 && r->rank == r->world - 1)
                     toy_poison_gradient(&m, 0, NAN);
-                TRY(zero_end(z, u, ZERO_BACKWARD));
+                TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
             }
-            TRY(zero_norm(z, &norm));
+            TOY_TRY(zero_norm(z, &norm));
             if (!err && isfinite(norm))
                 break;
-            TRY(zero_drop(z));
+            TOY_TRY(zero_drop(z));
             n_dropped++;
         }
-        TRY(zero_step(z, 1e-2f, NULL));
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
     }
     if (!err && n_dropped != 1)
         toy_wrong(r, "%d steps were dropped", n_dropped);
-    TRY(toy_hash(z, 2, &r->hash));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -228,36 +216,36 @@ static void carry(struct toy_rank *r)
     struct zero_step_info info, last;
     toy_make(&m);
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    expect(r, zero_last_step(z, &last), ZERO_ERR_ORDER, "there was no zero_step yet");
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    toy_expect(r, zero_last_step(z, &last), ZERO_ERR_ORDER, "there was no zero_step yet");
     for (int step = 0; !err && step < 10; step++) {
         int n = step % 10 == 9 ? 0 : step; /* 0..8, and none again */
         double values[8], means[8];
         for (int i = 0; i < n; i++)
             means[i] = values[i] = loss_of(r->rank, step, i);
-        TRY(zero_mean(z, means, n));
+        TOY_TRY(zero_mean(z, means, n));
         if (step == 5) { /* a step that is dropped forgets what it was given */
-            TRY(zero_carry(z, values, 2));
-            TRY(micro_batches(r, &m, z, 50, 1));
-            TRY(zero_drop(z));
+            TOY_TRY(zero_carry(z, values, 2));
+            TOY_TRY(micro_batches(r, &m, z, 50, 1));
+            TOY_TRY(zero_drop(z));
         }
         if (step == 6)
-            TRY(zero_carry(z, values, 1)); /* the last ones count */
-        TRY(zero_carry(z, values, n));
+            TOY_TRY(zero_carry(z, values, 1)); /* the last ones count */
+        TOY_TRY(zero_carry(z, values, n));
         memset(values, 0xff, sizeof values);
-        TRY(micro_batches(r, &m, z, step, 1));
+        TOY_TRY(micro_batches(r, &m, z, step, 1));
         double norm;
         if (step % 3 == 0)
-            TRY(zero_norm(z, &norm));
+            TOY_TRY(zero_norm(z, &norm));
         bool waits = step % 2;
-        TRY(zero_step(z, 1e-2f, waits ? &info : NULL));
+        TOY_TRY(zero_step(z, 1e-2f, waits ? &info : NULL));
         memset(&last, 0xff, sizeof last);
         int code = err ? err : zero_last_step(z, &last);
         if (!err && (code == ZERO_PENDING ? waits || last.t != -1 : code != 0))
             toy_wrong(r, "step %d: %d, t %d", step, code, (int)last.t);
         double nothing = 0;
-        TRY(zero_mean(z, &nothing, 1)); /* whatever was under way is known after it */
-        TRY(zero_last_step(z, &last));
+        TOY_TRY(zero_mean(z, &nothing, 1)); /* whatever was under way is known after it */
+        TOY_TRY(zero_last_step(z, &last));
         if (!err && waits && memcmp(&info, &last, sizeof last))
             toy_wrong(r, "step %d: zero_last_step says something else than zero_step", step);
         if (!err && (last.t != step + 1 || last.skipped || last.n_carried != n || !(last.grad_norm > 0)))
@@ -292,19 +280,19 @@ static void carry_through_a_skipped_step(struct toy_rank *r)
     struct zero_step_info info;
     toy_make(&m);
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(toy_forward(&m, z, true));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
-        TRY(zero_begin(z, u, ZERO_BACKWARD));
+        TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
         if (!err)
             toy_add_gradient(&m, u, 0, r->rank);
         if (!err && u == 0)
             toy_poison_gradient(&m, 0, INFINITY);
-        TRY(zero_end(z, u, ZERO_BACKWARD));
+        TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
     }
     double values[2] = {r->rank ? 1 : NAN, r->rank + 1};
-    TRY(zero_carry(z, values, 2));
-    TRY(zero_step(z, 1e-2f, &info));
+    TOY_TRY(zero_carry(z, values, 2));
+    TOY_TRY(zero_step(z, 1e-2f, &info));
     if (!err && (!info.skipped || info.t != 0 || info.n_carried != 2 || !isnan(info.carried[0]) ||
                  info.carried[1] != 1.5))
         toy_wrong(r, "skipped %d, t %d, %d carried: %g, %g", info.skipped, (int)info.t, info.n_carried,
@@ -332,40 +320,40 @@ static void call_wrongly(struct toy_rank *r)
     double norm;
     toy_make(&m);
     int err = 0;
-    expect(r, zero_norm(NULL, &norm), ZERO_ERR_ARG, "zero_norm: z is NULL");
-    expect(r, zero_drop(NULL), ZERO_ERR_ARG, "zero_drop: z is NULL");
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    expect(r, zero_norm(z, NULL), ZERO_ERR_ARG, "zero_norm: norm is NULL");
-    expect(r, zero_carry(NULL, &norm, 1), ZERO_ERR_ARG, "zero_carry: z is NULL");
-    expect(r, zero_carry(z, NULL, 1), ZERO_ERR_ARG, "zero_carry: n is 1, values is NULL");
-    expect(r, zero_carry(z, &norm, 9), ZERO_ERR_ARG, "zero_carry: n is 9");
-    expect(r, zero_carry(z, &norm, -1), ZERO_ERR_ARG, "zero_carry: n is -1");
-    expect(r, zero_last_step(NULL, NULL), ZERO_ERR_ARG, "zero_last_step: z is NULL");
-    expect(r, zero_last_step(z, NULL), ZERO_ERR_ARG, "zero_last_step: info is NULL");
+    toy_expect(r, zero_norm(NULL, &norm), ZERO_ERR_ARG, "zero_norm: z is NULL");
+    toy_expect(r, zero_drop(NULL), ZERO_ERR_ARG, "zero_drop: z is NULL");
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    toy_expect(r, zero_norm(z, NULL), ZERO_ERR_ARG, "zero_norm: norm is NULL");
+    toy_expect(r, zero_carry(NULL, &norm, 1), ZERO_ERR_ARG, "zero_carry: z is NULL");
+    toy_expect(r, zero_carry(z, NULL, 1), ZERO_ERR_ARG, "zero_carry: n is 1, values is NULL");
+    toy_expect(r, zero_carry(z, &norm, 9), ZERO_ERR_ARG, "zero_carry: n is 9");
+    toy_expect(r, zero_carry(z, &norm, -1), ZERO_ERR_ARG, "zero_carry: n is -1");
+    toy_expect(r, zero_last_step(NULL, NULL), ZERO_ERR_ARG, "zero_last_step: z is NULL");
+    toy_expect(r, zero_last_step(z, NULL), ZERO_ERR_ARG, "zero_last_step: info is NULL");
     if (s->stage > 1) {
-        expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
-        expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
+        toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
+        toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
     }
-    TRY(micro_batches(r, &m, z, 0, 1));
-    TRY(zero_begin(z, 1, ZERO_FORWARD));
-    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: unit 1 has an open bracket");
-    expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: unit 1 has an open bracket");
-    TRY(zero_end(z, 1, ZERO_FORWARD));
-    TRY(zero_norm(z, &norm));
-    expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
-    expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: zero_norm has ended");
-    expect(r, zero_save(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
-    expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
-    TRY(zero_step(z, 1e-2f, NULL));
-    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
-    expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
-    TRY(micro_batches(r, &m, z, 1, 1));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: unit 1 has an open bracket");
+    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: unit 1 has an open bracket");
+    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+    TOY_TRY(zero_norm(z, &norm));
+    toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
+    toy_expect(r, zero_micro(z), ZERO_ERR_ORDER, "zero_micro: zero_norm has ended");
+    toy_expect(r, zero_save(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
+    toy_expect(r, zero_load(z, "/tmp"), ZERO_ERR_ORDER, "a step has begun");
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: no backward bracket has ended");
+    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "there is nothing to drop");
+    TOY_TRY(micro_batches(r, &m, z, 1, 1));
     void *kept = m.param[2];
     m.param[2] = &kept;
-    expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: *param of tensor bias");
-    expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: *param of tensor bias");
+    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_ORDER, "zero_norm: *param of tensor bias");
+    toy_expect(r, zero_drop(z), ZERO_ERR_ORDER, "zero_drop: *param of tensor bias");
     m.param[2] = kept;
-    TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -373,13 +361,8 @@ static void call_wrongly(struct toy_rank *r)
 static void wrong_moments(void **state)
 {
     (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct setup s = {.stage = stage, .accum = 1, .brackets = true};
-            struct toy_rank r[WORLDS];
-            toy_ranks(world, call_wrongly, &s, r);
-            toy_assert_well(r, world, "wrong moments");
-        }
+    struct setup s = {.accum = 1, .brackets = true};
+    toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
 }
 
 /* A model without brackets goes on with backward after the norm: what it adds would be lost. */
@@ -392,16 +375,16 @@ static void add_late(struct toy_rank *r)
     double norm;
     toy_make(&m);
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(micro_batches(r, &m, z, 0, 1));
-    TRY(zero_norm(z, &norm));
-    TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_norm(z, &norm));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
     if (!err)
-        expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "was written after zero_norm");
-    TRY(zero_drop(z));
-    TRY(micro_batches(r, &m, z, 0, 1));
-    TRY(zero_step(z, 1e-2f, NULL));
-    TRY(toy_hash(z, 2, &r->hash));
+        toy_expect(r, zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "was written after zero_norm");
+    TOY_TRY(zero_drop(z));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -414,10 +397,10 @@ static void step_once(struct toy_rank *r)
     struct zero_config cfg = toy_config(r, s->stage);
     toy_make(&m);
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(micro_batches(r, &m, z, 0, 1));
-    TRY(zero_step(z, 1e-2f, NULL));
-    TRY(toy_hash(z, 2, &r->hash));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -451,24 +434,24 @@ static void differ(struct toy_rank *r)
     bool odd = r->rank == r->world - 1;
     toy_make(&m);
     int err = 0;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(micro_batches(r, &m, z, 0, 1));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(micro_batches(r, &m, z, 0, 1));
     if (odd && s->extras == CARRIES)
-        TRY(zero_carry(z, &(double){1}, 1));
+        TOY_TRY(zero_carry(z, &(double){1}, 1));
     if (odd && s->extras == NORMS)
-        TRY(zero_norm(z, &norm));
+        TOY_TRY(zero_norm(z, &norm));
     if (odd && s->extras == DROPS)
-        TRY(zero_drop(z));
+        TOY_TRY(zero_drop(z));
     else
-        TRY(zero_step(z, 1e-2f, NULL));
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
     for (int step = 1; !err && step < STEPS; step++) {
-        TRY(micro_batches(r, &m, z, step, 1));
-        TRY(zero_step(z, 1e-2f, NULL));
+        TOY_TRY(micro_batches(r, &m, z, step, 1));
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
     }
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->extras]))
         toy_wrong(r, "%d %s", err, r->text);
-    expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
-    expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
+    toy_expect(r, zero_norm(z, &norm), ZERO_ERR_MISMATCH, "");
+    toy_expect(r, zero_drop(z), ZERO_ERR_MISMATCH, "");
     r->err = 0;
     zero_unwrap(&z);
     toy_free(&m);

@@ -43,18 +43,6 @@ struct setup {
     char *folder;
 };
 
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        if (!err && (err = (call)))                                                                          \
-            toy_note(r, err);                                                                                \
-    } while (0)
-
-static void expect(struct toy_rank *r, int err, int code, const char *says)
-{
-    if (err != code || !strstr(zero_last_error(), says))
-        toy_wrong(r, "%d \"%s\", expected %d \"%s\"", err, zero_last_error(), code, says);
-}
-
 static int n_states_of(int optimizer)
 {
     return optimizer == ZERO_ADAMW || optimizer == ZERO_ADAM ? 2 : 1;
@@ -90,12 +78,12 @@ static void from_the_start(struct toy_rank *r)
     int err = 0;
     toy_make(&m);
     put(&cfg, s->knob, s->starts_so ? s->knob->then : s->knob->first);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     if (!s->starts_so)
-        TRY(zero_tune(z, 0, s->knob->key, (double)s->knob->then));
+        TOY_TRY(zero_tune(z, 0, s->knob->key, (double)s->knob->then));
     for (int step = 0; !err && step < 3; step++)
-        TRY(train(&m, z, step, r->rank, NULL));
-    TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
+        TOY_TRY(train(&m, z, step, r->rank, NULL));
+    TOY_TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -131,23 +119,23 @@ static void half_way(struct toy_rank *r)
     toy_make(&m);
     toy_make(&again);
     put(&cfg, s->knob, s->knob->first);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     struct toy *now = &m;
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == STEPS / 2 && s->resumes) {
-            TRY(zero_save(z, s->folder));
-            TRY(zero_unwrap(&z));
+            TOY_TRY(zero_save(z, s->folder));
+            TOY_TRY(zero_unwrap(&z));
             put(&cfg, s->knob, s->knob->then);
             now = &again;
-            TRY(zero_wrap(&z, now->table, TOY_TENSORS, &cfg));
-            TRY(zero_load(z, s->folder));
+            TOY_TRY(zero_wrap(&z, now->table, TOY_TENSORS, &cfg));
+            TOY_TRY(zero_load(z, s->folder));
         } else if (step == STEPS / 2) {
-            TRY(zero_tune(z, s->knob->optimizer * (strcmp(s->knob->key, "clip") != 0), s->knob->key,
-                          (double)s->knob->then));
+            TOY_TRY(zero_tune(z, s->knob->optimizer * (strcmp(s->knob->key, "clip") != 0), s->knob->key,
+                              (double)s->knob->then));
         }
-        TRY(train(now, z, step, r->rank, NULL));
+        TOY_TRY(train(now, z, step, r->rank, NULL));
     }
-    TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
+    TOY_TRY(toy_hash(z, n_states_of(s->knob->optimizer), &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
     toy_free(&again);
@@ -186,19 +174,19 @@ static void every_step(struct toy_rank *r)
     struct zero_step_info info;
     int err = 0;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < 4 * STEPS; step++) {
-        TRY(zero_tune(z, 0, "clip", 0.001 * (step + 1)));
-        TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
-        TRY(zero_tune(z, ZERO_ADAMW, "beta2", 0.999 - 0.03 * step));
-        TRY(zero_tune(z, 0, "eps", 1e-8 * (step + 1)));
-        TRY(zero_tune(z, 0, "weight_decay", 0.1 * step));
-        TRY(train(&m, z, step, r->rank, s->waits ? &info : NULL));
+        TOY_TRY(zero_tune(z, 0, "clip", 0.001 * (step + 1)));
+        TOY_TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
+        TOY_TRY(zero_tune(z, ZERO_ADAMW, "beta2", 0.999 - 0.03 * step));
+        TOY_TRY(zero_tune(z, 0, "eps", 1e-8 * (step + 1)));
+        TOY_TRY(zero_tune(z, 0, "weight_decay", 0.1 * step));
+        TOY_TRY(train(&m, z, step, r->rank, s->waits ? &info : NULL));
         double nothing = 0;
         if (s->waits)
-            TRY(zero_mean(z, &nothing, 1));
+            TOY_TRY(zero_mean(z, &nothing, 1));
     }
-    TRY(toy_hash(z, 2, &r->hash));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -245,34 +233,34 @@ static void carry_over(struct toy_rank *r)
     uint64_t hash = 0;
     toy_make(&m);
     toy_make(&other);
-    TRY(zero_wrap(&from, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_wrap(&from, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < 2; step++)
-        TRY(train(&m, from, step, r->rank, NULL));
-    TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
+        TOY_TRY(train(&m, from, step, r->rank, NULL));
+    TOY_TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
     for (int t = 0; t < TOY_TENSORS; t++)
         for (int value = ZERO_VALUE_MASTER; t != TOY_FROZEN && value < ZERO_VALUE_STATE + n_states; value++) {
             float x[MOST_VALUES];
-            TRY(zero_read(from, t, value, 0, toy_elems(t), x));
-            TRY(zero_write(to, t, value, 0, toy_elems(t), x));
+            TOY_TRY(zero_read(from, t, value, 0, toy_elems(t), x));
+            TOY_TRY(zero_write(to, t, value, 0, toy_elems(t), x));
         }
     if (way == BY_HAND_AND_COUNT)
-        TRY(zero_set_step(to, 2));
+        TOY_TRY(zero_set_step(to, 2));
     if (way == SAVED_UNTRAINED) {
-        TRY(zero_save(to, s->folder));
-        TRY(zero_unwrap(&to));
+        TOY_TRY(zero_save(to, s->folder));
+        TOY_TRY(zero_unwrap(&to));
         toy_free(&other);
         toy_make(&other);
-        TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
-        TRY(zero_load(to, s->folder));
+        TOY_TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
+        TOY_TRY(zero_load(to, s->folder));
     }
     for (int step = 2; !err && step < 4; step++) {
-        TRY(train(&m, from, step, r->rank, NULL));
-        TRY(train(&other, to, step, r->rank, &info));
+        TOY_TRY(train(&m, from, step, r->rank, NULL));
+        TOY_TRY(train(&other, to, step, r->rank, &info));
         if (!err && info.t != (way == BY_HAND_AND_COUNT ? step + 1 : step - 1))
             toy_wrong(r, "step %d: t is %d", step, (int)info.t);
     }
-    TRY(toy_hash(from, n_states, &r->hash));
-    TRY(toy_hash(to, n_states, &hash));
+    TOY_TRY(toy_hash(from, n_states, &r->hash));
+    TOY_TRY(toy_hash(to, n_states, &hash));
     if (!err && hash != r->hash)
         toy_wrong(r, "the states were lost on the way");
     zero_unwrap(&from);
@@ -328,51 +316,53 @@ static void call_wrongly(struct toy_rank *r)
     toy_make(&m);
     cfg.optimizer = ZERO_SGD;
     m.table[0].optimizer = ZERO_RMSPROP;
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(train(&m, z, 0, r->rank, NULL));
-    expect(r, zero_tune(NULL, 0, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
-    expect(r, zero_tune(z, 0, NULL, 1), ZERO_ERR_ARG, "zero_tune: key is NULL");
-    expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG, "zero_tune: key is \"lr\"; allowed: clip, beta1");
-    expect(r, zero_tune(z, 0, "grad_scale", 1), ZERO_ERR_ARG, "zero_tune: key is \"grad_scale\"");
-    expect(r, zero_tune(z, 0, "clip", NAN), ZERO_ERR_ARG, "zero_tune: clip is nan; allowed: a finite number");
-    expect(r, zero_tune(z, 0, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
-    expect(r, zero_tune(z, 0, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
-    expect(r, zero_tune(z, 0, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
-    expect(r, zero_tune(z, ZERO_SGD, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
-    expect(r, zero_tune(z, 0, "weight_decay", INFINITY), ZERO_ERR_ARG, "zero_tune: weight_decay is inf");
-    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 1), ZERO_ERR_ARG, "zero_tune: beta2 is 1; allowed: 0 and");
-    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
-    expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
-    expect(r, zero_tune(z, ZERO_RMSPROP, "beta1", 0.5), ZERO_ERR_ARG, "rmsprop uses no beta1");
-    expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "sgd uses no beta2");
-    expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd uses no eps");
-    expect(r, zero_tune(z, ZERO_LION, "beta1", 0.5), ZERO_ERR_ARG, "no tensor's is lion");
-    expect(r, zero_tune(z, 99, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is 99");
-    expect(r, zero_tune(z, -1, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is -1");
-    expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG, "beta1 of sgd is 0.5, but was 0 at zero_wrap");
-    expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "keeps no momentum");
-    expect(r, zero_set_step(NULL, 1), ZERO_ERR_ARG, "zero_set_step: z is NULL");
-    expect(r, zero_set_step(z, -1), ZERO_ERR_ARG, "zero_set_step: t is -1");
-    expect(r, zero_set_step(z, INT64_MAX), ZERO_ERR_ARG, "zero_set_step: t is 9223372036854775807");
-    TRY(zero_begin(z, 1, ZERO_FORWARD));
-    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: unit 1 has an open bracket");
-    expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: unit 1 has an open bracket");
-    TRY(zero_end(z, 1, ZERO_FORWARD));
-    TRY(toy_forward(&m, z, true));
-    TRY(toy_backward(&m, z, true, 1, r->rank));
-    expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
-    expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: a step has begun");
-    TRY(zero_step(z, 1e-2f, NULL));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(train(&m, z, 0, r->rank, NULL));
+    toy_expect(r, zero_tune(NULL, 0, "clip", 1), ZERO_ERR_ARG, "zero_tune: z is NULL");
+    toy_expect(r, zero_tune(z, 0, NULL, 1), ZERO_ERR_ARG, "zero_tune: key is NULL");
+    toy_expect(r, zero_tune(z, 0, "lr", 1), ZERO_ERR_ARG, "zero_tune: key is \"lr\"; allowed: clip, beta1");
+    toy_expect(r, zero_tune(z, 0, "grad_scale", 1), ZERO_ERR_ARG, "zero_tune: key is \"grad_scale\"");
+    toy_expect(r, zero_tune(z, 0, "clip", NAN), ZERO_ERR_ARG,
+               "zero_tune: clip is nan; allowed: a finite number");
+    toy_expect(r, zero_tune(z, 0, "clip", -1), ZERO_ERR_ARG, "zero_tune: clip is -1");
+    toy_expect(r, zero_tune(z, 0, "clip", 1e300), ZERO_ERR_ARG, "zero_tune: clip is 1e+300");
+    toy_expect(r, zero_tune(z, 0, "clip", 1e-300), ZERO_ERR_ARG, "zero_tune: clip is 1e-300");
+    toy_expect(r, zero_tune(z, ZERO_SGD, "clip", 1), ZERO_ERR_ARG, "clip is of the whole step");
+    toy_expect(r, zero_tune(z, 0, "weight_decay", INFINITY), ZERO_ERR_ARG, "zero_tune: weight_decay is inf");
+    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 1), ZERO_ERR_ARG,
+               "zero_tune: beta2 is 1; allowed: 0 and");
+    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", 0.99999999999), ZERO_ERR_ARG, "zero_tune: beta2 is");
+    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta2", ZERO_AUTO), ZERO_ERR_ARG, "zero_tune: beta2 is -1");
+    toy_expect(r, zero_tune(z, ZERO_RMSPROP, "beta1", 0.5), ZERO_ERR_ARG, "rmsprop uses no beta1");
+    toy_expect(r, zero_tune(z, 0, "beta2", 0.5), ZERO_ERR_ARG, "sgd uses no beta2");
+    toy_expect(r, zero_tune(z, 0, "eps", 0.5), ZERO_ERR_ARG, "sgd uses no eps");
+    toy_expect(r, zero_tune(z, ZERO_LION, "beta1", 0.5), ZERO_ERR_ARG, "no tensor's is lion");
+    toy_expect(r, zero_tune(z, 99, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is 99");
+    toy_expect(r, zero_tune(z, -1, "beta1", 0.5), ZERO_ERR_ARG, "zero_tune: optimizer is -1");
+    toy_expect(r, zero_tune(z, 0, "beta1", 0.5), ZERO_ERR_ARG, "beta1 of sgd is 0.5, but was 0 at zero_wrap");
+    toy_expect(r, zero_tune(z, ZERO_SGD, "beta1", 0.5), ZERO_ERR_ARG, "keeps no momentum");
+    toy_expect(r, zero_set_step(NULL, 1), ZERO_ERR_ARG, "zero_set_step: z is NULL");
+    toy_expect(r, zero_set_step(z, -1), ZERO_ERR_ARG, "zero_set_step: t is -1");
+    toy_expect(r, zero_set_step(z, INT64_MAX), ZERO_ERR_ARG, "zero_set_step: t is 9223372036854775807");
+    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
+    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: unit 1 has an open bracket");
+    toy_expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: unit 1 has an open bracket");
+    TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+    TOY_TRY(toy_forward(&m, z, true));
+    TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
+    toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_ORDER, "zero_tune: a step has begun");
+    toy_expect(r, zero_set_step(z, 1), ZERO_ERR_ORDER, "zero_set_step: a step has begun");
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
     zero_unwrap(&z);
     toy_free(&m);
 
     cfg.optimizer = ZERO_AUTO;
     cfg.update = user_update;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    expect(r, zero_tune(z, 0, "weight_decay", 0.5), ZERO_ERR_ARG, "cfg.update updates every tensor");
-    TRY(zero_tune(z, 0, "clip", 0.5));
-    TRY(train(&m, z, 0, r->rank, NULL));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    toy_expect(r, zero_tune(z, 0, "weight_decay", 0.5), ZERO_ERR_ARG, "cfg.update updates every tensor");
+    TOY_TRY(zero_tune(z, 0, "clip", 0.5));
+    TOY_TRY(train(&m, z, 0, r->rank, NULL));
     zero_unwrap(&z);
     toy_free(&m);
 }
@@ -380,13 +370,8 @@ static void call_wrongly(struct toy_rank *r)
 static void wrong_calls(void **state)
 {
     (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct setup s = {.stage = stage};
-            struct toy_rank r[WORLDS];
-            toy_ranks(world, call_wrongly, &s, r);
-            toy_assert_well(r, world, "wrong calls");
-        }
+    struct setup s = {};
+    toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong calls");
 }
 
 /* The last rank gives another number, or none, or another count: an error on all that names the call. */
@@ -408,32 +393,32 @@ static void differ(struct toy_rank *r)
     bool odd = r->rank == r->world - 1;
     int err = 0;
     toy_make(&m);
-    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TRY(train(&m, z, 0, r->rank, NULL));
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(train(&m, z, 0, r->rank, NULL));
     if (s->way == 0)
-        TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
+        TOY_TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
     if (s->way == 1 && odd)
-        TRY(zero_tune(z, 0, "eps", 1e-6));
+        TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
     if (s->way == 2)
-        TRY(zero_set_step(z, odd ? 5 : 4));
+        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
     if ((s->way == 3 || s->way == 4) && !odd)
-        TRY(zero_tune(z, 0, "clip", 1e-6));
+        TOY_TRY(zero_tune(z, 0, "clip", 1e-6));
     if (s->way == 4) { /* clipped otherwise, they would differ */
-        TRY(toy_forward(&m, z, true));
-        TRY(toy_backward(&m, z, true, 1, r->rank));
-        TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 1, &x));
+        TOY_TRY(toy_forward(&m, z, true));
+        TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
+        TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 1, &x));
     }
     if (s->way == 5) {
-        TRY(zero_set_step(z, odd ? 5 : 4));
-        TRY(zero_save(z, "/tmp/zero-tune-none"));
+        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
+        TOY_TRY(zero_save(z, "/tmp/zero-tune-none"));
     }
     for (int step = 1; !err && step < 4; step++)
-        TRY(train(&m, z, step, r->rank, NULL));
+        TOY_TRY(train(&m, z, step, r->rank, NULL));
     if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
         toy_wrong(r, "%d %s", err, r->text);
     if (s->way < 5) {
-        expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
-        expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
+        toy_expect(r, zero_tune(z, 0, "clip", 1), ZERO_ERR_MISMATCH, "");
+        toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
     }
     r->err = 0;
     zero_unwrap(&z);

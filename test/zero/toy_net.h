@@ -68,6 +68,20 @@ void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_
 /* On the test's own thread: fails, and says what, unless each rank has neither err nor anything wrong. */
 void toy_assert_well(const struct toy_rank *r, int world, const char *what);
 
+/* Runs fn on one and on two threads at each stage, which is written to *stage; fails unless all went well. */
+void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what);
+
+/* In a function that has `err` and a rank `r`: makes the call unless one has failed before, and notes its
+ * failure. */
+#define TOY_TRY(call)                                                                                        \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+/* A call that has to fail: something is wrong unless err is code and zero_last_error() has says in it. */
+void toy_expect(struct toy_rank *r, int err, int code, const char *says);
+
 int64_t toy_now_ms(void);
 
 /* What a process holds that a context may have left behind. */

@@ -1,0 +1,221 @@
+/* misuse.c: see misuse.h. */
+#include "test/zero/misuse.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- what the models of several tables do ---- */
+
+int micro_batch(struct program *p, int step, int k)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    return err ? err : toy_backward(&p->model, p->z, true, step, p->rank->rank + k * p->rank->world);
+}
+
+/* between: what the model does at the start of a micro-batch; NULL: nothing. */
+int train_with(struct program *p, void (*between)(struct program *p))
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int k = 0; !err && k < p->cfg.grad_accum_steps; k++) {
+            if (between)
+                between(p);
+            err = micro_batch(p, step, k);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+int train(struct program *p)
+{
+    return train_with(p, NULL);
+}
+
+int train_unbracketed(struct program *p, void (*between)(struct program *p))
+{
+    int err = 0;
+    for (int step = 0; !err && step < STEPS; step++) {
+        for (int k = 0; !err && k < p->cfg.grad_accum_steps; k++) {
+            if (k)
+                err = zero_micro(p->z);
+            if (between)
+                between(p);
+            if (!err)
+                err = toy_forward(&p->model, p->z, false);
+            if (!err)
+                err = toy_backward(&p->model, p->z, false, step, p->rank->rank + k * p->rank->world);
+        }
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+    }
+    return err;
+}
+
+int64_t bytes_of(int tensor)
+{
+    return toy_elems(tensor) * 4; /* or half of it, for bf16: room enough */
+}
+
+int no_brackets_at_all(struct program *p)
+{
+    return zero_step(p->z, 1e-2f, NULL);
+}
+
+void accumulate_four(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+}
+
+int refuses(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    (void)u;
+    return 3;
+}
+
+void update_that_refuses(struct program *p)
+{
+    p->cfg.update = refuses;
+}
+
+int trains_and_settles(struct program *p)
+{
+    struct zero_step_info info;
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_step(p->z, 1e-2f, &info);
+    return err ? err : train(p);
+}
+
+int norm(struct program *p)
+{
+    double x;
+    return zero_norm(p->z, &x);
+}
+
+int fails(struct program *p)
+{
+    return trains_and_settles(p) ? 0 : ZERO_ERR_ARG;
+}
+
+/* ---- running rows ---- */
+
+static void keep_line(void *arg, const char *line)
+{
+    struct program *p = arg;
+    pthread_mutex_lock(&p->lock);
+    size_t n = strlen(p->lines);
+    snprintf(p->lines + n, sizeof p->lines - n, "%s\n", line);
+    pthread_mutex_unlock(&p->lock);
+}
+
+struct trial {
+    const struct misuse *row;
+    int stage;
+    struct program *programs;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct trial *t = r->arg;
+    struct program *p = &t->programs[r->rank];
+    *p = (struct program){.rank = r, .n_tensors = TOY_TENSORS, .odd = r->rank == r->world - 1};
+    pthread_mutex_init(&p->lock, NULL);
+    toy_make(&p->model);
+    for (int i = 0; i < TOY_TENSORS; i++)
+        p->spare[i] = calloc(1, (size_t)bytes_of(i));
+    p->table = p->model.table;
+    p->cfg = toy_config(r, t->stage);
+    p->cfg.log = keep_line;
+    p->cfg.log_arg = p;
+    if (t->row->configure)
+        t->row->configure(p);
+    int err = zero_wrap(&p->z, p->table, p->n_tensors, &p->cfg);
+    if (!err)
+        err = t->row->run ? t->row->run(p) : train(p);
+    if (!err && t->row->outcome == RIGHT)
+        err = toy_hash(p->z, 2, &r->hash);
+    toy_note(r, err);
+    int unwrap_err = zero_unwrap(&p->z);
+    if (!err && unwrap_err)
+        toy_note(r, unwrap_err);
+    for (int i = 0; i < TOY_TENSORS; i++)
+        free(p->spare[i]);
+    toy_free(&p->model);
+}
+
+/* The weights of the same configuration, used as it should be. */
+static uint64_t right_hash(const struct misuse *row, int stage, int world)
+{
+    struct program programs[2];
+    const struct misuse plain = {.name = row->name, .configure = row->configure, .outcome = RIGHT};
+    struct trial t = {&plain, stage, programs};
+    struct toy_rank r[2];
+    toy_ranks(world, run_rank, &t, r);
+    for (int k = 0; k < world; k++)
+        if (r[k].err)
+            fail_msg("%s: stage %d world %d, as it should be: %s", row->name, stage, world, r[k].text);
+    return r[0].hash;
+}
+
+static const char *missing(const struct misuse *row, const char *text)
+{
+    for (int i = 0; i < 3; i++)
+        if (row->says[i] && !strstr(text, row->says[i]))
+            return row->says[i];
+    return NULL;
+}
+
+/* Whether the row came out as it should; else why is printed. */
+static bool try_row(const struct misuse *row, int stage, int world)
+{
+    struct program programs[2];
+    struct trial t = {row, stage, programs};
+    struct toy_rank r[2];
+    uint64_t want = row->outcome == RIGHT ? right_hash(row, stage, world) : 0;
+    if (row->variable)
+        setenv(row->variable, row->value, 1);
+    toy_ranks(world, run_rank, &t, r);
+    if (row->variable)
+        unsetenv(row->variable);
+    bool good = true;
+    for (int k = 0; k < world; k++) {
+        const char *lacks = row->outcome == ERROR  ? missing(row, r[k].text)
+                            : row->outcome == LINE ? missing(row, programs[k].lines)
+                                                   : NULL;
+        bool fits = row->outcome == ERROR ? r[k].err == row->code && !lacks
+                                          : r[k].err == 0 && !lacks && (!want || r[k].hash == want);
+        if (row->only_rank_0 && k > 0)
+            fits = r[k].err == 0;
+        if (fits && !r[k].wrong[0])
+            continue;
+        good = false;
+        print_error("%s: stage %d, rank %d of %d: code %d \"%s\", lines \"%s\"%s%s%s%s\n", row->name, stage,
+                    k, world, r[k].err, r[k].text, programs[k].lines, lacks ? "; not said: " : "",
+                    lacks ? lacks : "", want && r[k].hash != want ? "; other weights" : "", r[k].wrong);
+    }
+    return good;
+}
+
+void misuse_try(const struct misuse *rows, int n_rows)
+{
+    int n_tried = 0, n_bad = 0;
+    for (int i = 0; i < n_rows; i++)
+        for (int stage = 0; stage <= 3; stage++)
+            for (int world = 1; world <= 2; world++)
+                if (rows[i].stages >> stage & 1 && rows[i].worlds >> (world - 1) & 1) {
+                    n_tried++;
+                    n_bad += !try_row(&rows[i], stage, world);
+                }
+    print_message("%d ways of misuse, %d trials, %d silent or wrong\n", n_rows, n_tried, n_bad);
+    assert_int_equal(n_bad, 0);
+}

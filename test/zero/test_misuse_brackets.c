@@ -1,0 +1,270 @@
+/* test_misuse_brackets.c: ways to use the library wrongly (misuse.h):
+ * brackets, micro-batches, gradients that the model zeroes itself. */
+#include "test/zero/misuse.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- brackets ---- */
+
+static int begin_twice(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_FORWARD);
+    return err ? err : zero_begin(p->z, 1, ZERO_FORWARD);
+}
+
+static int end_without_begin(struct program *p)
+{
+    return zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+static int end_in_other_phase(struct program *p)
+{
+    int err = zero_begin(p->z, 1, ZERO_FORWARD);
+    return err ? err : zero_end(p->z, 1, ZERO_BACKWARD);
+}
+
+static int step_with_open_bracket(struct program *p)
+{
+    int err = micro_batch(p, 0, 0);
+    if (!err)
+        err = zero_begin(p->z, 2, ZERO_FORWARD);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int micro_with_open_bracket(struct program *p)
+{
+    int err = zero_begin(p->z, 2, ZERO_FORWARD);
+    return err ? err : zero_micro(p->z);
+}
+
+static int no_such_unit(struct program *p)
+{
+    return zero_begin(p->z, TOY_UNITS, ZERO_FORWARD);
+}
+
+static int no_such_phase(struct program *p)
+{
+    return zero_begin(p->z, 0, (enum zero_phase)3);
+}
+
+static int forward_only(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int evaluates_between(struct program *p)
+{
+    int err = toy_forward(&p->model, p->z, true);
+    for (int step = 0; !err && step < STEPS; step++) {
+        err = micro_batch(p, step, 0);
+        if (!err)
+            err = zero_step(p->z, 1e-2f, NULL);
+        if (!err)
+            err = toy_forward(&p->model, p->z, true);
+    }
+    return err;
+}
+
+/* ---- steps and micro-batches ---- */
+
+static int three_of_four(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 3; k++)
+        err = micro_batch(p, 0, k);
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int micro_too_often(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 4; k++)
+        err = zero_micro(p->z);
+    return err;
+}
+
+static int forgets_micro(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < 4; k++) {
+        err = toy_forward(&p->model, p->z, false);
+        if (!err)
+            err = toy_backward(&p->model, p->z, false, 0, p->rank->rank + k * p->rank->world);
+    }
+    return err ? err : zero_step(p->z, 1e-2f, NULL);
+}
+
+static int not_a_number(struct program *p)
+{
+    return zero_step(p->z, NAN, NULL);
+}
+
+/* ---- gradients that the model zeroes itself ---- */
+
+/* As autodiff frameworks do: whatever the pointers reach. */
+static void zeroes_gradients(struct program *p)
+{
+    for (int t = 0; t < p->n_tensors; t++)
+        if (p->model.grad[t])
+            memset(p->model.grad[t], 0, (size_t)toy_elems(t) * (p->model.table[t].dtype == ZERO_F32 ? 4 : 2));
+}
+
+static int zeroes_bracketed(struct program *p)
+{
+    return train_with(p, zeroes_gradients);
+}
+
+static int zeroes_unbracketed(struct program *p)
+{
+    return train_unbracketed(p, zeroes_gradients);
+}
+
+static void accumulate_without_order(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+    p->cfg.deterministic = 0;
+}
+
+static void in_place_and_deterministic(struct program *p)
+{
+    p->cfg.grad_accum_steps = 4;
+    p->cfg.deterministic = 1;
+    p->cfg.grad_in_place = 1;
+}
+
+/* ---- the rows ---- */
+
+static const struct misuse rows[] = {
+    {"begins a unit twice",
+     ALL,
+     BOTH,
+     NULL,
+     begin_twice,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_begin: unit 1 is already open in forward"}},
+    {"ends what is not open",
+     ALL,
+     BOTH,
+     NULL,
+     end_without_begin,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_end: unit 1 is not open in backward"}},
+    {"ends in the other phase",
+     ALL,
+     BOTH,
+     NULL,
+     end_in_other_phase,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_end: unit 1 is not open in backward"}},
+    {"steps with an open bracket",
+     ALL,
+     BOTH,
+     NULL,
+     step_with_open_bracket,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: unit 2 has an open bracket"}},
+    {"ends a micro-batch with an open bracket",
+     ALL,
+     BOTH,
+     accumulate_four,
+     micro_with_open_bracket,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_micro: unit 2 has an open bracket"}},
+    {"begins a unit that is not there",
+     ALL,
+     BOTH,
+     NULL,
+     no_such_unit,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"zero_begin: unit is 4; allowed: 0..3"}},
+    {"begins in no phase", ALL, BOTH, NULL, no_such_phase, ERROR, ZERO_ERR_ARG, {"zero_begin: phase is 3"}},
+    {"steps after forward alone",
+     SHARDED,
+     BOTH,
+     NULL,
+     forward_only,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: no backward bracket has ended"}},
+    {"has no brackets where they are needed",
+     SHARDED,
+     BOTH,
+     NULL,
+     no_brackets_at_all,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: no backward bracket has ended"}},
+    {"evaluates between steps", ALL, BOTH, NULL, evaluates_between, RIGHT},
+    {"steps after three micro-batches of four",
+     ALL,
+     BOTH,
+     accumulate_four,
+     three_of_four,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"3 backward passes", "grad_accum_steps is 4"}},
+    {"ends too many micro-batches",
+     ALL,
+     BOTH,
+     accumulate_four,
+     micro_too_often,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_micro: grad_accum_steps is 4"}},
+    {"does not end micro-batches without brackets",
+     IN_PLACE,
+     BOTH,
+     accumulate_four,
+     forgets_micro,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: 0 micro-batches were ended by zero_micro", "grad_in_place"}},
+    {"the same, not deterministic",
+     IN_PLACE,
+     BOTH,
+     accumulate_without_order,
+     forgets_micro,
+     ERROR,
+     ZERO_ERR_ORDER,
+     {"zero_step: 0 micro-batches were ended by zero_micro", "grad_in_place"}},
+    {"gives no number for lr", ALL, BOTH, NULL, not_a_number, ERROR, ZERO_ERR_ARG, {"zero_step: lr is nan"}},
+    {"zeroes its gradients each micro-batch", ALL, BOTH, accumulate_four, zeroes_bracketed, RIGHT},
+    {"the same, not deterministic", IN_PLACE, BOTH, accumulate_without_order, zeroes_bracketed, RIGHT},
+    {"the same, without brackets", IN_PLACE, BOTH, accumulate_four, zeroes_unbracketed, RIGHT},
+    {"the same, neither", IN_PLACE, BOTH, accumulate_without_order, zeroes_unbracketed, RIGHT},
+    {"zeroes its gradients each step", ALL, BOTH, NULL, zeroes_bracketed, RIGHT},
+    {"zeroes its gradients each step, without brackets", IN_PLACE, BOTH, NULL, zeroes_unbracketed, RIGHT},
+    {"keeps sums in place and wants one order",
+     IN_PLACE,
+     BOTH,
+     in_place_and_deterministic,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"grad_in_place", "deterministic"}},
+};
+
+static void test_misuse(void **state)
+{
+    (void)state;
+    misuse_try(rows, (int)(sizeof rows / sizeof *rows));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_misuse)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
