@@ -36,25 +36,38 @@ enum zr_role {
 /* "gather", "reduce", "gather outer", "reduce outer", "control" */
 const char *zr_role_name(enum zr_role r);
 
-/* One flat region cut into a slice for each place of the group: place p owns bytes [p*shard_bytes,
- * min((p+1)*shard_bytes, total_bytes)), which may be empty for the last ones. Offsets are of the
- * communicator's arena, equal on all its ranks but for dst, which only its own rank uses. */
-struct zr_gather_seg {
-    int64_t src;         /* place p's slice lies at src + p*src_stride in its own arena: */
-    int64_t src_stride;  /* shard_bytes when in place (src == dst), 0 when the shard has a home of its own */
-    int64_t dst;         /* the full region, total_bytes, in every rank's arena */
-    int64_t shard_bytes; /* multiple of 128 */
-    int64_t total_bytes; /* <= group.size * shard_bytes */
+/* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which
+ * may be none. See comm/segment.h. */
+struct zr_cut {
+    /* Slices of equal size, a multiple of 128, but for the last ones, which are short or empty. */
+    int64_t each;
+    /* Bytes of the region; <= group.size * each. */
+    int64_t total;
 };
 
+/* One flat region that is gathered. Offsets are of the communicator's arena, equal on all its ranks but for
+ * what only its own rank uses. */
+struct zr_gather_seg {
+    /* This rank's slice; in place: src == dst, and the slice lies in the region, where it belongs. */
+    int64_t src;
+    /* The full region in every rank's arena. */
+    int64_t dst;
+    bool in_place;
+    struct zr_cut cut;
+};
+
+/* One flat region that is summed. */
 struct zr_reduce_seg {
-    int64_t src;         /* the full region in every rank's arena, total_bytes, of dtype */
-    int64_t dst;         /* this rank's slice as fp32, one float per element, in its own arena; of f32 it may
-                            be its slice of src, if accumulate is not set */
-    int64_t shard_bytes; /* of src per rank, multiple of 128 */
-    int64_t total_bytes;
-    enum zr_dtype dtype; /* of src */
-    bool accumulate;     /* add to dst instead of overwriting it */
+    /* The full region in every rank's arena, of dtype. */
+    int64_t src;
+    /* This rank's slice as fp32, one float per element, in its own arena; of f32 it may be its slice of src, if
+     * accumulate is not set. */
+    int64_t dst;
+    /* Of src. */
+    struct zr_cut cut;
+    enum zr_dtype dtype;
+    /* Add to dst instead of overwriting it. */
+    bool accumulate;
 };
 
 /* What an operation is, for matching across ranks and for messages. */
@@ -204,7 +217,7 @@ static inline int64_t zr_nccl_room_bytes(int size, int64_t packed_bytes)
 }
 
 /* Bytes of the reduce arena that the communicators use for themselves; a multiple of 256. The gather arena's
- * are zr_nccl_room_bytes(). largest_slice_bytes: of the largest shard_bytes that will be reduced; less
+ * are zr_nccl_room_bytes(). largest_slice_bytes: of the largest slice that will be reduced; less
  * scratch makes reducing take more rounds. packed_bytes: as above. */
 static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_t largest_slice_bytes,
                                             int64_t packed_bytes)

@@ -34,17 +34,16 @@ int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t by
 }
 
 /* What both kinds of segment have in common. */
-static int check_cut(const char *who, int i, int world, int64_t shard_bytes, int64_t total_bytes)
+static int check_cut(const char *who, int i, int size, const struct zr_cut *c)
 {
     int64_t most;
-    if (shard_bytes < 0 || shard_bytes % 128 != 0 ||
-        __builtin_mul_overflow(shard_bytes, (int64_t)world, &most))
-        return zr_fail(ZR_ERR_ARG, "%s: segment %d: shard_bytes is %lld: a multiple of 128 is allowed", who,
-                       i, (long long)shard_bytes);
-    if (total_bytes < 0 || total_bytes > most)
+    if (c->each < 0 || c->each % 128 != 0 || __builtin_mul_overflow(c->each, (int64_t)size, &most))
+        return zr_fail(ZR_ERR_ARG, "%s: segment %d: cut.each is %lld: a multiple of 128 is allowed", who, i,
+                       (long long)c->each);
+    if (c->total < 0 || c->total > most)
         return zr_fail(ZR_ERR_ARG,
-                       "%s: segment %d: total_bytes is %lld: 0 to %lld are allowed (%d shards of %lld)", who,
-                       i, (long long)total_bytes, (long long)most, world, (long long)shard_bytes);
+                       "%s: segment %d: cut.total is %lld: 0 to %lld are allowed (%d slices of %lld)", who, i,
+                       (long long)c->total, (long long)most, size, (long long)c->each);
     return 0;
 }
 
@@ -57,49 +56,48 @@ static int check_inside(const char *who, int i, const char *field, int64_t off, 
     return 0;
 }
 
-int zr_gather_check(const char *who, int world, int64_t arena_bytes, const struct zr_gather_seg *seg,
+int zr_gather_check(const char *who, int size, int64_t arena_bytes, const struct zr_gather_seg *seg,
                     int n_seg)
 {
     for (int i = 0; i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        int err = check_cut(who, i, world, g->shard_bytes, g->total_bytes);
+        int err = check_cut(who, i, size, &g->cut);
         if (err)
             return err;
-        if (g->src_stride != 0 && g->src_stride != g->shard_bytes)
+        if (g->in_place && g->src != g->dst)
             return zr_fail(ZR_ERR_ARG,
-                           "%s: segment %d: src_stride is %lld: 0 and shard_bytes (%lld) are allowed", who, i,
-                           (long long)g->src_stride, (long long)g->shard_bytes);
-        err = check_inside(who, i, "dst", g->dst, g->total_bytes, arena_bytes);
-        int64_t first = zr_slice_bytes(g->shard_bytes, g->total_bytes, 0);
-        if (!err)
-            err = check_inside(who, i, "src", g->src, g->src_stride ? g->total_bytes : first, arena_bytes);
+                           "%s: segment %d: in place, but src is %lld and dst %lld: the same is allowed", who,
+                           i, (long long)g->src, (long long)g->dst);
+        err = check_inside(who, i, "dst", g->dst, g->cut.total, arena_bytes);
+        if (!err && !g->in_place)
+            err = check_inside(who, i, "src", g->src, zr_cut_most(&g->cut, size), arena_bytes);
         if (err)
             return err;
     }
     return 0;
 }
 
-int zr_reduce_check(const char *who, int world, int64_t arena_bytes, const struct zr_reduce_seg *seg,
+int zr_reduce_check(const char *who, int size, int64_t arena_bytes, const struct zr_reduce_seg *seg,
                     int n_seg)
 {
     for (int i = 0; i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        int err = check_cut(who, i, world, g->shard_bytes, g->total_bytes);
+        int err = check_cut(who, i, size, &g->cut);
         if (err)
             return err;
         if (g->dtype != ZR_F32 && g->dtype != ZR_BF16)
             return zr_fail(ZR_ERR_NOTSUP, "%s: segment %d: dtype is %s: f32 and bf16 are allowed", who, i,
                            zr_dtype_name(g->dtype));
-        int64_t size = zr_dtype_bytes(g->dtype);
-        if (g->total_bytes % size || g->src % size || g->dst % 4)
+        int64_t each = zr_dtype_bytes(g->dtype);
+        if (g->cut.total % each || g->src % each || g->dst % 4)
             return zr_fail(
                 ZR_ERR_ARG,
-                "%s: segment %d: total_bytes is %lld, src %lld, dst %lld: whole aligned elements are allowed",
-                who, i, (long long)g->total_bytes, (long long)g->src, (long long)g->dst);
-        err = check_inside(who, i, "src", g->src, g->total_bytes, arena_bytes);
-        int64_t first = zr_slice_bytes(g->shard_bytes, g->total_bytes, 0);
+                "%s: segment %d: cut.total is %lld, src %lld, dst %lld: whole aligned elements are allowed",
+                who, i, (long long)g->cut.total, (long long)g->src, (long long)g->dst);
+        err = check_inside(who, i, "src", g->src, g->cut.total, arena_bytes);
+        int64_t most = zr_cut_most(&g->cut, size);
         if (!err)
-            err = check_inside(who, i, "dst", g->dst, first / size * 4, arena_bytes);
+            err = check_inside(who, i, "dst", g->dst, most / each * 4, arena_bytes);
         if (err)
             return err;
     }

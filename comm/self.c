@@ -63,8 +63,8 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     if (err || atomic_load(&m->code))
         return err;
     for (int i = 0; i < n_seg && !err; i++)
-        if (seg[i].src != seg[i].dst && seg[i].total_bytes > 0)
-            err = m->dev->ops->copy(s, m->arena + seg[i].dst, m->arena + seg[i].src, seg[i].total_bytes);
+        if (seg[i].src != seg[i].dst && seg[i].cut.total > 0)
+            err = m->dev->ops->copy(s, m->arena + seg[i].dst, m->arena + seg[i].src, seg[i].cut.total);
     m->n_all_gather += !err;
     return err;
 }
@@ -72,13 +72,13 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
 static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduce_seg *g)
 {
     const struct zr_device_ops *ops = m->dev->ops;
-    int64_t n = g->total_bytes / zr_dtype_bytes(g->dtype);
+    int64_t n = g->cut.total / zr_dtype_bytes(g->dtype);
     float *dst = (float *)(m->arena + g->dst);
     void *src = m->arena + g->src;
     if (n == 0)
         return 0;
     if (!g->accumulate && g->dtype == ZR_F32)
-        return dst == src ? 0 : ops->copy(s, dst, src, g->total_bytes);
+        return dst == src ? 0 : ops->copy(s, dst, src, g->cut.total);
     if (!g->accumulate)
         return ops->cast(s, dst, ZR_F32, src, g->dtype, n);
     return ops->add(s, dst, src, g->dtype, n);

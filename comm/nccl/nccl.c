@@ -138,10 +138,10 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     int64_t total = 0;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_gather_seg *g = &seg[k];
-        const int64_t v[] = {g->src, g->src_stride, g->dst, g->shard_bytes, g->total_bytes};
+        const int64_t v[] = {g->src, g->in_place, g->dst, g->cut.each, g->cut.total};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
-        total += g->total_bytes;
-        i.count.wire_bytes += g->total_bytes - zr_slice_bytes(g->shard_bytes, g->total_bytes, c->group.rank);
+        total += g->cut.total;
+        i.count.wire_bytes += g->cut.total - zr_cut_bytes(&g->cut, c->group.rank);
     }
     enter(m, i.op, tag, sizes);
     err = begin(&i);
@@ -171,10 +171,9 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     uint64_t sizes = (uint64_t)n_seg;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_reduce_seg *g = &seg[k];
-        const int64_t v[] = {g->src, g->shard_bytes, g->total_bytes, g->dtype, g->accumulate};
+        const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
-        i.count.wire_bytes +=
-            zr_slice_bytes(g->shard_bytes, g->total_bytes, c->group.rank) * (c->group.size - 1);
+        i.count.wire_bytes += zr_cut_bytes(&g->cut, c->group.rank) * (c->group.size - 1);
     }
     enter(m, i.op, tag, sizes);
     err = begin(&i);

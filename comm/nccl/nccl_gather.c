@@ -5,17 +5,17 @@
 static struct zr_nccl_shape shape_of(const void *seg, int i)
 {
     const struct zr_gather_seg *g = (const struct zr_gather_seg *)seg + i;
-    return (struct zr_nccl_shape){g->dst, g->shard_bytes, g->total_bytes, 0};
+    return (struct zr_nccl_shape){g->dst, g->cut, 0};
 }
 
 static char *own_slice(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return m->arena + g->src + m->base.group.rank * g->src_stride;
+    return m->arena + zr_gather_own(g, m->base.group.rank);
 }
 
 static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return own_slice(m, g) == m->arena + g->dst + m->base.group.rank * g->shard_bytes;
+    return own_slice(m, g) == m->arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
 }
 
 /* This rank's row. */
@@ -56,9 +56,9 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
     ncclResult_t res = ncclSuccess;
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        if (g->total_bytes > 0 && !zr_nccl_packs(p, i))
+        if (g->cut.total > 0 && !zr_nccl_packs(p, i))
             res = m->pair->api.AllGather(own_slice(m, g), m->arena + g->dst,
-                                         (size_t)(g->total_bytes / m->base.group.size), ncclInt8, m->comm,
+                                         (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm,
                                          native);
     }
     return res;

@@ -7,12 +7,12 @@ enum { PLACE_BYTES = 128 }; /* slices are multiples of it, but for the last */
 
 static bool is_short(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
-    return x->total_bytes < m->base.group.size * x->shard_bytes;
+    return x->cut.total < m->base.group.size * x->cut.each;
 }
 
 static bool is_ours(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
 {
-    return x->total_bytes > 0 && (!p->dtype || x->dtype == p->dtype);
+    return x->cut.total > 0 && (!p->dtype || x->dtype == p->dtype);
 }
 
 void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_shape_of *of, const void *seg,
@@ -31,14 +31,14 @@ void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_
             continue;
         bool forced = takes_long_ones && is_short(m, &x);
         n_short += forced;
-        n_small += !forced && x.shard_bytes <= m->pair->opt.small_bytes;
+        n_small += !forced && x.cut.each <= m->pair->opt.small_bytes;
     }
     p->small_bytes = n_short + n_small > 1 ? m->pair->opt.small_bytes : 0;
 }
 
 static bool packs(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
 {
-    return is_ours(p, x) && (x->shard_bytes <= p->small_bytes || (p->takes_long_ones && is_short(p->m, x)));
+    return is_ours(p, x) && (x->cut.each <= p->small_bytes || (p->takes_long_ones && is_short(p->m, x)));
 }
 
 bool zr_nccl_packs(const struct zr_nccl_pack *p, int i)
@@ -66,7 +66,7 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
     while (p->next < p->n_seg && p->n < ZR_NCCL_PARTS) {
         const struct zr_nccl_shape x = p->of(p->seg, p->next);
         /* the slice of the first place is the longest */
-        int64_t left = packs(p, &x) ? zr_slice_bytes(x.shard_bytes, x.total_bytes, 0) - p->at : 0;
+        int64_t left = packs(p, &x) ? zr_cut_most(&x.cut, size) - p->at : 0;
         if (left <= 0) {
             p->next++, p->at = 0;
             continue;
@@ -87,10 +87,10 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
 /* Of places [0, end) together: only the last that has any may have less than n. */
 static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_part *part, int end)
 {
-    int64_t full = x->total_bytes / x->shard_bytes;
+    int64_t full = x->cut.total / x->cut.each;
     if (end <= full)
         return end * part->n;
-    int64_t rest = x->total_bytes - full * x->shard_bytes - part->at;
+    int64_t rest = x->cut.total - full * x->cut.each - part->at;
     return full * part->n + (rest <= 0 ? 0 : rest < part->n ? rest : part->n);
 }
 
@@ -120,13 +120,13 @@ int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *p
                       bool into_room, struct zr_stream *s, struct zr_nccl_copies *t)
 {
     const struct zr_nccl_shape x = p->of(p->seg, part->seg);
-    char *flat = p->m->arena + x.flat + first * x.shard_bytes + part->at,
+    char *flat = p->m->arena + x.flat + first * x.cut.each + part->at,
          *room = zr_nccl_part_at(p, part, first);
     struct zr_copy_rows c = {.row_bytes = part->n,
                              .bytes = bytes_before(&x, part, end) - bytes_before(&x, part, first),
                              .dst = into_room ? room : flat,
                              .src = into_room ? flat : room,
-                             .dst_stride = into_room ? p->row : x.shard_bytes,
-                             .src_stride = into_room ? x.shard_bytes : p->row};
+                             .dst_stride = into_room ? p->row : x.cut.each,
+                             .src_stride = into_room ? x.cut.each : p->row};
     return zr_nccl_copy(p->m, s, t, &c);
 }

@@ -22,8 +22,8 @@ enum { ZR_NCCL_PARTS = 64 }; /* of a round */
 
 /* What packing has to know of a segment. */
 struct zr_nccl_shape {
-    int64_t flat; /* its offset in the arena: (size, shard_bytes), up to total_bytes */
-    int64_t shard_bytes, total_bytes;
+    int64_t flat; /* its offset in the arena */
+    struct zr_cut cut;
     int dtype; /* 0: bytes */
 };
 typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);

@@ -13,7 +13,7 @@ static ncclDataType_t type_of(enum zr_dtype t)
 static struct zr_nccl_shape shape_of(const void *seg, int i)
 {
     const struct zr_reduce_seg *g = (const struct zr_reduce_seg *)seg + i;
-    return (struct zr_nccl_shape){g->src, g->shard_bytes, g->total_bytes, g->dtype};
+    return (struct zr_nccl_shape){g->src, g->cut, g->dtype};
 }
 
 /* All ranks' rows: what every owner is to get of this rank. */
@@ -88,11 +88,11 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         char *src = m->arena + g->src,
-             *own = goes_straight(g) ? m->arena + g->dst : src + me * g->shard_bytes;
-        if (g->total_bytes > 0 && !goes_packed(p, i))
-            res = m->pair->api.ReduceScatter(src, own,
-                                             (size_t)(g->total_bytes / size / zr_dtype_bytes(g->dtype)),
-                                             type_of(g->dtype), ncclSum, m->comm, native);
+             *own = goes_straight(g) ? m->arena + g->dst : src + zr_cut_at(&g->cut, me);
+        if (g->cut.total > 0 && !goes_packed(p, i))
+            res =
+                m->pair->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
+                                           type_of(g->dtype), ncclSum, m->comm, native);
     }
     return res;
 }
@@ -117,9 +117,9 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        const char *own = m->arena + g->src + m->base.group.rank * g->shard_bytes;
+        const char *own = m->arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
         float *dst = (float *)(m->arena + g->dst);
-        int64_t n = g->total_bytes / m->base.group.size / zr_dtype_bytes(g->dtype);
+        int64_t n = g->cut.total / m->base.group.size / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
         err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
@@ -171,7 +171,7 @@ struct piece {
 
 static int64_t piece_bytes(const struct piece *p, int place)
 {
-    int64_t left = zr_slice_bytes(p->seg->shard_bytes, p->seg->total_bytes, place) - p->at;
+    int64_t left = zr_cut_bytes(&p->seg->cut, place) - p->at;
     return left <= 0 ? 0 : left < p->n ? left : p->n;
 }
 
@@ -203,7 +203,7 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
         for (int k = 1; k < size && !res; k++) {
             int to = (me + k) % size, from = (me + size - k) % size;
             int64_t give = piece_bytes(&piece[i], to), take = piece_bytes(&piece[i], me);
-            const char *mine = m->arena + piece[i].seg->src + to * piece[i].seg->shard_bytes + piece[i].at;
+            const char *mine = m->arena + piece[i].seg->src + zr_cut_at(&piece[i].seg->cut, to) + piece[i].at;
             if (give > 0)
                 res = api->Send(mine, (size_t)give, ncclInt8, to, m->comm, native);
             if (take > 0 && !res)
@@ -222,7 +222,7 @@ static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece 
     if (n == 0)
         return 0;
     for (int r = 0; r < m->base.group.size; r++)
-        src[r] = r == m->base.group.rank ? m->arena + g->src + r * g->shard_bytes + p->at
+        src[r] = r == m->base.group.rank ? m->arena + g->src + zr_cut_at(&g->cut, r) + p->at
                                          : arrival(m, r, room, p->place);
     float *dst = (float *)(m->arena + g->dst) + p->at / size;
     return m->pair->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
@@ -257,8 +257,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
         bool packed = zr_nccl_pack_next(&p, &in_room, room);
         int64_t used = p.row;
         while (i < n_seg && n < ZR_NCCL_PIECES && used < room) {
-            int64_t left =
-                zr_nccl_packs(&p, i) ? 0 : zr_slice_bytes(seg[i].shard_bytes, seg[i].total_bytes, 0) - at;
+            int64_t left = zr_nccl_packs(&p, i) ? 0 : zr_cut_most(&seg[i].cut, size) - at;
             int64_t take = left < room - used ? left : room - used;
             if (take > 0)
                 piece[n++] = (struct piece){&seg[i], at, take, used};

@@ -104,8 +104,8 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
         return err;
     for (int i = 0; i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        const int64_t v[] = {g->src, g->src_stride, g->shard_bytes, g->total_bytes};
-        op.post.bytes += g->total_bytes;
+        const int64_t v[] = {g->in_place, g->src, g->cut.each, g->cut.total};
+        op.post.bytes += g->cut.total;
         op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
     }
     if (n_seg)
@@ -125,8 +125,8 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
         return err;
     for (int i = 0; i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        const int64_t v[] = {g->src, g->shard_bytes, g->total_bytes, g->dtype, g->accumulate};
-        op.post.bytes += g->total_bytes;
+        const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
+        op.post.bytes += g->cut.total;
         op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
     }
     if (n_seg)

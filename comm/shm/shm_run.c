@@ -28,11 +28,11 @@ static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
     /* Each begins with the place after its own, so that they do not all read the same arena. */
     for (int k = 1; k <= size; k++) {
         int i = (me + k) % size;
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, i);
-        const char *src = m->peer[i].arena + g->src + i * g->src_stride;
-        if (n == 0 || src == dst + i * g->shard_bytes)
+        int64_t at = zr_cut_at(&g->cut, i), n = zr_cut_bytes(&g->cut, i);
+        const char *src = m->peer[i].arena + zr_gather_own(g, i);
+        if (n == 0 || src == dst + at)
             continue;
-        pull(m, dst + i * g->shard_bytes, src, n);
+        pull(m, dst + at, src, n);
         taken += i == me ? 0 : n;
     }
     return taken;
@@ -41,12 +41,13 @@ static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 static int64_t reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
-    int64_t bytes = zr_slice_bytes(g->shard_bytes, g->total_bytes, me), each = zr_dtype_bytes(g->dtype);
+    int64_t first = zr_cut_at(&g->cut, me), bytes = zr_cut_bytes(&g->cut, me),
+            each = zr_dtype_bytes(g->dtype);
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
     for (int64_t at = 0, n = bytes / each; at < n && !failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)
-            src[i] = m->peer[i].arena + g->src + me * g->shard_bytes + at * each;
+            src[i] = m->peer[i].arena + g->src + first + at * each;
         m->kernels->sum_tree(dst + at, src, size, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
                              g->accumulate);
     }

@@ -27,11 +27,11 @@ void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
     zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
     for (int i = 0; i < mine->n_seg; i++) {
         const struct zr_gather_seg *g = &mine->gather[i];
-        each += g->shard_bytes;
+        each += g->cut.each;
         for (int p = 0; p < d->n; p++) {
-            int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, p);
-            const char *from = zr_sim_comm_at(d, p)->arena + m->part[p].gather[i].src + p * g->src_stride;
-            char *to = zr_sim_comm_at(d, me)->arena + g->dst + p * g->shard_bytes;
+            int64_t n = zr_cut_bytes(&g->cut, p);
+            const char *from = zr_sim_comm_at(d, p)->arena + zr_gather_own(&m->part[p].gather[i], p);
+            char *to = zr_sim_comm_at(d, me)->arena + g->dst + zr_cut_at(&g->cut, p);
             if (n == 0 || from == to)
                 continue;
             zr_shadow_move(d->rec, l, to, from, n);
@@ -50,19 +50,19 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
     zr_sim_begin(d->w, l, "reduce_scatter", mine->tag.unit, mine->tag.step);
     for (int i = 0; i < mine->n_seg; i++) {
         const struct zr_reduce_seg *g = &mine->reduce[i];
-        int64_t n = zr_slice_bytes(g->shard_bytes, g->total_bytes, me);
+        int64_t first = zr_cut_at(&g->cut, me), n = zr_cut_bytes(&g->cut, me);
         int size = (int)zr_dtype_bytes(g->dtype);
         char *to = zr_sim_comm_at(d, me)->arena + g->dst;
         int64_t out = n / size * (int64_t)sizeof(float);
-        each += g->shard_bytes;
+        each += g->cut.each;
         for (int p = 0; p < d->n; p++)
-            zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->arena + g->src + me * g->shard_bytes, n);
+            zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->arena + g->src + first, n);
         if (g->accumulate)
             zr_shadow_read(d->rec, l, to, out);
         zr_shadow_write(d->rec, l, to, out);
         for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
             int p = (me + k) % d->n;
-            const char *from = zr_sim_comm_at(d, p)->arena + g->src + me * g->shard_bytes;
+            const char *from = zr_sim_comm_at(d, p)->arena + g->src + first;
             if (k == 0 && !g->accumulate && from == to)
                 continue;
             if (k == 0 && !g->accumulate)

@@ -84,10 +84,10 @@ static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
         return false;
     for (int i = 0; i < a->n_seg; i++) {
         if (a->gather &&
-            (a->gather[i].src != b->gather[i].src || a->gather[i].total_bytes != b->gather[i].total_bytes))
+            (a->gather[i].src != b->gather[i].src || a->gather[i].cut.total != b->gather[i].cut.total))
             return false;
         if (a->reduce &&
-            (a->reduce[i].src != b->reduce[i].src || a->reduce[i].total_bytes != b->reduce[i].total_bytes ||
+            (a->reduce[i].src != b->reduce[i].src || a->reduce[i].cut.total != b->reduce[i].cut.total ||
              a->reduce[i].dtype != b->reduce[i].dtype))
             return false;
     }

@@ -71,13 +71,6 @@ static void report(struct checked *m, struct zr_stream *s, enum zr_op op, const 
                         ends);
 }
 
-/* Bytes of a region before rank's slice; *own: of the slice. */
-static int64_t slice_at(int64_t shard_bytes, int64_t total_bytes, int rank, int64_t *own)
-{
-    *own = zr_slice_bytes(shard_bytes, total_bytes, rank);
-    return rank * shard_bytes < total_bytes ? rank * shard_bytes : total_bytes;
-}
-
 /* ---- collectives ---- */
 
 static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
@@ -87,15 +80,15 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
     bool reported = begin_parts(m, 4 * n_seg);
     for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->group.rank, &own);
-        int64_t from = g->src + c->group.rank * g->src_stride;
+        int64_t before = zr_cut_at(&g->cut, c->group.rank), own = zr_cut_bytes(&g->cut, c->group.rank);
+        int64_t from = zr_gather_own(g, c->group.rank);
         bool in_place = from == g->dst + before;
         others_read(m, from, own);
         if (!in_place)
             part(m, from, own, ZR_MINE_READ);
-        part(m, g->dst, in_place ? before : g->total_bytes, ZR_MINE_WRITE);
+        part(m, g->dst, in_place ? before : g->cut.total, ZR_MINE_WRITE);
         if (in_place)
-            part(m, from + own, g->total_bytes - before - own, ZR_MINE_WRITE);
+            part(m, from + own, g->cut.total - before - own, ZR_MINE_WRITE);
     }
     if (reported)
         report(m, s, ZR_OP_ALL_GATHER, tag, true, false);
@@ -109,10 +102,10 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
     bool reported = begin_parts(m, 4 * n_seg);
     for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        int64_t own, before = slice_at(g->shard_bytes, g->total_bytes, c->group.rank, &own);
+        int64_t before = zr_cut_at(&g->cut, c->group.rank), own = zr_cut_bytes(&g->cut, c->group.rank);
         part(m, g->src + before, own, ZR_MINE_READ);
         others_read(m, g->src, before);
-        others_read(m, g->src + before + own, g->total_bytes - before - own);
+        others_read(m, g->src + before + own, g->cut.total - before - own);
         part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
     }
     if (reported)

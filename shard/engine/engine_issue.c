@@ -39,10 +39,9 @@ static int gather(struct zr_engine *e, const struct zr_job *job)
         int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
         e->i.gather_segs[n_segs++] =
             (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
-                                   .src_stride = home ? f[i].shard_bytes : 0,
                                    .dst = full,
-                                   .shard_bytes = f[i].shard_bytes,
-                                   .total_bytes = f[i].total_bytes};
+                                   .in_place = home,
+                                   .cut = {f[i].shard_bytes, f[i].total_bytes}};
     }
     struct zr_tag tag = tag_of(job);
     if (slot >= 0)
@@ -91,10 +90,9 @@ static int gather_grad(struct zr_engine *e, const struct zr_job *job)
         int64_t shard = f[i].shard_elems * (int64_t)sizeof(float), home = zr_plan_sum(e->plan, &f[i], 0, 0);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
             .src = home,
-            .src_stride = in_place ? shard : 0,
             .dst = in_place ? home : at,
-            .shard_bytes = shard,
-            .total_bytes = f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)};
+            .in_place = in_place,
+            .cut = {shard, f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)}};
         at += shard * e->world;
     }
     struct zr_tag tag = tag_of(job);
@@ -116,8 +114,7 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
             continue;
         struct zr_reduce_seg seg = {.src = zr_plan_grad_full(e->plan, &f[i], a->slot),
                                     .dst = zr_plan_sum(e->plan, &f[i], e->rank, a->sum),
-                                    .shard_bytes = f[i].shard_bytes,
-                                    .total_bytes = f[i].total_bytes,
+                                    .cut = {f[i].shard_bytes, f[i].total_bytes},
                                     .dtype = f[i].dtype,
                                     .accumulate = a->accumulate && !in_place};
         enum zr_dtype wire = e->opt.wire_dtype;
@@ -126,9 +123,9 @@ static int reduce(struct zr_engine *e, const struct zr_job *job)
             void *grad = e->reduce_base + seg.src;
             int64_t ratio = zr_dtype_bytes(seg.dtype) / zr_dtype_bytes(wire);
             TRY(d->cast(e->reduce_stream, grad, wire, grad, seg.dtype,
-                        seg.total_bytes / zr_dtype_bytes(seg.dtype)));
-            seg.shard_bytes /= ratio;
-            seg.total_bytes /= ratio;
+                        seg.cut.total / zr_dtype_bytes(seg.dtype)));
+            seg.cut.each /= ratio;
+            seg.cut.total /= ratio;
             seg.dtype = wire;
         }
         e->i.reduce_segs[n_segs++] = seg;

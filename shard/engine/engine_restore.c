@@ -27,11 +27,8 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         int64_t full = zr_plan_param_full(e->plan, f, -1);
-        e->m.segs[i] = (struct zr_gather_seg){.src = full,
-                                              .src_stride = f->shard_bytes,
-                                              .dst = full,
-                                              .shard_bytes = f->shard_bytes,
-                                              .total_bytes = f->total_bytes};
+        e->m.segs[i] = (struct zr_gather_seg){
+            .src = full, .dst = full, .in_place = true, .cut = {f->shard_bytes, f->total_bytes}};
     }
     return e->gather->ops->all_gather(e->gather, e->gather_stream, e->m.segs, u->n_flats, &tag);
 }

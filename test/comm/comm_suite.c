@@ -136,7 +136,7 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
                     src = in_place ? dst : place(rng, &at, end, shard, 8);
             if (dst < 0 || src < 0)
                 break;
-            d->gather[i] = (struct zr_gather_seg){src, in_place ? shard : 0, dst, shard, total};
+            d->gather[i] = (struct zr_gather_seg){src, dst, in_place, {shard, total}};
             d->wire += total - slice(shard, total, me);
         } else {
             enum zr_dtype t = random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
@@ -147,7 +147,7 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
                                    : place(rng, &at, end, shard * 2, 4);
             if (src < 0 || dst < 0)
                 break;
-            d->reduce[i] = (struct zr_reduce_seg){src, dst, shard, total, t, accumulate && !in_place};
+            d->reduce[i] = (struct zr_reduce_seg){src, dst, {shard, total}, t, accumulate && !in_place};
             d->wire += slice(shard, total, me) * (world - 1);
         }
         d->n_seg = i + 1;
@@ -159,16 +159,16 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
 {
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++) {
         const struct zr_gather_seg *g = &d->gather[i];
-        put_bytes(arena + g->src + me * g->src_stride, seed, op, 0, g->dst, me * g->shard_bytes,
-                  slice(g->shard_bytes, g->total_bytes, me));
+        put_bytes(arena + g->src + (g->in_place ? me * g->cut.each : 0), seed, op, 0, g->dst,
+                  me * g->cut.each, slice(g->cut.each, g->cut.total, me));
     }
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
         int64_t size = zr_dtype_bytes(g->dtype);
-        put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->total_bytes / size);
+        put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->cut.total / size);
         if (g->accumulate)
             put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst,
-                         slice(g->shard_bytes, g->total_bytes, me) / size);
+                         slice(g->cut.each, g->cut.total, me) / size);
     }
     if (d->op == ZR_OP_BROADCAST && me == d->root)
         put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
@@ -187,19 +187,19 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
     double worst = 0;
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER && got; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t own = g->src + me * g->shard_bytes;
-        memcpy(arena + own, got + own, (size_t)slice(g->shard_bytes, g->total_bytes, me));
+        int64_t own = g->src + me * g->cut.each;
+        memcpy(arena + own, got + own, (size_t)slice(g->cut.each, g->cut.total, me));
     }
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++)
-        put_bytes(arena + d->gather[i].dst, seed, op, 0, d->gather[i].dst, 0, d->gather[i].total_bytes);
+        put_bytes(arena + d->gather[i].dst, seed, op, 0, d->gather[i].dst, 0, d->gather[i].cut.total);
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t size = zr_dtype_bytes(g->dtype), n = slice(g->shard_bytes, g->total_bytes, me) / size;
+        int64_t size = zr_dtype_bytes(g->dtype), n = slice(g->cut.each, g->cut.total, me) / size;
         for (int64_t k = 0; k < n; k++) {
             float x[MOST_RANKS], old, sum;
             double exact = 0, magnitude = 0;
             for (int r = 0; r < world; r++) {
-                x[r] = element(seed, g->dtype, op, r, g->src, me * g->shard_bytes / size + k);
+                x[r] = element(seed, g->dtype, op, r, g->src, me * g->cut.each / size + k);
                 exact += x[r];
                 magnitude += fabs((double)x[r]);
             }

@@ -73,11 +73,8 @@ static void deep_queue(struct rank *me)
     struct zr_comm *c = o.comm[0];
     struct zr_gather_seg *seg = calloc(MOST + 1, sizeof *seg);
     for (int i = 0; i <= MOST; i++)
-        seg[i] = (struct zr_gather_seg){.src = i % MOST * 256,
-                                        .src_stride = 128,
-                                        .dst = i % MOST * 256,
-                                        .shard_bytes = 128,
-                                        .total_bytes = 256};
+        seg[i] = (struct zr_gather_seg){
+            .src = i % MOST * 256, .in_place = true, .dst = i % MOST * 256, .cut = {128, 256}};
     for (int i = 0; i < MOST; i++)
         memset(o.base[0] + i * 256 + me->w.rank * 128, i % 100 + me->w.rank, 128);
     if (me->w.rank == 1)

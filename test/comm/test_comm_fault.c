@@ -58,18 +58,17 @@ static void differ(struct rank *me)
     RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on a failure elsewhere is seen here */
     memset(o.base[0], 0xff, ARENA_BYTES);
-    struct zr_gather_seg g = {.src = 0, .src_stride = 128, .dst = 0, .shard_bytes = 128, .total_bytes = 512};
-    struct zr_reduce_seg r[2] = {
-        {.src = 0, .dst = 8192, .shard_bytes = 128, .total_bytes = 512, .dtype = ZR_F32},
-        {.src = 1024, .dst = 16384, .shard_bytes = 0, .total_bytes = 0, .dtype = ZR_F32}};
+    struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
+    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
+                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZR_F32}};
     int n = 1, err;
     if (odd) {
         tag.unit -= what == OTHER_UNIT;
         tag.step += what == OTHER_STEP;
         tag.call_hash += what == OTHER_HASH;
         if (what == OTHER_BYTES)
-            r[0].shard_bytes = 256, r[0].total_bytes = 1024;
-        r[0].shard_bytes += what == OTHER_SHARD ? 128 : 0;
+            r[0].cut = (struct zr_cut){256, 1024};
+        r[0].cut.each += what == OTHER_SHARD ? 128 : 0;
         n += what == OTHER_COUNT;
     }
     if (what == OTHER_ROOT)
@@ -228,8 +227,7 @@ static void die(struct rank *me)
     struct zr_tag tag = {.unit = 7};
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
-    struct zr_reduce_seg r = {
-        .src = 0, .dst = 32768, .shard_bytes = 4096, .total_bytes = 16384, .dtype = ZR_BF16};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZR_BF16};
     for (int i = 0; i < 2000; i++)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = o.comm[k];
@@ -371,7 +369,7 @@ static void test_abort_self(void **state)
     char why[64];
     assert_int_equal(fixture_open(&o, &w, &fixture_self, 1, LONG_MS, 4096), 0);
     struct zr_comm *c = o.comm[0];
-    struct zr_reduce_seg r = {.src = 0, .dst = 2048, .shard_bytes = 128, .total_bytes = 128, .dtype = ZR_F32};
+    struct zr_reduce_seg r = {.src = 0, .dst = 2048, .cut = {128, 128}, .dtype = ZR_F32};
     c->ops->abort(c, ZR_ERR_PEER, "gone");
     c->ops->abort(c, ZR_ERR_IO, "later");
     o.base[0][0] = 1;
@@ -530,16 +528,16 @@ static void refuse_arguments(struct rank *me)
         struct zr_gather_seg seg;
         const char *text;
     } gathers[] = {
-        {{0, 0, 0, 100, 100}, "shard_bytes is 100"},
-        {{0, 0, 0, -128, 0}, "shard_bytes is -128"},
-        {{0, 0, 0, 128, 128 * w + 1}, "total_bytes is"},
-        {{0, 0, 0, 128, -1}, "total_bytes is -1"},
-        {{0, 64, 0, 128, 128}, "src_stride is 64"},
-        {{0, 0, 65536, 128, 128}, "dst is 65536"},
-        {{-8, 0, 0, 128, 128}, "src is -8"},
-        {{65536 - 127, 0, 0, 128, 128}, "src is 65409"},
-        {{0, 0, INT64_MAX - 3, 128, 128}, "dst is"},
-        {{0, 0, 0, INT64_C(1) << 62, 128}, w > 1 ? "shard_bytes is" : ""},
+        {{0, 0, false, {100, 100}}, "cut.each is 100"},
+        {{0, 0, false, {-128, 0}}, "cut.each is -128"},
+        {{0, 0, false, {128, 128 * w + 1}}, "cut.total is"},
+        {{0, 0, false, {128, -1}}, "cut.total is -1"},
+        {{0, 64, true, {128, 128}}, "in place, but src is 0 and dst 64"},
+        {{0, 65536, false, {128, 128}}, "dst is 65536"},
+        {{-8, 0, false, {128, 128}}, "src is -8"},
+        {{65536 - 127, 0, false, {128, 128}}, "src is 65409"},
+        {{0, INT64_MAX - 3, false, {128, 128}}, "dst is"},
+        {{0, 0, false, {INT64_C(1) << 62, 128}}, w > 1 ? "cut.each is" : ""},
     };
     for (size_t i = 0; i + (w == 1) < sizeof gathers / sizeof *gathers; i++)
         RANK_CHECK(me,
@@ -551,13 +549,13 @@ static void refuse_arguments(struct rank *me)
         int code;
         const char *text;
     } reduces[] = {
-        {{0, 0, 100, 100, ZR_F32, false}, ZR_ERR_ARG, "shard_bytes is 100"},
-        {{0, 0, 128, 126, ZR_F32, false}, ZR_ERR_ARG, "whole aligned elements"},
-        {{2, 0, 128, 128, ZR_F32, false}, ZR_ERR_ARG, "src 2"},
-        {{0, 2, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "dst 2"},
-        {{0, 0, 128, 128, ZR_F16, false}, ZR_ERR_NOTSUP, "dtype is f16"},
-        {{0, 65536 - 128, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "dst is 65408 with 256 bytes"},
-        {{65536 - 64, 0, 128, 128, ZR_BF16, false}, ZR_ERR_ARG, "src is 65472"},
+        {{0, 0, {100, 100}, ZR_F32, false}, ZR_ERR_ARG, "cut.each is 100"},
+        {{0, 0, {128, 126}, ZR_F32, false}, ZR_ERR_ARG, "whole aligned elements"},
+        {{2, 0, {128, 128}, ZR_F32, false}, ZR_ERR_ARG, "src 2"},
+        {{0, 2, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "dst 2"},
+        {{0, 0, {128, 128}, ZR_F16, false}, ZR_ERR_NOTSUP, "dtype is f16"},
+        {{0, 65536 - 128, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "dst is 65408 with 256 bytes"},
+        {{65536 - 64, 0, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "src is 65472"},
     };
     for (size_t i = 0; i < sizeof reduces / sizeof *reduces; i++)
         RANK_CHECK(me,

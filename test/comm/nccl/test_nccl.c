@@ -118,7 +118,7 @@ static void note_path(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = 1};
-    struct zr_gather_seg g = {.src_stride = 128, .shard_bytes = 128, .total_bytes = 128 * me->w.world};
+    struct zr_gather_seg g = {.in_place = true, .cut = {128, 128 * me->w.world}};
     int err = fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES);
     note_error(me, err);
     for (int k = 0; k < 2 && !err; k++) {
@@ -267,8 +267,8 @@ static void make_layer(struct layer *l, const struct layer_kind *k, int world)
     for (int i = 0; i < l->n; i++) {
         int64_t at = i < k->n ? SMALL_APART * i : LARGE_AT, shard = i < k->n ? SMALL_BYTES : LARGE_BYTES;
         int64_t total = shard * world - (i > 0 && i < k->n ? 128 + 4 * i : 0);
-        l->g[i] = (struct zr_gather_seg){at, shard, at, shard, total};
-        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, shard, total, k->dtype, k->accumulate};
+        l->g[i] = (struct zr_gather_seg){at, at, true, {shard, total}};
+        l->r[i] = (struct zr_reduce_seg){at, SUMS_AT + 1024 * i, {shard, total}, k->dtype, k->accumulate};
     }
 }
 
@@ -276,7 +276,7 @@ static void make_layer(struct layer *l, const struct layer_kind *k, int world)
 static int segment_at(const struct layer *l, int64_t at)
 {
     for (int i = 0; i < l->n; i++)
-        if (at >= l->g[i].dst && at < l->g[i].dst + l->g[i].total_bytes)
+        if (at >= l->g[i].dst && at < l->g[i].dst + l->g[i].cut.total)
             return i;
     return -1;
 }
@@ -303,7 +303,7 @@ static void check_gathered(struct rank *me, const struct layer *l, const float *
 {
     for (int64_t i = 0; i < ARENA_BYTES / 4; i++) {
         int k = segment_at(l, i * 4);
-        float want = put_in(i, k < 0 ? me->w.rank : (int)((i * 4 - l->g[k].dst) / l->g[k].shard_bytes));
+        float want = put_in(i, k < 0 ? me->w.rank : (int)((i * 4 - l->g[k].dst) / l->g[k].cut.each));
         RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
     }
 }
@@ -315,11 +315,10 @@ static void check_reduced(struct rank *me, const struct layer *l, const float *x
         int64_t k = (i * 4 - SUMS_AT) / 1024;
         const struct zr_reduce_seg *r = &l->r[k < l->n ? k : l->n - 1];
         int64_t e = i - r->dst / 4, size = zr_dtype_bytes(r->dtype);
-        bool is_sum =
-            e >= 0 && e * size < r->shard_bytes && rank * r->shard_bytes + e * size < r->total_bytes;
+        bool is_sum = e >= 0 && e * size < r->cut.each && rank * r->cut.each + e * size < r->cut.total;
         float want = is_sum && !r->accumulate ? 0 : put_in(i, rank);
         for (int p = 0; p < world && is_sum; p++)
-            want += put_in((r->src + rank * r->shard_bytes) / size + e, p);
+            want += put_in((r->src + rank * r->cut.each) / size + e, p);
         RANK_CHECK(me, x[i] == want, "element %d is %g, not %g", (int)i, (double)x[i], (double)want);
     }
 }

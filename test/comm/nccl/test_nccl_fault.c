@@ -138,7 +138,7 @@ static void differ(struct rank *me)
     o.dev->ops->stream_sync(o.stream[1]);
     RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
-    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .shard_bytes = 128, .total_bytes = 384, .dtype = ZR_F32};
+    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .cut = {128, 384}, .dtype = ZR_F32};
     if (odd) {
         tag.unit -= what == OTHER_UNIT;
         tag.step += what == OTHER_STEP;
@@ -146,7 +146,7 @@ static void differ(struct rank *me)
         r.accumulate = what == OTHER_ACCUMULATE;
     }
     if (what == OTHER_ORDER)
-        r.shard_bytes = 0, r.total_bytes = 0, tag.unit = odd;
+        r.cut = (struct zr_cut){0}, tag.unit = odd;
     if (what != ONE_LESS || !odd) /* of nothing: NCCL is not called, so nobody hangs */
         RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
                    zr_error_text());
@@ -189,7 +189,7 @@ static void hang(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     int64_t n = me->w.rank == 1 ? 128 : 256;
-    struct zr_gather_seg g = {.src_stride = n, .shard_bytes = n, .total_bytes = n * me->w.world};
+    struct zr_gather_seg g = {.in_place = true, .cut = {n, n * me->w.world}};
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
