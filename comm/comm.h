@@ -60,8 +60,8 @@ struct zr_gather_seg {
 struct zr_reduce_seg {
     /* The full region in every rank's arena, of dtype. */
     int64_t src;
-    /* This rank's slice as fp32, one float per element, in its own arena; of f32 it may be its slice of src, if
-     * accumulate is not set. */
+    /* This rank's slice as fp32, one float per element, in its own arena; of f32 it may be its slice of src,
+     * if accumulate is not set. */
     int64_t dst;
     /* Of src. */
     struct zr_cut cut;
