@@ -58,6 +58,7 @@ static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
         to->resident = from->resident;
         to->trainable = from->trainable;
         to->sum_in_place = from->sum_in_place;
+        to->grad_home = from->grad_home || from->sum_in_place || s->model_holds;
         to->pslot = to->gslot = to->first_use = -1;
         to->next_use = NEVER;
         c->n_sharded += !from->resident;
@@ -226,7 +227,7 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
         if (*pslot < 0)
             return no_slot(c, "parameter", ev->unit, u->param_bytes);
     }
-    if (ev->backward && u->trainable && !c->model_holds && !u->sum_in_place) {
+    if (ev->backward && u->trainable && !u->grad_home) {
         *gslot = zr_core_pick_grad(c, u->grad_bytes);
         if (*gslot < 0)
             return no_slot(c, "gradient", ev->unit, u->grad_bytes);
@@ -239,7 +240,7 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
 {
     struct unit *u = &units(c)[unit];
     bool fill = true;
-    if (c->model_holds || u->sum_in_place) {
+    if (u->grad_home) {
         if (u->sum_in_place && u->dirty && u->n_contrib > 0)
             zr_core_emit(out, n, ZR_ACT_SET_ASIDE, unit, -1);
         fill = u->dirty;

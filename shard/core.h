@@ -33,6 +33,9 @@ struct zr_core_unit_spec {
     bool resident, trainable;
     bool sum_in_place; /* its gradient has a place of its own at every stage, and is reduced where backward
                           wrote it: that is the only copy, from the end of its backward to the UPDATE */
+    bool
+        grad_home; /* its gradient has a place of its own and needs no slot: also where the model holds it, or
+                          it is summed in place. Without reduce_each it stays there until the last micro-batch */
 };
 
 struct zr_core_spec {
@@ -43,7 +46,7 @@ struct zr_core_spec {
     int32_t prefetch, grad_accum_steps;
     bool model_holds;     /* the model has its gradients for good */
     bool gathers_updated; /* a resident unit is gathered after its update: a rank updates its slice of it */
-    bool reduce_each;     /* reduce every contribution as it ends; else once per
+    bool reduce_each;     /* reduce every contribution as it ends; else (all gradients have a home) once per
                              grad_accum_steps */
     int32_t n_sums; /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has
                        digits */

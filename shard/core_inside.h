@@ -66,7 +66,7 @@ struct unit {
     int32_t n_each;    /* backward passes in each micro-batch of the order */
     int32_t n_passed;  /* in the order so far; of mark_micro_batches */
     uint8_t depth;     /* sums in use */
-    bool resident, trainable, sum_in_place;
+    bool resident, trainable, sum_in_place, grad_home;
     bool open_fwd, open_bwd;
     bool gathered;           /* what wrote its parameters last, where brackets find them, was a gather */
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */

@@ -159,7 +159,7 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
     if (u->pending) {
         zr_core_reduce(c, unit, -1, out, n);
         u->dirty = true;
-        if (!u->sum_in_place)
+        if (c->model_holds && !u->sum_in_place)
             c->last_reduced = unit;
     }
     if (u->n_contrib == 0) {

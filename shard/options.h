@@ -73,7 +73,7 @@ struct zr_options {
     double grad_scale;
     /* micro-batches per step, >= 1 */
     int grad_accum_steps;
-    /* stages 0 and 1: the model sums a step's micro-batches in its own gradients */
+    /* the model sums a step's micro-batches in its own gradients, or in the place it is given in brackets */
     bool grad_in_place;
     /* sum over ranks and micro-batches instead of their mean */
     bool grad_sum;

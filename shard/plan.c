@@ -70,7 +70,7 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
 {
-    return p->place.model_holds || p->sum_in_place[unit];
+    return p->spec.units[unit].grad_home;
 }
 
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k)
@@ -352,7 +352,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->model_holds = p->place.model_holds;
     s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
-    s->reduce_each = !p->place.model_holds || !opt->grad_in_place || opt->grad_accum_steps == 1;
+    s->reduce_each = !opt->grad_in_place || opt->grad_accum_steps == 1;
     /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
@@ -360,6 +360,9 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->n_sums = p->n_sums =
         opt->deterministic && opt->grad_accum_steps > 1 ? counter_depth(opt->grad_accum_steps) : 1;
     choose_sums(p, opt, units);
+    for (int32_t u = 0; u < l->n_units; u++)
+        units[u].grad_home =
+            p->place.model_holds || (units[u].trainable && (units[u].sum_in_place || !s->reduce_each));
     return 0;
 }
 

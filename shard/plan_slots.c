@@ -58,7 +58,7 @@ static void need_pair(struct window *w, int64_t first, int64_t second)
 
 static bool needs_grad_slot(const struct zr_core_unit_spec *u)
 {
-    return u->trainable && !u->sum_in_place;
+    return u->trainable && !u->grad_home;
 }
 
 /* The two largest of the units that need a slot. */

@@ -5,11 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool model_holds(const struct zero_config *c)
-{
-    return zr_placement_asked(&(struct zr_options){.stage = c->stage}).model_holds;
-}
-
 static int check_together(const struct zero_config *c)
 {
     if (c->world > 0 && c->rank >= c->world)
@@ -29,13 +24,13 @@ static int check_together(const struct zero_config *c)
             ZR_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             c->n_states);
-    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1 && model_holds(c))
+    if (c->grad_in_place && c->deterministic > 0 && c->grad_accum_steps > 1)
         return zr_fail(
             ZR_ERR_ARG,
-            "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d at stage %d: gradients that "
+            "grad_in_place is 1 and deterministic is 1, with grad_accum_steps %d: gradients that "
             "the model adds up itself are not added in the fixed order that deterministic promises; set one "
             "of the two",
-            c->grad_accum_steps, c->stage);
+            c->grad_accum_steps);
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
         return zr_fail(ZR_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
@@ -160,7 +155,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .prefetch = c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
         /* Where it is the default it gives way; see zr_backend_choose. */
-        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1 && model_holds(c)),
+        .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1),
         .grad_in_place = c->grad_in_place,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,
         .timeout_ms = c->timeout_ms,

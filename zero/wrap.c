@@ -288,7 +288,7 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    if (!o->grad_in_place || o->grad_accum_steps == 1 || !z->plan->place.model_holds)
+    if (!o->grad_in_place || o->grad_accum_steps == 1)
         return;
     if (z->plan->spec.reduce_each)
         zr_info(o->log,

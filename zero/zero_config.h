@@ -208,8 +208,10 @@ struct zero_config {
     int32_t grad_accum_steps;
     /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
     int32_t grad_sum;
-    /* + stages 0 and 1, with grad_accum_steps above 1. 1: the model zeroes its gradients once per step at
-     * most and adds every micro-batch to them, so that they hold the sum and are reduced once per step.
+    /* + with grad_accum_steps above 1. 1: the model zeroes its gradients once per step at most and adds
+     * every micro-batch to them, so that they hold the sum and are reduced once per step. At stages 2 and 3
+     * the library keeps each gradient whole until the last micro-batch, which takes the memory that those
+     * stages save of it, and hands it to backward as the micro-batch before left it (as no_sync elsewhere).
      * Default 0: each micro-batch starts from zero, is reduced when it ends and added up by the library,
      * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
      * micro-batches up in a fixed order */

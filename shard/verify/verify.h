@@ -60,7 +60,7 @@ struct zr_verify_case {
     int snapshots;     /* percent of the places where a checkpoint may be taken */
     int zeroes; /* where the model zeroes its gradients itself: 1 at the start of a micro-batch, 2 before its
                    backward, 4 after a step, 8 before it; the sum of these */
-    bool grad_in_place; /* it says that it does so once per step at most (stages 0 and 1) */
+    bool grad_in_place; /* it says that it does so once per step at most */
     int alls;           /* percent of the places where all parameters are gathered and looked at */
     int norms;          /* percent of the steps whose norm is asked for first */
     int drops;          /* percent of the steps before which one is begun and dropped */

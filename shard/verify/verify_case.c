@@ -73,6 +73,11 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     if (zr_verify_chance(&s, 25))
         c.alls = 50;
     c.mixed = !c.user_update && zr_verify_chance(&s, 30);
+    /* Where the gradient is there in brackets only. */
+    if (!zr_verify_model_holds(&c) && c.accum > 1 && zr_verify_chance(&s, 30)) {
+        c.grad_in_place = true;
+        c.deterministic = false;
+    }
     *out = c;
 }
 

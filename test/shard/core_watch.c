@@ -143,7 +143,7 @@ static bool param_fits(const struct watch *w, int32_t u)
 /* Its gradient has a place of its own. */
 static bool has_home(const struct watch *w, int32_t u)
 {
-    return w->spec.model_holds || w->spec.units[u].sum_in_place;
+    return w->spec.model_holds || w->spec.units[u].sum_in_place || w->spec.units[u].grad_home;
 }
 
 static bool grad_fits(const struct watch *w, int32_t u)

@@ -970,6 +970,41 @@ static void sums_are_one_tree(void **state)
     }
 }
 
+/* The same where the model has its gradients in brackets only: they have a place of their own until the last
+ * micro-batch, no slot, and are zeroed once a step. */
+static void whole_until_the_last_micro_batch(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
+    m.spec.grad_accum_steps = 3;
+    m.spec.reduce_each = false;
+    m.spec.n_grad_slots = 0;
+    m.units[0].grad_home = m.units[1].grad_home = true;
+    watch_open(&w, &m.spec);
+    for (int step = 0; step < 4; step++) {
+        int64_t before = w.n_reduces;
+        for (int a = 0; a < 3; a++) {
+            watch_run(&w, "0(0) 1(1) 1[");
+            assert_int_equal(n_actions(&w, ZR_ACT_USE_GRAD, 1), 1);
+            bool filled = false;
+            for (int32_t i = 0; i < w.n_out; i++)
+                filled |= w.out[i].kind == ZR_ACT_USE_GRAD && w.out[i].fill && w.out[i].slot == -1;
+            CHECK(filled == (a == 0 && step > 0), "step %d, micro-batch %d", step,
+                  a); /* arenas start as zeros */
+            watch_run(&w, "1] 0[0]");
+        }
+        assert_int_equal(w.n_reduces - before, 2);
+        watch_run(&w, step == 1 ? "N X" : step == 2 ? "N S" : "S");
+    }
+    /* A unit that had fewer passes is reduced at the step; what is dropped before that does not come back. */
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] 0(0) 1(1) 1[1] 0(0) 1(1) 1[1] N S");
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] X");
+    watch_run(&w, "0(0) 1(1) 1[1] 0[0] 0(0) 1(1) 1[1] 0[0] 0(0) 1(1) 1[1] 0[0] S");
+    watch_close(&w);
+}
+
 /* Without reduce_each the model sums in its own gradient and one reduce is made. */
 static void reduces_once(void **state)
 {
@@ -1091,7 +1126,7 @@ static void random_spec(struct random_source *r, struct model *m)
     s->prefetch = chance(r, 10) ? 100 : (int32_t)random_below(r, 4);
     s->grad_accum_steps = chance(r, 50) ? 1 : 1 + (int32_t)random_below(r, 5);
     s->model_holds = stage <= 1;
-    s->reduce_each = stage >= 2 || s->grad_accum_steps == 1 || chance(r, 50);
+    s->reduce_each = s->grad_accum_steps == 1 || chance(r, stage >= 2 ? 70 : 50);
     bool tree = s->reduce_each && s->grad_accum_steps > 1 && chance(r, 70);
     s->n_sums = tree ? sums_for(s->grad_accum_steps) : 1;
     bool slots = stage == 3 && world > 1;
@@ -1106,6 +1141,7 @@ static void random_spec(struct random_source *r, struct model *m)
             m->units[u].grad_bytes = 0;
         else if (s->grad_accum_steps == 1 || !s->reduce_each)
             m->units[u].sum_in_place = chance(r, in_place);
+        m->units[u].grad_home = m->units[u].trainable && !s->reduce_each;
         largest = zr_max(largest, zr_max(m->units[u].param_bytes, m->units[u].grad_bytes));
     }
     s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;
@@ -1301,6 +1337,7 @@ int main(void)
         cmocka_unit_test(brackets_buy_overlap),
         cmocka_unit_test(hash_tells_calls_apart),
         cmocka_unit_test(sums_are_one_tree),
+        cmocka_unit_test(whole_until_the_last_micro_batch),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
         cmocka_unit_test(gradients_of_a_long_step),

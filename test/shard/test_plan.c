@@ -109,6 +109,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     p->opt.hyper[ZR_SGD].beta1 = p->opt.n_states % 2 ? 0.9f : 0; /* with a state, and without */
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
+    p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
     p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZR_F32 : ZR_BF16;
     if (chance(r, 50)) {
         p->opt.n_order = random_calls(r, p->layout->n_units, p->order);
@@ -310,7 +311,7 @@ static void check_bytes(const struct zr_plan *p, int stage)
           (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
     int64_t widest = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
-        homes += p->sum_in_place[u] ? l->units[u].grad_bytes : 0;
+        homes += zr_plan_grad_home(p, u) ? l->units[u].grad_bytes : 0;
         widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
     }
     CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == (stage == 0 && l->world > 1 ? widest * 4 : 0), "%lld",
@@ -328,7 +329,8 @@ static void check_bytes(const struct zr_plan *p, int stage)
         slots += p->grad_slots[s].bytes;
     CHECK(p->place.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
     CHECK(p->n_param_slots == 0 || (stage == 3 && l->world > 1), "slots where nothing is sharded");
-    CHECK((p->n_grad_slots == 0) == (stage <= 1) || sums == 0, "%d gradient slots", p->n_grad_slots);
+    CHECK((p->n_grad_slots == 0) == (stage <= 1 || !p->spec.reduce_each) || sums == 0, "%d gradient slots",
+          p->n_grad_slots);
 }
 
 /* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */
@@ -628,7 +630,7 @@ static void traffic_by_stage(void **state)
                     const struct zr_traffic *t = &p.plan->traffic;
                     int64_t model = LAYERS * ELEMS * 4, part = model / world * (world - 1),
                             kept = p.plan->n_param_slots;
-                    int64_t passes = stage >= 2 || each ? accum : 1;
+                    int64_t passes = each ? accum : 1;
                     int64_t gathers = stage == 0 || world == 1 ? 0
                                       : stage < 3              ? LAYERS
                                                                : 2 * LAYERS * accum - kept * (2 * accum - 1);

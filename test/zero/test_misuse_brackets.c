@@ -248,7 +248,7 @@ static const struct misuse rows[] = {
     {"zeroes its gradients each step", ALL, BOTH, NULL, zeroes_bracketed, RIGHT},
     {"zeroes its gradients each step, without brackets", IN_PLACE, BOTH, NULL, zeroes_unbracketed, RIGHT},
     {"keeps sums in place and wants one order",
-     IN_PLACE,
+     ALL,
      BOTH,
      in_place_and_deterministic,
      NULL,
