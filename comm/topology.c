@@ -331,10 +331,10 @@ static int ask(struct probe *p, int err, struct zr_topology *t)
     struct finding found;
     fill_card(p, err, &mine);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, p->cards);
+    if (met && err)
+        return zr_fail(err, "%s", mine.text);
     if (!met)
         met = first_failure(p);
-    if (err) /* in this rank's own words */
-        return zr_fail(err, "%s", mine.text);
     if (met)
         return met;
     find_lowest(p);

@@ -3,6 +3,7 @@
 #define ZR_ZERO_CONTEXT_H
 
 #include "comm/meet/rendezvous.h"
+#include "comm/mesh.h"
 #include "shard/engine/engine.h"
 #include "zero/checkpoint/files.h"
 #include "zero/checkpoint/folder_lock.h"
@@ -14,6 +15,9 @@ struct zero_ctx {
     struct zr_world world;
     /* cfg.nccl_comm */
     void *lent;
+    /* who shares a host with whom, and the groups over its places */
+    struct zr_topology topology;
+    struct zr_mesh mesh;
 
     struct zr_layout *layout;
     struct zr_plan *plan;
@@ -162,9 +166,9 @@ int zr_save_end(struct zero_ctx *z);
 /* After a step: rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
-/* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of
- * n_local ranks. */
-int zr_memory_check(struct zero_ctx *z, int n_local);
+/* memory.c: refuses a plan that does not fit what the device has free for it, and the host for those of the
+ * ranks that share it. */
+int zr_memory_check(struct zero_ctx *z);
 /* What a memory control group leaves to the ranks in it; zr_agree_on_plan has counted them. */
 int zr_memory_check_groups(struct zero_ctx *z);
 /* The GPU's part of the first; communicators: once more when they are open, and NCCL has taken its own. */

@@ -127,12 +127,12 @@ static int64_t on_host(const struct zero_ctx *z)
     return z->device->ops->memory ? z->plan->host_bytes : z->plan->total_bytes;
 }
 
-int zr_memory_check(struct zero_ctx *z, int n_local)
+int zr_memory_check(struct zero_ctx *z)
 {
     int64_t free_bytes;
     char where[WHERE_BYTES];
     int err = zr_memory_check_gpu(z, false);
-    if (!err && !fits_host(on_host(z), n_local, where, &free_bytes))
+    if (!err && !fits_host(on_host(z), z->topology.local_size, where, &free_bytes))
         err = refuse(z->plan, on_host(z), where, free_bytes, "");
     return err;
 }
@@ -151,7 +151,7 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host)
     int64_t free_bytes = -1, total_bytes;
     char where[WHERE_BYTES];
     if (host)
-        return fits_host(bytes, z->world.world, where, &free_bytes) &&
+        return fits_host(bytes, z->topology.local_size, where, &free_bytes) &&
                        fits_groups(z, bytes, where, &free_bytes)
                    ? 0
                    : zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each %s, which has %lld free",

@@ -1,8 +1,9 @@
 /* wrap.c: opens and closes a context.
  *
- * Opening goes in phases. What a rank can find out alone comes first; then ranks compare (agree.c), so that a
- * fault on one is an error on all; then memory is taken, and compared again; the model's own pointers are
- * touched last, when nothing can fail any more. */
+ * Opening goes in phases. A rank reads its configuration, finds out who it is and meets the others; they ask
+ * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
+ * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
+ * again; the model's own pointers are touched last, when nothing can fail any more. */
 #include "kernels/check/check_device.h"
 #include "zero/context.h"
 
@@ -53,11 +54,27 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
     return ZR_VALUES_IN_MODEL;
 }
 
-/* Everything that needs no other rank. */
+/* Who shares what with whom, how the model is laid out among them, and the plan. */
+static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
+                      enum zero_backend *backend)
+{
+    struct zr_prepared made;
+    int err = zr_mesh_make(&z->topology, z->world.world, &z->mesh);
+    if (err)
+        return err;
+    err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
+    *backend = made.backend;
+    z->layout = made.layout;
+    z->plan = made.plan;
+    if (!err && made.backend == ZERO_BACKEND_SHM)
+        err = zr_topology_one_host(&z->topology, z->mesh.all.members, z->mesh.all.size);
+    return err;
+}
+
+/* Everything that needs no other rank, but who is where. */
 static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                    enum zero_backend *backend)
 {
-    struct zr_prepared made;
     if (z->config.user.update) {
         z->config.options.update = user_update;
         z->config.options.update_arg = z;
@@ -65,17 +82,11 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    int err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
-    *backend = made.backend;
-    z->layout = made.layout;
-    z->plan = made.plan;
-    if (err)
-        return err;
-    err = zr_backend_open_device(z);
-    if (err)
-        return err;
-    /* Ranks of one host share its memory; more than one host is not there yet, so that is all of them. */
-    err = zr_memory_check(z, z->world.world);
+    int err = plan_model(z, tensors, n_tensors, backend);
+    if (!err && !z->device)
+        err = zr_backend_open_device(z);
+    if (!err)
+        err = zr_memory_check(z);
     if (!err && z->config.options.check)
         err = zr_check_open(z->device, z->world.rank, z->world.world, &z->check);
     return err;
@@ -85,14 +96,12 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
 static int meet_over_lent(struct zero_ctx *z, int *held)
 {
     bool left;
-    int err = z->device ? 0 : zr_backend_open_device(z);
+    int err = zr_backend_open_device(z);
     if (err)
         return err;
     err = zr_nccl_lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held, &left);
-    if (left) { /* with whatever works on it */
+    if (left) /* with whatever works on it */
         z->device = NULL;
-        z->check = NULL;
-    }
     return err;
 }
 
@@ -166,6 +175,8 @@ static void tear_down(struct zero_ctx *z)
     zr_engine_free(z->engine);
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
+    zr_mesh_free(&z->mesh);
+    zr_topology_free(&z->topology);
     zr_config_release(&z->config);
     zr_awaited_close(z);
     free(z->user_data);
@@ -207,7 +218,7 @@ static int start(struct zero_ctx *z)
 {
     if (z->rendezvous)
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
-    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->world.world), on_start, z) : 0;
+    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(z->topology.local_size), on_start, z) : 0;
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
     switch ((enum zero_init)z->config.user.init_from) {
@@ -224,45 +235,81 @@ static int start(struct zero_ctx *z)
     return zr_engine_adopt(z->engine, true);
 }
 
-static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
-                        const struct zero_config *cfg)
+/* Of a configuration that is refused: the others are to hear of it, if they can be found with what is legible
+ * of it, or by the environment alone; else the world is this rank alone. Keeps this thread's message. */
+static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    enum zero_backend backend = ZERO_BACKEND_AUTO;
-    int err = zr_config_resolve(cfg, &z->config);
-    if (err) {
-        /* The others are told, if they can be found with what is legible of the configuration, or by the
-         * environment alone. */
-        const struct zero_config plain = ZERO_CONFIG_INIT;
-        struct zero_config legible = plain;
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
-        if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
-            legible.timeout_ms = plain.timeout_ms;
-        z->config.options.timeout_ms = legible.timeout_ms;
-        if (find_world(z, &legible))
-            z->world.world = 1;
-        zr_fail(err, "%s", text);
-    } else {
-        err = find_world(z, &z->config.user);
-        if (err)
-            return err;
-        zr_log_set_rank(z->config.log, z->world.rank);
-        zr_info(z->config.options.log, "rank %d of %d, found in: %s", z->world.rank, z->world.world,
-                z->world.source);
-        if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
-            zr_warn(
-                z->config.options.log,
+    const struct zero_config plain = ZERO_CONFIG_INIT;
+    struct zero_config legible = plain;
+    char text[ZR_ERROR_BYTES];
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
+        legible.timeout_ms = plain.timeout_ms;
+    z->config.options.timeout_ms = legible.timeout_ms;
+    if (find_world(z, &legible))
+        z->world.world = 1;
+    zr_fail(0, "%s", text);
+}
+
+static void report_world(const struct zero_ctx *z)
+{
+    struct zr_log *log = z->config.options.log;
+    zr_log_set_rank(log, z->world.rank);
+    zr_info(log, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
+    if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
+        zr_warn(log,
                 "this job has no key, so ranks meet on loopback only, and any program on this host can take "
                 "the place of one: zero-run makes a key; else set ZERO_JOB_KEY on all ranks to the same 32 "
                 "random hex digits");
-        err = prepare(z, tensors, n_tensors, &backend);
-    }
-    if (err && z->world.world == 1)
+}
+
+/* The configuration, and who this rank is. Where it fails, z->world.world is 1 if there is nobody to tell. */
+static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
+{
+    int err = zr_config_resolve(cfg, &z->config);
+    z->world.world = 1;
+    if (err) {
+        find_world_anyway(z, cfg);
         return err;
+    }
+    err = find_world(z, &z->config.user);
+    if (!err)
+        report_world(z);
+    return err;
+}
+
+/* One rank needs no others, unless it is made to use a communicator that has them. */
+static bool needs_loop(const struct zero_ctx *z)
+{
+    return z->world.world > 1 || z->lent || z->config.user.backend == ZERO_BACKEND_SHM ||
+           z->config.user.backend == ZERO_BACKEND_NCCL;
+}
+
+/* A launcher that counts a host's ranks otherwise may have given two of them one GPU. */
+static void report_topology(const struct zero_ctx *z)
+{
+    const struct zr_topology *t = &z->topology;
+    struct zr_log *log = z->config.options.log;
+    char hosts[512];
+    if (t->n_hosts > 1 && t->rank == 0) {
+        zr_topology_list_hosts(t, hosts, sizeof hosts);
+        zr_info(log, "%d hosts: %s%s%s", t->n_hosts, hosts, t->why[0] ? "; " : "", t->why);
+    }
+    if (z->world.has_local_rank && z->world.local_rank != t->local_rank)
+        zr_info(log,
+                "%s says local rank %d, but of the %d ranks that share memory with this one it is number %d "
+                "(from 0)",
+                z->world.source, z->world.local_rank, t->local_size, t->local_rank);
+}
+
+/* Meets the others, and asks who is where. err, with this thread's message: of what this rank has met before,
+ * which they hear of. */
+static int meet(struct zero_ctx *z, int err)
+{
     char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
     int loop_err = 0;
-    if (z->world.world > 1 || backend == ZERO_BACKEND_SHM || backend == ZERO_BACKEND_NCCL)
+    snprintf(text, sizeof text, "%s", zr_error_text());
+    if (needs_loop(z))
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, z->engine, &z->loop);
     if (z->loop) {
         zr_loop_ask(z->loop, zr_engine_is_ready);
@@ -272,7 +319,23 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
         return err ? zr_fail(err, "%s", text) : loop_err;
     if (err)
         zr_fail(err, "%s", text);
-    err = zr_agree_on_plan(z, err);
+    err = zr_topology_probe(z->rendezvous, NULL, err, &z->topology);
+    if (!err)
+        report_topology(z);
+    return err;
+}
+
+static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
+                        const struct zero_config *cfg)
+{
+    enum zero_backend backend = ZERO_BACKEND_AUTO;
+    int err = resolve(z, cfg);
+    if (err && z->world.world == 1)
+        return err;
+    err = meet(z, err);
+    if (err)
+        return err;
+    err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors, &backend));
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)

@@ -19,7 +19,10 @@
 
 /* Who we are. */
 struct zr_world {
-    int rank, world, local_rank;
+    int rank, world;
+    /* as a launcher says; has_local_rank false: none does, and it is the rank */
+    int local_rank;
+    bool has_local_rank;
     /* of rank 0; "" when world == 1 */
     char host[256];
 

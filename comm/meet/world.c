@@ -191,6 +191,7 @@ static int read_ranks(const struct launcher *l, struct zr_world *w)
     w->local_rank = w->rank;
     if (!err && local)
         err = parse_int(l->local_rank, local, 0, w->world - 1, &w->local_rank);
+    w->has_local_rank = local != NULL;
     if (err)
         return err;
     snprintf(w->source, sizeof w->source, "%s", l->source);
@@ -243,6 +244,7 @@ int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_
             "communicator is of some of the ranks only, set rank and world of the configuration to its)",
             comm_rank, comm_world, said.source, l ? "'s variables say" : " say", said.rank, said.world);
     found.local_rank = l ? said.local_rank : comm_rank;
+    found.has_local_rank = said.has_local_rank;
     strcpy(found.source, "nccl_comm");
     if (comm_world > 1 && url)
         err = parse_url(want_url ? "rendezvous" : "ZERO_RENDEZVOUS", url, &found);

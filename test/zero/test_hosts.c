@@ -1,0 +1,190 @@
+/* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, and
+ * what is logged. */
+#include "comm/identity.h"
+#include "test/zero/toy_net.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORLD = 4 };
+
+struct setup {
+    const char *what;
+    int machine[WORLD], container[WORLD];
+    int cannot_open; /* a rank; -1: none */
+    int code;
+    const char *says; /* of all ranks: in the error, or the log */
+};
+
+/* --- posing --- */
+
+static _Thread_local const struct setup *setup_here;
+static _Thread_local int rank_here;
+
+static int refuse(void *arg, int rank, int pid, int fd)
+{
+    (void)arg, (void)rank, (void)pid, (void)fd;
+    errno = EACCES;
+    return -1;
+}
+
+void __real_zr_identity_read(struct zr_identity *out);
+void __wrap_zr_identity_read(struct zr_identity *out);
+
+void __wrap_zr_identity_read(struct zr_identity *out)
+{
+    const struct setup *s = setup_here;
+    __real_zr_identity_read(out);
+    if (!s)
+        return;
+    snprintf(out->machine, sizeof out->machine, "machine %d", s->machine[rank_here]);
+    snprintf(out->host_name, sizeof out->host_name, "node%d", s->machine[rank_here]);
+    out->pid_namespace = (uint64_t)s->container[rank_here];
+    out->open = s->cannot_open == rank_here ? refuse : NULL;
+}
+
+static void pose(const struct toy_rank *r)
+{
+    setup_here = r->arg;
+    rank_here = r->rank;
+}
+
+/* --- what is refused, and what is said --- */
+
+struct lines {
+    char text[8192];
+};
+
+static void keep_line(void *arg, const char *line)
+{
+    struct lines *l = arg;
+    size_t used = strlen(l->text);
+    snprintf(l->text + used, sizeof l->text - used, "%s\n", line);
+}
+
+static void wrap_on_hosts(struct toy_rank *r)
+{
+    struct toy m;
+    struct lines log = {""};
+    zero_ctx *z = NULL;
+    pose(r);
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, 2);
+    cfg.log = keep_line;
+    cfg.log_arg = &log;
+    toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    zero_unwrap(&z);
+    if (!r->err)
+        snprintf(r->text, sizeof r->text, "%.2047s", log.text);
+    if (r->err && !toy_untouched(&m))
+        toy_wrong(r, "something was changed");
+    toy_free(&m);
+}
+
+static void expect_refused(const struct setup *s)
+{
+    struct toy_rank r[WORLD];
+    toy_ranks(WORLD, wrap_on_hosts, (void *)s, r);
+    for (int k = 0; k < WORLD; k++)
+        if (r[k].err != s->code || r[k].wrong[0] || !strstr(r[k].text, s->says))
+            fail_msg("%s: rank %d: %d \"%s\", expected %d \"%s\"; %s", s->what, k, r[k].err, r[k].text,
+                     s->code, s->says, r[k].wrong);
+}
+
+static void shared_memory_is_refused(void **state)
+{
+    (void)state;
+    const struct setup machines = {.what = "two machines",
+                                   .machine = {0, 0, 1, 1},
+                                   .cannot_open = -1,
+                                   .code = ZERO_ERR_NOTSUP,
+                                   .says =
+                                       "shared memory needs all ranks on one host: rank 0 is on \"node0\", "
+                                       "rank 2 on \"node1\""};
+    const struct setup containers = {
+        .what = "two containers",
+        .container = {7, 8, 7, 7},
+        .cannot_open = -1,
+        .code = ZERO_ERR_NOTSUP,
+        .says = "rank 0 (\"node0\") and rank 1 (\"node0\") are in different containers"};
+    const struct setup no_access = {.what = "no access",
+                                    .cannot_open = 3,
+                                    .code = ZERO_ERR_NOTSUP,
+                                    .says = "rank 3 cannot open the memory of rank 0: Permission denied"};
+    const struct setup well = {.what = "one host", .cannot_open = -1, .says = "rank "};
+    expect_refused(&machines);
+    expect_refused(&containers);
+    expect_refused(&no_access);
+    expect_refused(&well);
+}
+
+/* A launcher's local rank that is not what the ranks' memory says may put two ranks on one GPU. In processes:
+ * the launcher's variables are a process's. */
+static int wrap_as_launched(const struct toy_rank *at, const char *local_rank, const char *expected)
+{
+    struct toy_rank r = *at;
+    struct toy m;
+    struct lines log = {""};
+    char rank[16], world[16];
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(&r, 2);
+    snprintf(rank, sizeof rank, "%d", r.rank);
+    snprintf(world, sizeof world, "%d", r.world);
+    setenv("ZERO_RANK", rank, 1);
+    setenv("ZERO_WORLD_SIZE", world, 1);
+    setenv("ZERO_LOCAL_RANK", local_rank, 1);
+    cfg.rank = cfg.world = 0;
+    cfg.log = keep_line;
+    cfg.log_arg = &log;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    zero_unwrap(&z);
+    toy_free(&m);
+    bool as_expected = *expected ? strstr(log.text, expected) != NULL : !strstr(log.text, "local rank");
+    if (err || !as_expected)
+        fprintf(stderr, "rank %d: %d %s, expected \"%s\" in: %s\n", r.rank, err, zero_last_error(), expected,
+                log.text);
+    return err || !as_expected;
+}
+
+static void local_ranks_are_compared(void **state)
+{
+    (void)state;
+    static const char *const said[2][2] = {{"0", "1"}, {"0", "0"}};
+    for (int i = 0; i < 2; i++) {
+        struct toy_rank r[2];
+        pid_t id[2];
+        toy_set_ranks(2, NULL, r);
+        fflush(NULL);
+        for (int k = 0; k < 2; k++)
+            if ((id[k] = fork()) == 0)
+                _exit(wrap_as_launched(&r[k], said[i][k],
+                                       i == 1 && k == 1
+                                           ? "ZERO_RANK says local rank 0, but of the 2 ranks that "
+                                             "share memory with this one it is number 1"
+                                           : ""));
+        for (int k = 0; k < 2; k++) {
+            int status = 1;
+            waitpid(id[k], &status, 0);
+            assert_int_equal(status, 0);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shared_memory_is_refused),
+        cmocka_unit_test(local_ranks_are_compared),
+    };
+    return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
+}
