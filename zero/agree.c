@@ -1,5 +1,5 @@
-/* agree.c: before the first collective, all ranks lay their cards open: what differs is named, and a fault
- * found by one rank is an error on all. */
+/* agree.c: before the first collective, ranks exchange what has to be equal among them: what differs is
+ * named, and a fault found by one rank is an error on all. */
 #include "zero/context.h"
 
 #include <stddef.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What another rank sends as text ends where we say, if not earlier. */
+/* Ends a text that another rank has sent, whose bytes need not hold a zero. */
 #define END_TEXT(text) ((text)[sizeof(text) - 1] = 0)
 
 struct card {
@@ -154,7 +154,7 @@ static void count_in_groups(struct zero_ctx *z, const struct card *cards)
     }
 }
 
-/* The others, who wait to compare, are told. */
+/* The other ranks wait to compare: they get this rank's error instead. */
 static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 {
     int err = local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);

@@ -70,7 +70,7 @@ int zr_awaited_refuse(struct zero_ctx *z, const char *call, int32_t tensor)
 {
     if (!z->awaited)
         return 0;
-    int err = zr_engine_check(z->engine); /* why it failed comes before what it awaits */
+    int err = zr_engine_check(z->engine); /* a failure counts for more than what has no values yet */
     if (err)
         return err;
     for (int32_t i = 0; i < z->awaited->n_tensors; i++)

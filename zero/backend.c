@@ -36,7 +36,7 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     return 0;
 }
 
-/* What a flat's slices have on the wire, at least and at most: gradients may be narrowed for it, and where
+/* Bytes of a flat's slices on the wire, at least and at most: gradients may be narrowed for it, and where
  * every rank has all of the sums those are gathered too, in fp32. */
 static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
 {

@@ -154,7 +154,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .grad_sum = c->grad_sum,
         .prefetch = c->prefetch,
         .param_budget_bytes = c->param_budget_bytes,
-        /* Where it is the default it gives way; see zr_backend_choose. */
+        /* deterministic that nobody asked for is turned off instead; see zr_backend_choose. */
         .deterministic = c->deterministic && !(c->grad_in_place && c->grad_accum_steps > 1),
         .grad_in_place = c->grad_in_place,
         .wire_dtype = (enum zr_dtype)c->wire_dtype,

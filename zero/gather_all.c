@@ -1,5 +1,5 @@
-/* gather_all.c: all parameters, please: checked, agreed on by all ranks, and the rest is the engine's
- * (engine_all.c). */
+/* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
+ * the engine's (engine_all.c). */
 #include "zero/context.h"
 
 static int check_call(struct zero_ctx *z, const char *call)

@@ -15,7 +15,7 @@
 
 #define QUEUE_JOBS 4096
 
-/* cfg.update speaks of zero.h's types. */
+/* Calls cfg.update, which is given zero.h's struct. */
 static int user_update(void *arg, const struct zr_user_update *u)
 {
     struct zero_ctx *z = arg;
@@ -92,7 +92,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     return err;
 }
 
-/* The ranks of a communicator that is lent tell each other where. */
+/* The ranks of a communicator that is lent learn over it where rank 0 waits for them. */
 static int meet_over_lent(struct zero_ctx *z, int *held)
 {
     bool left;
@@ -100,7 +100,7 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     if (err)
         return err;
     err = zr_nccl_lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held, &left);
-    if (left) /* with whatever works on it */
+    if (left) /* a call of NCCL's did not come back: the device is left to it */
         z->device = NULL;
     return err;
 }
@@ -131,7 +131,8 @@ static void on_failed(void *arg, int code, const char *text)
     zr_engine_remote_failure(z->engine, code, text);
 }
 
-/* A rank of NCCL sees of another's failure that a collective does not end: it hears of it here. */
+/* With NCCL another rank's failure shows only as a collective that does not end. Here the rendezvous says
+ * what it was. */
 static void report_ranks(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
@@ -155,8 +156,8 @@ static void on_stop(void *arg)
         zr_rendezvous_close(z->rendezvous);
 }
 
-/* Of whatever there is, from any phase. This thread's message stays what it is: taking leave may fail, of
- * ranks that are gone. */
+/* Closes what was opened, whatever phase was reached. This thread's message is kept: to leave the rendezvous
+ * may fail where ranks are gone. */
 static void tear_down(struct zero_ctx *z)
 {
     char text[ZR_ERROR_BYTES];
@@ -472,8 +473,9 @@ static void report_unused_gradients(const struct zero_ctx *z)
                 "zero_unwrap: a step has begun: the gradients since the last zero_step were not used");
 }
 
-/* Contexts that a forked child let go: their memory is the parent's in part, and who would close the rest is
- * not here, so they go with the child's process. A leak checker finds them here until then. */
+/* Contexts that a forked child has abandoned. Part of their memory is the parent's too, and the threads that
+ * would close the rest are not in the child, so they end with its process. A leak checker finds them here
+ * until then. */
 static zero_ctx *_Atomic left_in_child;
 
 static void leave_in_child(zero_ctx *z)

@@ -40,8 +40,8 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     return err;
 }
 
-/* How much of it went past the cache: whole pages from its beginning, as far as that worked. A failure is
- * left for the call that moves the rest: it meets it too, and tells it. */
+/* Bytes that were moved past the cache: whole pages from the beginning, as far as that worked. A failure is
+ * not reported here: the call that moves the rest meets it too. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)
 {
     const struct zr_files *fs = f->fs;

@@ -150,7 +150,7 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name)
 {
     char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], parent[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
-    /* Root's own name, too: whoever made it may have died before. */
+    /* Syncs root's own name too: the run that made it may have ended before it did so. */
     parent_of(root, parent);
     int err = zr_folder_sync(fs, parent);
     snprintf(hidden, sizeof hidden, ".%s", name);
@@ -231,7 +231,8 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     if (err)
         return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
                        : err;
-    /* One that is sound but cannot be read, perhaps a later version's, is not to be passed over. */
+    /* A checkpoint that is complete but cannot be read, since a later version wrote it, is an error and not
+     * skipped. */
     *broken = !zr_manifest_is_sound(text, n);
     err = zr_manifest_parse(path, text, n, out);
     free(text);
@@ -280,7 +281,7 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
         bool broken;
         int open_err = zr_checkpoint_open(fs, path, &broken, &m);
         if (open_err &&
-            !broken) { /* perhaps a good one: to go back to an older could not be told from losing it */
+            !broken) { /* it may be a good one: to take an older instead would lose it without a word */
             err = open_err;
             break;
         }

@@ -184,7 +184,8 @@ static int posix_is_at(void *arg, int fd, const char *path)
     return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-/* A folder that is not there yet goes by its parent; what is not there either, by the text. */
+/* The path of a folder that does not exist yet is made of its parent's; where that does not exist either, of
+ * the text. */
 static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
 {
     char real[PATH_MAX], parent[PATH_MAX];

@@ -16,8 +16,8 @@
 #define ZR_DIRECT_ALIGN 4096 /* of memory, place and length of what goes past the page cache */
 
 struct zr_files {
-    /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where that is not to be had, then or at a
-     * transfer */
+    /* a descriptor; folders too, to sync them; O_DIRECT: -EINVAL where the file system has no such thing,
+     * here or at a transfer */
     int (*open)(void *arg, const char *path, int flags, unsigned mode);
 
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
@@ -25,7 +25,8 @@ struct zr_files {
     int (*fsync)(void *arg, int fd);
     /* a hint: begin to write these bytes to the disk; NULL: none */
     void (*start_sync)(void *arg, int fd, int64_t at, int64_t n);
-    /* makes a new file this long and takes the room for it; 0 where that is not to be had; NULL: so */
+    /* makes a new file this long and reserves its space; 0 where the file system cannot reserve any; NULL: it
+     * never can */
     int (*allocate)(void *arg, int fd, int64_t bytes);
 
     /* most of a file's first bytes are in the page cache; NULL: never */
@@ -43,7 +44,7 @@ struct zr_files {
 
     int (*closedir)(void *arg, void *dir);
     /* of the whole file, until the descriptor is closed, against every other descriptor, of this process too.
-     * -EAGAIN: another has it; -ENOLCK: not to be had there */
+     * -EAGAIN: another has it; -ENOLCK: the file system has no locks */
     int (*lock)(void *arg, int fd);
     /* 1: path is a name of the open file; 0: it is not */
     int (*is_at)(void *arg, int fd, const char *path);

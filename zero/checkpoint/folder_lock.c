@@ -106,7 +106,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
     return err ? err : zr_fail(ZR_ERR_IO, "%s: others take and release its lock all the time", path);
 }
 
-/* Before the lock goes: afterwards it may be another's. */
+/* The file is removed while the lock is held: afterwards it may be another's. */
 static void give_back(const struct zr_folder_lock *l)
 {
     char path[ZR_PATH_BYTES];

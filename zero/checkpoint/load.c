@@ -87,7 +87,8 @@ static int apply(struct zr_loading *l)
     return 0;
 }
 
-/* What was read has no values still; but its states must be zero where those of others come by zero_write. */
+/* The parameters have no values yet, as before the load. What it read of optimizer states is zeroed again:
+ * others may come by zero_write. */
 static void give_up(struct zero_ctx *z)
 {
     char text[ZR_ERROR_BYTES];
@@ -102,8 +103,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (strlen(given) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
         return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
-    snprintf(path, sizeof path, "%s",
-             given); /* it may be zero_get_saved's, which the end of a save moves on */
+    snprintf(path, sizeof path, "%s", given); /* it may be zero_get_saved's, which changes when a save ends */
     int err = zr_save_end(z);
     if (!err)
         err = zr_engine_settle(z->engine);

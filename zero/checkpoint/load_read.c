@@ -301,7 +301,7 @@ static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x)
     return lo;
 }
 
-/* Calls out for every part of every range that meets what is owned; requests NULL: only counts, by file. */
+/* Lists, by file, the parts of the saved ranges that this rank owns; requests NULL: only counts them. */
 static void meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
 {
     for (int64_t i = 0; i < l->own.n; i++) {

@@ -69,7 +69,9 @@ static json_t *print_tensors(const struct zr_manifest *m)
         if (m->format > 1 && t->trainable)
             ok = ok && !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
                  !json_object_set_new(o, "states", json_integer(t->n_states));
-        if (t->buffer) /* only of those that are: as before there were any */
+        /* written for buffers only, so that the manifest of a model without any is as it was before there
+         * were buffers */
+        if (t->buffer)
             ok = ok && !json_object_set_new(o, "buffer", json_true());
         if (!ok) {
             json_decref(o);

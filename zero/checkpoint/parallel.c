@@ -14,7 +14,7 @@ struct work {
     int (*fn)(void *arg, int64_t i, char *buffer);
     void *arg;
     _Atomic int64_t next;
-    _Atomic bool failed; /* the rest is the winner's to set, and is read when all have ended */
+    _Atomic bool failed; /* whoever sets it first sets the rest, which is read when all have ended */
     int err;
     char text[ZR_ERROR_BYTES];
 };

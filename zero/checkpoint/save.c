@@ -93,7 +93,8 @@ struct wanted {
     uint32_t numbers; /* of zero_tune and zero_set_step, hashed */
 };
 
-/* Of data that a program took from a checkpoint, and does not give to the next. */
+/* Warns, once, of a program whose ranks had data of their own in the checkpoint that it loaded, and give none
+ * for the next. */
 static void report_no_rank_data(struct zero_ctx *z, int64_t bytes)
 {
     int64_t before = zr_loaded_ranks_bytes(z->loaded);

@@ -38,7 +38,7 @@ static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
     return state;
 }
 
-/* How often a rank that waits looks up. */
+/* How often a rank that waits tells the others how far it is. */
 static uint64_t tick_ns(const struct zero_ctx *z)
 {
     return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
@@ -92,8 +92,8 @@ static int meet(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* A save that was given up may end before its snapshot is complete; whoever uses that memory next may not.
- * Ends when the context fails. */
+/* Waits until the snapshot is complete, which it need not be where a save was given up: its memory will be
+ * used again. Ends when the context fails. */
 static int await_copies(struct zero_ctx *z, struct zr_save *s)
 {
     int err = 0;

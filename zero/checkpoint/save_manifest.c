@@ -8,7 +8,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* Of what shapes the numbers, not of where they lie. */
+/* A hash of the settings that change what is computed; stage, world and the like do not. */
 static uint64_t config_hash(const struct zr_options *o)
 {
     const struct zr_hyper *h = &o->hyper[o->optimizer];

@@ -99,7 +99,7 @@ int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n)
         return 0;
     if (!s->dev)
         return gather(s, dst, from, n);
-    /* One at a time: the way from the device is far wider than that to the disk. */
+    /* One copy at a time: a copy from the device is much faster than the disk. */
     uv_mutex_lock(&s->lock);
     int err = zr_thread_begin(s->dev); /* any of the threads that save */
     if (!err)

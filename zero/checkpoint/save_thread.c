@@ -101,9 +101,9 @@ static int commit(struct zr_save *s)
     return err;
 }
 
-/* Training goes on meanwhile, and has more to do. Of this thread and those that it starts; nothing is lost
- * where it cannot be done. */
-static void step_back(void)
+/* Lowers the priority of this thread and of those that it starts, so that training goes first. Nothing is
+ * lost where that cannot be done. */
+static void lower_priority(void)
 {
 #ifdef __linux__ /* elsewhere it would be the whole process */
     setpriority(PRIO_PROCESS, 0, 10);
@@ -117,7 +117,7 @@ void zr_save_run(void *arg)
     struct zr_device *dev = zr_engine_device(z->engine);
     char name[64];
     if (zr_engine_snapshot(z->engine))
-        step_back();
+        lower_priority();
     if (zr_engine_snapshot(z->engine) || dev->ops->host_memory)
         dev = NULL;
     zr_shard_name(z->world.rank, z->world.world, name);

@@ -43,7 +43,7 @@ struct run {
     int n_started, n_alive, n_open; /* n_open: pipes not at their end */
     struct zr_sink sinks[2];
     bool one_sink;     /* both descriptors are one file: one queue keeps lines whole */
-    bool no_terminals; /* the system has no more for us */
+    bool no_terminals; /* no pseudo-terminal could be had */
     enum { RUNNING, ENDING, KILLED } phase;
     int exit_code;
     struct rank *candidate; /* the failure to be reported, of those seen in one turn of the loop */
@@ -104,8 +104,9 @@ static void end_all(struct run *run, int exit_code)
     start_timer(run, GRACE_MS);
 }
 
-/* Has the group of a rank members, the rank itself or what it started? A number is not given out anew while
- * its group has any; that it is in the seconds after the last left takes a whole round of process numbers. */
+/* Whether the process group of a rank has members: the rank itself or what it started. The kernel gives out
+ * no number anew that is a group's; in the few seconds after the group is empty that would take all other
+ * numbers to have been given out. */
 static bool group_lives(const struct rank *r)
 {
     if (r->pid == 0 || r->alive)
