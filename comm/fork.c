@@ -92,9 +92,9 @@ bool zr_fork_ending(void)
     return atomic_load(&ending);
 }
 
-/* At exit, when the program's own handlers have run. The library's threads may still be at work; they write
- * nothing where all is well. Whoever holds the lock does so for a moment, unless exit was called in the
- * middle of it, from a signal handler: then nothing is said. */
+/* Runs at exit, after the program's own handlers. The library's threads may still be at work; they write
+ * nothing where all is well. The lock is held by others for a moment only, unless exit was called by a signal
+ * handler in the middle of that: then nothing is sent. */
 __attribute__((destructor)) static void say_last_words(void)
 {
     int busy = 1;

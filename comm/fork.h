@@ -30,8 +30,8 @@ void zr_fork_last_word(struct zr_kept_socket *s, const struct zr_frame *f);
 /* Before the descriptor is closed. Not kept: nothing. */
 void zr_fork_forget(struct zr_kept_socket *s);
 
-/* The process is ending, and has said its last words: what it hears of others' sockets from here on is the
- * answer to them, not a loss. */
+/* The process is ending, and its last messages are sent: what it reads from others' sockets from here on is
+ * the answer to them, not a loss. */
 bool zr_fork_ending(void);
 
 /* How many forks lie between the first process that called this or zr_fork_keep, and this one. */

@@ -1,9 +1,9 @@
 /* optimizers.h: the kinds of optimizer: the list, and one row of facts for each.
  *
  * A kind is a file, optimizer_NAME.h: its definition and source, its row, and its arithmetic for one element.
- * To add one, write that file, name it in the two lists below, and in ZERO_OPTIMIZER_MAP of zero/zero.h: the
- * kernels of every device, the plan, configurations, checkpoints and zero-bench follow. Its reference for the
- * tests is in test/kernels/optimizer_references.h. */
+ * To add one, write that file, name it in the two lists below, and in ZERO_OPTIMIZER_MAP of
+ * zero/zero_config.h: the kernels of every device, the plan, configurations, checkpoints and zero-bench
+ * follow. Its reference for the tests is in test/kernels/optimizer_references.h. */
 #ifndef ZR_KERNELS_OPTIMIZERS_H
 #define ZR_KERNELS_OPTIMIZERS_H
 
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, name, number). Numbers are 1, 2, ... without gaps, and those of zero/zero.h. */
+/* X(NAME, name, number). Numbers are 1, 2, ... without gaps, and those of zero/zero_config.h. */
 #define ZR_OPTIMIZER_MAP(X)                                                                                  \
     X(ADAMW, adamw, 1)                                                                                       \
     X(ADAM, adam, 2)                                                                                         \

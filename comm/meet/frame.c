@@ -23,7 +23,7 @@ enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
 {
     const size_t head = sizeof r->head;
     r->n_in += n;
-    /* Its first bytes are all that a unidentified connection may ever say. */
+    /* A connection that is not identified may say no more than its first bytes. */
     if (r->n_in >= sizeof r->head.magic && r->head.magic != ZR_FRAME_MAGIC)
         return ZR_FRAME_STRANGE;
     if (r->n_in < head)
@@ -31,7 +31,7 @@ enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
     if (r->head.n_bytes > r->most_bytes)
         return ZR_FRAME_LARGE;
     if (r->head.n_bytes && !r->payload) {
-        /* One more: text that comes without its end has one here. */
+        /* One byte more, for the zero that ends a text. */
         r->payload = malloc((size_t)r->head.n_bytes + 1);
         if (!r->payload)
             return ZR_FRAME_NO_MEMORY;

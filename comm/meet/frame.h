@@ -1,8 +1,7 @@
 /* frame.h: what travels between ranks before any communicator exists: a head of fixed size and a payload, and
- * how a stream of bytes becomes frames again.
- *
- * Nobody is trusted to say how much memory a frame is worth: whoever reads sets the most a payload may have,
- * a little for those who have not shown who they are, and for a rank what this very exchange makes of it. */
+ * how a stream of bytes is cut into frames again. No sender is trusted to say how much memory a frame is
+ * worth. Whoever reads sets the most that a payload may have: little for a connection that has not proved to
+ * be a rank's, and for a rank what the exchange under way makes of it. */
 #ifndef ZR_COMM_FRAME_H
 #define ZR_COMM_FRAME_H
 
@@ -26,8 +25,8 @@ enum zr_frame_type {
     ZR_FRAME_ACCEPT,
     /* 0 -> rank: everyone is here */
     ZR_FRAME_READY,
-    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. To a unidentified
-     * connection without any payload */
+    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. Without any payload
+     * to an unidentified connection */
     ZR_FRAME_REFUSE,
     /* rank -> 0: my blob of an exchange */
     ZR_FRAME_GIVE,
@@ -48,7 +47,7 @@ enum zr_frame_type {
     ZR_FRAME_CALLS
 };
 
-/* Before every payload, in the sender's byte order: a rank of the other order is told by its magic. */
+/* Before every payload, in the sender's byte order: magic shows a sender of the other order. */
 struct zr_frame {
     uint32_t magic;
     uint16_t version, type;

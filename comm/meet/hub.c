@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINGER_MS = 300 }; /* for the other ends to hear a goodbye */
+enum { LINGER_MS = 300 }; /* for the other ends to read a goodbye */
 
 static const char exited[] = "its program exited without zero_unwrap";
 
@@ -132,7 +132,7 @@ void zr_hub_report_failure(struct zr_rendezvous *r)
 
 void zr_hub_report_unreported(struct zr_rendezvous *r)
 {
-    if (r->code && !r->reported) /* of a rank that was through with the last exchange before this one */
+    if (r->code && !r->reported) /* reported by a rank that had finished the last exchange before this one */
         zr_hub_report_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
         char why[sizeof r->members[i].unreported];
@@ -143,7 +143,7 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
     }
 }
 
-/* A rank went without a goodbye. */
+/* A rank's connection has ended without a goodbye. */
 static void lose(struct zr_rendezvous *r, int rank, const char *why)
 {
     struct zr_member *member = &r->members[rank];
@@ -172,8 +172,9 @@ static void leave(struct zr_rendezvous *r, int rank)
 
 /* --- frames and ends of links --- */
 
-/* Nothing is heard any more. At exit the others learn one after the other that this rank goes, and those who
- * know leave at once: what they do now must not be told to those who do not know yet as the cause. */
+/* Nothing that comes in is looked at any more. At exit the other ranks learn one after the other that this
+ * rank ends, and those who know leave at once: to those who do not know yet their leaving must not look like
+ * the cause. */
 static bool is_deaf(const struct zr_rendezvous *r)
 {
     return r->closing || zr_fork_ending();
@@ -207,7 +208,7 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         lose(r, l->rank, exited);
     } else if (ours && f->type == ZR_FRAME_CALLS &&
                zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
-        /* They are kept. */
+        /* The calls are kept. */
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
@@ -222,7 +223,7 @@ static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     bool ours = f->world == r->w.world && f->rank == 0 && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_READY && !r->ready) {
         r->ready = true;
-        r->phase = ZR_PHASE_IDLE; /* already: rank 0 may leave in the same breath */
+        r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
         for (int i = 0; i < r->w.world; i++)
             if (r->members[i].state == ZR_MEMBER_EMPTY)
                 r->members[i].state = ZR_MEMBER_HERE;
@@ -265,8 +266,8 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
         zr_hub_hello(r, l, f, payload);
 }
 
-/* A rank may give for the next exchange before rank 0 has come to it; what is too large for this one differs
- * from ours, and all are told. */
+/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large for
+ * this exchange is of another one than ours, which is a failure of all ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_rendezvous *r = l->owner;
@@ -310,7 +311,7 @@ static void on_end(struct zr_link *l, int code, const char *why)
         (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (r->w.rank != 0) {
-        /* Whoever listens there now is not, or not yet, our rank 0. */
+        /* Whoever listens there now is not our rank 0, or not yet. */
         zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
         r->members[0].link = NULL;
         zr_hub_retry(r);
@@ -351,7 +352,7 @@ static void handle_closed(uv_handle_t *h)
     r->n_handles--;
 }
 
-/* The deadline's timer guards the goodbyes and goes last. */
+/* The deadline's timer bounds the wait for goodbyes, so it is closed last. */
 static void check_links(struct zr_rendezvous *r)
 {
     if (r->closing && !r->links && !uv_is_closing((uv_handle_t *)&r->deadline))

@@ -12,11 +12,11 @@
 #include "comm/meet/link.h"
 #include "comm/meet/rendezvous.h"
 
-/* A rank that goes is a failure at once only where all ranks wait for each other; between exchanges it may be
- * that it had nothing left to do here. */
+/* That a rank leaves is a failure at once only while all ranks wait for each other; between exchanges it may
+ * have had nothing left to do here. */
 enum zr_phase { ZR_PHASE_MEET, ZR_PHASE_IDLE, ZR_PHASE_EXCHANGE };
 
-/* What kept a rank from rank 0, the more telling the later. */
+/* What kept a rank from reaching rank 0; a later entry says more. */
 enum zr_trouble {
     ZR_TROUBLE_NONE,
     ZR_TROUBLE_NOBODY,  /* nobody was reached */
@@ -69,9 +69,9 @@ struct zr_rendezvous {
     int n_handles;              /* of those above, not closed yet */
     bool listening, resolving;
     int64_t started_ms;
-    int64_t refused_ms; /* others: since when rank 0's place refuses us; 0: it does not */
-    /* For the message of a timeout, what went wrong while waiting: the latest, and the most telling if that
-     * was before. An attempt that has just begun knows less than one that was answered. */
+    int64_t refused_ms; /* others: since when what listens at rank 0's address refuses us; 0: it does not */
+    /* For the message of a timeout, what went wrong while waiting: the latest, or an earlier one that says
+     * more, since an attempt that has just begun knows less than one that was answered. */
     enum zr_trouble worst;
     char trouble[640], trouble_before[640];
 
@@ -129,14 +129,14 @@ void zr_hub_listen(struct zr_rendezvous *r);
 void zr_hub_drop_slow(struct zr_rendezvous *r);
 /* Rank 0: everyone is here: no more unidentified connections. */
 void zr_hub_seal(struct zr_rendezvous *r);
-/* Not again, whether it did or not. */
+/* Stops looking, whether it was found or not. */
 void zr_hub_stop_listening(struct zr_rendezvous *r);
 /* Rank 0: a frame of a connection that has not proved to be a rank's. */
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
 
 /* hub_reach.c: the others. */
 void zr_hub_connect(struct zr_rendezvous *r);
-/* The connection to rank 0's place is there or not. */
+/* The connection to rank 0's address was made, or failed. */
 void zr_hub_on_connect(struct zr_link *l, int status);
 /* A frame from there, before both sides know each other. */
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
@@ -164,7 +164,7 @@ void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
 /* Tells on_failed of the failure, once it can be told. */
 void zr_hub_report_failure(struct zr_rendezvous *r);
 
-/* hub_calls.c, all on the loop's thread. What this rank wants compared goes its way. */
+/* hub_calls.c, all on the loop's thread. Sends what this rank wants compared. */
 void zr_hub_compare(struct zr_rendezvous *r);
 /* Rank 0 asks for this rank's calls. */
 void zr_hub_asked(struct zr_rendezvous *r);

@@ -88,7 +88,7 @@ static void report_place(const struct zr_rendezvous *r, int rank, char *text, si
         snprintf(text, n_text, "no call");
 }
 
-/* Who is behind, where all that was called is the same. */
+/* Which rank is behind, where all calls that were made are the same. */
 static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     int ahead = furthest(r, true), behind = furthest(r, false);
@@ -185,7 +185,7 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
     size_t n_text = strlen(text);
     struct zr_called_copy *copy = malloc(sizeof *copy + n_text);
     if (!copy)
-        return; /* who asked waits for its time to be over */
+        return; /* the rank that asked waits until its own time is over */
     zr_called_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
     zr_hub_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);

@@ -1,7 +1,7 @@
 /* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens, asks everybody who comes for a
  * proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
  *
- * A unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
+ * An unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
  * prove that he has the job's key is sent away without a word of why; who says nothing for seconds is
  * dropped; and there are never more than MOST_UNIDENTIFIED of them, the others wait in the kernel's queue. A
  * rank of this very job that is wrong, by its number or its world, fails all of them. */
@@ -13,8 +13,8 @@
 
 enum {
     MOST_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
-    FAIR_MS = 100,           /* for each of them to answer before another may take its place */
-    UNIDENTIFIED_MS = 5000,  /* and if nobody wants it */
+    FAIR_MS = 100,           /* that each of them has to answer before another may take its place */
+    UNIDENTIFIED_MS = 5000,  /* that it has where no other wants its place */
     SWEEP_MS = 500,
     RETRY_MS = 20,
     BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
@@ -54,7 +54,7 @@ struct zr_link *zr_hub_add_link(struct zr_rendezvous *r)
 
 /* --- rank 0: unidentified connections and ranks --- */
 
-/* A unidentified connection: nothing is told, not even why. */
+/* An unidentified connection is told nothing, not even why. */
 static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZR_ERR_MISMATCH};
@@ -76,7 +76,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
     zr_link_finish(l);
 }
 
-/* Of the same job, yet wrong: no rank can go on, and each is told why. */
+/* A rank of this job that cannot be right: no rank can go on, and each is told why. */
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     refuse(r, l, ZR_ERR_MISMATCH, text);

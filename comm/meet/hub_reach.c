@@ -15,7 +15,7 @@ enum {
     REFUSED_RETRY_MS = 200,
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
     SILENT_MS = 5000,  /* for rank 0 to ask who we are */
-    ANSWER_MS = 10000, /* and to answer: who is slow then has a member, which must not be given up easily */
+    ANSWER_MS = 10000, /* and to answer: a rank that rank 0 has let in must not be given up easily */
 };
 
 static void connect_again(uv_timer_t *t)

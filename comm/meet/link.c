@@ -66,7 +66,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
         buf->base = zr_frame_room(&l->in, &buf->len);
 }
 
-/* Whoever waited on this link still hears of its end. */
+/* The owner may still wait for this link, and learns of its end. */
 static void refuse_large(struct zr_link *l)
 {
     char why[128];
@@ -216,7 +216,7 @@ struct sending {
 
 static void sent(uv_write_t *req, int status)
 {
-    (void)status; /* a broken connection is told by the reading side */
+    (void)status; /* a broken connection is reported by the reading side */
     free(req->data);
 }
 

@@ -52,7 +52,8 @@ static int run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rende
     }
     uv_timer_stop(&r->deadline);
     zr_sigpipe_release(&hold);
-    /* What is whole stays whole, whoever failed in the same breath: the next call tells of that. */
+    /* A result that has arrived whole is returned, even where a rank failed just after it: the next call
+     * reports that. */
     return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
 }
 
@@ -110,8 +111,8 @@ static bool all_here(const struct zr_rendezvous *r)
     return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
-/* Rank 0 has failed: who comes a moment later is told why, and does not look for it until its own time is
- * over. */
+/* Rank 0 has failed. Ranks that connect a moment later are told why, so that they do not look for it until
+ * their own time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
     struct zr_sigpipe_hold hold;
@@ -269,8 +270,8 @@ static void late_to_send(struct zr_rendezvous *r)
                 (long long)r->timeout_ms);
 }
 
-/* Puts the blobs together and makes room for the next ones: a fast rank may send its next while a slow one
- * still reads. */
+/* Puts the blobs together, and is then ready for the next ones: a fast rank may send its next blob while a
+ * slow one still reads. */
 static int collect(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
 {
     int err = 0;
@@ -298,8 +299,8 @@ static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t 
         err = collect(r, mine, n, all);
     for (int i = 1; i < r->w.world && !err; i++)
         err = zr_hub_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
-    /* Nobody may run this loop for a while, so what does not fit the sockets' buffers goes now. Whoever has
-     * the result may leave meanwhile, and that is no failure of this exchange. */
+    /* The loop may not be run again for a while, so what does not fit into the sockets' buffers is written
+     * now. A rank that has the result may leave meanwhile, which is no failure of this exchange. */
     r->phase = ZR_PHASE_IDLE;
     if (!err && !all_sent(r))
         err = run_until(r, all_sent, late_to_send);

@@ -1,8 +1,7 @@
-/* world.c: who are we? Rank and world from the configuration or from what a launcher left in the environment.
- *
- * The first source that is set wins and is then read strictly: half of a pair, text that is not a number or a
- * rank outside its world is an error, never a silent fall to the next source. A launcher that is half
- * understood would otherwise train N independent copies of one model. */
+/* world.c: rank and world, from the configuration or from what a launcher left in the environment. The first
+ * source that is set wins and is then read strictly: half of a pair, text that is not a number or a rank
+ * outside its world is an error, and no reason to look at the next source. Otherwise a launcher that is half
+ * understood would train N independent copies of one model. */
 #include "comm/meet/rendezvous.h"
 
 #include <errno.h>

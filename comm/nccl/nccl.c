@@ -31,7 +31,7 @@ static int check_ready(const struct zr_nccl *m, enum zr_op op)
     return 0;
 }
 
-/* The ledger says what all ranks must do alike, before it is known whether this rank can. */
+/* The ledger is written first: it says what all ranks must do alike, also where this rank then cannot. */
 static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, uint64_t sizes)
 {
     struct zr_nccl_ledger *l = &m->pair->ledger;

@@ -218,7 +218,8 @@ static int await_event(struct zr_nccl_pair *p, const struct place *pl, void *len
     }
 }
 
-/* Own card up, all cards down. *left: something of it may still be under way. */
+/* Copies this rank's card to the device, gathers, and copies all cards back. *left: something of it may still
+ * be under way. */
 static int move_cards(struct zr_nccl_pair *p, const struct place *pl, void *lent, int64_t timeout_ms,
                       const struct card *mine, bool *left)
 {
@@ -229,7 +230,8 @@ static int move_cards(struct zr_nccl_pair *p, const struct place *pl, void *lent
                        .stream = d->stream_native(pl->stream),
                        .all = pl->device,
                        .rank = p->rank,
-                       .until_ns = until_ns + 1000000000}; /* the deadline around it speaks first */
+                       /* the deadline of the call around it passes first */
+                       .until_ns = until_ns + 1000000000};
     char *slot = (char *)pl->host + p->rank * size;
     ncclResult_t res = ncclSuccess;
     memcpy(slot, mine, (size_t)size);

@@ -34,8 +34,8 @@ static ncclResult_t open_one(void *arg)
     return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
 }
 
-/* Where NCCL puts a communicator. One that a call may still write, as it has not come back, is kept for good,
- * and where a leak checker finds it. */
+/* Where NCCL puts a communicator. Where a call has not come back and may still write one, this is kept for
+ * good, in a place where a leak checker finds it. */
 struct place {
     ncclComm_t comm;
     struct place *next;
@@ -60,7 +60,8 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
     /* Not on the stack: NCCL may write it when this function has returned. */
     struct place *out = calloc(1, sizeof *out);
     o.out = &out->comm;
-    o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000; /* the deadline around it speaks first */
+    /* the deadline of the call around it passes first */
+    o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000;
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     o.config.commName = m->name;

@@ -55,7 +55,7 @@ static void free_task(struct zr_nccl_task *t)
 static void run_task(void *arg)
 {
     struct zr_nccl_task *t = arg;
-    /* Under the lock: who leaves it may close the device. */
+    /* Under the lock: whoever leaves the thread behind may close the device. */
     pthread_mutex_lock(&t->lock);
     bool left = t->left;
     int err = 0;
@@ -340,7 +340,8 @@ static void check_time(struct zr_nccl *m)
         zr_nccl_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
                  (long long)(p->timeout_ns / 1000000));
-        found(m, ZR_ERR_TIMEOUT, text); /* the thread that would compare calls is in there */
+        /* the thread that would have calls compared is inside that NCCL call */
+        found(m, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)

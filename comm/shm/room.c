@@ -30,8 +30,8 @@ static int64_t read_number(const char *path, const char *key, int64_t otherwise)
     return found;
 }
 
-/* Room under the limits of our cgroup (version 2) and of those around it. Cache is not counted: it gives way.
- */
+/* What the limits of our cgroup (version 2), and of those around it, leave. Page cache is not counted, as it
+ * can be taken back. */
 static int64_t cgroup_room(void)
 {
     char line[512], path[1024], file[1100];

@@ -148,7 +148,7 @@ static int make_segment(struct zr_shm *m, int64_t bytes, struct card *mine)
     int err = reserve(mine->fd, segment_bytes(bytes));
     if (err)
         return err;
-    /* Nobody may make it smaller under us. */
+    /* No process may make it smaller while it is mapped. */
     fcntl(mine->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
     if (p == MAP_FAILED)

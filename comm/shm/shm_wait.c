@@ -217,10 +217,10 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
         if (!closed && !process_ended(&m->peer[i]))
             continue;
         if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
-            continue; /* its last act */
+            continue; /* it was the last thing that it did */
         if (zr_shm_adopt(m))
             return m->code;
-        /* Others may know why: the rendezvous, or a rank to which it said a last word. */
+        /* Asks who may know why: the rendezvous, or a rank that was told something before the other ended. */
         int64_t now = zr_now_ns();
         m->ended_ns = m->ended_ns ? m->ended_ns : now;
         if (!closed && now - m->ended_ns < EXPLAIN_NS)
@@ -254,8 +254,8 @@ static bool waits_in_pair(struct zr_shm *m, int place, struct zr_shm_post *there
     return true;
 }
 
-/* The time is over. A rank that waits for this one elsewhere does other things; any other is late, and where
- * it is, and what its program called last, tells why. */
+/* The deadline has passed. A rank that waits for this one in the other communicator makes other calls; any
+ * other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;

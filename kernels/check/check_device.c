@@ -15,7 +15,7 @@ static void device_close(struct zr_device *dev)
     (void)dev; /* zr_check_close */
 }
 
-/* What was just taken is watched, or given back. */
+/* Memory that was just allocated is added to the record, or freed again where it cannot be. */
 static int watch(struct zr_check *c, int err, const char *name, int64_t bytes, void **p,
                  void (*give_back)(struct zr_device *dev, void *p, int64_t bytes))
 {

@@ -56,7 +56,7 @@ void zr_check_reader_done(struct zr_check *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* What one side knows of the other, both know. */
+/* Both clocks become the larger of the two. */
 static void meet(struct zr_check *c, struct zr_line *l)
 {
     struct zr_vclock *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
@@ -87,7 +87,7 @@ void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *na
     struct zr_line *host = zr_check_host_line(c);
     if (l != host)
         zr_line_join(&c->rec, l, host->stamp);
-    /* On entering: what follows is not known to anyone by that. */
+    /* On entering a collective: what follows is not known to anyone by it. */
     if (starts)
         meet(c, l);
     zr_line_begin(&c->rec, l, name, host->during, unit, step);

@@ -76,7 +76,7 @@ void zr_check_stream_close(struct zr_stream *s)
     free(s);
 }
 
-/* Who was waited for has done what it had done when the waiting began. */
+/* The clock of what was waited for, as it was when the wait began, is joined. */
 static struct zr_vclock *hold(struct zr_check *c, struct zr_vclock *const *now)
 {
     pthread_mutex_lock(&c->lock);

@@ -30,7 +30,7 @@ struct zr_guard {
     int64_t page;
     int32_t n;
     _Atomic bool claimed, noted;
-    struct zr_reporter *reporter; /* NULL: nobody is told */
+    struct zr_reporter *reporter; /* NULL: nothing is reported */
     struct zr_guard_touch first;
     struct region region[];
 };

@@ -9,15 +9,15 @@
 
 struct zr_reporter;
 
-/* tell(arg) runs on the thread, once at most, when it was asked for. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
+/* tell(arg) runs on the thread when it was asked for, once at most. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
 int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out);
-/* Waits for a tell under way. NULL is allowed. */
+/* Waits for a call of tell that is under way. NULL is allowed. */
 void zr_reporter_close(struct zr_reporter *r);
 
 /* Both from any thread, and from a handler of a signal. */
 void zr_report_ask(struct zr_reporter *r);
-/* Until it is told, 2 s at most; not on the reporter's thread, nor in a forked child, which does not have it,
- * nor again after a wait that was in vain. */
+/* Waits until it is reported, 2 s at most; not on the reporter's thread, nor in a forked child, which does
+ * not have it, nor again after a wait that was in vain. */
 void zr_report_wait(struct zr_reporter *r);
 
 #endif

@@ -52,7 +52,7 @@ void zr_sim_speak(struct zr_sim *w, struct zr_line *host)
 
 void zr_sim_device_close(struct zr_device *dev)
 {
-    (void)dev; /* with the world */
+    (void)dev; /* closed with the world */
 }
 
 bool zr_sim_refused(struct zr_sim *w)
