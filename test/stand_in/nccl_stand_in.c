@@ -100,10 +100,6 @@ void nccl_stand_in_end(void)
     }
     for (struct nsi_club *k = nsi.clubs, *next; k; k = next) {
         nsi_forget(k);
-        for (struct nsi_split *s = k->splits, *other; s; s = other) {
-            other = s->next;
-            free(s);
-        }
         next = k->next;
         free(k);
     }
@@ -250,7 +246,7 @@ static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclC
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
         is_first &= !c->alive || c->device != device;
     if (is_first)
-        nsi.n_issued[device] = 0;
+        memset(nsi.n_issued[device], 0, sizeof nsi.n_issued[device]);
     bool twice = k->n_ranks != n_ranks || k->device[rank] >= 0;
     for (int i = 0; i < NSI_RANKS; i++)
         twice |= k->device[i] == device;
@@ -291,66 +287,72 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
     return res ? res : nsi_leave(join_club(commId.internal, nranks, rank, config, comm));
 }
 
-static struct nsi_split *split_of(struct nsi_club *k, uint64_t number)
+/* Waits for what all ranks of the communicator ask for. */
+static const struct nsi_split *meet_split(struct ncclComm *comm, int color, int key)
 {
-    struct nsi_split *s = k->splits;
-    while (s && s->number != number)
-        s = s->next;
-    if (s)
-        return s;
-    s = calloc(1, sizeof *s);
-    s->number = number;
-    s->next = k->splits;
-    return k->splits = s;
-}
-
-/* What color and key make of a rank once all have said theirs: its place, and how many have its color. */
-static int place_in_split(const struct nsi_split *s, int n_ranks, int me, int *n_members)
-{
-    int place = 0;
-    *n_members = 0;
-    for (int i = 0; i < n_ranks; i++) {
-        if (s->color[i] != s->color[me])
-            continue;
-        ++*n_members;
-        place += s->key[i] < s->key[me] || (s->key[i] == s->key[me] && i < me);
-    }
-    return place;
-}
-
-/* By all ranks of comm: those of one color come together, in the order of their keys and then their ranks. */
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
-{
-    NSI_BEGIN("ncclCommSplit", comm);
     struct nsi_club *k = comm->club;
     uint64_t number = ++comm->n_splits;
-    struct nsi_split *s = split_of(k, number);
-    char id[NCCL_UNIQUE_ID_BYTES] = "";
-    snprintf(id, sizeof id, "split %llu, %d of %.80s", (unsigned long long)number, color, k->id);
-    if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
-        stand_in_misuse("ncclCommSplit: color %d of rank %d: 0 or more, or NCCL_SPLIT_NOCOLOR, is allowed",
-                        color, comm->rank);
+    struct nsi_split *s = &k->splits[number % 2];
+    if (s->number != number) /* the first; the one before it on this place has been left by all */
+        *s = (struct nsi_split){.number = number};
     s->color[comm->rank] = color;
     s->key[comm->rank] = key;
     s->n_here++;
     pthread_cond_broadcast(&nsi.moved);
-    while (s->n_here < k->n_ranks && !nsi.ending)
+    while (s->n_here < k->n_ranks && !comm->aborted && !nsi.ending)
         pthread_cond_wait(&nsi.moved, &nsi.lock);
-    if (s->n_here < k->n_ranks)
-        return nsi_leave(ncclSystemError);
+    return s->n_here < k->n_ranks ? NULL : s;
+}
+
+/* The rank's place among those of its colour: by key, and by rank where keys are equal. */
+static int place_after_split(const struct nsi_split *s, int n_ranks, int rank, int *n_of_color)
+{
+    int place = 0;
+    *n_of_color = 0;
+    for (int r = 0; r < n_ranks; r++) {
+        if (s->color[r] != s->color[rank])
+            continue;
+        ++*n_of_color;
+        place += s->key[r] < s->key[rank] || (s->key[r] == s->key[rank] && r < rank);
+    }
+    return place;
+}
+
+static ncclResult_t split(struct ncclComm *comm, int color, int key, ncclComm_t *newcomm,
+                          const ncclConfig_t *config)
+{
+    if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
+        stand_in_misuse(
+            "ncclCommSplit: rank %d gives color %d: 0 and more, or NCCL_SPLIT_NOCOLOR, is allowed",
+            comm->rank, color);
+        return ncclInvalidArgument;
+    }
+    const struct nsi_split *s = meet_split(comm, color, key);
+    if (!s)
+        return ncclSystemError;
     *newcomm = NULL;
-    if (color < 0)
-        return nsi_leave(ncclSuccess);
-    int n_members, place = place_in_split(s, k->n_ranks, comm->rank, &n_members);
-    ncclResult_t res = join_club(id, n_members, place, config, newcomm);
+    if (color == NCCL_SPLIT_NOCOLOR)
+        return ncclSuccess;
+    char id[NCCL_UNIQUE_ID_BYTES] = "";
+    int n, place = place_after_split(s, comm->club->n_ranks, comm->rank, &n);
+    snprintf(id, sizeof id, "color %d of split %llu of %.70s", color, (unsigned long long)s->number,
+             comm->club->id);
+    ncclResult_t res = join_club(id, n, place, config, newcomm);
     if (res || comm->waits)
-        return nsi_leave(res);
+        return res;
     /* What is made comes later, and so the call says success although there is nothing yet. */
     comm->of = *newcomm;
     comm->to = newcomm;
     *newcomm = NULL;
     nsi_later(comm, ncclSuccess);
-    return nsi_leave(ncclSuccess);
+    return ncclSuccess;
+}
+
+/* Every rank of comm calls it. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
+{
+    NSI_BEGIN("ncclCommSplit", comm);
+    return nsi_leave(split(comm, color, key, newcomm, config));
 }
 
 static void leave_windows(struct ncclComm *comm, const char *call)
@@ -687,7 +689,8 @@ static ncclResult_t take(struct nsi_call c)
     c.number = c.kind == NSI_SEND   ? m->n_sent[c.root]++
                : c.kind == NSI_RECV ? m->n_received[c.root]++
                                     : m->n_collectives++;
-    c.issue = c.kind < NSI_SEND ? nsi.n_issued[m->device]++ : 0;
+    for (int r = 0; c.kind < NSI_SEND && r < m->club->n_ranks; r++)
+        c.issue[r] = nsi.n_issued[m->device][m->club->device[r]]++;
     note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
     struct nsi_call *kept = malloc(sizeof *kept);

@@ -18,19 +18,19 @@ struct nsi_meeting {
     size_t count;
     int root, from, to; /* from, to: of a message */
     uint64_t number;    /* among the collectives of its communicator, or the messages of its two ranks */
-    uint64_t issue;     /* number of the call among all collectives of the rank that came first */
-    int64_t offset;     /* of the buffer that must lie alike, in its window; -1: not in a window */
+    /* [a][b], of each rank a that came: which of its collectives with rank b, on any communicator, this is. */
+    uint64_t issue[NSI_RANKS][NSI_RANKS];
+    int64_t offset; /* of the buffer that must lie alike, in its window; -1: not in a window */
     char *given[NSI_RANKS];
     bool here[NSI_RANKS], left[NSI_RANKS], different;
     struct nsi_meeting *next;
 };
 
-/* The k-th split of a club: what its ranks asked for. */
+/* One ncclCommSplit of all ranks of a communicator. */
 struct nsi_split {
-    uint64_t number;
+    uint64_t number; /* among the communicator's, from 1 */
     int n_here;
     int color[NSI_RANKS], key[NSI_RANKS];
-    struct nsi_split *next;
 };
 
 /* Ranks that work together. */
@@ -41,8 +41,8 @@ struct nsi_club {
     uint64_t n_windows;     /* registrations so far, by all */
     size_t window_bytes[2]; /* of the even and the odd registration under way: of the first rank */
     int64_t window_offset[2];
+    struct nsi_split splits[2]; /* the even and the odd one under way */
     struct nsi_meeting *meetings;
-    struct nsi_split *splits;
     struct nsi_club *next;
 };
 
@@ -79,7 +79,7 @@ struct nsi_call {
     ncclDataType_t type;
     int root; /* or the peer */
     bool has_run;
-    uint64_t number, issue;
+    uint64_t number, issue[NSI_RANKS]; /* issue: see nsi_meeting */
     int64_t offset;
     struct nsi_call *next;
 };
@@ -93,8 +93,9 @@ struct nsi_state {
     struct ncclWindow_vidmem *windows;
     uint64_t n_ids;
     int n_open_groups;
-    uint64_t n_issued[STAND_IN_MOST_DEVICES]; /* collectives */
-    int n_inside;                             /* calls */
+    /* [a][b]: collectives that device a has issued on communicators which b has a rank in too. */
+    uint64_t n_issued[STAND_IN_MOST_DEVICES][STAND_IN_MOST_DEVICES];
+    int n_inside;  /* calls */
     int n_batches; /* put on streams and not dropped: they know their communicator */
     int n_inside_device[STAND_IN_MOST_DEVICES];
     bool ending, hung;

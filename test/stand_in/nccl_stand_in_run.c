@@ -30,11 +30,26 @@ static struct nsi_meeting *meeting_of(const struct nsi_call *c)
                               .from = from,
                               .to = to,
                               .number = c->number,
-                              .issue = c->issue,
                               .offset = c->offset,
                               .next = k->meetings};
     k->meetings = m;
     return m;
+}
+
+/* Two ranks that use the communicators they share in different orders may wait for each other for ever. */
+static void compare_order(struct nsi_meeting *m, const struct nsi_call *c)
+{
+    int me = c->comm->rank;
+    memcpy(m->issue[me], c->issue, sizeof c->issue);
+    for (int r = 0; r < c->comm->club->n_ranks; r++)
+        if (m->here[r] && m->issue[r][me] != c->issue[r]) {
+            stand_in_misuse(
+                "rank %d: collective %llu is its call number %llu with rank %d, whose it is number %llu: "
+                "communicators are used in another order",
+                me, (unsigned long long)c->number, (unsigned long long)c->issue[r], r,
+                (unsigned long long)m->issue[r][me]);
+            return;
+        }
 }
 
 static void compare(struct nsi_meeting *m, const struct nsi_call *c)
@@ -50,11 +65,8 @@ static void compare(struct nsi_meeting *m, const struct nsi_call *c)
             m->type, m->root);
         m->different = true;
     }
-    if (!message && m->issue != c->issue)
-        stand_in_misuse(
-            "rank %d: collective %llu is its call number %llu, another rank's %llu: communicators are "
-            "used in another order",
-            me, (unsigned long long)c->number, (unsigned long long)c->issue, (unsigned long long)m->issue);
+    if (!message)
+        compare_order(m, c);
     if (m->offset != c->offset)
         stand_in_misuse("rank %d: collective %llu lies at offset %lld of its window, another rank's at %lld",
                         me, (unsigned long long)c->number, (long long)c->offset, (long long)m->offset);

@@ -1,0 +1,198 @@
+/* test_nccl_stand_in.c: that the stand-in's ncclCommSplit makes the communicators that NCCL's does: colours apart, keys in order. */
+#include "test/kernels/random.h"
+#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/stand_in.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 8, ROUNDS = 12 };
+
+/* What each rank asks for in each round; what it found, -1: no communicator. */
+static int colors[ROUNDS][RANKS], keys[ROUNDS][RANKS];
+static struct found {
+    int n, place, gathered[RANKS];
+} found[ROUNDS][RANKS];
+static ncclUniqueId id;
+
+/* Who has which place in its colour's communicator, by what nccl.h says of keys. */
+static int expected_members(int round, int color, int members[RANKS])
+{
+    int n = 0;
+    for (int r = 0; r < RANKS; r++)
+        if (colors[round][r] == color)
+            members[n++] = r;
+    for (int i = 1; i < n; i++) /* keeps ranks of one key in order */
+        for (int k = i; k > 0 && keys[round][members[k - 1]] > keys[round][members[k]]; k--) {
+            int m = members[k];
+            members[k] = members[k - 1], members[k - 1] = m;
+        }
+    return n;
+}
+
+static void gather_ranks(ncclComm_t comm, int rank, struct found *f)
+{
+    cudaStream_t s;
+    char *at;
+    assert_int_equal(cudaStreamCreate(&s), 0);
+    assert_int_equal(cudaMalloc((void **)&at, sizeof f->gathered), 0);
+    assert_int_equal(ncclCommCount(comm, &f->n), 0);
+    assert_int_equal(ncclCommUserRank(comm, &f->place), 0);
+    assert_int_equal(
+        cudaMemcpyAsync(at + f->place * (int)sizeof rank, &rank, sizeof rank, cudaMemcpyDefault, s), 0);
+    assert_int_equal(ncclAllGather(at + f->place * (int)sizeof rank, at, 1, ncclFloat32, comm, s), 0);
+    assert_int_equal(cudaMemcpyAsync(f->gathered, at, (size_t)f->n * sizeof rank, cudaMemcpyDefault, s), 0);
+    assert_int_equal(cudaStreamSynchronize(s), 0);
+    assert_int_equal(cudaStreamDestroy(s), 0);
+    assert_int_equal(cudaFree(at), 0);
+}
+
+static void *run_rank(void *arg)
+{
+    int rank = (int)(intptr_t)arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all, part;
+    config.blocking = 1;
+    assert_int_equal(cudaSetDevice(rank), 0);
+    assert_int_equal(ncclCommInitRankConfig(&all, RANKS, id, rank, &config), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        struct found *f = &found[i][rank];
+        part = all;
+        assert_int_equal(ncclCommSplit(all, colors[i][rank], keys[i][rank], &part, &config), 0);
+        *f = (struct found){.place = -1};
+        if (part)
+            gather_ranks(part, rank, f);
+        if (part)
+            assert_int_equal(ncclCommDestroy(part), 0);
+    }
+    assert_int_equal(ncclCommDestroy(all), 0);
+    return NULL;
+}
+
+static void run_ranks(void)
+{
+    pthread_t threads[RANKS];
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < RANKS; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, (void *)(intptr_t)r), 0);
+    for (int r = 0; r < RANKS; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void test_split(void **state)
+{
+    (void)state;
+    struct random_source rng = random_open();
+    for (int i = 0; i < ROUNDS; i++)
+        for (int r = 0; r < RANKS; r++) {
+            colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* NCCL_SPLIT_NOCOLOR too */
+            keys[i][r] = (int)random_below(&rng, 5) - 2;
+        }
+    run_ranks();
+    for (int i = 0; i < ROUNDS; i++)
+        for (int r = 0; r < RANKS; r++) {
+            const struct found *f = &found[i][r];
+            int members[RANKS], n = expected_members(i, colors[i][r], members);
+            if (colors[i][r] == NCCL_SPLIT_NOCOLOR) {
+                assert_int_equal(f->place, -1);
+                continue;
+            }
+            assert_int_equal(f->n, n);
+            assert_int_equal(members[f->place], r);
+            assert_memory_equal(f->gathered, members, (size_t)n * sizeof *members);
+        }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all, part;
+    config.blocking = 1;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    assert_int_equal(ncclCommInitRankConfig(&all, 1, id, 0, &config), 0);
+    assert_int_equal(ncclCommSplit(all, -2, 0, &part, &config), ncclInvalidArgument);
+    assert_int_equal(ncclCommDestroy(all), 0);
+}
+
+/* Two communicators of the same two ranks, used in another order by one of them; and, what is allowed, collectives with a third in
+ * between. */
+static int wrong_order;
+
+static void *run_order(void *arg)
+{
+    int rank = (int)(intptr_t)arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all, part[3];
+    struct found ignored;
+    config.blocking = 1;
+    assert_int_equal(cudaSetDevice(rank), 0);
+    assert_int_equal(ncclCommInitRankConfig(&all, 3, id, rank, &config), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ncclCommSplit(all, rank < 2 ? 0 : 1, rank, &part[i], &config), 0);
+    assert_int_equal(ncclCommSplit(all, rank ? 0 : 1, rank, &part[2], &config), 0);
+    if (rank < 2) {
+        cudaStream_t s[2];
+        char *at;
+        assert_int_equal(cudaStreamCreate(&s[0]) || cudaStreamCreate(&s[1]) || cudaMalloc((void **)&at, 64),
+                         0);
+        for (int k = 0; k < 2; k++) {
+            int i = wrong_order && rank ? 1 - k : k; /* on streams of their own: nothing waits here */
+            assert_int_equal(
+                ncclAllGather(at + 32 * i + 4 * rank, at + 32 * i, 1, ncclFloat32, part[i], s[i]), 0);
+        }
+        assert_int_equal(cudaStreamSynchronize(s[0]) || cudaStreamSynchronize(s[1]), 0);
+        assert_int_equal(cudaStreamDestroy(s[0]) || cudaStreamDestroy(s[1]) || cudaFree(at), 0);
+    }
+    if (rank)
+        gather_ranks(part[2], rank, &ignored);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ncclCommDestroy(part[i]), 0);
+    assert_int_equal(ncclCommDestroy(all), 0);
+    return NULL;
+}
+
+static void test_order(void **state)
+{
+    pthread_t threads[3];
+    wrong_order = *state != NULL;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < 3; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_order, (void *)(intptr_t)r), 0);
+    for (int r = 0; r < 3; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static int start(void **state)
+{
+    (void)state;
+    stand_in_the_machine()->n_devices = RANKS;
+    return 0;
+}
+
+/* *state: how many misuses are expected. */
+static int finish(void **state)
+{
+    const char *text;
+    int expected = *state ? *(int *)*state : 0;
+    nccl_stand_in_end();
+    return stand_in_end(&text) != expected;
+}
+
+int main(void)
+{
+    static int one = 1, two = 2;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_split, start, finish),
+        cmocka_unit_test_prestate_setup_teardown(test_refused, start, finish, &one),
+        cmocka_unit_test_setup_teardown(test_order, start, finish),
+        cmocka_unit_test_prestate_setup_teardown(test_order, start, finish, &two),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
