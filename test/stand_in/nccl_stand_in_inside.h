@@ -18,7 +18,8 @@ struct nsi_meeting {
     size_t count;
     int root, from, to; /* from, to: of a message */
     uint64_t number;    /* among the collectives of its communicator, or the messages of its two ranks */
-    /* [a][b], of each rank a that came: which of its collectives with rank b, on any communicator, this is. */
+    /* [a][b], of each rank a that came: which of its collectives with rank b this is, on any
+     * communicator. */
     uint64_t issue[NSI_RANKS][NSI_RANKS];
     int64_t offset; /* of the buffer that must lie alike, in its window; -1: not in a window */
     char *given[NSI_RANKS];

@@ -1,4 +1,5 @@
-/* test_nccl_stand_in.c: that the stand-in's ncclCommSplit makes the communicators that NCCL's does: colours apart, keys in order. */
+/* test_nccl_stand_in.c: that the stand-in's ncclCommSplit makes the communicators that NCCL's does: colours
+ * apart, keys in order; and what order of communicators is refused. */
 #include "test/kernels/random.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -121,8 +122,8 @@ static void test_refused(void **state)
     assert_int_equal(ncclCommDestroy(all), 0);
 }
 
-/* Two communicators of the same two ranks, used in another order by one of them; and, what is allowed, collectives with a third in
- * between. */
+/* Two communicators of the same two ranks, used in another order by one of them; and, what is allowed,
+ * collectives with a third in between. */
 static int wrong_order;
 
 static void *run_order(void *arg)
