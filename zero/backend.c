@@ -110,32 +110,46 @@ static int open_nccl(struct zero_ctx *z)
                                                                                  : -1,
                                          .lent = z->config.user.nccl_comm,
                                          .log = o->log};
-    int err = zr_nccl_open(z->rendezvous, z->device, &all, &nccl, &z->gather, &z->reduce);
-    z->nccl = err ? NULL : z->gather;
+    int err = zr_nccl_open(z->rendezvous, z->device, &all, &nccl, &z->comm[ZR_ROLE_GATHER],
+                           &z->comm[ZR_ROLE_REDUCE]);
+    z->nccl = err ? NULL : z->comm[ZR_ROLE_GATHER];
+    return err;
+}
+
+static int open_shm(struct zero_ctx *z)
+{
+    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
+    int err = 0;
+    for (int r = ZR_ROLE_GATHER; !err && r <= ZR_ROLE_REDUCE; r++)
+        err = zr_shm_open(z->rendezvous, z->device, &all, (enum zr_role)r, z->config.options.timeout_ms,
+                          &z->comm[r]);
+    if (!err)
+        zr_shm_pair(z->comm[ZR_ROLE_GATHER], z->comm[ZR_ROLE_REDUCE]);
+    return err;
+}
+
+static int open_self(struct zero_ctx *z)
+{
+    int err = 0;
+    for (int r = ZR_ROLE_GATHER; !err && r <= ZR_ROLE_REDUCE; r++)
+        err = zr_self_open(z->device, (enum zr_role)r, &z->comm[r]);
     return err;
 }
 
 int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
 {
-    const struct zr_options *o = &z->config.options;
-    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
-    int err = 0;
-    if (backend == ZERO_BACKEND_SELF) {
-        err = zr_self_open(z->device, ZR_ROLE_GATHER, &z->gather);
-        if (!err)
-            err = zr_self_open(z->device, ZR_ROLE_REDUCE, &z->reduce);
-    } else if (backend == ZERO_BACKEND_SHM) {
-        err = zr_shm_open(z->rendezvous, z->device, &all, ZR_ROLE_GATHER, o->timeout_ms, &z->gather);
-        if (!err)
-            err = zr_shm_open(z->rendezvous, z->device, &all, ZR_ROLE_REDUCE, o->timeout_ms, &z->reduce);
-        if (!err)
-            zr_shm_pair(z->gather, z->reduce);
-    } else {
-        err = open_nccl(z);
-    }
-    if (!err && z->check)
-        err = zr_check_comm_open(z->check, z->gather, &z->gather);
-    if (!err && z->check)
-        err = zr_check_comm_open(z->check, z->reduce, &z->reduce);
+    int err = backend == ZERO_BACKEND_SELF  ? open_self(z)
+              : backend == ZERO_BACKEND_SHM ? open_shm(z)
+                                            : open_nccl(z);
+    for (int r = ZR_ROLE_GATHER; !err && z->check && r <= ZR_ROLE_REDUCE; r++)
+        err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
+    z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
     return err;
+}
+
+void zr_backend_close_comms(struct zero_ctx *z)
+{
+    for (int r = ZR_ROLE_GATHER; r <= ZR_ROLE_REDUCE; r++)
+        if (z->comm[r])
+            z->comm[r]->ops->close(z->comm[r]);
 }

@@ -35,7 +35,8 @@ struct zero_ctx {
     /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_check *check;
 
-    struct zr_comm *gather, *reduce;
+    /* By role (struct zr_engine_parts); closed once each. */
+    struct zr_comm *comm[ZR_ROLES];
     /* what gather is, under a check, when it is NCCL's; else NULL */
     struct zr_comm *nccl;
 
@@ -107,6 +108,7 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
 void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend);
+void zr_backend_close_comms(struct zero_ctx *z);
 
 /* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
  * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,

@@ -165,10 +165,7 @@ static void tear_down(struct zero_ctx *z)
     zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
     bool device_rests = zr_engine_close(z->engine);
-    if (z->gather)
-        z->gather->ops->close(z->gather);
-    if (z->reduce)
-        z->reduce->ops->close(z->reduce);
+    zr_backend_close_comms(z);
     zr_rendezvous_free(z->rendezvous);
     zr_check_close(z->check);
     if (z->device && device_rests)
@@ -192,14 +189,13 @@ static int open_engine(struct zero_ctx *z)
 {
     struct zr_engine_parts parts = {.dev = z->check ? zr_check_device(z->check) : z->device,
                                     .check = z->check,
-                                    .gather = z->gather,
-                                    .reduce = z->reduce,
                                     .plan = z->plan,
                                     .opt = &z->config.options,
                                     .loop = z->loop,
                                     .on_fail = report_ranks,
                                     .on_fail_arg = z,
                                     .native_stream = z->config.user.stream};
+    memcpy(parts.comm, z->comm, sizeof parts.comm);
     int err = zr_engine_open(z->engine, &parts);
     err = zr_agree_on_success(z, err);
     if (err)
@@ -448,8 +444,8 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_given_up_fill(z);
     zr_engine_point(z->engine, !z->awaited);
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
-            z->nccl ? zr_nccl_path(z->nccl) : z->gather->ops->name, (long long)z->plan->total_bytes,
-            (long long)z->layout->n_params);
+            z->nccl ? zr_nccl_path(z->nccl) : z->comm[ZR_ROLE_GATHER]->ops->name,
+            (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_residents(z);
     report_optimizers(z);
     report_how_gradients_add_up(z);

@@ -27,7 +27,7 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
 int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first)
 {
     if (zr_level_of(e->plan->place.state) != ZR_LEVEL_ALL)
-        return zr_flat_owned(f, e->rank, first);
+        return zr_flat_owned(f, e->place, first);
     *first = 0;
     return f->total_bytes / zr_dtype_bytes(f->dtype);
 }
@@ -38,8 +38,8 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
     if (e->plan->resident[f->unit])
         return e->gather_base + zr_plan_param_full(e->plan, f, -1) + first * size;
     int64_t own;
-    zr_flat_owned(f, e->rank, &own);
-    return e->gather_base + zr_plan_param_own(e->plan, f, e->rank) + (first - own) * size;
+    zr_flat_owned(f, e->place, &own);
+    return e->gather_base + zr_plan_param_own(e->plan, f, e->place) + (first - own) * size;
 }
 
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -65,11 +65,12 @@ static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
     void *base;
-    int err = e->gather->ops->arena(e->gather, p->gather_bytes, &base);
+    struct zr_comm *gather = e->role[ZR_ROLE_GATHER].comm, *reduce = e->role[ZR_ROLE_REDUCE].comm;
+    int err = gather->ops->arena(gather, p->gather_bytes, &base);
     if (err)
         return err;
     e->gather_base = base;
-    err = e->reduce->ops->arena(e->reduce, p->reduce_bytes, &base);
+    err = reduce->ops->arena(reduce, p->reduce_bytes, &base);
     if (err)
         return err;
     e->reduce_base = base;
@@ -157,6 +158,7 @@ static int open_streams(struct zr_engine *e, void *native_stream)
         err = d->stream_open(e->dev, kind, "zero-gather", NULL, &e->gather_stream);
     if (!err)
         err = d->stream_open(e->dev, kind, "zero-reduce", NULL, &e->reduce_stream);
+    zr_roles_streams(e);
     return err;
 }
 
@@ -166,16 +168,13 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     e->dev = parts->dev;
     e->pid = (int)getpid();
     e->forks = zr_fork_depth();
-    e->gather = parts->gather;
-    e->reduce = parts->reduce;
+    zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
     e->opt = *parts->opt;
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;
     e->on_fail_arg = parts->on_fail_arg;
-    e->rank = parts->gather->group.rank;
-    e->world = parts->gather->group.size;
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -212,11 +211,6 @@ int zr_engine_allocate(struct zr_engine *e)
     return err;
 }
 
-static bool is_stuck(struct zr_comm *c)
-{
-    return c->ops->stuck && c->ops->stuck(c);
-}
-
 /* Finishes what is on the streams first. */
 static void close_device_side(struct zr_engine *e)
 {
@@ -245,7 +239,7 @@ bool zr_engine_close(struct zr_engine *e)
 {
     if (!e || !e->dev)
         return true;
-    bool stuck = is_stuck(e->gather) || is_stuck(e->reduce);
+    bool stuck = zr_roles_stuck(e);
     if (!stuck)
         close_device_side(e);
     zr_snapshot_listener_close(e->s.listener);

@@ -22,7 +22,9 @@ struct zr_engine;
 
 struct zr_engine_parts {
     struct zr_device *dev;
-    struct zr_comm *gather, *reduce;
+    /* By role; NULL: nobody has it. The same one may have two: where all ranks are one group, the one that
+     * reduces is also the one of control. */
+    struct zr_comm *comm[ZR_ROLES];
     /* and its layout */
     const struct zr_plan *plan;
     const struct zr_options *opt;
@@ -70,7 +72,7 @@ int zr_engine_check(struct zr_engine *e);
 /* Fails in a process that was forked from the one that opened it: there it must not be touched, nor closed.
  */
 int zr_engine_check_process(const struct zr_engine *e);
-/* Records the first failure and ends both communicators. Any thread. Returns code. */
+/* Records the first failure and ends all communicators. Any thread. Returns code. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Another rank's on_fail was called with this. Where a communicator knows of a failure already, that one
  * stays the first, unless it is ZR_ERR_PEER: that is what another rank's failure looks like from here. Any

@@ -4,20 +4,14 @@
  * the unit in a step. A model that turns out to have more is followed all the same: what was reduced goes to
  * memory of its own before the model writes again, and is added to what comes next. That memory is not in the
  * plan, so it is told. */
-#include "shard/engine/engine_inside.h"
-
-static const struct zr_flat *flats_of(const struct zr_engine *e, int32_t unit, int32_t *n)
-{
-    *n = e->layout->units[unit].n_flats;
-    return &e->layout->flats[e->layout->units[unit].first_flat];
-}
+#include "shard/engine/engine_issue.h"
 
 /* One rank's slices of all of them. */
 static int64_t aside_bytes(const struct zr_engine *e, int32_t unit)
 {
     int64_t elems = 0;
     int32_t n;
-    const struct zr_flat *f = flats_of(e, unit, &n);
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
         elems += f[i].trainable ? f[i].shard_elems : 0;
     return elems * (int64_t)sizeof(float);
@@ -45,20 +39,19 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
 static int64_t part(const struct zr_engine *e, const struct zr_flat *f, float **sum)
 {
     int64_t first;
-    *sum = (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->rank, 0));
-    return zr_flat_owned(f, e->rank, &first);
+    *sum = zr_sum_at(e, f, 0);
+    return zr_flat_owned(f, e->place, &first);
 }
 
 int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
     int32_t n;
-    const struct zr_flat *f = flats_of(e, unit, &n);
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    const struct zr_hop_run inner = zr_inner_hop(e);
     float *aside = e->aside[unit], *sum;
     /* A peer may still be gathering this rank's part. */
-    int err = e->world == 1 ? 0
-                            : e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at,
-                                                       ZR_EXCHANGE_BYTES, tag);
+    int err = zr_hop_barrier(e, &inner, tag);
     for (int32_t i = 0; !err && i < n; i++) {
         if (!f[i].trainable)
             continue;
@@ -73,7 +66,7 @@ int zr_aside_add(struct zr_engine *e, int32_t unit)
 {
     int32_t n;
     int err = 0;
-    const struct zr_flat *f = flats_of(e, unit, &n);
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     float *aside = e->aside[unit], *sum;
     for (int32_t i = 0; aside && !err && i < n; i++) {
         if (!f[i].trainable)

@@ -60,10 +60,10 @@ static int failed(struct zr_engine *e, int err)
 static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
-    int err = e->rank == 0 ? copy(e, staging_of(e), src, n_bytes) : 0;
+    int err = e->place == 0 ? copy(e, staging_of(e), src, n_bytes) : 0;
     if (!err)
-        err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, n_bytes, 0, &p->tag);
-    if (!err && dst && !(e->rank == 0 && dst == src))
+        err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &p->tag);
+    if (!err && dst && !(e->place == 0 && dst == src))
         err = copy(e, dst, staging_of(e), n_bytes);
     return err;
 }
@@ -171,9 +171,9 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
 static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_bytes)
 {
     char *staging = staging_of(e), *room = room_of(e);
-    int err = copy(e, staging + e->rank * slot_bytes, place_of(p), p->n * p->size);
+    int err = copy(e, staging + e->place * slot_bytes, place_of(p), p->n * p->size);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->values_at, slot_bytes, &p->tag);
+        err = zr_role_exchange(e, ZR_ROLE_CONTROL, e->plan->values_at, slot_bytes, &p->tag);
     if (!err)
         err = copy(e, room, staging, e->world * slot_bytes);
     failed(e, err);

@@ -1,8 +1,6 @@
 /* engine_facts.c: where an engine stands, and what it has done. */
 #include "shard/engine/engine_inside.h"
 
-#include <stdio.h>
-
 int32_t zr_engine_open_unit(const struct zr_engine *e)
 {
     return zr_core_open_unit(e->m.core);
@@ -28,14 +26,6 @@ bool zr_engine_holds_all(const struct zr_engine *e)
     return zr_core_holds_all(e->m.core);
 }
 
-int64_t zr_engine_wire_bytes(const struct zr_engine *e)
-{
-    struct zr_comm_stats gather, reduce;
-    e->gather->ops->stats(e->gather, &gather);
-    e->reduce->ops->stats(e->reduce, &reduce);
-    return gather.wire_bytes + reduce.wire_bytes;
-}
-
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 {
     *out = (struct zr_engine_facts){.n_steps = e->m.step,
@@ -47,8 +37,8 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_replans = zr_core_counts(e->m.core).n_replans,
                                     .n_gather = e->i.n_gather,
                                     .n_reduce = e->i.n_reduce,
-                                    .wire_bytes = zr_engine_wire_bytes(e) - e->m.wire_at_open,
-                                    .backend = e->gather->ops->name,
+                                    .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
+                                    .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
                                     .device = e->dev->ops->name};
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         out->allocated[i] = e->m.allocated[i];
@@ -83,18 +73,4 @@ int zr_engine_trace_write(struct zr_engine *e, const char *path)
 {
     int err = zr_engine_drain(e);
     return err ? err : zr_timeline_write(e->timeline, e->rank, path);
-}
-
-void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)
-{
-    struct zr_comm *const comm[] = {e->gather, e->reduce};
-    char last[96];
-    text[0] = 0;
-    for (int i = 0; i < 2; i++) {
-        bool inside = comm[i]->ops->last && comm[i]->ops->last(comm[i], last, sizeof last);
-        if (comm[i]->ops->last && last[0] && (inside || !text[0]))
-            snprintf(text, n, "%s %s", inside ? "during" : "after", last);
-        if (inside)
-            return;
-    }
 }

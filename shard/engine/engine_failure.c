@@ -17,7 +17,7 @@ static void report_others(struct zr_engine *e, int code, const char *text)
     if (!e->on_fail)
         return;
     if (strstr(text, found_by))
-        snprintf(reported, sizeof reported, "%s", text);
+        snprintf(reported, sizeof reported, "%.*s", (int)sizeof reported - 1, text);
     else
         snprintf(reported, sizeof reported, "%.*s%s%d)", (int)sizeof reported - 40, text, found_by, e->rank);
     e->on_fail(e->on_fail_arg, code, reported);
@@ -33,19 +33,18 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     uv_mutex_lock(&e->s.fail_lock);
     bool first = !atomic_load(&e->s.failed);
     if (first) {
-        strncpy(e->s.fail_text, text, sizeof e->s.fail_text - 1);
+        snprintf(e->s.fail_text, sizeof e->s.fail_text, "%.*s", (int)sizeof e->s.fail_text - 1, text);
         atomic_store(&e->s.failed, code);
     }
     uv_mutex_unlock(&e->s.fail_lock);
     if (first) {
-        e->gather->ops->abort(e->gather, code, text);
-        e->reduce->ops->abort(e->reduce, code, text);
+        zr_roles_abort(e, code, text);
         report_others(e, code, text);
     }
     return code;
 }
 
-/* A failure that goes from one communicator to the other on its way around the ranks gains a finder each
+/* A failure that goes from one communicator to another on its way around the ranks gains a finder each
  * time. The first found it, and need not be told so. */
 static void keep_first_finder(char *why, int rank)
 {
@@ -59,21 +58,13 @@ static void keep_first_finder(char *why, int rank)
 /* Nothing has failed that anyone knows of, on any rank: what every call of the model asks, twice. */
 static bool is_well(const struct zr_engine *e)
 {
-    return !atomic_load_explicit(&e->s.failed, memory_order_acquire) &&
-           !atomic_load_explicit(e->gather->alarm, memory_order_acquire) &&
-           !atomic_load_explicit(e->reduce->alarm, memory_order_acquire);
-}
-
-static int ask_comms(struct zr_engine *e, char *why, size_t n_why)
-{
-    int code = e->gather->ops->status(e->gather, why, n_why);
-    return code ? code : e->reduce->ops->status(e->reduce, why, n_why);
+    return !atomic_load_explicit(&e->s.failed, memory_order_acquire) && !zr_roles_alarmed(e);
 }
 
 void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
 {
     char why[ZR_ERROR_BYTES];
-    int known = ask_comms(e, why, sizeof why);
+    int known = zr_roles_status(e, why, sizeof why);
     if (known && known != ZR_ERR_PEER)
         code = known;
     else
@@ -89,7 +80,7 @@ int zr_engine_status(struct zr_engine *e)
     int code = atomic_load_explicit(&e->s.failed, memory_order_acquire);
     char why[ZR_ERROR_BYTES];
     if (!code) {
-        code = ask_comms(e, why, sizeof why);
+        code = zr_roles_status(e, why, sizeof why);
         if (!code)
             return 0;
         keep_first_finder(why, e->rank);

@@ -171,10 +171,20 @@ struct zr_shared {
     char fail_text[ZR_ERROR_BYTES];
 };
 
+/* A communicator in its role, and the stream that its collectives go on. */
+struct zr_role_run {
+    /* NULL: nobody has the role; of two roles it may be the same */
+    struct zr_comm *comm;
+    struct zr_stream *stream;
+};
+
 struct zr_engine {
     /* NULL: it is not open */
     struct zr_device *dev;
-    struct zr_comm *gather, *reduce;
+    /* The communicators by what they are for, and each of them once. */
+    struct zr_role_run role[ZR_ROLES];
+    struct zr_comm *distinct[ZR_ROLES];
+    int n_distinct;
     const struct zr_layout *layout;
     const struct zr_plan *plan;
     struct zr_options opt;
@@ -182,7 +192,8 @@ struct zr_engine {
     struct zr_loop *loop;
     void (*on_fail)(void *arg, int code, const char *text);
     void *on_fail_arg;
-    int rank, world;
+    /* Of the world, for messages; and among the ranks of control, which counts world of them. */
+    int rank, place, world;
     /* that opened it: no other may use it */
     int pid;
     /* zr_fork_depth there */
@@ -220,6 +231,31 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
 enum zr_event_class zr_event_class_of(const struct zr_events *ev, const struct zr_event *event);
 int zr_tables_open(struct zr_engine *e);
 void zr_tables_close(struct zr_engine *e); /* also half opened ones; of the events their lists alone */
+
+/* ---- engine_roles.c ---- */
+
+/* For zr_engine_open: which communicators there are; and, once the streams are open, where they work. */
+void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES]);
+void zr_roles_streams(struct zr_engine *e);
+/* A collective of comm.h on the role's communicator and stream. barrier: an exchange of which only the end
+ * counts. */
+int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
+                   const struct zr_tag *tag);
+int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
+                   const struct zr_tag *tag);
+int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
+                     const struct zr_tag *tag);
+int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
+int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag);
+/* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
+ * take what a job puts on it without a wait; the work of any does not end (zr_comm_ops.stuck); bytes
+ * received. */
+bool zr_roles_alarmed(const struct zr_engine *e);
+int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
+void zr_roles_abort(struct zr_engine *e, int code, const char *text);
+bool zr_roles_have_room(const struct zr_engine *e);
+bool zr_roles_stuck(const struct zr_engine *e);
+int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 
 /* ---- engine.c, engine_step.c ---- */
 
@@ -268,8 +304,6 @@ void zr_tuned_open(struct zr_engine *e);
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
 /* The mean over ranks of the i-th double of n_bytes that each left in e->words (engine_values.c). */
 double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i);
-/* Received so far, as the communicators count (engine_facts.c). */
-int64_t zr_engine_wire_bytes(const struct zr_engine *e);
 /* Collective, blocking: resident parameters, of which every rank has its part (engine_restore.c). */
 int zr_engine_gather_residents(struct zr_engine *e);
 

@@ -283,8 +283,9 @@ static const char *call_name(enum zr_core_event_kind kind)
 
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
-    if (e->reduce->ops->called)
-        e->reduce->ops->called(e->reduce, call);
+    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
+    if (control->ops->called)
+        control->ops->called(control, call);
 }
 
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)

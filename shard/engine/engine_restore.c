@@ -30,7 +30,7 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
         e->m.segs[i] = (struct zr_gather_seg){
             .src = full, .dst = full, .in_place = true, .cut = {f->shard_bytes, f->total_bytes}};
     }
-    return e->gather->ops->all_gather(e->gather, e->gather_stream, e->m.segs, u->n_flats, &tag);
+    return zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
 }
 
 /* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element
@@ -45,11 +45,10 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
         int64_t first, n = zr_flat_owned(f, r, &first);
         for (int64_t k = 0; k < n; k += most) {
             int64_t bytes = zr_min(most, n - k) * (int64_t)sizeof(float);
-            int err = r == e->rank ? d->copy(e->reduce_stream, staging, at + first + k, bytes) : 0;
+            int err = r == e->place ? d->copy(e->reduce_stream, staging, at + first + k, bytes) : 0;
             if (!err)
-                err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, bytes, r,
-                                                &tag);
-            if (!err && r != e->rank)
+                err = zr_control_broadcast(e, e->plan->values_at, bytes, r, &tag);
+            if (!err && r != e->place)
                 err = d->copy(e->reduce_stream, at + first + k, staging, bytes);
             if (err)
                 return err;

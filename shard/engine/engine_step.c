@@ -30,9 +30,10 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 static int compare_calls(struct zr_engine *e, const char *text)
 {
     const struct timespec nap = {.tv_nsec = 20000};
-    if (!e->reduce->ops->compare)
+    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
+    if (!control->ops->compare)
         return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-    e->reduce->ops->compare(e->reduce, ZR_ERR_MISMATCH, text);
+    control->ops->compare(control, ZR_ERR_MISMATCH, text);
     while (!zr_engine_status(e))
         nanosleep(&nap, NULL);
     return ZR_ERR_MISMATCH;

@@ -54,8 +54,8 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
         return (char *)zr_engine_master_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_GRAD) {
         int64_t own;
-        zr_flat_owned(c->flat, e->rank, &own);
-        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->rank, 0) + (first - own) * c->size;
+        zr_flat_owned(c->flat, e->place, &own);
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->place, 0) + (first - own) * c->size;
     }
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }
@@ -92,11 +92,10 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         if (n == 0)
             continue;
         int err = 0;
-        if (r == e->rank)
+        if (r == e->place)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
-            err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at + at, n * c->size,
-                                            r, &tag);
+            err = zr_control_broadcast(e, e->plan->values_at + at, n * c->size, r, &tag);
         if (err)
             return err;
     }
@@ -134,18 +133,17 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
 {
     struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
     int err = 0;
-    if (e->rank == 0)
+    if (e->place == 0)
         err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
     if (!err)
-        err = e->reduce->ops->broadcast(e->reduce, e->reduce_stream, e->plan->values_at, c->n * c->size, 0,
-                                        &tag);
+        err = zr_control_broadcast(e, e->plan->values_at, c->n * c->size, 0, &tag);
     if (err)
         return err;
     int64_t first = c->first, n = c->n;
     bool here =
         c->kind >= 0 ? zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL : e->plan->resident[c->flat->unit];
     if (!here)
-        n = part(c, e->rank, &first);
+        n = part(c, e->place, &first);
     if (n)
         err = store(e, c, first, n);
     return err ? err : store_master(e, c);
@@ -156,8 +154,7 @@ static int wait_for_all(struct zr_engine *e, const struct asked *a)
     struct zr_tag tag = tag_of(e, -1, a);
     int err = zr_engine_drain(e);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
-                                       &tag);
+        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
     return err ? err : zr_engine_drain(e);
 }
 
@@ -236,7 +233,7 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
         else if (params)
             err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
     }
-    e->m.wire_at_open = zr_engine_wire_bytes(e);
+    e->m.wire_at_open = zr_roles_wire_bytes(e);
     return err;
 }
 
@@ -248,10 +245,9 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
         return err;
     struct zr_tag tag = tag_of(e, -1, a);
     char *slots = e->reduce_base + e->plan->exchange_at;
-    err = e->dev->ops->copy(e->reduce_stream, slots + e->rank * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
+    err = e->dev->ops->copy(e->reduce_stream, slots + e->place * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
-        err = e->reduce->ops->exchange(e->reduce, e->reduce_stream, e->plan->exchange_at, ZR_EXCHANGE_BYTES,
-                                       &tag);
+        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
     for (int r = 0; !err && r < e->world; r++)
         err = e->dev->ops->copy(e->reduce_stream, e->words + r * n_bytes,
                                 slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);

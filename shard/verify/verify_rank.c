@@ -158,12 +158,10 @@ static int wrap(struct zr_verify_rank *r)
     struct zr_verify_world *v = r->v;
     struct zr_options opt = v->opt;
     opt.update_arg = r;
-    struct zr_engine_parts parts = {.dev = zr_sim_device(v->sim, r->id),
-                                    .gather = r->gather,
-                                    .reduce = r->reduce,
-                                    .plan = &r->plan,
-                                    .opt = &opt,
-                                    .loop = r->loop};
+    struct zr_engine_parts parts = {
+        .dev = zr_sim_device(v->sim, r->id), .plan = &r->plan, .opt = &opt, .loop = r->loop};
+    for (int k = 0; k < ZR_ROLES; k++)
+        parts.comm[k] = v->comm[k] ? v->comm[k][r->id] : NULL;
     zr_sim_host(v->sim, r->id, ZR_SIM_MODEL)->during = "zero_wrap";
     int err = zr_engine_open(&r->engine, &parts);
     r->engine_open = !err;
@@ -249,8 +247,6 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     r->stuck_at = -1;
     r->pace = v->c->pace == ZR_PACE_MIXED ? (enum zr_verify_pace)zr_verify_below(&v->random, ZR_PACE_MIXED)
                                           : v->c->pace;
-    r->gather = v->gather[id];
-    r->reduce = v->reduce[id];
     r->layout = *v->layout;
     r->plan = *v->plan;
     r->plan.layout = &r->layout;
@@ -308,10 +304,9 @@ void zr_ranks_close(struct zr_verify_world *v)
         if (r->engine_open)
             zr_engine_close(&r->engine);
     }
-    for (int id = 0; v->gather && id < v->c->world; id++) {
-        v->gather[id]->ops->close(v->gather[id]);
-        v->reduce[id]->ops->close(v->reduce[id]);
-    }
+    for (int k = 0; k < v->n_opened; k++)
+        for (int id = 0; id < v->c->world; id++)
+            v->opened[k][id]->ops->close(v->opened[k][id]);
     for (int id = 0; v->ranks && id < v->c->world; id++) {
         struct zr_verify_rank *r = &v->ranks[id];
         int64_t peak;

@@ -92,6 +92,20 @@ static void check_ends(struct zr_verify_world *v)
     }
 }
 
+static int open_role(struct zr_verify_world *v, enum zr_role role)
+{
+    struct zr_comm **of = calloc((size_t)v->c->world, sizeof(struct zr_comm *));
+    if (!of)
+        abort();
+    int err = zr_sim_comm_open(v->sim, role, 0, NULL, v->order, of);
+    if (err) {
+        free(of);
+        return err;
+    }
+    v->comm[role] = v->opened[v->n_opened++] = of;
+    return 0;
+}
+
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
 {
     const struct zr_verify_case *c = v->c;
@@ -135,19 +149,16 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         o.ranks_per_node = speed->ranks_per_node;
     }
     err = zr_sim_open(&o, &v->sim);
-    v->gather = calloc((size_t)c->world, sizeof *v->gather);
-    v->reduce = calloc((size_t)c->world, sizeof *v->reduce);
     v->ranks = calloc((size_t)c->world, sizeof *v->ranks);
-    if (!v->gather || !v->reduce || !v->ranks)
+    if (!v->ranks)
         abort();
     if (!err) {
         v->order = zr_sim_order_open(v->sim);
         err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
     }
-    if (!err)
-        err = zr_sim_comm_open(v->sim, ZR_ROLE_GATHER, 0, NULL, v->order, v->gather);
-    if (!err)
-        err = zr_sim_comm_open(v->sim, ZR_ROLE_REDUCE, 0, NULL, v->order, v->reduce);
+    for (int role = ZR_ROLE_GATHER; !err && role <= ZR_ROLE_REDUCE; role++)
+        err = open_role(v, (enum zr_role)role);
+    v->comm[ZR_ROLE_CONTROL] = v->comm[ZR_ROLE_REDUCE];
     for (int id = 0; !err && id < c->world; id++)
         err = zr_rank_open(v, id);
     if (err)
@@ -192,8 +203,8 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
         if (rec->broken)
             err = zr_fail(ZR_ERR_NOMEM, "no memory to keep a record of the case");
     }
-    free(v->gather);
-    free(v->reduce);
+    for (int k = 0; k < v->n_opened; k++)
+        free(v->opened[k]);
     zr_sim_close(v->sim);
     zr_sim_order_close(v->order);
     zr_plan_free(v->plan);

@@ -145,30 +145,32 @@ static void lose(struct zr_verify_world *v)
     for (int r = 0; r < v->c->world; r++)
         if (r != v->c->dead && v->ranks[r].engine_open)
             zr_engine_fail(&v->ranks[r].engine, ZR_ERR_PEER, text);
-    zr_sim_comm_lose(v->gather[0], v->c->dead);
-    zr_sim_comm_lose(v->reduce[0], v->c->dead);
+    for (int k = 0; k < v->n_opened; k++)
+        zr_sim_comm_lose(v->opened[k][v->c->dead], v->c->dead);
 }
 
 /* Nobody can go on, whatever the loops do. */
 static bool break_up(struct zr_verify_world *v)
 {
-    char a[ZR_ERROR_BYTES / 3], b[ZR_ERROR_BYTES / 3];
+    char waits[ZR_ERROR_BYTES];
+    size_t n_waits = 0;
     if (v->c->dead >= 0 && v->ranks[v->c->dead].dead && !v->lost) {
         lose(v);
         return true;
     }
-    zr_sim_comm_waits(v->gather[0], a, sizeof a);
-    zr_sim_comm_waits(v->reduce[0], b, sizeof b);
+    waits[0] = 0;
+    for (int k = 0; k < v->n_opened && n_waits + 1 < sizeof waits; k++, n_waits = strlen(waits))
+        zr_sim_comm_waits(v->opened[k][0], waits + n_waits, sizeof waits - n_waits);
     int saving = 0;
     while (saving < v->c->world && !v->ranks[saving].reading)
         saving++;
-    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s%s", v->ended ? " after the communicators failed" : "", a,
-              b, saving < v->c->world ? "a rank waits for its snapshot" : "");
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "",
+              waits, saving < v->c->world ? "a rank waits for its snapshot" : "");
     if (v->ended)
         return false;
     v->ended = true;
-    v->gather[0]->ops->abort(v->gather[0], ZR_ERR_TIMEOUT, "hang");
-    v->reduce[0]->ops->abort(v->reduce[0], ZR_ERR_TIMEOUT, "hang");
+    for (int k = 0; k < v->n_opened; k++)
+        v->opened[k][0]->ops->abort(v->opened[k][0], ZR_ERR_TIMEOUT, "hang");
     return true;
 }
 

@@ -123,7 +123,6 @@ struct zr_verify_rank {
     void **param, **grad; /* (n_tensors) the model's own pointers */
     char **own;           /* (n_tensors) where its values are before the runtime takes them over */
     struct zr_engine engine;
-    struct zr_comm *gather, *reduce;
     struct zr_loop *loop;
     struct zr_vclock **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
     uint64_t n_pushed, n_carried;
@@ -153,7 +152,9 @@ struct zr_verify_world {
     struct zr_plan *plan;
     struct zr_sim *sim;
     struct zr_sim_order *order;
-    struct zr_comm **gather, **reduce;
+    /* By role, (world) of each; NULL: nobody has it. Those that were opened, once each. */
+    struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
+    int n_opened;
     struct zr_verify_rank *ranks;
     int32_t *unit_of_flat;
     ucontext_t scheduler;

@@ -59,18 +59,16 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
     assert_int_equal(
         zr_layout_make(t, n_units, 4, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
     assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
-    struct zr_engine_parts parts = {.dev = w->dev,
-                                    .gather = overlap_comm_open(w->dev, 4, m),
-                                    .reduce = overlap_comm_open(w->dev, 4, m),
-                                    .plan = w->plan,
-                                    .opt = &w->opt};
+    struct zr_engine_parts parts = {.dev = w->dev, .plan = w->plan, .opt = &w->opt};
+    parts.comm[ZR_ROLE_GATHER] = overlap_comm_open(w->dev, 4, m);
+    parts.comm[ZR_ROLE_REDUCE] = parts.comm[ZR_ROLE_CONTROL] = overlap_comm_open(w->dev, 4, m);
     assert_int_equal(zr_engine_open(&w->e, &parts), 0);
     assert_int_equal(zr_engine_allocate(&w->e), 0);
 }
 
 static void close_world(struct world *w)
 {
-    struct zr_comm *gather = w->e.gather, *reduce = w->e.reduce;
+    struct zr_comm *gather = w->e.distinct[0], *reduce = w->e.distinct[1];
     zr_engine_close(&w->e);
     gather->ops->close(gather);
     reduce->ops->close(reduce);
@@ -206,7 +204,7 @@ static void brackets_ask_nobody(void **state)
         for (int alarmed = 0; alarmed < 2; alarmed++) {
             struct world w;
             open_world(&w, stage, 10, 100, 60, 2, -1);
-            struct zr_comm *of[] = {w.e.gather, w.e.reduce};
+            struct zr_comm *of[] = {w.e.distinct[0], w.e.distinct[1]};
             forward(&w);
             backward(&w);
             assert_int_equal(overlap_comm_n_asked(of[0]) + overlap_comm_n_asked(of[1]), 0);

@@ -1,0 +1,54 @@
+/* engine_issue.h: what the files that carry out jobs share. */
+#ifndef ZR_SHARD_ENGINE_ENGINE_ISSUE_H
+#define ZR_SHARD_ENGINE_ENGINE_ISSUE_H
+
+#include "shard/engine/engine_inside.h"
+
+/* A device or communicator call; the first failure ends the job. */
+#define ZR_TRY(call)                                                                                         \
+    do {                                                                                                     \
+        int try_err = (call);                                                                                \
+        if (try_err)                                                                                         \
+            return try_err;                                                                                  \
+    } while (0)
+
+static inline struct zr_tag zr_job_tag(const struct zr_job *job)
+{
+    return (struct zr_tag){.unit = job->action.unit, .step = job->step, .call_hash = job->call_hash};
+}
+
+static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int32_t unit, int32_t *n)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    *n = u->n_flats;
+    return &e->layout->flats[u->first_flat];
+}
+
+/* This rank's slice of the flat's sum k. */
+static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
+{
+    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->place, k));
+}
+
+/* engine_hop.c. One hop of a reduction: whose communicator, and in which dtype gradients travel. */
+struct zr_hop_run {
+    enum zr_role role;
+    enum zr_axis axis;
+    /* 0: as they lie */
+    enum zr_dtype wire;
+};
+struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
+/* The gradient of the action's unit, reduced: this rank's slices to where the action says. */
+int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
+/* Every rank's slices of the unit's sums to all, as fp32, where the optimizer wants all of them: in place, or
+ * end to end to full_grad_at. */
+int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
+/* Before a sum is written that peers may still be gathering: everyone is past it. Nothing where nobody
+ * gathers sums. */
+int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag);
+
+/* engine_issue_step.c: the jobs NORM and UPDATE. */
+int zr_issue_norm(struct zr_engine *e, const struct zr_job *job);
+int zr_issue_update(struct zr_engine *e, const struct zr_job *job);
+
+#endif

@@ -1,0 +1,209 @@
+/* engine_issue_step.c: the jobs of a step: the norm, on which all ranks agree, and the optimizer. */
+#include "kernels/check/guard.h"
+#include "shard/engine/engine_issue.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct zr_engine *e = arg;
+    (void)p;
+    int64_t own;
+    zr_flat_owned(f, e->place, &own);
+    return e->dev->ops->sum_squares(e->reduce_stream, &zr_engine_record(e, e->place)->norm,
+                                    zr_sum_at(e, f, 0) + (first - own), n);
+}
+
+int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
+    ZR_TRY(d->event_record(e->ev.gather_tail, e->gather_stream));
+    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.gather_tail));
+    ZR_TRY(
+        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
+    struct zr_step_record *own = zr_engine_record(e, e->place);
+    const struct zr_step_words words = {.call_hash = job->call_hash,
+                                        .serial = ++e->i.n_norms,
+                                        .save_written = atomic_load(&e->s.own_least),
+                                        .lr = job->lr};
+    ZR_TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));
+    ZR_TRY(d->put(e->reduce_stream, &own->words, &words, sizeof words));
+    int64_t carried_bytes = job->given->n * (int64_t)sizeof *job->given->value;
+    if (carried_bytes)
+        ZR_TRY(d->put(e->reduce_stream, own->carried, job->given->value, carried_bytes));
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *flat = &e->layout->flats[i];
+        int64_t first, n = zr_flat_owned(flat, e->place, &first);
+        if (flat->trainable)
+            ZR_TRY(zr_flat_ranges(e->layout, flat, first, first + n, norm_range, e));
+    }
+    struct zr_tag tag = zr_job_tag(job);
+    ZR_TRY(zr_role_barrier(e, ZR_ROLE_CONTROL, &tag));
+    for (int r = 0; carried_bytes && r < e->world; r++)
+        ZR_TRY(d->copy(e->reduce_stream, e->words + r * carried_bytes, zr_engine_record(e, r)->carried,
+                       carried_bytes));
+    double scale = e->opt.grad_scale;
+    if (!e->opt.grad_sum)
+        scale /= (double)e->world * e->opt.grad_accum_steps;
+    const struct zr_finish f = {.records = zr_engine_record(e, 0),
+                                .stride_bytes = ZR_EXCHANGE_BYTES,
+                                .n_ranks = e->world,
+                                .rank = e->place,
+                                .scale = scale,
+                                .clip = job->tuned->clip,
+                                .scalars = zr_engine_scalars(e),
+                                .outcome = e->outcome};
+    ZR_TRY(d->finish(e->reduce_stream, &f));
+    ZR_TRY(
+        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
+    return d->event_record(e->ev.step_norm, e->reduce_stream);
+}
+
+/* ---- update ---- */
+
+struct updating {
+    struct zr_engine *e;
+    const struct zr_job *job;
+    const float *grad;  /* of the flat's first kept element */
+    int64_t first_kept; /* element of the flat */
+};
+
+struct user_call {
+    struct zr_engine *e;
+    struct zr_user_update u;
+};
+
+static void call_user(void *arg)
+{
+    struct user_call *c = arg;
+    if (c->e->outcome->skipped || c->e->outcome->other >= 0 || zr_engine_has_failed(c->e))
+        return;
+    zr_guard_callback("cfg.update");
+    int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
+    zr_guard_callback(NULL);
+    if (err) {
+        char text[256];
+        snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
+                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first,
+                 (long long)(c->u.first + c->u.n - 1));
+        zr_engine_fail(c->e, ZR_ERR_FAILED, text);
+    }
+}
+_Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
+
+/* The loop has asked whether the norm is known (zr_engine_is_ready), and does not wait for it. Without a loop
+ * this is the model's thread, which may. */
+static int await_norm(struct zr_engine *e)
+{
+    if (!e->loop)
+        return zr_engine_wait(e, e->ev.step_norm);
+    int done = e->dev->ops->event_query(e->ev.step_norm);
+    int err = done < 0 ? done : zr_engine_status(e);
+    return err || done ? err : zr_fail(ZR_ERR_FAILED, "cfg.update: the step's norm is not known yet");
+}
+
+static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_flat *f,
+                          const struct zr_piece *p, int64_t first)
+{
+    struct zr_engine *e = up->e;
+    const struct zr_device_ops *d = e->dev->ops;
+    struct user_call c = {e,
+                          {.tensor = p->tensor,
+                           .first = p->slice * p->n + (first - p->first),
+                           .n = k->n,
+                           .master = k->master,
+                           .grad = k->grad,
+                           .lr = k->lr,
+                           .t = k->t}};
+    for (int i = 0; i < e->opt.n_states; i++)
+        c.u.state[i] = zr_engine_state_at(e, f, i, first);
+    ZR_TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
+    if (d->host_memory) {
+        int64_t bytes = k->n * (int64_t)sizeof(float);
+        struct zr_access used[3 + ZR_MAX_STATES] = {
+            {e->outcome, sizeof *e->outcome, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
+        for (int i = 0; i < e->opt.n_states; i++)
+            used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
+        zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);
+        ZR_TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
+    } else {
+        /* It puts its own kernels on the stream, and only if the step is not skipped. */
+        c.u.native_stream = d->stream_native(e->reduce_stream);
+        ZR_TRY(await_norm(e));
+        call_user(&c);
+    }
+    if (k->param != k->master)
+        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));
+    return 0;
+}
+
+static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                        int64_t n)
+{
+    struct updating *up = arg;
+    struct zr_engine *e = up->e;
+    const struct zr_options *o = &e->opt;
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    enum zr_optimizer kind = zr_kind_of(o, f->optimizer);
+    const struct zr_hyper *hyper = &up->job->tuned->hyper[kind];
+    struct zr_update k = {.kind = kind,
+                          .param_dtype = f->dtype,
+                          .lr = up->job->lr * t->lr_scale,
+                          .beta1 = hyper->beta1,
+                          .beta2 = hyper->beta2,
+                          .eps = hyper->eps,
+                          .decay = hyper->weight_decay * t->decay_scale,
+                          .c1 = 1,
+                          .c2 = 1,
+                          .t = up->job->t,
+                          .n = n,
+                          .master = zr_engine_master_at(e, f, first),
+                          .param = zr_engine_param_at(e, f, first),
+                          .grad = up->grad + (first - up->first_kept),
+                          .scalars = zr_engine_scalars(e)};
+    if (!kind)
+        return update_by_user(up, &k, f, p, first);
+    for (int i = 0; i < zr_plan_states(e->plan, f); i++)
+        k.state[i] = zr_engine_state_at(e, f, i, first);
+    if (zr_optimizer_kind(kind)->bias_correction) {
+        /* In float, as the loops of C models have it. */
+        k.c1 = 1.0f - powf(k.beta1, (float)k.t);
+        k.c2 = 1.0f - powf(k.beta2, (float)k.t);
+    }
+    /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
+    if (k.t == 1 && up->job->tuned->has_states)
+        k.t = 2;
+    return e->dev->ops->update(e->reduce_stream, &k);
+}
+
+/* Where every rank updates everything, it needs the whole reduced gradient of the unit. */
+int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n, unit = job->action.unit;
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    const struct zr_hop_run inner = zr_inner_hop(e);
+    bool in_place = e->plan->sum_in_place[unit], gathered = !in_place && e->plan->hop[ZR_INNER].sums_whole;
+    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                            false));
+    if (gathered)
+        ZR_TRY(zr_hop_gather_sums(e, &inner, job));
+    float *full = (float *)(e->reduce_base + e->plan->full_grad_at);
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        struct updating up = {.e = e, .job = job, .grad = gathered ? full : zr_sum_at(e, &f[i], 0)};
+        if (in_place)
+            up.grad = (const float *)(e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1));
+        int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
+        ZR_TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
+        full += f[i].shard_elems * e->plan->hop[ZR_INNER].size;
+    }
+    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                            true));
+    if (in_place)
+        ZR_TRY(
+            e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
+    return e->dev->ops->event_record(e->ev.updated[unit], e->reduce_stream);
+}

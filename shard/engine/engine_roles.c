@@ -1,0 +1,133 @@
+/* engine_roles.c: the communicators by what they are for; and what all of them are asked or told together. */
+#include "shard/engine/engine_inside.h"
+
+#include <stdio.h>
+
+/* ---- opening ---- */
+
+void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
+{
+    for (int r = 0; r < ZR_ROLES; r++) {
+        int i = 0;
+        e->role[r].comm = comm[r];
+        while (i < e->n_distinct && e->distinct[i] != comm[r])
+            i++;
+        if (comm[r] && i == e->n_distinct)
+            e->distinct[e->n_distinct++] = comm[r];
+    }
+    const struct zr_group *all = &comm[ZR_ROLE_CONTROL]->group;
+    e->world = all->size;
+    e->place = all->rank;
+    e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
+}
+
+void zr_roles_streams(struct zr_engine *e)
+{
+    for (int r = 0; r < ZR_ROLES; r++) {
+        bool gathers = r == ZR_ROLE_GATHER || r == ZR_ROLE_GATHER_OUTER;
+        e->role[r].stream = gathers ? e->gather_stream : e->reduce_stream;
+    }
+}
+
+/* ---- collectives ---- */
+
+int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
+                   const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[role];
+    return r->comm->ops->all_gather(r->comm, r->stream, seg, n, tag);
+}
+
+int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
+                   const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[role];
+    return r->comm->ops->reduce_scatter(r->comm, r->stream, seg, n, tag);
+}
+
+int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
+                     const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[role];
+    return r->comm->ops->exchange(r->comm, r->stream, off, slot_bytes, tag);
+}
+
+int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag)
+{
+    return zr_role_exchange(e, role, e->plan->exchange_at, ZR_EXCHANGE_BYTES, tag);
+}
+
+int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
+    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, tag);
+}
+
+/* ---- all of them ---- */
+
+bool zr_roles_alarmed(const struct zr_engine *e)
+{
+    uint32_t alarm = 0;
+    for (int i = 0; i < e->n_distinct; i++)
+        alarm |= atomic_load_explicit(e->distinct[i]->alarm, memory_order_acquire);
+    return alarm != 0;
+}
+
+int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why)
+{
+    int code = 0;
+    for (int i = 0; !code && i < e->n_distinct; i++)
+        code = e->distinct[i]->ops->status(e->distinct[i], why, n_why);
+    return code;
+}
+
+void zr_roles_abort(struct zr_engine *e, int code, const char *text)
+{
+    for (int i = 0; i < e->n_distinct; i++)
+        e->distinct[i]->ops->abort(e->distinct[i], code, text);
+}
+
+bool zr_roles_have_room(const struct zr_engine *e)
+{
+    for (int i = 0; i < e->n_distinct; i++) {
+        struct zr_comm *c = e->distinct[i];
+        if (c->ops->has_room && !c->ops->has_room(c))
+            return false;
+    }
+    return true;
+}
+
+bool zr_roles_stuck(const struct zr_engine *e)
+{
+    bool stuck = false;
+    for (int i = 0; i < e->n_distinct; i++) {
+        struct zr_comm *c = e->distinct[i];
+        stuck |= c->ops->stuck && c->ops->stuck(c);
+    }
+    return stuck;
+}
+
+int64_t zr_roles_wire_bytes(const struct zr_engine *e)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < e->n_distinct; i++) {
+        struct zr_comm_stats s;
+        e->distinct[i]->ops->stats(e->distinct[i], &s);
+        bytes += s.wire_bytes;
+    }
+    return bytes;
+}
+
+void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)
+{
+    char last[96];
+    text[0] = 0;
+    for (int i = 0; i < e->n_distinct; i++) {
+        struct zr_comm *c = e->distinct[i];
+        bool inside = c->ops->last && c->ops->last(c, last, sizeof last);
+        if (c->ops->last && last[0] && (inside || !text[0]))
+            snprintf(text, n, "%s %s", inside ? "during" : "after", last);
+        if (inside)
+            return;
+    }
+}
