@@ -216,8 +216,8 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
 }
 
 /* From rank 0. */
-static void on_star_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                          const char *payload)
+static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                         const char *payload)
 {
     const char *text = payload ? payload : "";
     bool ours = f->world == r->w.world && f->rank == 0 && f->version == ZR_FRAME_VERSION;
@@ -257,7 +257,7 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     if (is_deaf(r))
         return;
     if (r->w.rank != 0 && r->accepted)
-        on_star_frame(r, l, f, payload);
+        on_hub_frame(r, l, f, payload);
     else if (r->w.rank != 0)
         zr_hub_answer(r, l, f, payload);
     else if (l->rank > 0)

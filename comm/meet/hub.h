@@ -5,8 +5,8 @@
  * lost or fails and how it ends, hub_calls.c how ranks compare what their programs called. The first failure
  * is kept; before the detach it is what the blocking calls return, after it what on_failed is told, unless it
  * is this rank's own. */
-#ifndef ZR_COMM_STAR_H
-#define ZR_COMM_STAR_H
+#ifndef ZR_COMM_HUB_H
+#define ZR_COMM_HUB_H
 
 #include "comm/meet/called.h"
 #include "comm/meet/link.h"

@@ -56,7 +56,7 @@ int zr_engine_allocate(struct zr_engine *e);
  * behind, and the device must be, too. */
 bool zr_engine_close(struct zr_engine *e);
 
-/* The loop's hand: carries out one job. arg is the engine. Loop's thread. */
+/* Carries out one job. arg is the engine. Loop's thread. */
 void zr_engine_issue(void *arg, const struct zr_job *job);
 /* Whether a job can be carried out without waiting on the loop's thread, for zr_loop_ask. arg is the engine.
  * Loop's thread. */

@@ -1,4 +1,5 @@
-/* engine_issue.c: the loop's hand: actions -> collectives and kernels on the gather and the reduce stream. */
+/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce
+ * stream. */
 #include "shard/engine/engine_issue.h"
 
 /* ---- gather ---- */

@@ -1,4 +1,4 @@
-/* engine_model.c: the model's hand: calls -> core -> the model's pointers, the compute stream, and jobs for
+/* engine_model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for
  * the loop. The step is engine_step.c's. */
 #include "shard/engine/engine_inside.h"
 

@@ -55,7 +55,7 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }
 
-/* The loop's hand. It knows what the model's thread knew when it gave the job. */
+/* What the loop's thread does with a job. It knows what the model's thread knew when it gave the job. */
 void zr_turn_issue(void *arg, const struct zr_job *job)
 {
     struct zr_verify_rank *r = arg;

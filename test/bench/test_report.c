@@ -108,7 +108,7 @@ static int read_nothing(void *from, int32_t tensor, int32_t value, int64_t first
     return -6;
 }
 
-static void a_failed_read_is_told(void **state)
+static void a_failed_read_is_reported(void **state)
 {
     (void)state;
     const struct zero_tensor tensor = {.shape = {5}};
@@ -119,9 +119,9 @@ static void a_failed_read_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_have_three_digits), cmocka_unit_test(the_median_leaves_out_the_first_two),
-        cmocka_unit_test(json_has_no_nan),         cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
-        cmocka_unit_test(a_failed_read_is_told),
+        cmocka_unit_test(bytes_have_three_digits),   cmocka_unit_test(the_median_leaves_out_the_first_two),
+        cmocka_unit_test(json_has_no_nan),           cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
+        cmocka_unit_test(a_failed_read_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,8 @@ static void listen_to(struct rank *me, int fd)
         memcpy(&f, said + at, sizeof f);
         bool known = (f.type == ZR_FRAME_CHALLENGE && f.n_bytes == ZR_NONCE_BYTES) ||
                      (f.type == ZR_FRAME_REFUSE && f.n_bytes == 0);
-        RANK_CHECK(me, known, "a stranger was told %u bytes by a frame of type %u", f.n_bytes, f.type);
+        RANK_CHECK(me, known, "an unidentified connection was sent %u bytes by a frame of type %u", f.n_bytes,
+                   f.type);
         at += sizeof f + f.n_bytes;
     }
     RANK_CHECK(me, n <= 2 * sizeof(struct zr_frame) + ZR_NONCE_BYTES, "%zu bytes were said", n);
@@ -197,7 +198,7 @@ static void attack(struct rank *me)
     struct spoken_hello captured = hello_of(&me->w, &other, 1, WORLD);
     for (int fd; n < SILENT && (rlim_t)n + 100 < files.rlim_cur && (fd = dial(me->w.port)) >= 0;)
         fds[n++] = fd;
-    RANK_CHECK(me, n > MOST_UNIDENTIFIED, "only %d strangers", n);
+    RANK_CHECK(me, n > MOST_UNIDENTIFIED, "only %d unidentified connections", n);
     for (int i = 0; i < SPEAKING / 10 && !me->wrong[0]; i++)
         speak(me, &s, i, &captured);
     atomic_store(&me->stage, 1);

@@ -162,7 +162,7 @@ static int times(const char *text, const char *what)
     return n;
 }
 
-static void test_told_first(void **state)
+static void test_reported_first(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
@@ -190,6 +190,6 @@ static void test_told_first(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_told_first)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reported_first)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

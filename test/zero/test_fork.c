@@ -201,7 +201,7 @@ static void test_exit_without_unwrap(void **state)
 
 /* Rank 0 tells the others one after the other that it goes. The first to hear it fails and leaves at once,
  * while rank 0's own threads still run: its leaving is not what the last to hear is told. */
-static void test_exit_is_told_slowly(void **state)
+static void test_exit_is_reported_slowly(void **state)
 {
     (void)state;
     int stage = 3;
@@ -276,7 +276,7 @@ int main(void)
         cmocka_unit_test(test_child_calls),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_exit_without_unwrap),
-        cmocka_unit_test(test_exit_is_told_slowly),
+        cmocka_unit_test(test_exit_is_reported_slowly),
         cmocka_unit_test(test_death_is_found_by_its_connection),
     };
     return cmocka_run_group_tests_name("ranks that fork or exit", tests, NULL, NULL);

@@ -347,7 +347,7 @@ static void keep_line(void *arg, const char *line)
     snprintf(lines + strlen(lines), MOST_LINES - strlen(lines), "%s\n", line);
 }
 
-static void kinds_are_told(void **state)
+static void kinds_are_reported(void **state)
 {
     static const char *const says[] = {
         "sgd (PyTorch's SGD) updates 2 tensors of 387 elements; 0 states per weight\n",
@@ -520,7 +520,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_by_its_own),
-        cmocka_unit_test(kinds_are_told),
+        cmocka_unit_test(kinds_are_reported),
         cmocka_unit_test(stateless_kinds_take_none),
         cmocka_unit_test(ranges_are_as_documented),
     };

@@ -357,10 +357,10 @@ static void after_unidentified(struct rank *me)
         char text[64];
         if (i == 3 || i == 4 || i == 5 || i == 8)
             RANK_CHECK(me, read_frame(fd, &f, text, sizeof text) && f.type == ZR_FRAME_REFUSE && !f.n_bytes,
-                       "stranger %d hears type %d with %u bytes", i, f.type, f.n_bytes);
+                       "unidentified connection %d reads type %d with %u bytes", i, f.type, f.n_bytes);
     }
     close(fds[0]);
-    RANK_CHECK(me, sent, "a stranger could not speak");
+    RANK_CHECK(me, sent, "an unidentified connection could not send");
     meet_and_exchange(me);
     for (int i = 1; i < n; i++)
         close(fds[i]);

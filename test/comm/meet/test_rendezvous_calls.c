@@ -203,7 +203,7 @@ static void make_calls(struct hearing *h, const struct asking *a)
     }
 }
 
-static void ask_or_hear(struct rank *me)
+static void ask_or_learn(struct rank *me)
 {
     const struct asking *a = me->arg;
     struct hearing h = {.me = me};
@@ -236,7 +236,7 @@ static void test_comparison(void **state)
     (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct asking a = cases[k];
-        struct rank *r = run_ranks(false, N, ask_or_hear, &a, NULL), *first = NULL;
+        struct rank *r = run_ranks(false, N, ask_or_learn, &a, NULL), *first = NULL;
         for (int i = 0; i < N; i++) {
             if (i == a.fails || i == a.silent)
                 continue;

@@ -406,7 +406,7 @@ static void no_loss(void *arg, int rank, const char *why)
     rank_says(h->w.me, __FILE__, __LINE__, "no loss", "rank %d was lost: %s", rank, why);
 }
 
-static void report_or_hear(struct rank *me)
+static void report_or_learn(struct rank *me)
 {
     struct hearing h = {.w.me = me, .f = me->arg};
     bool fails = me->w.rank == h.f->who;
@@ -443,7 +443,7 @@ static void test_failure_after_detach(void **state)
                             .code = k & 4 ? ZR_ERR_PEER : ZR_ERR_NOMEM,
                             .close_ms = k & 8 ? 100 : 0,
                             .n_text = k & 1 ? 2000 : 20};
-        run_ranks(k & 2, 4, report_or_hear, &f, NULL);
+        run_ranks(k & 2, 4, report_or_learn, &f, NULL);
     }
 }
 

@@ -178,7 +178,7 @@ static void test_no_memory(void **state)
 }
 
 /* NULL may be the wrong stream; one that was named is not questioned. */
-static void test_default_stream_is_told(void **state)
+static void test_default_stream_is_reported(void **state)
 {
     (void)state;
     for (int named = 0; named < 2; named++) {
@@ -222,7 +222,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_values), cmocka_unit_test(test_stale_parameter),
         cmocka_unit_test(test_stale_write), cmocka_unit_test(test_all_open),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_default_stream_is_told),
+        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_default_stream_is_reported),
     };
     toy_wait = wait_for_default_stream;
     return cmocka_run_group_tests(tests, NULL, NULL);

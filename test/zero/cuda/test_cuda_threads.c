@@ -315,7 +315,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
 
 /* The others get its code and its words, whether it stays or leaves, long before they would have waited for
  * it in vain. */
-static void test_a_failure_is_told_to_all(void **state)
+static void test_a_failure_is_reported_to_all(void **state)
 {
     (void)state;
     for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
@@ -401,7 +401,7 @@ int main(void)
         cmocka_unit_test(test_captures_are_not_disturbed),
         cmocka_unit_test(test_what_a_gpu_takes_is_counted),
         cmocka_unit_test(test_a_query_that_fails_is_no_completion),
-        cmocka_unit_test(test_a_failure_is_told_to_all),
+        cmocka_unit_test(test_a_failure_is_reported_to_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

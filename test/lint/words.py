@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Code and its comments are in the field's words: private ones that an outsider would have to learn are refused. CONTRIBUTING.md has
+the glossary, and says what to write instead.
+
+    words.py ROOT         checks the tree, prints FILE:LINE: the word and what to write, exits 1 if anything is found
+    words.py --self-test  checks the checker
+"""
+import os
+import re
+import sys
+
+from tree_clean import CODE, tracked
+
+# As an identifier, or a part of one between underscores.
+IN_NAMES = {
+    "told": "reported", "untold": "unreported", "tell": "report", "telling": "report", "hear": "remote failure",
+    "star": "hub", "seat": "member", "seats": "members", "stranger": "unidentified", "strangers": "unidentified",
+    "office": "fixture", "house": "lint", "breath": "",
+}
+# Where another's name is meant, or a callback that a header has named so for good.
+ALLOWED_NAMES = {"ftell"}
+# In comments, messages and documents.
+IN_TEXT = {
+    r"strangers?": "unidentified connection", r"seats?": "member", r"(?:the|an?) office": "fixture", r"breath": "at the same time",
+    r"(?:laws? of the|in) house": "lint", r"lays? (?:\w+ )?cards? open": "exchanges", r"(?:loop|model)'s hand": "thread",
+}
+TEXT = re.compile(r"\b(" + "|".join(IN_TEXT) + r")\b")
+NAME = re.compile(r"[A-Za-z_]\w*")
+NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def instead(word, words):
+    for pattern, better in words.items():
+        if re.fullmatch(pattern, word):
+            return f"; say {better}" if better else ""
+    return ""
+
+
+def names(text):
+    """(line, word) of each forbidden part of a name."""
+    code = NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+    for number, line in enumerate(code.splitlines(), 1):
+        for name in NAME.findall(line):
+            if name not in ALLOWED_NAMES:
+                yield from ((number, part) for part in name.lower().split("_") if part in IN_NAMES)
+
+
+def faults_of(path, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in TEXT.finditer(line):
+            yield f"{path}:{number}: \"{match[1]}\"{instead(match[1], IN_TEXT)}"
+    if CODE.match(path):
+        for number, word in names(text):
+            yield f"{path}:{number}: a name with \"{word}\"{instead(word, IN_NAMES)}"
+
+
+def check(root):
+    for path in tracked(root):
+        if path.endswith("lint/words.py") or not (CODE.match(path) or path.endswith(".md")):
+            continue
+        with open(os.path.join(root, path), encoding="utf-8") as f:
+            yield from faults_of(path, f.read())
+
+
+def self_test():
+    bad = (("zero/a.c", "int n_told;"), ("comm/a.c", "/* from a stranger */"), ("comm/a.h", "struct zr_seat;"), ("README.md", "the house"
+           " and in house"), ("shard/a.c", "enum { ZR_STAR };"), ("shard/a.c", "/* the loop's hand */"), ("shard/a.c", "zr_fail(\"a stranger\");"))
+    good = (("zero/a.c", "int start, household; /* the outcome is told by handing it over */"), ("comm/a.c", "char *s = \"told\";"),
+            ("kernels/a.c", "x = handle(handshake);"))
+    failures = [f"{path}: {line}: {list(faults_of(path, line))}" for path, line in bad if len(list(faults_of(path, line))) != 1]
+    return failures + [f"{path}: {line}: refused" for path, line in good if list(faults_of(path, line))]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    found = self_test() if sys.argv[1] == "--self-test" else list(check(sys.argv[1]))
+    print("\n".join(found) or "no fault")
+    sys.exit(1 if found else 0)
