@@ -141,7 +141,7 @@ static int cannot_make(struct probe *p, struct card *c, const char *what)
 }
 
 /* Returns its descriptor; -1 where a rank can have none, which is a fact about it and no failure. */
-static int make_segment(struct probe *p, struct card *c)
+static int make_probe(struct probe *p, struct card *c)
 {
     p->fd = memfd_create("zero-topology", MFD_CLOEXEC);
     if (p->fd < 0)
@@ -171,7 +171,7 @@ static void fill_card(struct probe *p, int err, struct card *c)
     c->pid_namespace = p->id->pid_namespace;
     snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
     snprintf(c->host_name, sizeof c->host_name, "%s", p->id->host_name);
-    c->fd = make_segment(p, c);
+    c->fd = make_probe(p, c);
 }
 
 /* --- another's segment --- */
@@ -278,7 +278,7 @@ static void say_containers(const struct probe *p, int32_t rank, struct zr_host *
                  rank);
 }
 
-static void open_host(const struct probe *p, int32_t rank, struct zr_host *h)
+static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
 {
     const struct card *c = &p->cards[rank];
     snprintf(h->name, sizeof h->name, "%.63s", c->host_name);
@@ -296,7 +296,7 @@ static void settle(const struct probe *p, struct zr_topology *t)
         bool opens = p->lowest[r] == r || is_apart(p, r);
         int32_t host = opens ? add_host(t, r) : t->host_of[p->lowest[r]];
         if (opens)
-            open_host(p, r, &t->hosts[host]);
+            begin_host(p, r, &t->hosts[host]);
         put_on_host(t, r, host);
     }
     number_places(t);
@@ -407,7 +407,7 @@ static void append(char *text, size_t n_text, const char *fmt, ...)
 }
 
 /* "0 to 3", "4, 5, 7". */
-static void list_ranks(const struct zr_topology *t, int32_t host, char *text, size_t n_text)
+static void list_members(const struct zr_topology *t, int32_t host, char *text, size_t n_text)
 {
     int32_t left = t->hosts[host].n_ranks, last;
     const char *comma = "";
@@ -432,7 +432,7 @@ void zr_topology_list_hosts(const struct zr_topology *t, char *text, size_t n_te
     for (int32_t host = 0; host < t->n_hosts; host++) {
         char ranks[96];
         int32_t n = t->hosts[host].n_ranks;
-        list_ranks(t, host, ranks, sizeof ranks);
+        list_members(t, host, ranks, sizeof ranks);
         append(text, n_text, "%shost %d has %d%s (%s)", host ? ", " : "", host, n,
                host     ? ""
                : n == 1 ? " rank"

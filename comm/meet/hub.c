@@ -115,7 +115,7 @@ int zr_hub_check(struct zr_rendezvous *r)
     return r->code;
 }
 
-static void report(struct zr_rendezvous *r, int rank, const char *why)
+static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 {
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->members[i].state == ZR_MEMBER_HERE)
@@ -139,7 +139,7 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
         memcpy(why, r->members[i].unreported, sizeof why);
         r->members[i].unreported[0] = 0;
         if (why[0])
-            report(r, i, why);
+            report_lost(r, i, why);
     }
 }
 
@@ -151,7 +151,7 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
         return;
     member->state = ZR_MEMBER_LOST;
     if (r->detached) {
-        report(r, rank, why);
+        report_lost(r, rank, why);
         return;
     }
     snprintf(member->unreported, sizeof member->unreported, "%.*s", (int)sizeof member->unreported - 1, why);

@@ -38,14 +38,14 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 
 /* ---- rank 0 looks at all of them ---- */
 
-static const struct zr_called_ring *calls_of(const struct zr_rendezvous *r, int rank)
+static const struct zr_called_ring *member_calls(const struct zr_rendezvous *r, int rank)
 {
     return rank == r->w.rank ? &r->calls : r->members[rank].calls;
 }
 
 static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
 {
-    return atomic_load(&calls_of(r, rank)->n);
+    return atomic_load(&member_calls(r, rank)->n);
 }
 
 /* Of the ranks that answered, the first with the most calls, or with the fewest. */
@@ -53,7 +53,8 @@ static int furthest(const struct zr_rendezvous *r, bool most)
 {
     int best = 0;
     for (int i = 1; i < r->w.world; i++)
-        if (calls_of(r, i) && (most ? n_calls(r, i) > n_calls(r, best) : n_calls(r, i) < n_calls(r, best)))
+        if (member_calls(r, i) &&
+            (most ? n_calls(r, i) > n_calls(r, best) : n_calls(r, i) < n_calls(r, best)))
             best = i;
     return best;
 }
@@ -65,8 +66,9 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_B
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_called here, there;
-        uint64_t n =
-            i != of && calls_of(r, i) ? zr_called_differ(calls_of(r, i), calls_of(r, of), &there, &here) : 0;
+        uint64_t n = i != of && member_calls(r, i)
+                         ? zr_called_differ(member_calls(r, i), member_calls(r, of), &there, &here)
+                         : 0;
         if (n && (!first || n < first)) {
             first = n;
             zr_called_report(i, &there, of, &here, text);
@@ -80,7 +82,7 @@ static void report_place(const struct zr_rendezvous *r, int rank, char *text, si
 {
     struct zr_called last;
     char call[ZR_CALLED_CHARS] = "";
-    if (zr_called_last(calls_of(r, rank), &last))
+    if (zr_called_last(member_calls(r, rank), &last))
         zr_called_describe(&last, call);
     if (n_calls(r, rank))
         snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n_calls(r, rank), call);
@@ -161,7 +163,7 @@ static bool all_answered(const struct zr_rendezvous *r)
 }
 
 /* Rank 0: a rank, or this one, has met what calls that differ may explain. */
-static void begin(struct zr_rendezvous *r, int rank, int code, const char *text)
+static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const char *text)
 {
     struct zr_comparison *c = &r->comparison;
     if (c->begun || r->code || r->closing)
@@ -206,7 +208,7 @@ void zr_hub_compare(struct zr_rendezvous *r)
         send_calls(r, code, text);
         return;
     }
-    begin(r, 0, code, text);
+    begin_comparison(r, 0, code, text);
     if (r->comparison.begun && all_answered(r))
         decide(r);
 }
@@ -231,7 +233,7 @@ bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *pa
         zr_called_restore(member->calls, copy);
     snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *copy), payload + sizeof *copy);
     if (code)
-        begin(r, rank, code, text);
+        begin_comparison(r, rank, code, text);
     if (r->comparison.begun && all_answered(r))
         decide(r);
     return true;

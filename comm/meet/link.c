@@ -47,7 +47,7 @@ void zr_link_drop(struct zr_link *l)
     uv_close((uv_handle_t *)&l->tcp, closed);
 }
 
-static void end(struct zr_link *l, int code, const char *why)
+static void end_link(struct zr_link *l, int code, const char *why)
 {
     bool report = !l->finishing && !uv_is_closing((uv_handle_t *)&l->tcp);
     if (report)
@@ -72,7 +72,7 @@ static void refuse_large(struct zr_link *l)
     char why[128];
     snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.head.n_bytes,
              l->in.most_bytes);
-    end(l, ZR_ERR_MISMATCH, why);
+    end_link(l, ZR_ERR_MISMATCH, why);
 }
 
 static void take(struct zr_link *l, size_t n)
@@ -88,7 +88,7 @@ static void take(struct zr_link *l, size_t n)
     case ZR_FRAME_STRANGE:
         snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
                  l->in.head.magic, ZR_FRAME_MAGIC);
-        end(l, ZR_ERR_MISMATCH, why);
+        end_link(l, ZR_ERR_MISMATCH, why);
         break;
     case ZR_FRAME_LARGE:
         l->held = l->calls->on_large(l, &l->in.head);
@@ -99,7 +99,7 @@ static void take(struct zr_link *l, size_t n)
         break;
     case ZR_FRAME_NO_MEMORY:
         snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.head.n_bytes);
-        end(l, ZR_ERR_NOMEM, why);
+        end_link(l, ZR_ERR_NOMEM, why);
         break;
     }
 }
@@ -113,7 +113,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
             n != UV_EOF  ? uv_strerror((int)n)
             : l->in.n_in ? "its connection closed in the middle of a message"
                          : "its connection closed without a goodbye, as when a process crashes or is killed";
-        end(l, ZR_ERR_PEER, why);
+        end_link(l, ZR_ERR_PEER, why);
         return;
     }
     if (l->finishing || n == 0)
@@ -129,7 +129,7 @@ void zr_link_allow(struct zr_link *l, uint32_t most_bytes)
     l->held = false;
     int err = uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (err)
-        end(l, ZR_ERR_PEER, uv_strerror(err));
+        end_link(l, ZR_ERR_PEER, uv_strerror(err));
     else
         take(l, 0);
 }
@@ -162,7 +162,7 @@ static void name_peer(struct zr_link *l)
     snprintf(l->peer, sizeof l->peer, "%s:%d", ip, ntohs(a.sin_port));
 }
 
-static int start(struct zr_link *l)
+static int start_link(struct zr_link *l)
 {
     uv_os_fd_t fd;
     name_peer(l);
@@ -192,7 +192,7 @@ static void connected(uv_connect_t *req, int status)
     if (status == 0 && is_own_mirror(l))
         status = UV_ECONNREFUSED;
     if (status == 0)
-        status = start(l);
+        status = start_link(l);
     l->calls->on_connect(l, status);
 }
 
@@ -204,7 +204,7 @@ int zr_link_connect(struct zr_link *l, const struct sockaddr_in *to)
 int zr_link_accept(struct zr_link *l, uv_stream_t *server)
 {
     int err = uv_accept(server, (uv_stream_t *)&l->tcp);
-    return err ? err : start(l);
+    return err ? err : start_link(l);
 }
 
 /* One frame on its way: freed when it is written or given up. */

@@ -126,7 +126,7 @@ static void stay_to_refuse(struct zr_rendezvous *r)
     zr_sigpipe_release(&hold);
 }
 
-static int meet(struct zr_rendezvous *r)
+static int meet_ranks(struct zr_rendezvous *r)
 {
     zr_hub_start(r);
     int err = run_until(r, all_here, late_to_meet);
@@ -166,7 +166,7 @@ static int open_handles(struct zr_rendezvous *r)
     return 0;
 }
 
-static void free_memory(struct zr_rendezvous *r)
+static void free_tables(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++)
         free(r->members[i].given);
@@ -209,10 +209,10 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     }
     int err = open_handles(r);
     if (err) {
-        free_memory(r);
+        free_tables(r);
         return err;
     }
-    err = meet(r);
+    err = meet_ranks(r);
     if (err) {
         zr_rendezvous_free(r);
         return err;
@@ -402,5 +402,5 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     while (!zr_hub_closed(r))
         uv_run(r->loop, UV_RUN_ONCE);
     zr_sigpipe_release(&hold);
-    free_memory(r);
+    free_tables(r);
 }

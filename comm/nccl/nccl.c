@@ -24,7 +24,7 @@ static uint64_t hash_words(uint64_t seed, const int64_t *v, size_t n)
     return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
 }
 
-static int check_ready(const struct zr_nccl *m, enum zr_op op)
+static int nccl_check_ready(const struct zr_nccl *m, enum zr_op op)
 {
     if (!m->arena)
         return zr_fail(ZR_ERR_ORDER, "nccl %s: %s: there is no arena yet", m->name, zr_op_name(op));
@@ -44,7 +44,7 @@ static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, ui
 /* A free entry of the pending ones, the stream's event before the operation recorded. Where all are taken the
  * issuing thread has got far ahead of the device, and waits. 1: the communicator has failed, there is nothing
  * to do. */
-static int begin(struct issue *i)
+static int begin_issue(struct issue *i)
 {
     struct zr_nccl *m = i->m;
     struct zr_nccl_pair *p = m->pair;
@@ -73,19 +73,19 @@ static int begin(struct issue *i)
     return p->dev->ops->event_record(m->pending[m->n_put % ZR_NCCL_PENDING].begun, i->s);
 }
 
-static void describe(const struct issue *i, char *text, size_t n_text)
+static void describe_issue(const struct issue *i, char *text, size_t n_text)
 {
     zr_nccl_describe(i->op, i->m->next_seq, i->tag->unit, text, n_text);
 }
 
 /* err: of the device; res: of NCCL. After either, ranks are no longer in step. */
-static int end(struct issue *i, int err, ncclResult_t res)
+static int end_issue(struct issue *i, int err, ncclResult_t res)
 {
     struct zr_nccl *m = i->m;
     struct zr_nccl_pair *p = m->pair;
     struct zr_nccl_pending *e = &m->pending[m->n_put % ZR_NCCL_PENDING];
     char what[96];
-    describe(i, what, sizeof what);
+    describe_issue(i, what, sizeof what);
     if (!err && !res)
         err = p->dev->ops->event_record(e->done, i->s);
     pthread_mutex_lock(&p->lock);
@@ -129,7 +129,7 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
 {
     struct zr_nccl *m = zr_nccl_of(c);
     struct issue i = {.m = m, .s = s, .op = ZR_OP_ALL_GATHER, .tag = tag, .count = {.n_all_gather = 1}};
-    int err = check_ready(m, i.op);
+    int err = nccl_check_ready(m, i.op);
     if (!err)
         err = zr_gather_check("nccl all_gather", c->group.size, m->usable_bytes, seg, n_seg);
     if (err)
@@ -144,13 +144,13 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
         i.count.wire_bytes += g->cut.total - zr_cut_bytes(&g->cut, c->group.rank);
     }
     enter(m, i.op, tag, sizes);
-    err = begin(&i);
+    err = begin_issue(&i);
     if (err)
-        return err < 0 ? end(&i, err, ncclSuccess) : 0;
+        return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
     if (total > 0)
         err = zr_nccl_gather(m, s, seg, n_seg, &res);
-    return end(&i, err, res);
+    return end_issue(&i, err, res);
 }
 
 /* ---- reduce_scatter ---- */
@@ -161,7 +161,7 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     struct zr_nccl *m = zr_nccl_of(c);
     struct issue i = {
         .m = m, .s = s, .op = ZR_OP_REDUCE_SCATTER, .tag = tag, .count = {.n_reduce_scatter = 1}};
-    int err = check_ready(m, i.op);
+    int err = nccl_check_ready(m, i.op);
     if (!err && m != &m->pair->reduce)
         err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
     if (!err)
@@ -176,13 +176,13 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
         i.count.wire_bytes += zr_cut_bytes(&g->cut, c->group.rank) * (c->group.size - 1);
     }
     enter(m, i.op, tag, sizes);
-    err = begin(&i);
+    err = begin_issue(&i);
     if (err)
-        return err < 0 ? end(&i, err, ncclSuccess) : 0;
+        return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
     err = m->pair->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
                                      : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
-    return end(&i, err, res);
+    return end_issue(&i, err, res);
 }
 
 /* ---- broadcast, exchange ---- */
@@ -190,7 +190,7 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
 static int begin_range(struct issue *i, int64_t off, int64_t bytes, int64_t n, int root)
 {
     struct zr_nccl *m = i->m;
-    int err = check_ready(m, i->op);
+    int err = nccl_check_ready(m, i->op);
     if (!err)
         err = zr_range_check(i->op == ZR_OP_EXCHANGE ? "nccl exchange" : "nccl broadcast", m->usable_bytes,
                              off, bytes, n);
@@ -198,8 +198,8 @@ static int begin_range(struct issue *i, int64_t off, int64_t bytes, int64_t n, i
         return err;
     const int64_t v[] = {off, bytes, root};
     enter(m, i->op, i->tag, hash_words(0, v, sizeof v / sizeof *v));
-    err = begin(i);
-    return err < 0 ? end(i, err, ncclSuccess) : err;
+    err = begin_issue(i);
+    return err < 0 ? end_issue(i, err, ncclSuccess) : err;
 }
 
 static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
@@ -218,7 +218,7 @@ static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
     if (bytes > 0)
         res = m->pair->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
                                      i.native);
-    return end(&i, 0, res);
+    return end_issue(&i, 0, res);
 }
 
 /* Room for the ranks' ledgers on the host, or -1. */
@@ -271,7 +271,7 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
         if (i.ledger >= 0)
             err = d->copy(s, p->ledgers + i.ledger * c->group.size, all, size * c->group.size);
     }
-    return end(&i, err, res);
+    return end_issue(&i, err, res);
 }
 
 /* ---- the rest ---- */

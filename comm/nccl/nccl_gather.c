@@ -2,7 +2,7 @@
  * (nccl_pack.h), all of it one group. */
 #include "comm/nccl/nccl_pack.h"
 
-static struct zr_nccl_shape shape_of(const void *seg, int i)
+static struct zr_nccl_shape gather_shape_of(const void *seg, int i)
 {
     const struct zr_gather_seg *g = (const struct zr_gather_seg *)seg + i;
     return (struct zr_nccl_shape){g->dst, g->cut, 0};
@@ -72,7 +72,7 @@ int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gathe
     struct zr_nccl_pack p;
     int64_t used = 0;
     int err = 0;
-    zr_nccl_pack_open(&p, m, shape_of, seg, n_seg, 0, true);
+    zr_nccl_pack_open(&p, m, gather_shape_of, seg, n_seg, 0, true);
     bool more = zr_nccl_pack_next(&p, &used, INT64_MAX);
     for (bool first = true; (first || more) && !err && !*res; first = false) {
         err = fill_row(&p, s, seg);

@@ -114,7 +114,7 @@ static int hold_port(int *held, int32_t *port)
     return 0;
 }
 
-static int fill_card(const struct zr_world *w, int *held, struct card *c)
+static int fill_lent_card(const struct zr_world *w, int *held, struct card *c)
 {
     memset(c, 0, sizeof *c);
     c->host = host_hash();
@@ -273,7 +273,7 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
     if (!err)
         err = open_place(dev, &pl);
     if (!err) {
-        mine.err = fill_card(w, held, &mine);
+        mine.err = fill_lent_card(w, held, &mine);
         if (mine.err)
             snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
         err = move_cards(p, &pl, lent, timeout_ms, &mine, left);

@@ -81,7 +81,7 @@ static void path_of(void *function, char *path, size_t n_path)
     snprintf(path, n_path, "%s", known ? info.dli_fname : "an unknown file");
 }
 
-static int check_lent(const struct seen *s)
+static int check_lent_library(const struct seen *s)
 {
     char first[256], second[256];
     if (s->n == 0)
@@ -108,7 +108,7 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
     const char *path = library ? library : "libnccl.so.2";
     memset(api, 0, sizeof *api);
     struct seen seen = look_around();
-    int err = lent ? check_lent(&seen) : 0;
+    int err = lent ? check_lent_library(&seen) : 0;
     if (err)
         return err;
     void *lib = library || seen.n == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : seen.handle;

@@ -10,7 +10,7 @@ static ncclDataType_t type_of(enum zr_dtype t)
     return t == ZR_F32 ? ncclFloat32 : ncclBfloat16;
 }
 
-static struct zr_nccl_shape shape_of(const void *seg, int i)
+static struct zr_nccl_shape reduce_shape_of(const void *seg, int i)
 {
     const struct zr_reduce_seg *g = (const struct zr_reduce_seg *)seg + i;
     return (struct zr_nccl_shape){g->src, g->cut, g->dtype};
@@ -135,7 +135,7 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
     struct packs p;
     int err = 0;
     for (int t = 0; t < N_TYPES; t++)
-        zr_nccl_pack_open(&p.of[t], m, shape_of, seg, n_seg, types[t], true);
+        zr_nccl_pack_open(&p.of[t], m, reduce_shape_of, seg, n_seg, types[t], true);
     bool more = next_round(&p);
     for (bool first = true; (first || more) && !err && !*res; first = false) {
         for (int t = 0; t < N_TYPES && !err; t++)
@@ -248,7 +248,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
     struct piece piece[ZR_NCCL_PIECES];
     int64_t at = 0;
     *res = ncclSuccess;
-    zr_nccl_pack_open(&p, m, shape_of, seg, n_seg, 0, false);
+    zr_nccl_pack_open(&p, m, reduce_shape_of, seg, n_seg, 0, false);
     for (int i = 0; !err && !*res;) {
         /* First what is packed. Then as many pieces as there is room for, alike on all ranks: measured by
          * the slice of the first place, the longest. */

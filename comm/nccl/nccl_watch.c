@@ -370,7 +370,7 @@ static void check_async(struct zr_nccl *m)
 }
 
 /* Something is under way: look again soon. */
-static bool look(struct zr_nccl *m)
+static bool watch_look(struct zr_nccl *m)
 {
     reap(m);
     if (!atomic_load(&m->code))
@@ -453,7 +453,7 @@ static void watch(void *arg)
         found(&p->reduce, err, text);
     }
     while (!p->stop) {
-        bool gather = look(&p->gather), reduce = look(&p->reduce);
+        bool gather = watch_look(&p->gather), reduce = watch_look(&p->reduce);
         end_doubt(p);
         if (abort_is_due(&p->gather) || abort_is_due(&p->reduce)) {
             abort_due(p);

@@ -82,7 +82,7 @@ static uint64_t hash_numbers(uint64_t seed, const int64_t *v, size_t n)
     return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
 }
 
-static int check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
+static int shm_check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
 {
     if (!m->mapped)
         return zr_fail(ZR_ERR_ORDER, "%s %s: there is no arena yet", m->name, zr_op_name(op));
@@ -97,7 +97,7 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
 {
     struct zr_shm *m = shm_of(c);
     struct zr_shm_op op = {.post = {.op = ZR_OP_ALL_GATHER, .root = -1, .n_seg = (uint32_t)n_seg}};
-    int err = check_ready(m, ZR_OP_ALL_GATHER, n_seg);
+    int err = shm_check_ready(m, ZR_OP_ALL_GATHER, n_seg);
     if (!err)
         err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
@@ -118,7 +118,7 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
 {
     struct zr_shm *m = shm_of(c);
     struct zr_shm_op op = {.post = {.op = ZR_OP_REDUCE_SCATTER, .root = -1, .n_seg = (uint32_t)n_seg}};
-    int err = check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
+    int err = shm_check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
     if (!err)
         err = zr_reduce_check("shm reduce_scatter", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
@@ -139,7 +139,7 @@ static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, 
                        int n, int root, const struct zr_tag *tag)
 {
     struct zr_shm_op op = {.post = {.op = (int32_t)which, .root = root, .bytes = bytes}, .off = off};
-    int err = check_ready(m, which, 0);
+    int err = shm_check_ready(m, which, 0);
     if (!err)
         err = zr_range_check(which == ZR_OP_EXCHANGE ? "shm exchange" : "shm broadcast", m->arena_bytes, off,
                              bytes, n);

@@ -9,18 +9,18 @@ enum {
         1 << 14 /* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
 };
 
-static bool failed(struct zr_shm *m)
+static bool run_failed(struct zr_shm *m)
 {
     return atomic_load_explicit(&m->code, memory_order_relaxed) != 0;
 }
 
 static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes && !failed(m); at += COPY_BYTES)
+    for (int64_t at = 0; at < bytes && !run_failed(m); at += COPY_BYTES)
         m->kernels->copy(dst + at, src + at, bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES);
 }
 
-static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
+static int64_t run_all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     char *dst = m->peer[me].arena + g->dst;
@@ -38,14 +38,14 @@ static int64_t all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
     return taken;
 }
 
-static int64_t reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
+static int64_t run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     int64_t first = zr_cut_at(&g->cut, me), bytes = zr_cut_bytes(&g->cut, me),
             each = zr_dtype_bytes(g->dtype);
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
-    for (int64_t at = 0, n = bytes / each; at < n && !failed(m); at += SUM_ELEMENTS) {
+    for (int64_t at = 0, n = bytes / each; at < n && !run_failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)
             src[i] = m->peer[i].arena + g->src + first + at * each;
         m->kernels->sum_tree(dst + at, src, size, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
@@ -54,7 +54,7 @@ static int64_t reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
     return bytes * (size - 1);
 }
 
-static int64_t broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
+static int64_t run_broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
 {
     int me = m->base.group.rank;
     if (me == root)
@@ -63,7 +63,7 @@ static int64_t broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
     return bytes;
 }
 
-static int64_t exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
+static int64_t run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     for (int k = 1; k < size; k++) {
@@ -80,23 +80,23 @@ static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += all_gather(m, &op->seg[i].gather);
+            taken += run_all_gather(m, &op->seg[i].gather);
         break;
     case ZR_OP_REDUCE_SCATTER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += reduce_scatter(m, &op->seg[i].reduce);
+            taken += run_reduce_scatter(m, &op->seg[i].reduce);
         break;
     case ZR_OP_BROADCAST:
-        taken = broadcast(m, op->off, op->post.bytes, op->post.root);
+        taken = run_broadcast(m, op->off, op->post.bytes, op->post.root);
         break;
     case ZR_OP_EXCHANGE:
-        taken = exchange(m, op->off, op->post.bytes);
+        taken = run_exchange(m, op->off, op->post.bytes);
         break;
     }
     return taken;
 }
 
-static void run(struct zr_shm *m, const struct zr_shm_op *op)
+static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
 {
     uint64_t seq = op->post.seq;
     if (atomic_exchange(&m->run_seq, seq) + 1 != seq) {
@@ -109,7 +109,7 @@ static void run(struct zr_shm *m, const struct zr_shm_op *op)
     if (zr_shm_wait(m, &op->post, ZR_SHM_ENTERED))
         return;
     int64_t taken = move(m, op);
-    if (failed(m))
+    if (run_failed(m))
         return;
     /* After a gather peers may still read this rank's shard: comm.h leaves it to the caller not to write it
      * too soon. */
@@ -127,8 +127,8 @@ void zr_shm_run(void *arg)
 {
     const struct zr_shm_op *op = arg;
     struct zr_shm *m = op->m;
-    if (!failed(m))
-        run(m, op);
+    if (!run_failed(m))
+        run_operation(m, op);
     if (op->post.n_seg == 0)
         return;
     pthread_mutex_lock(&m->lock);

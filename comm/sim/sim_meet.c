@@ -94,7 +94,7 @@ static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
     return true;
 }
 
-static bool agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
+static bool sim_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
     for (int r = 1; r < d->n; r++) {
         const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
@@ -126,7 +126,7 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
 }
 
 /* Everyone is here. */
-static void meet(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
+static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
     enum zr_op op = m->part[0].op;
     int root = m->part[0].root;
@@ -166,7 +166,7 @@ static void meet(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 }
 
 /* Meetings that everyone has left are forgotten. */
-static void leave(struct zr_sim_meeting *m, int place)
+static void sim_leave(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_comm_world *d = m->world;
     zr_sim_part_free(m, place);
@@ -178,7 +178,7 @@ static void leave(struct zr_sim_meeting *m, int place)
     }
 }
 
-static bool start(void *arg, struct zr_stream *s)
+static bool sim_start(void *arg, struct zr_stream *s)
 {
     struct zr_sim_meeting *m = arg;
     struct zr_sim_comm_world *d = m->world;
@@ -191,15 +191,15 @@ static bool start(void *arg, struct zr_stream *s)
         return true;
     if (m->n_here < d->n)
         return false;
-    if (!agree(d, m)) /* the others were released */
+    if (!sim_agree(d, m)) /* the others were released */
         return true;
-    meet(d, m);
+    meet_all(d, m);
     m->over = true;
     struct zr_stream *others[ZR_SIM_MOST_RANKS];
     for (int r = 0; r < d->n; r++)
         others[r] = m->part[r].stream;
     for (int r = d->n; r-- > 0;)
-        leave(m, r);
+        sim_leave(m, r);
     for (int r = 0; r < d->n; r++)
         if (others[r] != s)
             zr_sim_resume(others[r]);
@@ -236,5 +236,5 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
     }
     struct zr_sim_meeting *m = d->ring[k % d->cap];
     m->part[c->group.rank] = *mine;
-    return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, start, m);
+    return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, sim_start, m);
 }
