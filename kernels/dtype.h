@@ -2,6 +2,8 @@
 #ifndef ZR_KERNELS_DTYPE_H
 #define ZR_KERNELS_DTYPE_H
 
+#include "kernels/asserts.h"
+
 #include <stdint.h>
 
 /* X(NAME, value, bytes, name): NAME is also what the safetensors format calls it; the values are zero.h's.
@@ -29,6 +31,7 @@ static inline int64_t zr_dtype_bytes(enum zr_dtype t)
         ZR_DTYPES(X)
 #undef X
     }
+    ZR_ASSERT(!"a dtype");
     return 0;
 }
 

@@ -1,4 +1,5 @@
 /* core.c: the schedule core: its making, its calls and what may be asked of it; see core.h. */
+#include "kernels/asserts.h"
 #include "shard/core_inside.h"
 
 #include <stdio.h>
@@ -42,10 +43,15 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
+/* A step: per unit at most hide, reduce or no-grad, fold, update, gather, use, use-grad; and the norm. */
+static int32_t most_actions(int32_t n_units)
+{
+    return 8 * n_units + 16;
+}
+
 int32_t zr_core_max_actions(const struct zr_core_spec *s)
 {
-    /* A step: per unit at most hide, reduce or no-grad, fold, update, gather, use, use-grad; and the norm. */
-    return 8 * s->n_units + 16;
+    return most_actions(s->n_units);
 }
 
 static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
@@ -418,9 +424,8 @@ static int release_all(struct zr_core *c, struct zr_action *out, int32_t *n)
     return 0;
 }
 
-int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
+static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
 {
-    *n_out = 0;
     bool has_unit = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END || ev->kind == ZR_EV_REWRITE;
     if (has_unit && (ev->unit < 0 || ev->unit >= c->n_units))
         return zr_fail(ZR_ERR_ARG, "unit is %d; allowed: 0..%d", ev->unit, c->n_units - 1);
@@ -447,6 +452,16 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
         return release_all(c, out, n_out);
     }
     return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
+}
+
+int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
+{
+    *n_out = 0;
+    int err = take(c, ev, out, n_out);
+    ZR_ASSERT(*n_out <= most_actions(c->n_units));
+    ZR_ASSERT(!err || *n_out == 0);
+    ZR_ASSERT(zr_core_valid(c));
+    return err;
 }
 
 /* ---- what may be asked ---- */

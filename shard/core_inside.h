@@ -170,6 +170,12 @@ int zr_core_refuse_in_all(const char *call);
     "set grad_accum_steps to the micro-batches of a step, or call zero_step oftener; if a pass uses its "    \
     "units more than once, declare that in cfg.order"
 
+/* ---- core_valid.c ---- */
+
+/* What holds between two calls: one unit a slot and one slot a unit, pins and open brackets alike, the tree
+ * over the slots, the place in the order. For ZR_ASSERT. */
+bool zr_core_valid(const struct zr_core *c);
+
 /* ---- core_order.c ---- */
 
 /* The words that the hash takes in: a call, or one of these, which are no call. */

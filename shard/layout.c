@@ -1,5 +1,6 @@
 /* layout.c: builds the layout; see layout.h. */
 #include "shard/layout.h"
+#include "kernels/asserts.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -106,6 +107,7 @@ static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t
     int64_t n = slice_elems(&l->tensors[t]);
     int64_t size = zr_dtype_bytes(f->dtype);
     int64_t at = zr_round_up(f->total_bytes, ZR_PIECE_ALIGN);
+    ZR_ASSERT(size > 0 && n > 0 && at % size == 0);
     l->piece_of[l->slice_base[t] + s] = l->n_pieces;
     l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .slice = s, .first = at / size, .n = n};
     f->n_pieces++;
@@ -153,6 +155,7 @@ static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, i
         int64_t per_rank = (f->total_bytes + l->world - 1) / l->world;
         f->shard_bytes = zr_round_up(per_rank, ZR_SHARD_ALIGN);
         f->shard_elems = f->shard_bytes / zr_dtype_bytes(f->dtype);
+        ZR_ASSERT(f->n_pieces > 0 && f->shard_bytes * l->world >= f->total_bytes);
         if (!f->in_place) {
             f->total_bytes = f->shard_bytes * l->world;
             f->param_at = unit->param_bytes;

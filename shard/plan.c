@@ -1,5 +1,6 @@
 /* plan.c: places everything; see plan.h. The slots are chosen in plan_slots.c. */
 #include "shard/plan.h"
+#include "kernels/asserts.h"
 #include "shard/plan_slots.h"
 
 #include <stdio.h>
@@ -399,6 +400,23 @@ static int set_placement(struct zr_plan *p, const struct zr_layout *l, const str
     return err;
 }
 
+/* Every part has room, and what lies in slots of an arena lies inside it. */
+static bool valid_plan(const struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t bytes = 0;
+    for (int i = 0; i < ZR_MEM_COUNT; i++) {
+        if (p->bytes[i] < 0)
+            return false;
+        bytes += p->bytes[i];
+    }
+    for (int32_t u = 0; u < l->n_units; u++)
+        if (p->param_at[u] < 0 || p->param_at[u] > p->gather_bytes || p->grad_at[u] > p->reduce_bytes)
+            return false;
+    return bytes == p->total_bytes && p->exchange_at >= 0 && p->exchange_at <= p->reduce_bytes &&
+           p->host_bytes >= 0 && p->host_bytes <= p->total_bytes;
+}
+
 int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct zr_plan **out)
 {
     struct zr_plan *p = calloc(1, sizeof *p);
@@ -442,6 +460,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     if (err)
         goto fail;
     p->hash = hash_plan(p);
+    ZR_ASSERT(valid_plan(p));
     *out = p;
     return 0;
 

@@ -34,18 +34,18 @@ done
 # Instrumented programs are slow: fewer of the random cases, which the plain build runs in full.
 [ "$sanitize" = none ] || export N_FLIPS=2000 N_SUBSETS=10 N_KILLS=30 EVERY=6
 
-# What each build is made of, and which tests run in it. Laws of the tree are checked once, in the plain build; warnings are
+# What each build is made of, and which tests run in it. Invariants are checked in all of them. Laws of the tree are checked once, in the plain build; warnings are
 # errors there only, because instrumented code makes gcc see sizes that cannot be.
 case $sanitize in
 none)
     build=build-test
-    set -- -Dtests=enabled -Dbuildtype=release -Dwerror=true
+    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=release -Dwerror=true
     tests=
     slower=3
     ;;
 address)
     build=build-asan
-    set -- -Dtests=enabled -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
+    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     tests='--no-suite lint'
@@ -55,7 +55,7 @@ address)
     ;;
 thread)
     build=build-tsan
-    set -- -Dtests=enabled -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
+    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args=-fno-omit-frame-pointer
     export CXXFLAGS=-fno-omit-frame-pointer
     tests='--suite threads'

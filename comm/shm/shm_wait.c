@@ -6,6 +6,7 @@
  * first failure is kept and written into the own header, where every peer finds it; so all ranks fail with
  * one cause. */
 #include "comm/shm/shm.h"
+#include "kernels/asserts.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -305,6 +306,7 @@ void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     /* I write the word and read waiters, a sleeper writes waiters and reads the word, all sequentially
      * consistent: one sees the other. */
+    ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, which))) > 0); /* peers wait for it to pass */
     atomic_store(word_of(h, which), (uint32_t)seq);
     if (atomic_load(&h->waiters))
         futex_wake(word_of(h, which));

@@ -3,6 +3,7 @@
  *
  * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last
  * step's updates and before the next step's, and neither the model nor the gathers wait for it. */
+#include "kernels/asserts.h"
 #include "shard/engine/engine_inside.h"
 
 #include <stdlib.h>
@@ -90,6 +91,7 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
 static int copy_run(void *arg, const struct zr_run *run)
 {
     struct zr_engine *e = arg;
+    ZR_ASSERT(run->snapshot_at >= 0 && run->snapshot_at + run->n * run->size <= e->plan->snapshot_bytes);
     return run->n ? e->dev->ops->copy(e->reduce_stream, e->snapshot + run->snapshot_at, run->at,
                                       run->n * run->size)
                   : 0;

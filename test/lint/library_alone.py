@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+from asserts import held
 from installed import HEADERS, PROGRAM
 from symbols import NVCC, NVTX, declared, defined
 from tree_clean import tracked
@@ -100,6 +101,8 @@ def check_install(root, folder, meson):
 
     libdir = os.path.join(prefix, "lib")
     yield from check_archive(root, os.path.join(libdir, "libzero.a"))
+    yield from (f"{name} holds the text of an assert: {text}" for name in ("libzero.so", "libzero.a")
+                for text in held(root, os.path.join(libdir, name))[0])
     env = {**environment(), "PKG_CONFIG_PATH": os.path.join(libdir, "pkgconfig")}
     flags = run("pkg-config", "--cflags", "--libs", "libzero", env=env).split()
     if any(flag.startswith("-luv") for flag in flags):

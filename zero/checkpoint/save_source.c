@@ -1,5 +1,6 @@
 /* save_source.c: see save_source.h. */
 #include "zero/checkpoint/save_source.h"
+#include "kernels/asserts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +71,7 @@ static int gather(const struct zr_source *s, char *dst, int64_t from, int64_t n)
     int err = 0;
     for (int64_t i = find_range(s, from); !err && done < n; i++) {
         int64_t skip = from + done - s->at[i], part = zr_min(n - done, s->at[i + 1] - s->at[i] - skip);
+        ZR_ASSERT(i < s->x->n && skip >= 0 && part >= 0);
         const char *src = s->x->list[i].at + skip;
         if (s->dev && part)
             err = s->dev->ops->copy(s->stream, dst + done, src, part);

@@ -1,0 +1,142 @@
+/* test_core_valid.c: an assert ends the process as soon as the core's state breaks one of its invariants;
+ * in builds that have asserts. Any call finds it, one that is refused too. */
+#include "shard/core_inside.h"
+#include "test/ends_by_assert.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#ifdef ZR_ASSERTS
+
+enum { N_UNITS = 3, N_SLOTS = 2 };
+
+static struct zr_core *core_in_backward(void)
+{
+    static _Alignas(16) char memory[1 << 20];
+    struct zr_core_unit_spec u[N_UNITS];
+    const int64_t bytes[N_SLOTS] = {100, 100};
+    struct zr_core_spec spec = {.n_units = N_UNITS,
+                                .units = u,
+                                .n_param_slots = N_SLOTS,
+                                .n_grad_slots = N_SLOTS,
+                                .param_slot_bytes = bytes,
+                                .grad_slot_bytes = bytes,
+                                .gathers_updated = true,
+                                .prefetch = 1,
+                                .grad_accum_steps = 2,
+                                .reduce_each = true,
+                                .n_sums = 1};
+    for (int i = 0; i < N_UNITS; i++)
+        u[i] = (struct zr_core_unit_spec){.param_bytes = 100, .grad_bytes = 100, .trainable = true};
+    assert_true(zr_core_bytes(&spec) <= sizeof memory);
+    struct zr_core *c = zr_core_init(memory, &spec);
+    struct zr_action out[100];
+    int32_t n;
+    const struct zr_core_event calls[] = {
+        {ZR_EV_BEGIN, 0, 0}, {ZR_EV_BEGIN, 1, 0}, {ZR_EV_END, 0, 0}, {ZR_EV_END, 1, 0}, {ZR_EV_BEGIN, 1, 1}};
+    assert_true(zr_core_max_actions(&spec) <= 100);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        assert_int_equal(zr_core_step(c, &calls[i], out, &n), 0);
+    return c;
+}
+
+/* A call that is refused, with the core as it is. */
+static void refused(void *arg)
+{
+    struct zr_action out[100];
+    int32_t n;
+    zr_core_step(arg, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL}, out, &n);
+}
+
+static void other_unit(struct zr_core *c)
+{
+    pslots(c)[0].unit = pslots(c)[1].unit;
+}
+
+static void negative_pins(struct zr_core *c)
+{
+    zr_core_pin(c, units(c)[0].pslot, -1);
+}
+
+static void lost_pin(struct zr_core *c)
+{
+    zr_core_pin(c, units(c)[1].pslot, -1);
+}
+
+static void open_brackets(struct zr_core *c)
+{
+    c->n_open++;
+}
+
+static void open_flag(struct zr_core *c)
+{
+    units(c)[2].open_fwd = true;
+}
+
+static void too_many_sums(struct zr_core *c)
+{
+    units(c)[0].n_contrib = units(c)[0].depth = 2;
+}
+
+static void contribution_without_a_sum(struct zr_core *c)
+{
+    units(c)[0].n_contrib = 1;
+}
+
+static void grad_slot_of_another(struct zr_core *c)
+{
+    gslots(c)[units(c)[1].gslot].unit = 0;
+}
+
+static void stale_key(struct zr_core *c)
+{
+    units(c)[1].next_use = 7;
+    pslots(c)[units(c)[1].pslot].pins = 0;
+}
+
+static void place_in_the_order(struct zr_core *c)
+{
+    c->pos = c->n_order + 1;
+}
+
+static void each_invariant(void **state)
+{
+    (void)state;
+    static void (*const breaks[])(struct zr_core * c) = {other_unit,
+                                                         negative_pins,
+                                                         lost_pin,
+                                                         open_brackets,
+                                                         open_flag,
+                                                         too_many_sums,
+                                                         contribution_without_a_sum,
+                                                         grad_slot_of_another,
+                                                         stale_key,
+                                                         place_in_the_order};
+    assert_false(ends_by_assert(refused, core_in_backward(), ""));
+    for (size_t i = 0; i < sizeof breaks / sizeof *breaks; i++) {
+        struct zr_core *c = core_in_backward();
+        breaks[i](c);
+        if (!ends_by_assert(refused, c, "zr_core_valid"))
+            fail_msg("break %zu is not noticed", i);
+    }
+}
+
+#else
+
+static void each_invariant(void **state)
+{
+    (void)state;
+    skip(); /* a build without asserts */
+}
+
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_invariant)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
