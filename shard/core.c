@@ -43,10 +43,11 @@ size_t zr_core_bytes(const struct zr_core_spec *s)
     return c.total;
 }
 
-/* A step: per unit at most hide, reduce or no-grad, fold, update, gather, use, use-grad; and the norm. */
+/* A step: per unit at most hide, set-aside, reduce, reduce-outer, fold or no-grad, update, gather-outer, gather, gather
+ * ahead, wait, use-grad; and the norm. */
 static int32_t most_actions(int32_t n_units)
 {
-    return 8 * n_units + 16;
+    return 11 * n_units + 16;
 }
 
 int32_t zr_core_max_actions(const struct zr_core_spec *s)
@@ -112,6 +113,10 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->n_sums = s->n_sums;
     c->model_holds = s->model_holds;
     c->gathers_updated = s->gathers_updated;
+    c->outer = s->outer;
+    c->outer_each = s->outer_each;
+    c->outer_gathers = s->outer_gathers;
+    c->n_partial_slots = s->n_partial_slots;
     c->reduce_each = s->reduce_each;
     c->last_reduced = -1;
     copy_units(c, s);
@@ -468,15 +473,24 @@ int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
 
 const char *zr_action_name(enum zr_action_kind kind)
 {
-    static const char *const name[] = {
-        [ZR_ACT_USE_PARAM] = "use_param",   [ZR_ACT_HIDE_PARAM] = "hide_param",
-        [ZR_ACT_WAIT_PARAM] = "wait_param", [ZR_ACT_USE_GRAD] = "use_grad",
-        [ZR_ACT_HIDE_GRAD] = "hide_grad",   [ZR_ACT_RETURN_GRADS] = "return_grads",
-        [ZR_ACT_KEEP_PARAM] = "keep_param", [ZR_ACT_GATHER] = "gather",
-        [ZR_ACT_SET_ASIDE] = "set_aside",   [ZR_ACT_DROP_SUMS] = "drop_sums",
-        [ZR_ACT_REDUCE] = "reduce",         [ZR_ACT_FOLD] = "fold",
-        [ZR_ACT_NO_GRAD] = "no_grad",       [ZR_ACT_NORM] = "norm",
-        [ZR_ACT_UPDATE] = "update",         [ZR_ACT_SNAPSHOT] = "snapshot"};
+    static const char *const name[] = {[ZR_ACT_USE_PARAM] = "use_param",
+                                       [ZR_ACT_HIDE_PARAM] = "hide_param",
+                                       [ZR_ACT_WAIT_PARAM] = "wait_param",
+                                       [ZR_ACT_USE_GRAD] = "use_grad",
+                                       [ZR_ACT_HIDE_GRAD] = "hide_grad",
+                                       [ZR_ACT_RETURN_GRADS] = "return_grads",
+                                       [ZR_ACT_KEEP_PARAM] = "keep_param",
+                                       [ZR_ACT_GATHER] = "gather",
+                                       [ZR_ACT_GATHER_OUTER] = "gather_outer",
+                                       [ZR_ACT_REDUCE_OUTER] = "reduce_outer",
+                                       [ZR_ACT_SET_ASIDE] = "set_aside",
+                                       [ZR_ACT_DROP_SUMS] = "drop_sums",
+                                       [ZR_ACT_REDUCE] = "reduce",
+                                       [ZR_ACT_FOLD] = "fold",
+                                       [ZR_ACT_NO_GRAD] = "no_grad",
+                                       [ZR_ACT_NORM] = "norm",
+                                       [ZR_ACT_UPDATE] = "update",
+                                       [ZR_ACT_SNAPSHOT] = "snapshot"};
     return name[kind];
 }
 

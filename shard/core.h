@@ -44,7 +44,12 @@ struct zr_core_spec {
     int32_t n_param_slots, n_grad_slots;
     const int64_t *param_slot_bytes, *grad_slot_bytes;
     int32_t prefetch, grad_accum_steps;
-    bool model_holds;     /* the model has its gradients for good */
+    bool model_holds; /* the model has its gradients for good */
+    /* Groups of ranks: gradients have a second reduction, between groups. */
+    bool outer;
+    bool outer_each;    /* behind every contribution, through a partial slot; else once a step, in place */
+    bool outer_gathers; /* an update is followed by a gather between groups: a rank updates its fine slice */
+    int32_t n_partial_slots; /* outer_each: sums of a group on their way, >= 1 */
     bool gathers_updated; /* a resident unit is gathered after its update: a rank updates its slice of it */
     bool reduce_each;     /* reduce every contribution as it ends; else (all gradients have a home) once per
                              grad_accum_steps */
@@ -94,18 +99,22 @@ enum zr_action_kind {
                             it is done with the slot then (record it) */
     ZR_ACT_FIRST_ISSUED, /* kinds from here on are carried out by the loop */
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
-    ZR_ACT_SET_ASIDE, /* of a unit that is summed in place: the sum so far goes to memory of its own, and the
-                         gradient place may be written again */
+    ZR_ACT_GATHER_OUTER, /* unit's inner shard is brought up to date from the fine slices of the other groups */
+    ZR_ACT_SET_ASIDE, /* of a unit that is summed in place, or whose sum over groups is: the sum so far goes to
+                         memory of its own, and its place may be written again */
     ZR_ACT_DROP_SUMS, /* the step is dropped: no sum in place is used, and each of those gradients is as free
                        as after its UPDATE */
     ZR_ACT_REDUCE,    /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
                          sums[sum], sum--. Of a unit that is summed in place: where it is, adding what was set
                          aside if accumulate */
-    ZR_ACT_FOLD,      /* only the folds, from sums[sum] */
-    ZR_ACT_NO_GRAD,   /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
-    ZR_ACT_NORM,      /* all gradients are reduced: norm, clip factor, agreement over ranks */
-    ZR_ACT_UPDATE,    /* optimizer on unit's shard (stage 0: on all of it) */
-    ZR_ACT_SNAPSHOT   /* copies this rank's shards and states, as the last UPDATE left them */
+    ZR_ACT_REDUCE_OUTER, /* the sum of unit over a group (a->partial) -> sums[sum], adding if accumulate, then
+                            n_folds times as above; without a partial slot in place, adding what was set aside if
+                            accumulate. REDUCE before it only puts that sum there */
+    ZR_ACT_FOLD,         /* only the folds, from sums[sum] */
+    ZR_ACT_NO_GRAD,      /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
+    ZR_ACT_NORM,         /* all gradients are reduced: norm, clip factor, agreement over ranks */
+    ZR_ACT_UPDATE,       /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_SNAPSHOT      /* copies this rank's shards and states, as the last UPDATE left them */
 };
 
 struct zr_action {
@@ -119,6 +128,8 @@ struct zr_action {
                        unit's update */
     int32_t unit;
     int32_t slot; /* -1: the resident place */
+    int32_t
+        partial; /* REDUCE, REDUCE_OUTER: partial slot of a group's sum; -1: in place, or there are no groups */
 };
 
 /* "gather", for messages. */

@@ -14,6 +14,8 @@ struct zr_core {
     int32_t n_units, n_pslots, n_gslots, prefetch, accum, n_sums;
     int32_t n_sharded; /* units that need slots */
     bool model_holds, gathers_updated, reduce_each;
+    bool outer, outer_each, outer_gathers;
+    int32_t n_partial_slots, next_partial;
     int64_t
         reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
     int64_t second; /* bytes of the largest slot but that one */
@@ -66,6 +68,8 @@ struct unit {
     int32_t n_each;    /* backward passes in each micro-batch of the order */
     int32_t n_passed;  /* in the order so far; of mark_micro_batches */
     uint8_t depth;     /* sums in use */
+    bool outer_done;   /* its sum over groups holds all contributions so far */
+    bool aside;        /* what that sum held was set aside */
     bool resident, trainable, sum_in_place, grad_home;
     bool open_fwd, open_bwd;
     bool gathered;           /* what wrote its parameters last, where brackets find them, was a gather */
@@ -149,7 +153,7 @@ static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, 
                                              int32_t unit, int32_t slot)
 {
     struct zr_action *a = &out[(*n)++];
-    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot};
+    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot, .partial = -1};
     return a;
 }
 

@@ -4,26 +4,73 @@
 /* ---- contributions ---- */
 
 /* One more contribution of u, in the shape of a binary counter. */
+static void count_up(struct zr_core *c, struct unit *x, struct zr_action *a)
+{
+    bool odd = x->n_contrib & 1;
+    if (!odd && x->depth < c->n_sums) { /* the first always does */
+        a->sum = x->depth++;
+        return;
+    }
+    a->accumulate = true;
+    a->sum = (uint8_t)(x->depth - 1);
+    for (int32_t k = x->n_contrib >> 1; (k & 1) && x->depth > 1; k >>= 1) {
+        a->n_folds++;
+        x->depth--;
+    }
+}
+
+/* Each contribution goes through a partial slot, and is counted behind its second reduction. */
+static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    int32_t partial = c->next_partial;
+    c->next_partial = partial + 1 == c->n_partial_slots ? 0 : partial + 1;
+    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->partial = partial;
+    struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1);
+    a->partial = partial;
+    count_up(c, &units(c)[u], a);
+}
+
+/* Contributions have been added up in the group; now over the groups, where they are. */
+static void reduce_outer(struct zr_core *c, int32_t u, struct zr_action *out, int32_t *n)
+{
+    struct unit *x = &units(c)[u];
+    zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1)->accumulate = x->aside;
+    x->outer_done = true;
+    x->aside = false;
+}
+
+/* Adds up in the group. What has been reduced over groups already, as fewer contributions were declared, is set aside:
+ * sums of groups and of the world cannot be added. */
+static void reduce_in_group(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
+{
+    struct unit *x = &units(c)[u];
+    bool first = x->n_contrib == 0 || x->outer_done;
+    if (x->outer_done) {
+        zr_core_emit(out, n, ZR_ACT_SET_ASIDE, u, -1);
+        x->aside = true;
+        x->outer_done = false;
+    }
+    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->accumulate = !first;
+    if (x->n_bwd == x->uses * c->accum)
+        reduce_outer(c, u, out, n);
+}
+
 void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
     struct unit *x = &units(c)[u];
-    struct zr_action a = {.kind = ZR_ACT_REDUCE, .unit = u, .slot = slot};
-    bool odd = x->n_contrib & 1;
-    if (x->sum_in_place) {
-        a.accumulate = x->n_contrib > 0;
-    } else if (!odd && x->depth < c->n_sums) { /* the first always does */
-        a.sum = x->depth++;
+    if (c->outer_each) {
+        reduce_twice(c, u, slot, out, n);
+    } else if (c->outer) {
+        reduce_in_group(c, u, slot, out, n);
     } else {
-        a.accumulate = true;
-        a.sum = (uint8_t)(x->depth - 1);
-        for (int32_t k = x->n_contrib >> 1; (k & 1) && x->depth > 1; k >>= 1) {
-            a.n_folds++;
-            x->depth--;
-        }
+        struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot);
+        if (x->sum_in_place)
+            a->accumulate = x->n_contrib > 0;
+        else
+            count_up(c, x, a);
     }
     x->n_contrib++;
     x->pending = false;
-    out[(*n)++] = a;
 }
 
 /* Resident gradients that are being reduced become the model's again; when the step has used them, those that
@@ -135,6 +182,8 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
                 continue;
             zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
             u->gathered = false;
+            if (c->outer_gathers)
+                zr_core_emit(out, n, ZR_ACT_GATHER_OUTER, id, -1);
             if (u->resident && c->gathers_updated)
                 zr_core_gather(c, id, -1, out, n);
         }
@@ -164,6 +213,8 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
     }
     if (u->n_contrib == 0) {
         zr_core_emit(out, n, ZR_ACT_NO_GRAD, unit, -1);
+    } else if (c->outer && !c->outer_each && !u->outer_done) {
+        reduce_outer(c, unit, out, n);
     } else if (u->depth > 1) {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_FOLD, unit, -1);
         a->sum = a->n_folds = u->depth - 1;
@@ -187,12 +238,19 @@ static void zero_unused(struct zr_core *c, struct zr_action *out, int32_t *n)
             zr_core_emit(out, n, ZR_ACT_NO_GRAD, i, -1);
 }
 
+/* Other groups gather the unit's sum as soon as it is reduced over groups. */
+static bool is_spread(const struct zr_core *c, const struct unit *u)
+{
+    return u->outer_done && !c->outer_gathers;
+}
+
 /* What was reduced in place will not be used. */
 static void drop_sums(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     bool any = false;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
+        any |= is_spread(c, u);
         if (!u->sum_in_place || u->n_contrib == 0 || u->pending) /* pending: set aside, and added to since */
             continue;
         any = true;
@@ -210,6 +268,7 @@ static void forget_step(struct zr_core *c)
         struct unit *u = &units(c)[i];
         u->n_contrib = u->n_bwd = 0;
         u->depth = 0;
+        u->outer_done = u->aside = false;
     }
     c->n_micro = 0;
     c->n_used = c->n_overrun = 0;

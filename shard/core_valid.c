@@ -34,9 +34,12 @@ static bool valid_unit(const struct zr_core *c, int32_t i)
              u->pslot == -1 || (u->pslot >= 0 && u->pslot < c->n_pslots && pslots(c)[u->pslot].unit == i),
          grad_slot_is_its = !needs_grad_slot(u) ||
                             (u->gslot >= 0 && u->gslot < c->n_gslots && gslots(c)[u->gslot].unit == i);
+    /* Added to where it lies: the counter has no digits. */
+    bool one_sum = u->sum_in_place || (c->outer && !c->outer_each);
     return slot_is_its && grad_slot_is_its && u->n_contrib >= 0 && u->n_bwd >= 0 && u->uses >= 1 &&
-           u->depth <= c->n_sums && u->depth <= u->n_contrib && (!u->sum_in_place || u->depth == 0) &&
-           (u->sum_in_place || !u->n_contrib || u->depth > 0) && (u->trainable || !u->n_contrib);
+           u->depth <= c->n_sums && u->depth <= u->n_contrib && (!one_sum || u->depth == 0) &&
+           (one_sum || !u->n_contrib || u->depth > 0) && (u->trainable || !u->n_contrib) &&
+           (!u->outer_done || (c->outer && !c->outer_each && u->n_contrib)) && !(u->outer_done && u->aside);
 }
 
 /* The tree over the slots: each node has the larger key of those below it. */

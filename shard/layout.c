@@ -29,13 +29,30 @@ void zr_layout_free(struct zr_layout *l)
     free(l);
 }
 
-int64_t zr_flat_owned(const struct zr_flat *f, int rank, int64_t *first)
+static struct zr_span span_of(const struct zr_flat *f, const struct zr_cut *cut, int32_t k)
 {
-    int64_t lo = zr_min(rank * f->shard_bytes, f->total_bytes);
-    int64_t hi = zr_min(lo + f->shard_bytes, f->total_bytes);
     int64_t size = zr_dtype_bytes(f->dtype);
-    *first = lo / size;
-    return (hi - lo) / size;
+    return (struct zr_span){.first = zr_cut_at(cut, k) / size, .n = zr_cut_bytes(cut, k) / size};
+}
+
+int64_t zr_flat_owned(const struct zr_flat *f, int k, int64_t *first)
+{
+    struct zr_span own = span_of(f, &f->fine, k);
+    *first = own.first;
+    return own.n;
+}
+
+struct zr_span zr_flat_span(const struct zr_flat *f, struct zr_where at, enum zr_level level)
+{
+    switch (level) {
+    case ZR_LEVEL_FINE:
+        return span_of(f, &f->fine, at.inner * (int32_t)(f->inner.each / f->fine.each) + at.outer);
+    case ZR_LEVEL_INNER:
+        return span_of(f, &f->inner, at.inner);
+    case ZR_LEVEL_ALL:
+        break;
+    }
+    return (struct zr_span){.first = 0, .n = f->fine.total / zr_dtype_bytes(f->dtype)};
 }
 
 int64_t zr_buffer_room(const struct zr_tensor *t)
@@ -106,12 +123,12 @@ static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t
 {
     int64_t n = slice_elems(&l->tensors[t]);
     int64_t size = zr_dtype_bytes(f->dtype);
-    int64_t at = zr_round_up(f->total_bytes, ZR_PIECE_ALIGN);
+    int64_t at = zr_round_up(f->fine.total, ZR_PIECE_ALIGN);
     ZR_ASSERT(size > 0 && n > 0 && at % size == 0);
     l->piece_of[l->slice_base[t] + s] = l->n_pieces;
     l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .slice = s, .first = at / size, .n = n};
     f->n_pieces++;
-    f->total_bytes = at + n * size + (f->in_place ? 0 : gap_behind(l, f->trainable));
+    f->fine.total = at + n * size + (f->in_place ? 0 : gap_behind(l, f->trainable));
 }
 
 static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct zr_tensor *t)
@@ -131,6 +148,31 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
 struct member {
     int32_t tensor, slice, next;
 };
+
+/* Packed flats are padded until all slices are equal. */
+static void cut_flat(const struct zr_layout *l, struct zr_flat *f)
+{
+    int64_t size = zr_dtype_bytes(f->dtype), per_rank = (f->fine.total + l->world - 1) / l->world;
+    f->fine.each = zr_round_up(per_rank, ZR_SHARD_ALIGN);
+    ZR_ASSERT(f->n_pieces > 0 && f->fine.each * l->world >= f->fine.total);
+    if (!f->in_place)
+        f->fine.total = f->fine.each * l->world;
+    f->inner = (struct zr_cut){.each = f->fine.each * l->outer, .total = f->fine.total};
+    f->fine_elems = f->fine.each / size;
+    f->inner_elems = f->inner.each / size;
+}
+
+static void place_packed(struct zr_unit *unit, struct zr_flat *f)
+{
+    f->param_at = unit->param_bytes;
+    unit->param_bytes = zr_round_up(f->param_at + f->fine.total, ZR_PIECE_ALIGN);
+    f->shard_at = unit->shard_bytes;
+    unit->shard_bytes = zr_round_up(f->shard_at + f->inner.each, ZR_PIECE_ALIGN);
+    if (!f->trainable)
+        return;
+    f->grad_at = unit->grad_bytes;
+    unit->grad_bytes = zr_round_up(f->grad_at + f->fine.total, ZR_PIECE_ALIGN);
+}
 
 static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head,
                        unsigned char *done)
@@ -152,25 +194,13 @@ static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, i
             add_piece(l, f, m[j].tensor, m[j].slice);
             done[j] = 1;
         }
-        int64_t per_rank = (f->total_bytes + l->world - 1) / l->world;
-        f->shard_bytes = zr_round_up(per_rank, ZR_SHARD_ALIGN);
-        f->shard_elems = f->shard_bytes / zr_dtype_bytes(f->dtype);
-        ZR_ASSERT(f->n_pieces > 0 && f->shard_bytes * l->world >= f->total_bytes);
-        if (!f->in_place) {
-            f->total_bytes = f->shard_bytes * l->world;
-            f->param_at = unit->param_bytes;
-            unit->param_bytes = zr_round_up(f->param_at + f->total_bytes, ZR_PIECE_ALIGN);
-            f->shard_at = unit->shard_bytes;
-            unit->shard_bytes = zr_round_up(f->shard_at + f->shard_bytes, ZR_PIECE_ALIGN);
-            if (f->trainable) {
-                f->grad_at = unit->grad_bytes;
-                unit->grad_bytes = zr_round_up(f->grad_at + f->total_bytes, ZR_PIECE_ALIGN);
-            }
-        }
+        cut_flat(l, f);
+        if (!f->in_place)
+            place_packed(unit, f);
         if (f->trainable) {
-            f->state_at = l->state_elems;
-            l->state_elems += f->shard_elems;
-            unit->elems += f->shard_elems * l->world;
+            l->state_elems += f->fine_elems;
+            unit->inner_elems += f->inner_elems;
+            unit->elems += f->inner_elems * l->inner;
         }
     }
     unit->n_flats = l->n_flats - unit->first_flat;
@@ -224,14 +254,15 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 static uint64_t hash_layout(const struct zr_layout *l)
 {
     int64_t head[] = {l->world, l->in_place, l->gaps, l->n_tensors, l->n_units};
-    uint64_t h = XXH64(head, sizeof head, 0);
+    /* Without groups as before there were any: checkpoints do not depend on it, but ranks of one job agree. */
+    uint64_t h = XXH64(head, sizeof head, l->outer > 1 ? (uint64_t)l->outer : 0);
     for (int32_t i = 0; i < l->n_tensors; i++)
         h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     return h;
 }
 
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, bool gaps,
-                   struct zr_layout **out)
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
+                   bool gaps, struct zr_layout **out)
 {
     struct member *members = NULL;
     int32_t *head = NULL, *tail = NULL;
@@ -242,7 +273,9 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool
         zr_tensors_free(tensors, n_tensors);
         return zr_fail(ZR_ERR_NOMEM, "no memory for the layout");
     }
-    l->world = world;
+    l->inner = inner;
+    l->outer = outer;
+    l->world = inner * outer;
     l->in_place = in_place;
     l->gaps = gaps;
     l->tensors = tensors;

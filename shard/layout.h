@@ -3,7 +3,7 @@
  *   tensor  what the model names. A stacked tensor is n_slices equal slices, slice l belonging to unit + l.
  *   unit    what is gathered together.
  *   flat    the tensors of one unit that share dtype, trainability and optimizer, laid end to end: a run of
- *           total_bytes that is cut into world slices of shard_bytes; rank r owns the r-th. Collectives move
+ *           bytes that is cut into equal slices, one for each rank of the job. Collectives move
  *           whole flats.
  *   piece   one tensor slice inside a flat.
  *
@@ -19,11 +19,12 @@
 #ifndef ZR_SHARD_LAYOUT_H
 #define ZR_SHARD_LAYOUT_H
 
-#include "kernels/device.h"
+#include "comm/segment.h"
+#include "shard/placement.h"
 
 #define ZR_PIECE_ALIGN 256 /* bytes, start of a piece in a packed flat */
 #define ZR_GAP_BYTES   256 /* at least, behind a gradient; a multiple of ZR_PIECE_ALIGN */
-#define ZR_SHARD_ALIGN 256 /* bytes; shard_bytes is a multiple: of 128 still when f32 travels as bf16 */
+#define ZR_SHARD_ALIGN 256 /* bytes; slices are multiples: of 128 still when f32 travels as bf16 */
 
 /* As given by the model, checked and copied. */
 struct zr_tensor {
@@ -69,16 +70,17 @@ struct zr_flat {
 
     bool trainable, in_place;
     int32_t first_piece, n_pieces;
-    int64_t total_bytes, shard_bytes;
+    /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered by
+     * group index inside, then by group: those of one inner slice lie side by side in it. Without groups both cuts
+     * are one. */
+    struct zr_cut fine, inner;
     /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
      * the same for gradients (trainable flats only). */
     int64_t param_at, grad_at;
-    /* one rank's slice, inside the unit's packed parameter shards (bytes) */
+    /* one rank's inner slice, inside the unit's packed parameter shards (bytes) */
     int64_t shard_at;
-    /* and inside an fp32 array over the shards of all trainable flats (elements) */
-    int64_t state_at;
-    /* shard_bytes in elements; what every rank reserves */
-    int64_t shard_elems;
+    /* Of the largest slice of each cut; what every rank reserves. */
+    int64_t fine_elems, inner_elems;
 };
 
 struct zr_unit {
@@ -87,16 +89,17 @@ struct zr_unit {
     int64_t param_bytes;
     /* packed trainable flats, full */
     int64_t grad_bytes;
-    /* packed flats, one rank's */
+    /* packed flats, one rank's inner slices */
     int64_t shard_bytes;
-    /* fp32 elements of the largest gathered gradient: all trainable flats, padded */
-    int64_t elems;
+    /* fp32 elements of the gathered gradient: all trainable flats, padded; and of one inner slice of it */
+    int64_t elems, inner_elems;
 
     bool trainable, resident;
 };
 
 struct zr_layout {
-    int32_t world;
+    /* Groups, and ranks of each; world is their product. */
+    int32_t outer, inner, world;
     /* stacked tensors lie in one buffer */
     bool in_place;
     /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay zero: where
@@ -116,7 +119,7 @@ struct zr_layout {
     int32_t *slice_base;
 
     int64_t in_place_param_bytes, in_place_grad_bytes;
-    /* fp32 elements of one gradient shard array: all trainable flats' shards */
+    /* fp32 elements of one array of fine slices of all trainable flats */
     int64_t state_elems;
     /* elements of the model, without buffers */
     int64_t n_params;
@@ -130,8 +133,8 @@ struct zr_layout {
 
 /* tensors is taken over: freed by zr_layout_free, or by this call when it fails. in_place and gaps: see
  * above. ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int world, bool in_place, bool gaps,
-                   struct zr_layout **out);
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
+                   bool gaps, struct zr_layout **out);
 void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
 /* Of all that must agree between ranks; not of the pointers. */
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed);
@@ -140,8 +143,23 @@ void zr_tensors_free(struct zr_tensor *t, int32_t n);
 /* Of one buffer's copy in a row of them. */
 int64_t zr_buffer_room(const struct zr_tensor *t);
 
-/* Elements [*first, *first + result) of the flat that rank owns; 0 when it owns none. */
-int64_t zr_flat_owned(const struct zr_flat *f, int rank, int64_t *first);
+/* Elements [*first, *first + result) of the flat in fine slice number k of world; may be none. Each element has one
+ * such owner, at every placement: the norm, checkpoints and first values go by it. */
+int64_t zr_flat_owned(const struct zr_flat *f, int k, int64_t *first);
+
+/* Elements of a flat. */
+struct zr_span {
+    int64_t first, n;
+};
+
+/* What a rank has of it at a level. */
+struct zr_span zr_flat_span(const struct zr_flat *f, struct zr_where at, enum zr_level level);
+
+/* The number of a rank's fine slice. */
+static inline int32_t zr_layout_fine(const struct zr_layout *l, struct zr_where at)
+{
+    return at.inner * l->outer + at.outer;
+}
 
 /* The flat of piece p. */
 const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece);

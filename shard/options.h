@@ -62,6 +62,8 @@ struct zr_options {
     int stage;
     /* other than NONE: stage is 3 */
     enum zr_hybrid hybrid;
+    /* of a hybrid: ranks that share one copy of the parameters, >= 1 */
+    int32_t shard_group;
 
     /* of tensors that name none; ZR_OPTIMIZER_NONE: the user's update callback */
     enum zr_optimizer optimizer;

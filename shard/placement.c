@@ -45,18 +45,41 @@ static void take(const struct row *r, bool grad_in_place, struct zr_placement *o
     memcpy(out->state, r->state, sizeof out->state);
 }
 
+/* Groups of one rank: the outer axis is the only one. */
+static void take_outer(struct zr_placement *p)
+{
+    p->param[ZR_INNER] = p->param[ZR_OUTER];
+    p->grad[ZR_INNER] = p->grad[ZR_OUTER];
+    p->state[ZR_INNER] = p->state[ZR_OUTER];
+    p->size[ZR_INNER] = p->size[ZR_OUTER];
+    p->size[ZR_OUTER] = 1;
+}
+
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out)
 {
     const struct row *r = find(stage, hybrid);
-    const int32_t size[ZR_AXES] = {[ZR_INNER] = inner, [ZR_OUTER] = outer};
     if (!r)
         return zr_fail(ZR_ERR_ARG, "there is no hybrid of stage %d; allowed: stage 3, or no hybrid", stage);
     take(r, grad_in_place, out);
+    out->size[ZR_INNER] = inner;
+    out->size[ZR_OUTER] = outer;
+    if (inner == 1 && outer > 1)
+        take_outer(out);
     for (int a = 0; a < ZR_AXES; a++)
-        if (size[a] == 1)
+        if (out->size[a] == 1)
             out->param[a] = out->grad[a] = out->state[a] = ZR_WHOLE;
     return 0;
+}
+
+int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out)
+{
+    int32_t inner = o->hybrid == ZR_HYBRID_NONE ? world : o->shard_group;
+    if (inner < 1 || world % inner)
+        return zr_fail(ZR_ERR_ARG,
+                       "shard_group is %d, world is %d: a number that divides the world is allowed", inner,
+                       world);
+    return zr_placement_make(o->stage, o->hybrid, o->grad_in_place, inner, world / inner, out);
 }
 
 struct zr_placement zr_placement_asked(const struct zr_options *o)
@@ -71,4 +94,9 @@ enum zr_level zr_level_of(const uint8_t hold[ZR_AXES])
     if (hold[ZR_INNER] == ZR_WHOLE)
         return hold[ZR_OUTER] == ZR_WHOLE ? ZR_LEVEL_ALL : ZR_LEVEL_FINE;
     return hold[ZR_OUTER] == ZR_WHOLE ? ZR_LEVEL_INNER : ZR_LEVEL_FINE;
+}
+
+struct zr_where zr_where_of(const struct zr_placement *p, int32_t place)
+{
+    return (struct zr_where){.inner = place % p->size[ZR_INNER], .outer = place / p->size[ZR_INNER]};
 }

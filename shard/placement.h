@@ -20,6 +20,9 @@ enum zr_hold {
 };
 
 struct zr_placement {
+    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is the inner one
+     * then, and what the row says of the outer axis holds there. */
+    int32_t size[ZR_AXES];
     /* enum zr_hold, by axis; ZR_WHOLE on an axis of size 1 */
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
     /* Of the row as it was asked for, also on one rank, where nothing is cut: what trains there trains on
@@ -30,9 +33,12 @@ struct zr_placement {
     const char *name;   /* "stage 0" .. "stage 3", "HSDP", "HFSDP": for messages, not to be compared */
 };
 
-/* The row of the table, on axes of those sizes (>= 1). ZR_ERR_ARG: there is no such row. */
+/* The row of the table, in `outer` groups of `inner` ranks (>= 1). ZR_ERR_ARG: there is no such row. */
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out);
+
+/* That of the options in a world. ZR_ERR_ARG: shard_group does not divide it. */
+int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out);
 
 /* As asked for, whatever the world; of resolved options, so there is such a row. */
 struct zr_placement zr_placement_asked(const struct zr_options *o);
@@ -43,6 +49,14 @@ enum zr_level {
     ZR_LEVEL_INNER, /* the slice of a rank's inner index */
     ZR_LEVEL_FINE   /* the slice that it alone owns, or its copies do */
 };
+
+/* A rank on the axes. */
+struct zr_where {
+    int32_t inner, outer;
+};
+
+/* Of its place: places are numbered group by group. */
+struct zr_where zr_where_of(const struct zr_placement *p, int32_t place);
 
 /* What a rank holds that holds it so. */
 enum zr_level zr_level_of(const uint8_t hold[ZR_AXES]);

@@ -39,6 +39,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->state_at);
     free(p->sum_in_place);
     free(p->sum_at);
+    free(p->partial_at);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
     free((void *)p->spec.grad_slot_bytes);
@@ -55,10 +56,10 @@ int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int
     return (f->in_place ? p->in_place_param_at : p->param_at[f->unit]) + f->param_at;
 }
 
-int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, int rank)
+int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
     if (p->resident[f->unit])
-        return zr_plan_param_full(p, f, -1) + rank * f->shard_bytes;
+        return zr_plan_param_full(p, f, -1) + at.inner * f->inner.each;
     return p->param_at[f->unit] + f->shard_at;
 }
 
@@ -74,16 +75,50 @@ bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
     return p->spec.units[unit].grad_home;
 }
 
-int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k)
+static int64_t sum_at(const struct zr_plan *p, const struct zr_flat *f, int k)
+{
+    return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
+}
+
+/* Sums are of inner slices. */
+static bool sums_are_inner(const struct zr_plan *p)
+{
+    return p->hop[ZR_OUTER].size > 1 && !p->outer_each;
+}
+
+int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k)
 {
     if (p->sum_in_place[f->unit])
-        return zr_plan_grad_full(p, f, -1) + zr_min(rank * f->shard_bytes, f->total_bytes);
-    return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
+        return zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->fine, zr_layout_fine(p->layout, at));
+    int64_t fine = sums_are_inner(p) ? at.outer * f->fine_elems * (int64_t)sizeof(float) : 0;
+    return sum_at(p, f, k) + fine;
+}
+
+int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
+                          int32_t partial)
+{
+    if (partial >= 0)
+        return p->partial_slots_at + partial * p->partial_slot_bytes + p->partial_at[f - p->layout->flats];
+    return p->sum_in_place[f->unit] ? zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->inner, at.inner)
+                                    : sum_at(p, f, 0);
 }
 
 bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
 {
     return f->trainable || !p->resident[f->unit];
+}
+
+int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
+{
+    switch (zr_level_of(p->place.state)) {
+    case ZR_LEVEL_FINE:
+        return f->fine_elems;
+    case ZR_LEVEL_INNER:
+        return f->inner_elems;
+    case ZR_LEVEL_ALL:
+        break;
+    }
+    return f->inner_elems * p->hop[ZR_INNER].size;
 }
 
 int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f)
@@ -100,79 +135,7 @@ bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind)
 
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
 {
-    return kind == -2 ? f->shard_bytes : f->shard_elems * (int64_t)sizeof(float);
-}
-
-/* ---- what moves ---- */
-
-static int64_t owned_bytes(const struct zr_flat *f, int rank)
-{
-    int64_t first;
-    return zr_flat_owned(f, rank, &first) * zr_dtype_bytes(f->dtype);
-}
-
-int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank)
-{
-    const struct zr_unit *u = &p->layout->units[unit];
-    int64_t n = 0;
-    for (int32_t i = 0; i < u->n_flats; i++) {
-        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
-        if (zr_plan_gathers(p, f))
-            n += f->total_bytes - owned_bytes(f, rank);
-    }
-    return n;
-}
-
-int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire)
-{
-    const struct zr_unit *u = &p->layout->units[unit];
-    int64_t n = 0;
-    for (int32_t i = 0; i < u->n_flats; i++) {
-        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
-        if (!f->trainable)
-            continue;
-        int64_t bytes = owned_bytes(f, rank);
-        /* Peers' arenas are read as they are, so a wider wire than the tensor's own changes nothing. */
-        if (wire && zr_dtype_bytes(wire) < zr_dtype_bytes(f->dtype))
-            bytes = bytes / zr_dtype_bytes(f->dtype) * zr_dtype_bytes(wire);
-        n += bytes * (p->world - 1);
-    }
-    return n;
-}
-
-int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank)
-{
-    const struct zr_unit *u = &p->layout->units[unit];
-    int64_t n = 0;
-    for (int32_t i = 0; i < u->n_flats; i++) {
-        const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
-        if (f->trainable)
-            n += (f->total_bytes - owned_bytes(f, rank)) / zr_dtype_bytes(f->dtype) * (int64_t)sizeof(float);
-    }
-    return n;
-}
-
-/* Runs the core over the declared order and counts what a steady step does. */
-static int measure(struct zr_plan *p, const struct zr_options *opt)
-{
-    int64_t *gathers = calloc((size_t)p->layout->n_units * 2, sizeof *gathers);
-    if (!gathers)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to measure the plan");
-    int64_t *reduces = gathers + p->layout->n_units;
-    int err = zr_core_rehearse(&p->spec, gathers, reduces);
-    for (int32_t u = 0; !err && u < p->layout->n_units; u++) {
-        p->traffic.n_gather += gathers[u];
-        p->traffic.n_reduce += reduces[u];
-        p->traffic.wire_bytes += gathers[u] * zr_plan_gather_wire(p, u, 0);
-        p->traffic.wire_bytes += reduces[u] * zr_plan_reduce_wire(p, u, 0, opt->wire_dtype);
-        /* What is reduced in place is made whole by that; else the optimizer has it gathered. */
-        int64_t n_whole = p->sum_in_place[u] ? reduces[u] : p->layout->units[u].trainable;
-        if (p->hop[ZR_INNER].sums_whole)
-            p->traffic.wire_bytes += n_whole * zr_plan_grad_gather_wire(p, u, 0);
-    }
-    p->traffic.wire_bytes += (p->world - 1) * ZR_EXCHANGE_BYTES;
-    free(gathers);
-    return err;
+    return kind == -2 ? f->fine.each : f->fine_elems * (int64_t)sizeof(float);
 }
 
 /* ---- placing ---- */
@@ -210,6 +173,58 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
+/* What adds up a step's contributions, and what brings the sums of groups there. */
+static void place_sums(struct zr_plan *p, int64_t *end)
+{
+    const struct zr_layout *l = p->layout;
+    const int64_t size = sizeof(float);
+    int64_t partial = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        bool has = f->trainable && !p->sum_in_place[f->unit];
+        p->sum_at[i] = has ? p->sum_elems : -1;
+        p->sum_elems += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) : 0;
+        partial = i == l->units[f->unit].first_flat ? 0 : partial;
+        p->partial_at[i] = p->outer_each && f->trainable ? partial : -1;
+        partial += p->outer_each && f->trainable ? f->inner_elems * size : 0;
+        p->partial_slot_bytes = zr_max(p->partial_slot_bytes, partial);
+    }
+    int64_t from = *end;
+    p->sums_at = take(end, p->n_sums * p->sum_elems * size);
+    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * size;
+    p->bytes[ZR_MEM_GRAD_SHARDS] = *end - from - p->bytes[ZR_MEM_GRAD_SUMS];
+    from = *end;
+    p->partial_slots_at = take(end, p->n_partial_slots * p->partial_slot_bytes);
+    p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
+}
+
+/* One unit's gradient as the optimizer wants it, where its sums lie apart. */
+static void place_gathered(struct zr_plan *p, int64_t *end)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t widest = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        int64_t elems = p->hop[ZR_INNER].sums_whole                    ? l->units[u].elems
+                        : p->hop[ZR_OUTER].sums_whole && p->outer_each ? l->units[u].inner_elems
+                                                                       : 0;
+        widest = zr_max(widest, p->sum_in_place[u] ? 0 : elems);
+    }
+    p->full_grad_bytes = widest * (int64_t)sizeof(float);
+    p->full_grad_at = take(end, p->full_grad_bytes);
+    p->bytes[ZR_MEM_GRAD_GATHERED] = *end - p->full_grad_at;
+}
+
+static int64_t values_bytes(const struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t largest = 0;
+    for (int32_t t = 0; t < l->n_tensors; t++)
+        largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
+    int64_t bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
+    /* room for a piece of each rank, for the buffers' mean */
+    return l->n_buffers ? zr_max(bytes, (int64_t)p->world * ZR_PIECE_ALIGN) : bytes;
+}
+
 static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
 {
     const struct zr_layout *l = p->layout;
@@ -221,33 +236,20 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     for (int32_t i = 0; i < p->n_grad_slots; i++)
         p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
-    for (int32_t i = 0; i < l->n_flats; i++) {
-        const struct zr_flat *f = &l->flats[i];
-        bool has = f->trainable && !p->sum_in_place[f->unit];
-        p->sum_at[i] = has ? p->sum_elems : -1;
-        p->sum_elems += has ? f->shard_elems : 0;
-    }
-    p->sums_at = take(&end, p->n_sums * p->sum_elems * (int64_t)sizeof(float));
-    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
-    p->bytes[ZR_MEM_GRAD_SHARDS] = end - p->sums_at - p->bytes[ZR_MEM_GRAD_SUMS];
-    int64_t sums_end = end;
-    p->exchange_at = take(&end, (int64_t)p->world * ZR_EXCHANGE_BYTES);
+    place_sums(p, &end);
     p->control_at = take(&end, ZR_CONTROL_BYTES);
-    int64_t largest = 0, widest = 0;
-    for (int32_t u = 0; u < l->n_units; u++)
-        widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
-    for (int32_t t = 0; t < l->n_tensors; t++)
-        largest = zr_max(largest, l->tensors[t].n_elems * zr_max(4, zr_dtype_bytes(l->tensors[t].dtype)));
-    p->full_grad_bytes = p->hop[ZR_INNER].sums_whole ? widest * (int64_t)sizeof(float) : 0;
-    p->full_grad_at = take(&end, p->full_grad_bytes);
-    p->bytes[ZR_MEM_GRAD_GATHERED] = end - p->full_grad_at;
-    p->values_bytes = zr_min(zr_round_up(largest, ZR_PIECE_ALIGN), ZR_VALUE_BYTES);
-    if (l->n_buffers) /* room for a piece of each rank, for their mean */
-        p->values_bytes = zr_max(p->values_bytes, (int64_t)p->world * ZR_PIECE_ALIGN);
-    p->values_at = take(&end, p->values_bytes);
+    place_gathered(p, &end);
+    /* Ranks of other groups do not map the gradients: what all exchange has an arena of its own then. */
+    int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 ? &control : &end;
+    p->exchange_at = take(at, (int64_t)p->world * ZR_EXCHANGE_BYTES);
+    p->values_bytes = values_bytes(p);
+    p->values_at = take(at, p->values_bytes);
+    p->control_bytes = zr_round_up(control, 4096);
     p->reduce_bytes = zr_round_up(end, 4096) + scratch_bytes;
     p->bytes[ZR_MEM_COMM] += scratch_bytes;
-    p->bytes[ZR_MEM_EXCHANGE] += p->reduce_bytes - scratch_bytes - sums_end - p->bytes[ZR_MEM_GRAD_GATHERED];
+    p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch_bytes -
+                                 p->bytes[ZR_MEM_GRAD_SLOTS] - p->bytes[ZR_MEM_GRAD_SHARDS] -
+                                 p->bytes[ZR_MEM_GRAD_SUMS] - p->bytes[ZR_MEM_GRAD_GATHERED];
 }
 
 /* How many states each kind in use keeps. */
@@ -262,18 +264,17 @@ static void count_states(struct zr_plan *p, const struct zr_options *opt)
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
-    int64_t copies = zr_level_of(p->place.state) == ZR_LEVEL_ALL ? p->world : 1;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         p->master_at[i] = -1;
         if (f->trainable && f->dtype != ZR_F32) {
             p->master_at[i] = p->master_elems;
-            p->master_elems += f->shard_elems * copies;
+            p->master_elems += zr_plan_kept_elems(p, f);
         }
         for (int s = 0; s < p->n_states; s++) {
             bool has = s < zr_plan_states(p, f);
             p->state_at[s * l->n_flats + i] = has ? p->state_elems[s] : -1;
-            p->state_elems[s] += has ? f->shard_elems * copies : 0;
+            p->state_elems[s] += has ? zr_plan_kept_elems(p, f) : 0;
         }
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
@@ -293,13 +294,14 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 }
 
 /* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
- * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. */
-static void choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
+ * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. Whether the order has
+ * a unit with more than one contribution in a micro-batch. */
+static bool choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
 {
     const struct zr_core_spec *s = &p->spec;
     bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
-    bool once = opt->grad_accum_steps == 1 || !s->reduce_each;
+    bool once = opt->grad_accum_steps == 1 || !s->reduce_each, any_again = false;
     for (int32_t u = 0; u < s->n_units; u++)
         p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
     for (int32_t i = 0; i < p->layout->n_flats; i++) {
@@ -308,12 +310,28 @@ static void choose_sums(struct zr_plan *p, const struct zr_options *opt, struct 
     }
     for (int32_t i = 0; i < s->n_order; i++) {
         const struct zr_call *c = &s->order[i];
-        bool use = c->backward && !c->is_end, again = use && units[c->unit].sum_in_place;
+        bool use = c->backward && !c->is_end && units[c->unit].trainable;
+        bool again = use && units[c->unit].sum_in_place;
+        any_again |= again;
         p->sum_in_place[c->unit] &= !again;
         units[c->unit].sum_in_place |= use; /* for now: it was used */
     }
     for (int32_t u = 0; u < s->n_units; u++)
         units[u].sum_in_place = p->sum_in_place[u];
+    return any_again;
+}
+
+/* again: the order has a unit with more than one contribution in a micro-batch. */
+static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool again)
+{
+    struct zr_core_spec *s = &p->spec;
+    s->outer = p->hop[ZR_OUTER].size > 1;
+    p->outer_each = s->outer && opt->deterministic && (opt->grad_accum_steps > 1 || again);
+    /* One: the outer reduction is behind the inner one, on one stream. */
+    p->n_partial_slots = p->outer_each;
+    s->outer_each = p->outer_each;
+    s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
+    s->n_partial_slots = p->n_partial_slots;
 }
 
 static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
@@ -358,9 +376,9 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
-    s->n_sums = p->n_sums =
-        opt->deterministic && opt->grad_accum_steps > 1 ? counter_depth(opt->grad_accum_steps) : 1;
-    choose_sums(p, opt, units);
+    bool tree = opt->deterministic && opt->grad_accum_steps > 1;
+    s->n_sums = p->n_sums = tree ? counter_depth(opt->grad_accum_steps) : 1;
+    choose_hops(p, opt, choose_sums(p, opt, units));
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
             p->place.model_holds || (units[u].trainable && (units[u].sum_in_place || !s->reduce_each));
@@ -370,9 +388,10 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {p->world,         p->place.model_holds, p->n_states,       p->n_sums,
-                      s->prefetch,      s->grad_accum_steps,  s->reduce_each,    s->reserve_largest,
-                      s->n_param_slots, s->n_grad_slots,      s->gathers_updated};
+    int64_t head[] = {p->world,         p->place.model_holds, p->n_states,        p->n_sums,
+                      s->prefetch,      s->grad_accum_steps,  s->reduce_each,     s->reserve_largest,
+                      s->n_param_slots, s->n_grad_slots,      s->gathers_updated, p->place.size[ZR_INNER],
+                      p->outer_each};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
     h = XXH64(p->place.param, sizeof p->place.param, h);
     h = XXH64(p->place.grad, sizeof p->place.grad, h);
@@ -391,12 +410,11 @@ static uint64_t hash_plan(const struct zr_plan *p)
 
 static int set_placement(struct zr_plan *p, const struct zr_layout *l, const struct zr_options *opt)
 {
-    const int32_t size[ZR_AXES] = {[ZR_INNER] = l->world, [ZR_OUTER] = 1};
-    int err = zr_placement_make(opt->stage, opt->hybrid, opt->grad_in_place, size[ZR_INNER], size[ZR_OUTER],
-                                &p->place);
-    for (int a = 0; a < ZR_AXES; a++)
-        p->hop[a] =
-            (struct zr_hop){.size = size[a], .sums_whole = size[a] > 1 && p->place.state[a] == ZR_WHOLE};
+    int err = zr_placement_in(opt, l->world, &p->place);
+    for (int a = 0; !err && a < ZR_AXES; a++) {
+        int32_t size = p->place.size[a];
+        p->hop[a] = (struct zr_hop){.size = size, .sums_whole = size > 1 && p->place.state[a] == ZR_WHOLE};
+    }
     return err;
 }
 
@@ -438,8 +456,9 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
+    p->partial_at = calloc((size_t)l->n_flats, sizeof *p->partial_at);
     if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
-        !p->sum_at) {
+        !p->sum_at || !p->partial_at) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }
@@ -456,7 +475,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     place_state(p, opt);
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         p->total_bytes += p->bytes[i];
-    err = measure(p, opt);
+    err = zr_plan_measure(p, opt);
     if (err)
         goto fail;
     p->hash = hash_plan(p);

@@ -39,6 +39,9 @@ _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step recor
 struct zr_traffic {
     int64_t n_gather, n_reduce; /* units gathered and reduced */
     int64_t wire_bytes;         /* taken from other ranks */
+    /* Between groups: units reduced and gathered there, and what of wire_bytes comes from other groups. Where there
+     * are groups that is the step's agreement, too. */
+    int64_t n_outer_reduce, n_outer_gather, outer_bytes;
 };
 
 struct zr_slot_place {
@@ -56,6 +59,9 @@ struct zr_plan {
     int32_t world;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
+    /* Between groups every contribution is reduced by itself, so that the sum over ranks and micro-batches is one
+     * fixed tree; else once a step. */
+    bool outer_each;
 
     /* Offsets in the gather arena. */
     int64_t *param_at; /* (n_units) resident: the full unit; sharded: this rank's shard of it */
@@ -77,11 +83,20 @@ struct zr_plan {
     int64_t *sum_at;    /* (n_flats) of the others: element of a sums array; else -1 */
     int64_t sum_elems;  /* of a sums array */
     int32_t n_sums;
-    int64_t sums_at; /* n_sums arrays of sum_elems floats, end to end */
+    int64_t
+        sums_at; /* n_sums arrays of sum_elems floats, end to end. Without groups or outer_each of fine slices, else
+                        of inner slices, which the reduction between groups then makes sums of the world in place */
+    /* outer_each: the sum of one contribution over a group, on its way to the sums. partial_at: (n_flats) bytes in a
+     * partial slot, -1: frozen. */
+    int32_t n_partial_slots;
+    int64_t partial_slots_at, partial_slot_bytes;
+    int64_t *partial_at;
     int64_t exchange_at, control_at;
     int64_t full_grad_at, full_grad_bytes; /* hop.sums_whole: one unit's gradient gathered, fp32, where it
                                               cannot be in place */
     int64_t values_at, values_bytes;
+    int64_t
+        control_bytes; /* of an arena for exchange_at and values_at, where there are groups; 0: they are in this one */
     int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
 
     /* Device memory of its own. */
@@ -115,20 +130,30 @@ int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, s
 void zr_plan_free(struct zr_plan *p); /* NULL is allowed */
 
 /* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given
- * its slot or -1 for the resident place, and of the slice that `rank` keeps. */
+ * its slot or -1 for the resident place, and of a rank's inner slice. */
 int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
-int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, int rank);
+int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at);
 int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int32_t slot);
 /* The unit's gradient has a place of its own, and no slot. */
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
-/* Of a flat's slice that rank keeps, in sums[k], or in its gradient where it is summed in place. */
-int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, int rank, int k);
+/* Of a rank's fine slice, in sums[k], wherever it lies. */
+int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
+/* Of a rank's inner slice, where the reduction inside its group puts the sum: in a partial slot, or (-1) where sums[0]
+ * is. With groups only. */
+int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
+                          int32_t partial);
+/* Elements of the flat whose optimizer state a rank keeps, at most. */
+int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
 
-/* Bytes that rank takes from the others to gather the unit, to reduce it, and where sums are whole to gather
- * its gradient. */
-int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
-int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, int rank, enum zr_dtype wire);
-int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, int rank);
+/* Bytes that a rank takes from the others to gather the unit, to reduce it, and where sums are whole to gather
+ * its gradient: inside its group. */
+int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
+int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zr_dtype wire);
+int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
+/* And from other groups: of one reduction, of gathering its sum, and of gathering its parameters. */
+int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
+int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
+int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
 /* The fp32 states that each weight of the flat has; 0 of a frozen one. */
 int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f);

@@ -11,12 +11,13 @@ struct rehearsal {
     const struct zr_core_spec *spec;
     struct zr_core *core;
     struct zr_action *actions;
-    int64_t *gathers, *reduces; /* (n_units) of the step so far */
-    int64_t *then;              /* (2 * n_units) both, when `contents` was taken */
-    int64_t *before;            /* (n_units) what the end of the step before gathered for this one */
-    int64_t *per_micro;         /* (n_units) contributions to the gradient in a micro-batch */
-    int32_t *places;            /* (n_units) */
-    int32_t *contents, *now;    /* (n_param_slots + n_grad_slots) */
+    int64_t *gathers, *reduces;             /* (n_units) of the step so far */
+    int64_t *outer_reduces, *outer_gathers; /* NULL: not counted */
+    int64_t *then;                          /* (2 * n_units) both, when `contents` was taken */
+    int64_t *before;         /* (n_units) what the end of the step before gathered for this one */
+    int64_t *per_micro;      /* (n_units) contributions to the gradient in a micro-batch */
+    int32_t *places;         /* (n_units) */
+    int32_t *contents, *now; /* (n_param_slots + n_grad_slots) */
 };
 
 /* Makes one call and counts what follows. */
@@ -30,6 +31,10 @@ static int call(struct rehearsal *r, const struct zr_core_event *ev)
             r->gathers[a->unit]++;
         if (a->kind == ZR_ACT_REDUCE)
             r->reduces[a->unit]++;
+        if (a->kind == ZR_ACT_REDUCE_OUTER && r->outer_reduces)
+            r->outer_reduces[a->unit]++;
+        if (a->kind == ZR_ACT_GATHER_OUTER && r->outer_gathers)
+            r->outer_gathers[a->unit]++;
     }
     return err;
 }
@@ -116,6 +121,10 @@ static int steps(struct rehearsal *r)
     note_places(r);
     for (int s = 1;; s++) {
         memset(r->reduces, 0, units);
+        if (r->outer_reduces)
+            memset(r->outer_reduces, 0, units);
+        if (r->outer_gathers)
+            memset(r->outer_gathers, 0, units);
         int err = micro_batches(r);
         if (err)
             return err;
@@ -138,7 +147,7 @@ static int steps(struct rehearsal *r)
     }
 }
 
-int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
+int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work *work)
 {
     size_t n = (size_t)spec->n_units, n_contents = (size_t)(spec->n_param_slots + spec->n_grad_slots) + 1;
     void *mem = malloc(zr_core_bytes(spec));
@@ -146,8 +155,10 @@ int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t 
     int32_t *where = calloc(n + 2 * n_contents, sizeof *where);
     struct rehearsal r = {.spec = spec,
                           .actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *r.actions),
-                          .gathers = gathers,
-                          .reduces = reduces,
+                          .gathers = work->gathers,
+                          .reduces = work->reduces,
+                          .outer_reduces = work->outer_reduces,
+                          .outer_gathers = work->outer_gathers,
                           .then = counts};
     int err;
     if (!mem || !r.actions || !counts || !where) {
@@ -159,12 +170,15 @@ int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t 
         r.places = where;
         r.contents = where + n;
         r.now = r.contents + n_contents;
-        memset(gathers, 0, n * sizeof *gathers);
+        memset(r.gathers, 0, n * sizeof *r.gathers);
         for (int32_t i = 0; i < spec->n_order; i++) {
             const struct zr_call *c = &spec->order[i];
             r.per_micro[c->unit] += c->backward && c->is_end && spec->units[c->unit].trainable;
         }
         err = steps(&r);
+        /* One behind each; of micro-batches that were not run, too. */
+        for (size_t u = 0; spec->outer_each && r.outer_reduces && u < n; u++)
+            r.outer_reduces[u] = r.reduces[u];
     }
     free(mem);
     free(counts);

@@ -182,7 +182,7 @@ static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n,
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
     s.model_holds = true; /* gathers do not depend on gradient slots, which are not chosen yet */
-    int err = zr_core_rehearse(&s, k->counts, k->counts + s.n_units);
+    int err = zr_core_rehearse(&s, &(struct zr_core_work){k->counts, k->counts + s.n_units});
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
         *bytes += k->counts[u] * k->wire[u];
@@ -195,7 +195,7 @@ static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n,
 static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, struct work *k)
 {
     for (int32_t i = 1;; i++) {
-        int err = zr_core_rehearse(s, k->counts, k->counts + s->n_units);
+        int err = zr_core_rehearse(s, &(struct zr_core_work){k->counts, k->counts + s->n_units});
         if (err != ZR_ERR_BUDGET || i >= n_slots)
             return err;
         slots[i] = slots[0];
@@ -454,7 +454,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
                         .sizes = wide + 3 * n,
                         .counts = wide + 4 * n};
     for (int32_t u = 0; u < s->n_units; u++)
-        work.wire[u] = zr_plan_gather_wire(p, u, 0);
+        work.wire[u] = zr_plan_gather_wire(p, u, (struct zr_where){0, 0});
     if (!p->place.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
         /* An order that shows no backward at all still has to be survived. */

@@ -8,8 +8,16 @@
  * where the budget allows. p->spec must hold units and order. */
 int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt);
 
-/* plan_rehearse.c: runs a core of spec over its order, step by step, until steps are alike (8 at most);
- * gathers[u] and reduces[u] get what such a step does. Of micro-batches only so many are run as differ. */
-int zr_core_rehearse(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces);
+/* What a step does to each unit, (n_units) each; the last two may be NULL. */
+struct zr_core_work {
+    int64_t *gathers, *reduces, *outer_reduces, *outer_gathers;
+};
+
+/* plan_rehearse.c: runs a core of spec over its order, step by step, until steps are alike (8 at most); work gets what
+ * such a step does. Of micro-batches only so many are run as differ. */
+int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work *work);
+
+/* plan_wire.c: p->traffic, of a rehearsal. */
+int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt);
 
 #endif

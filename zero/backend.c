@@ -40,14 +40,14 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
  * every rank has all of the sums those are gathered too, in fp32. */
 static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
 {
-    return o->wire_dtype ? zr_min(f->shard_bytes, f->shard_elems * zr_dtype_bytes(o->wire_dtype))
-                         : f->shard_bytes;
+    return o->wire_dtype ? zr_min(f->inner.each, f->fine_elems * zr_dtype_bytes(o->wire_dtype))
+                         : f->inner.each;
 }
 
 static int64_t most_slice(const struct zr_flat *f, const struct zr_options *o)
 {
-    return zr_placement_asked(o).all_reduces && f->trainable ? f->shard_elems * (int64_t)sizeof(float)
-                                                             : f->shard_bytes;
+    return zr_placement_asked(o).all_reduces && f->trainable ? f->fine_elems * (int64_t)sizeof(float)
+                                                             : f->inner.each;
 }
 
 /* Of one rank, in one unit: slices that NCCL's communicators pack, because they are small or the last ones
@@ -61,7 +61,7 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
         bool any_short = false;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
-            bool is_short = f->total_bytes < f->shard_bytes * l->world;
+            bool is_short = f->inner.total < f->inner.each * l->world;
             if ((!f->trainable && !zr_placement_asked(o).shards_params) ||
                 (!is_short && least_slice(f, o) > ZR_NCCL_SMALL_BYTES))
                 continue;
@@ -81,7 +81,7 @@ void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, con
     int64_t largest = 0;
     for (int32_t i = 0; i < layout->n_flats; i++)
         if (layout->flats[i].trainable)
-            largest = zr_max(largest, layout->flats[i].shard_bytes);
+            largest = zr_max(largest, layout->flats[i].inner.each);
     if (backend != ZERO_BACKEND_NCCL)
         return;
     int64_t packed = packed_bytes(layout, o);

@@ -262,5 +262,5 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     }
     /* Where the memory behind a gradient cannot be closed to the model. */
     bool gaps = o->check && in_place && config->user.device != ZERO_DEVICE_CUDA;
-    return zr_layout_make(tensors, n_tensors, world, in_place, gaps, out);
+    return zr_layout_make(tensors, n_tensors, world, 1, in_place, gaps, out);
 }

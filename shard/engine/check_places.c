@@ -240,7 +240,7 @@ static int copy_unit(struct zr_places *p, struct place *at, int32_t slot, bool g
                          : e->gather_base + zr_plan_param_full(e->plan, f, slot);
         char *shown = at->at + flat_at(f, grad);
         if (!grad || f->trainable)
-            err = e->dev->ops->copy(e->compute, back ? own : shown, back ? shown : own, f->total_bytes);
+            err = e->dev->ops->copy(e->compute, back ? own : shown, back ? shown : own, f->inner.total);
     }
     return err;
 }

@@ -93,7 +93,7 @@ static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const 
 {
     int64_t size = zr_dtype_bytes(f->dtype), first = (p->first + p->n) * size;
     if (!f->in_place)
-        *end = p + 1 < l->pieces + f->first_piece + f->n_pieces ? p[1].first * size : f->total_bytes;
+        *end = p + 1 < l->pieces + f->first_piece + f->n_pieces ? p[1].first * size : f->inner.total;
     else
         *end = first + (p->slice == l->tensors[p->tensor].n_slices - 1 ? ZR_GAP_BYTES : 0);
     return first;

@@ -29,7 +29,7 @@ int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64
     if (zr_level_of(e->plan->place.state) != ZR_LEVEL_ALL)
         return zr_flat_owned(f, e->place, first);
     *first = 0;
-    return f->total_bytes / zr_dtype_bytes(f->dtype);
+    return f->inner.total / zr_dtype_bytes(f->dtype);
 }
 
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -39,7 +39,8 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
         return e->gather_base + zr_plan_param_full(e->plan, f, -1) + first * size;
     int64_t own;
     zr_flat_owned(f, e->place, &own);
-    return e->gather_base + zr_plan_param_own(e->plan, f, e->place) + (first - own) * size;
+    return e->gather_base + zr_plan_param_own(e->plan, f, zr_where_of(&e->plan->place, e->place)) +
+           (first - own) * size;
 }
 
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)

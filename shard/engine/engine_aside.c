@@ -13,7 +13,7 @@ static int64_t aside_bytes(const struct zr_engine *e, int32_t unit)
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
-        elems += f[i].trainable ? f[i].shard_elems : 0;
+        elems += f[i].trainable ? f[i].fine_elems : 0;
     return elems * (int64_t)sizeof(float);
 }
 
@@ -57,7 +57,7 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
             continue;
         int64_t n_elems = part(e, &f[i], &sum);
         err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
-        aside += f[i].shard_elems;
+        aside += f[i].fine_elems;
     }
     return err ? err : d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
 }
@@ -73,7 +73,7 @@ int zr_aside_add(struct zr_engine *e, int32_t unit)
             continue;
         int64_t n_elems = part(e, &f[i], &sum);
         err = e->dev->ops->add(e->reduce_stream, sum, aside, ZR_F32, n_elems);
-        aside += f[i].shard_elems;
+        aside += f[i].fine_elems;
     }
     return err;
 }

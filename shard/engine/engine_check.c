@@ -223,7 +223,7 @@ static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
     const struct zr_unit *u = &e->layout->units[unit];
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
-        struct zr_access a = {full_at(e, f, slot, grad), f->total_bytes, grad};
+        struct zr_access a = {full_at(e, f, slot, grad), f->inner.total, grad};
         if (!grad || f->trainable)
             zr_check_compute(e->watch->check, e->compute, grad ? "the model's writes" : "the model's reads",
                              &a);

@@ -11,8 +11,9 @@ static struct zr_reduce_seg hop_seg(const struct zr_engine *e, const struct zr_f
                                     const struct zr_action *a)
 {
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
-                                  .dst = zr_plan_sum(e->plan, f, e->place, a->sum),
-                                  .cut = {f->shard_bytes, f->total_bytes},
+                                  .dst =
+                                      zr_plan_sum(e->plan, f, zr_where_of(&e->plan->place, e->place), a->sum),
+                                  .cut = f->inner,
                                   .dtype = f->dtype,
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
 }
@@ -57,12 +58,13 @@ int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const st
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        int64_t shard = f[i].shard_elems * (int64_t)sizeof(float), home = zr_plan_sum(e->plan, &f[i], 0, 0);
+        int64_t shard = f[i].inner_elems * (int64_t)sizeof(float);
+        int64_t home = zr_plan_sum(e->plan, &f[i], (struct zr_where){0, 0}, 0);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
             .src = home,
             .dst = in_place ? home : at,
             .in_place = in_place,
-            .cut = {shard, f[i].total_bytes / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)}};
+            .cut = {shard, f[i].inner.total / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)}};
         at += shard * size;
     }
     struct zr_tag tag = zr_job_tag(job);

@@ -14,11 +14,11 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
             continue;
         bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
         int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
-        e->i.gather_segs[n_segs++] =
-            (struct zr_gather_seg){.src = home ? full : zr_plan_param_own(e->plan, &f[i], 0),
-                                   .dst = full,
-                                   .in_place = home,
-                                   .cut = {f[i].shard_bytes, f[i].total_bytes}};
+        e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
+            .src = home ? full : zr_plan_param_own(e->plan, &f[i], (struct zr_where){0, 0}),
+            .dst = full,
+            .in_place = home,
+            .cut = f[i].inner};
     }
     struct zr_tag tag = zr_job_tag(job);
     if (slot >= 0)
@@ -44,7 +44,7 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
                 ZR_TRY(e->dev->ops->add(e->reduce_stream, zr_sum_at(e, &f[i], sum - 1),
-                                        zr_sum_at(e, &f[i], sum), ZR_F32, f[i].shard_elems));
+                                        zr_sum_at(e, &f[i], sum), ZR_F32, f[i].fine_elems));
     return 0;
 }
 
@@ -81,7 +81,7 @@ static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t 
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             ZR_TRY(e->dev->ops->zero(e->reduce_stream, e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1),
-                                     f[i].total_bytes));
+                                     f[i].inner.total));
     return 0;
 }
 
@@ -99,7 +99,7 @@ static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             ZR_TRY(e->dev->ops->zero(e->reduce_stream, zr_sum_at(e, &f[i], 0),
-                                     f[i].shard_elems * (int64_t)sizeof(float)));
+                                     f[i].fine_elems * (int64_t)sizeof(float)));
     return 0;
 }
 

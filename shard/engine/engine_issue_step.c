@@ -198,7 +198,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
             up.grad = (const float *)(e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1));
         int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
-        full += f[i].shard_elems * e->plan->hop[ZR_INNER].size;
+        full += f[i].inner_elems * e->plan->hop[ZR_INNER].size;
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             true));

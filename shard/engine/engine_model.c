@@ -112,7 +112,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
     for (int32_t k = 0; bracket && k < f->n_pieces; k++)
         n_overwrite += e->layout->tensors[e->layout->pieces[f->first_piece + k].tensor].overwrite;
     if (n_overwrite == 0)
-        return e->dev->ops->zero(e->compute, at, f->total_bytes);
+        return e->dev->ops->zero(e->compute, at, f->inner.total);
     for (int32_t k = 0; n_overwrite < f->n_pieces && k < f->n_pieces; k++) {
         const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
         if (e->layout->tensors[p->tensor].overwrite)

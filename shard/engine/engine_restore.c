@@ -27,8 +27,7 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         int64_t full = zr_plan_param_full(e->plan, f, -1);
-        e->m.segs[i] = (struct zr_gather_seg){
-            .src = full, .dst = full, .in_place = true, .cut = {f->shard_bytes, f->total_bytes}};
+        e->m.segs[i] = (struct zr_gather_seg){.src = full, .dst = full, .in_place = true, .cut = f->inner};
     }
     return zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
 }

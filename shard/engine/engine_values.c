@@ -55,7 +55,8 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
     if (c->kind == ZR_VALUE_GRAD) {
         int64_t own;
         zr_flat_owned(c->flat, e->place, &own);
-        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->place, 0) + (first - own) * c->size;
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, zr_where_of(&e->plan->place, e->place), 0) +
+               (first - own) * c->size;
     }
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }

@@ -116,7 +116,7 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
     if (!err)
         err = zr_script_tensors(c, speed, &tensors, &n_tensors);
     if (!err)
-        err = zr_layout_make(tensors, n_tensors, c->world, zr_verify_model_holds(c), false, &v->layout);
+        err = zr_layout_make(tensors, n_tensors, c->world, 1, zr_verify_model_holds(c), false, &v->layout);
     if (err)
         return err;
     set_options(v);

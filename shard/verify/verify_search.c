@@ -385,7 +385,7 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
     zr_script_make(c, &script);
     int err = zr_script_tensors(c, NULL, &tensors, &n);
     if (!err)
-        err = zr_layout_make(tensors, n, c->world, zr_verify_model_holds(c), false, &layout);
+        err = zr_layout_make(tensors, n, c->world, 1, zr_verify_model_holds(c), false, &layout);
     struct zr_options opt = {.stage = c->stage,
                              .optimizer = ZR_ADAMW,
                              .grad_scale = 1,

@@ -27,8 +27,11 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
         w->pslot[i].unit = -1;
     for (int32_t i = 0; i < s->n_grad_slots; i++)
         w->gslot[i].unit = -1;
+    assert_true(s->n_partial_slots <= 4);
+    for (int i = 0; i < 4; i++)
+        w->partial[i].unit = -1;
     for (int32_t u = 0; u < s->n_units; u++) {
-        w->unit[u].home_ready = true;
+        w->unit[u].home_ready = w->unit[u].whole = true;
         w->unit[u].sum = calloc((size_t)s->n_sums, SUM_TEXT);
         strcpy(w->unit[u].grad, "z"); /* arenas start as zeros */
         assert_non_null(w->unit[u].sum);
@@ -279,6 +282,7 @@ static void gather(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     w->n_gathers++;
     u->gathered = true;
+    EXPECT(u->whole);
     if (a->slot < 0) {
         EXPECT(!needs_slot(w, a->unit) && w->spec.gathers_updated);
         EXPECT(w->stepping && u->updated && !u->home_ready);
@@ -388,6 +392,13 @@ static void return_grads(struct watch *w, const struct zr_action *a)
 static void set_aside(struct watch *w, const struct zr_action *a)
 {
     struct watch_unit *u = &w->unit[a->unit];
+    if (w->spec.outer) {
+        EXPECT(u->outer_done && !*u->aside && !w->spec.outer_each);
+        strcpy(u->aside, u->sum[0]);
+        *u->sum[0] = *u->inner = 0;
+        u->outer_done = u->spread = false;
+        return;
+    }
     EXPECT(u->held && a->slot == -1 && u->grad_reduced && !*u->aside);
     strcpy(u->aside, u->sum[0]);
     *u->sum[0] = 0;
@@ -398,8 +409,8 @@ static void drop_sums(struct watch *w, const struct zr_action *a)
 {
     bool any = false;
     for (int32_t i = 0; i < w->spec.n_units; i++) {
-        any |= w->unit[i].held;
-        w->unit[i].held = false;
+        any |= w->unit[i].held || w->unit[i].spread;
+        w->unit[i].held = w->unit[i].spread = false;
     }
     EXPECT(any);
 }
@@ -413,6 +424,15 @@ static void fold(struct watch *w, const struct zr_action *a)
         add_text(u->sum[sum - 1], u->sum[sum]);
         *u->sum[sum] = 0;
     }
+}
+
+static void add_to_sum(struct watch *w, const struct zr_action *a, const char *what)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(a->accumulate ? *u->sum[a->sum] : !*u->sum[a->sum]);
+    EXPECT(a->accumulate || a->sum == 0 || *u->sum[a->sum - 1]); /* sums are a stack */
+    add_text(u->sum[a->sum], what);
+    fold(w, a);
 }
 
 static void reduce(struct watch *w, const struct zr_action *a)
@@ -441,10 +461,49 @@ static void reduce(struct watch *w, const struct zr_action *a)
         u->held = true;
         return;
     }
-    EXPECT(a->accumulate ? *u->sum[a->sum] : !*u->sum[a->sum]);
-    EXPECT(a->accumulate || a->sum == 0 || *u->sum[a->sum - 1]); /* sums are a stack */
-    add_text(u->sum[a->sum], what);
-    fold(w, a);
+    if (w->spec.outer_each) {
+        struct watch_partial *p = &w->partial[a->partial];
+        EXPECT(a->partial >= 0 && a->partial < w->spec.n_partial_slots && p->unit == -1 && !a->accumulate &&
+               a->n_folds == 0);
+        p->unit = a->unit;
+        strcpy(p->text, what);
+        return;
+    }
+    EXPECT(a->partial == -1);
+    if (w->spec.outer) {
+        EXPECT(!u->outer_done && a->accumulate == (*u->inner != 0) && a->sum == 0 && a->n_folds == 0);
+        add_text(u->inner, what);
+        return;
+    }
+    add_to_sum(w, a, what);
+}
+
+static void reduce_outer(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(w->spec.outer && w->spec.units[a->unit].trainable && !w->normed && !u->outer_done);
+    u->n_outer++;
+    if (w->spec.outer_each) {
+        struct watch_partial *p = &w->partial[a->partial];
+        EXPECT(a->partial >= 0 && a->partial < w->spec.n_partial_slots && p->unit == a->unit);
+        p->unit = -1;
+        add_to_sum(w, a, p->text);
+        return;
+    }
+    EXPECT(a->partial == -1 && *u->inner && !*u->sum[0] && a->sum == 0 && a->n_folds == 0);
+    EXPECT(a->accumulate == (*u->aside != 0));
+    strcpy(u->sum[0], u->aside);
+    add_text(u->sum[0], u->inner);
+    *u->aside = 0;
+    u->outer_done = true;
+    u->spread = !w->spec.outer_gathers;
+}
+
+static void gather_outer(struct watch *w, const struct zr_action *a)
+{
+    struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(w->spec.outer_gathers && w->stepping && u->updated && !u->whole && a->slot == -1);
+    u->whole = true;
 }
 
 static void norm(struct watch *w, const struct zr_action *a)
@@ -468,7 +527,8 @@ static void update(struct watch *w, const struct zr_action *a)
     struct watch_unit *u = &w->unit[a->unit];
     EXPECT(w->normed && w->stepping && !u->updated && w->spec.units[a->unit].trainable);
     u->updated = true;
-    u->gathered = u->held = false;
+    u->gathered = u->held = u->spread = false;
+    u->whole = !w->spec.outer_gathers;
     if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->ever_bwd)
         w->last_in_place = a->unit;
     /* Else every rank has all of it. */
@@ -520,12 +580,20 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         drop_sums(w, a);
         break;
     case ZR_ACT_SET_ASIDE:
-        EXPECT(kind == ZR_EV_BEGIN && a->unit == unit);
+        EXPECT(w->spec.outer ? collective || kind == ZR_EV_END : kind == ZR_EV_BEGIN && a->unit == unit);
         set_aside(w, a);
         break;
     case ZR_ACT_REDUCE:
         EXPECT(collective || (kind == ZR_EV_END && a->unit == unit));
         reduce(w, a);
+        break;
+    case ZR_ACT_REDUCE_OUTER:
+        EXPECT(collective || (kind == ZR_EV_END && a->unit == unit));
+        reduce_outer(w, a);
+        break;
+    case ZR_ACT_GATHER_OUTER:
+        EXPECT(kind == ZR_EV_STEP);
+        gather_outer(w, a);
         break;
     case ZR_ACT_FOLD:
         EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && a->n_folds > 0);
@@ -558,7 +626,7 @@ static bool same_action(const struct zr_action *a, const struct zr_action *b)
 {
     return a->kind == b->kind && a->fill == b->fill && a->accumulate == b->accumulate && a->sum == b->sum &&
            a->n_folds == b->n_folds && a->bracket == b->bracket && a->in_flight == b->in_flight &&
-           a->gathered == b->gathered && a->unit == b->unit && a->slot == b->slot;
+           a->gathered == b->gathered && a->partial == b->partial && a->unit == b->unit && a->slot == b->slot;
 }
 
 /* How many actions of this kind concern the unit. */
@@ -641,7 +709,11 @@ static void after_step(struct watch *w, bool dropped)
         u->updated = u->used[0] = u->used[1] = false;
         u->n_bwd = u->n_contrib = 0;
         *u->aside = 0;
-        CHECK(!u->held, "the sum of unit %d was neither used nor released", i);
+        CHECK(!u->held && !u->spread, "the sum of unit %d was neither used nor released", i);
+        CHECK(u->whole, "unit %d was not gathered between groups", i);
+        *u->inner = 0;
+        u->outer_done = false;
+        u->n_outer = 0;
         for (int32_t k = 0; k < w->spec.n_sums; k++)
             *u->sum[k] = 0;
     }

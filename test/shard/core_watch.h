@@ -27,6 +27,10 @@ struct watch_unit {
     char (*sum)[SUM_TEXT];   /* of a unit that is summed in place: sum[0] is what its gradient holds once
                                 reduced */
     char aside[SUM_TEXT];    /* and what was set aside */
+    char inner[SUM_TEXT];    /* with groups, without partial slots: the sum over the group */
+    bool outer_done, spread; /* it is in sum[0], over all groups; which gather it in place */
+    bool whole;              /* the inner shard of its parameters is up to date */
+    int32_t n_outer;         /* reductions between groups since the step */
     bool ever_bwd;           /* it has been bracketed in backward */
     bool held;               /* its gradient is a sum in place that was not used yet */
     char last_sum[SUM_TEXT]; /* sums[0] as the last step had it */
@@ -50,6 +54,10 @@ struct watch {
     int32_t last_in_place; /* of the units that are summed in place, the one updated last and not returned */
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
+    struct watch_partial {
+        int32_t unit; /* -1: empty */
+        char text[SUM_TEXT];
+    } partial[4];
     bool normed, stepping, collective; /* collective: the call is a step, what comes before it, or a
                                           micro-batch's end */
     bool complete;                     /* the norm was asked for */

@@ -970,6 +970,55 @@ static void sums_are_one_tree(void **state)
     }
 }
 
+/* Groups: a second reduction, once a step where the last declared contribution ends, or behind each contribution,
+ * in the tree's shape. */
+static void groups_reduce_again(void **state)
+{
+    (void)state;
+    for (int accum = 1; accum <= 5; accum++) {
+        for (int way = 0; way < 4; way++) {
+            bool each = way & 1, gathers = way & 2;
+            struct model m;
+            struct watch w;
+            char expected[SUM_TEXT];
+            make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
+            m.spec.grad_accum_steps = accum;
+            m.spec.outer = true;
+            m.spec.outer_each = each;
+            m.spec.outer_gathers = gathers;
+            m.spec.n_partial_slots = each;
+            m.spec.n_sums = each ? sums_for(accum) : 1;
+            watch_open(&w, &m.spec);
+            for (int step = 0; step < 3; step++) {
+                for (int a = 0; a < accum; a++) {
+                    assert_int_equal(w.unit[1].n_outer, each ? a : 0);
+                    watch_run(&w, "0(0) 1(1) 1[1]");
+                    assert_int_equal(n_actions(&w, ZR_ACT_REDUCE, 1), 1);
+                    assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), each || a + 1 == accum);
+                    watch_run(&w, "0[0]");
+                }
+                watch_run(&w, step == 1 ? "N S" : "S");
+                for (int u = 0; u < 2; u++)
+                    assert_int_equal(n_actions(&w, ZR_ACT_GATHER_OUTER, u), gathers);
+                if (each) {
+                    tree_text(expected, 0, accum);
+                    assert_string_equal(w.unit[0].last_sum, expected);
+                }
+            }
+            /* Dropped: only sums that other groups gather have to be waited for. */
+            for (int a = 0; a < accum; a++)
+                watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
+            watch_run(&w, "X");
+            assert_int_equal(n_actions(&w, ZR_ACT_DROP_SUMS, -1), !each && !gathers);
+            /* A unit that nobody declared twice: its first sum is set aside. */
+            for (int a = 0; a < accum; a++)
+                watch_run(&w, "0(0) 1(1) 1[1] 0[0] 1[1]");
+            watch_run(&w, "S");
+            watch_close(&w);
+        }
+    }
+}
+
 /* The same where the model has its gradients in brackets only: they have a place of their own until the last
  * micro-batch, no slot, and are zeroed once a step. */
 static void whole_until_the_last_micro_batch(void **state)
@@ -1151,6 +1200,14 @@ static void random_spec(struct random_source *r, struct model *m)
         m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
     }
     s->reserve_largest = chance(r, 30);
+    if (stage == 3 && chance(r, 40)) {
+        s->outer = true;
+        s->outer_gathers = chance(r, 50);
+        s->outer_each = tree || chance(r, 30);
+        s->n_partial_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
+        for (int32_t u = 0; u < s->n_units; u++)
+            m->units[u].sum_in_place = false;
+    }
     s->units = m->units;
     s->param_slot_bytes = m->pslot;
     s->grad_slot_bytes = m->gslot;
@@ -1338,6 +1395,7 @@ int main(void)
         cmocka_unit_test(hash_tells_calls_apart),
         cmocka_unit_test(sums_are_one_tree),
         cmocka_unit_test(whole_until_the_last_micro_batch),
+        cmocka_unit_test(groups_reduce_again),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
         cmocka_unit_test(gradients_of_a_long_step),

@@ -30,11 +30,11 @@ static void check_pieces(const struct zr_layout *l)
  * multiples of 32 elements only. */
 static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
 {
-    int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->total_bytes / size;
+    int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->fine.total / size;
     int64_t gap = l->gaps && f->trainable && !f->in_place ? ZR_GAP_BYTES / size : 0;
-    CHECK(f->n_pieces > 0 && n * size == f->total_bytes, "%lld bytes", (long long)f->total_bytes);
-    CHECK(f->shard_bytes % ZR_SHARD_ALIGN == 0 && f->shard_bytes > 0, "%lld", (long long)f->shard_bytes);
-    CHECK(f->shard_elems * size == f->shard_bytes, "%lld", (long long)f->shard_elems);
+    CHECK(f->n_pieces > 0 && n * size == f->fine.total, "%lld bytes", (long long)f->fine.total);
+    CHECK(f->fine.each % ZR_SHARD_ALIGN == 0 && f->fine.each > 0, "%lld", (long long)f->fine.each);
+    CHECK(f->fine_elems * size == f->fine.each, "%lld", (long long)f->fine_elems);
     for (int32_t k = 0; k < f->n_pieces; k++) {
         const struct zr_piece *p = &l->pieces[f->first_piece + k];
         CHECK(p->first >= end && p->n > 0, "piece %d", k);
@@ -44,13 +44,13 @@ static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
     if (f->in_place)
         CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one slice");
     else
-        CHECK(f->total_bytes == f->shard_bytes * l->world, "slices of a packed flat are equal");
+        CHECK(f->fine.total == f->fine.each * l->world, "slices of a packed flat are equal");
     /* No more padding than rounding asks for. */
-    CHECK(f->shard_bytes - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
-          (long long)f->shard_bytes);
+    CHECK(f->fine.each - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
+          (long long)f->fine.each);
     for (int r = 0; r < l->world; r++) {
         int64_t first, k = zr_flat_owned(f, r, &first);
-        CHECK(k >= 0 && k <= f->shard_elems, "rank %d owns %lld", r, (long long)k);
+        CHECK(k >= 0 && k <= f->fine_elems, "rank %d owns %lld", r, (long long)k);
         CHECK(k == 0 || first == owned, "rank %d starts at %lld, the last ended at %lld", r, (long long)first,
               (long long)owned);
         owned += k;
@@ -73,7 +73,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         const struct zr_flat *f = &l->flats[u->first_flat + i];
         CHECK(f->unit == u - l->units, "flat %d", i);
         trainable |= f->trainable;
-        elems += f->trainable ? f->shard_elems * l->world : 0;
+        elems += f->trainable ? f->fine_elems * l->world : 0;
         if (f->in_place)
             continue;
         for (int32_t j = 0; j < i; j++) {
@@ -83,13 +83,13 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
                   "two packed flats of one key");
         }
         CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
-        param = f->param_at + f->total_bytes;
+        param = f->param_at + f->fine.total;
         CHECK(f->shard_at >= shard && f->shard_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
-        shard = f->shard_at + f->shard_bytes;
+        shard = f->shard_at + f->fine.each;
         if (!f->trainable)
             continue;
         CHECK(f->grad_at >= grad && f->grad_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
-        grad = f->grad_at + f->total_bytes;
+        grad = f->grad_at + f->fine.total;
     }
     CHECK(param <= u->param_bytes && u->param_bytes - param < ZR_PIECE_ALIGN, "%lld",
           (long long)u->param_bytes);
@@ -112,7 +112,7 @@ static void check_in_place(const struct zr_layout *l)
         const struct zr_flat *first = zr_piece_flat(l, l->piece_of[l->slice_base[t]]);
         for (int32_t s = 0; s < x->n_slices; s++) {
             const struct zr_flat *f = zr_piece_flat(l, l->piece_of[l->slice_base[t] + s]);
-            CHECK(f->param_at == first->param_at + s * stride && f->total_bytes == stride,
+            CHECK(f->param_at == first->param_at + s * stride && f->fine.total == stride,
                   "tensor %d slice %d", t, s);
             CHECK(!x->grad || f->grad_at == first->grad_at + s * stride, "tensor %d slice %d", t, s);
         }
@@ -145,8 +145,7 @@ static void check_layout(const struct zr_layout *l)
         check_flat(l, f);
         if (!f->trainable)
             continue;
-        CHECK(f->state_at == state, "flat %d has its state at %lld", i, (long long)f->state_at);
-        state += f->shard_elems;
+        state += f->fine_elems;
     }
     CHECK(pieces == l->n_pieces && state == l->state_elems, "%d pieces, %lld", pieces, (long long)state);
     check_in_place(l);
@@ -158,7 +157,7 @@ static void check_layout(const struct zr_layout *l)
 static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bool gaps)
 {
     struct zr_layout *l;
-    assert_int_equal(zr_layout_make(t, n, world, in_place, gaps, &l), 0);
+    assert_int_equal(zr_layout_make(t, n, world, 1, in_place, gaps, &l), 0);
     CHECK(l->gaps == gaps, "world %d", world);
     CHECK(l->world == world && l->in_place == in_place && l->n_tensors == n, "world %d", world);
     check_layout(l);
@@ -221,7 +220,7 @@ static uint64_t hash_of(struct zr_tensor t, int world, bool in_place, int32_t n)
     table[0].name = strdup(t.name);
     for (int32_t i = 1; i < n; i++)
         table[i] = make_tensor("other", 50, 0);
-    assert_int_equal(zr_layout_make(table, n, world, in_place, false, &l), 0);
+    assert_int_equal(zr_layout_make(table, n, world, 1, in_place, false, &l), 0);
     uint64_t h = l->hash;
     zr_layout_free(l);
     return h;
@@ -270,7 +269,7 @@ static void hash_covers_the_order(void **state)
         struct zr_layout *l;
         t[i] = make_tensor("a", 100, 0);
         t[1 - i] = make_tensor("b", 100, 0);
-        assert_int_equal(zr_layout_make(t, 2, 2, false, false, &l), 0);
+        assert_int_equal(zr_layout_make(t, 2, 2, 1, false, false, &l), 0);
         h[i] = l->hash;
         zr_layout_free(l);
     }
@@ -286,7 +285,7 @@ static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, 
         if (n_slices[i] > 1)
             stack_tensor(&t[i], n_slices[i]);
     }
-    assert_int_equal(zr_layout_make(t, n, 2, false, false, &l), ZR_ERR_ARG);
+    assert_int_equal(zr_layout_make(t, n, 2, 1, false, false, &l), ZR_ERR_ARG);
     assert_null(l);
     if (!strstr(zr_error_text(), message))
         fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
@@ -321,7 +320,7 @@ static void out_of_memory_leaves_nothing(void **state)
         int64_t live = n_live;
         n_allocs = 0;
         fail_at = k;
-        int err = zr_layout_make(t, 3, 2, true, false, &l);
+        int err = zr_layout_make(t, 3, 2, 1, true, false, &l);
         fail_at = -1;
         passed = err == 0;
         if (passed) {

@@ -33,8 +33,8 @@ static struct zr_options default_options(int stage)
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
     p->plan = NULL;
-    assert_int_equal(zr_layout_make(t, n, world, zr_placement_asked(&p->opt).model_holds, false, &p->layout),
-                     0);
+    assert_int_equal(
+        zr_layout_make(t, n, world, 1, zr_placement_asked(&p->opt).model_holds, false, &p->layout), 0);
 }
 
 /* Plans again with other options; the layout stays. */
@@ -165,16 +165,20 @@ static void check_gather_arena(const struct zr_plan *p)
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         if (p->resident[f->unit]) {
-            put(&x, zr_plan_param_full(p, f, -1), f->total_bytes);
+            put(&x, zr_plan_param_full(p, f, -1), f->fine.total);
             for (int r = 0; r < l->world; r++)
-                CHECK(zr_plan_param_own(p, f, r) == zr_plan_param_full(p, f, -1) + r * f->shard_bytes,
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
+                          zr_plan_param_full(p, f, -1) + r * f->fine.each,
                       "rank %d", r);
         } else {
             for (int r = 0; r < l->world; r++) /* one place, whoever asks */
-                CHECK(zr_plan_param_own(p, f, r) == zr_plan_param_own(p, f, 0), "rank %d", r);
-            put(&x, zr_plan_param_own(p, f, 0), f->shard_bytes);
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
+                          zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+                      "rank %d", r);
+            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)), f->fine.each);
         }
-        CHECK(f->in_place || zr_plan_param_own(p, f, 0) % ZR_PIECE_ALIGN == 0, "flat %d", i);
+        CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->place, 0)) % ZR_PIECE_ALIGN == 0,
+              "flat %d", i);
     }
     for (int32_t s = 0; s < p->n_param_slots; s++) {
         put(&x, p->param_slots[s].at, p->param_slots[s].bytes);
@@ -194,18 +198,19 @@ static void check_reduce_arena(const struct zr_plan *p)
         if (!f->trainable)
             continue;
         if (zr_plan_grad_home(p, f->unit))
-            put(&x, zr_plan_grad_full(p, f, -1), f->total_bytes);
+            put(&x, zr_plan_grad_full(p, f, -1), f->fine.total);
         for (int r = 0, end = 0; p->sum_in_place[f->unit] && r < l->world; r++) {
             int64_t first, n = zr_flat_owned(f, r, &first), size = zr_dtype_bytes(f->dtype);
-            int64_t from = zr_plan_sum(p, f, r, 0) - zr_plan_grad_full(p, f, -1);
-            CHECK(size == (int64_t)sizeof(float) && from == (n ? first * size : f->total_bytes) &&
-                      from >= end,
+            int64_t from = zr_plan_sum(p, f, zr_where_of(&p->place, r), 0) - zr_plan_grad_full(p, f, -1);
+            CHECK(size == (int64_t)sizeof(float) && from == (n ? first * size : f->fine.total) && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
-            put(&x, zr_plan_sum(p, f, 0, k), f->shard_elems * (int64_t)sizeof(float));
-            CHECK(zr_plan_sum(p, f, 0, k) % 128 == 0, "flat %d", i);
-            CHECK(zr_plan_sum(p, f, l->world - 1, k) == zr_plan_sum(p, f, 0, k), "flat %d", i);
+            put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k), f->fine_elems * (int64_t)sizeof(float));
+            CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) % 128 == 0, "flat %d", i);
+            CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, l->world - 1), k) ==
+                      zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
+                  "flat %d", i);
         }
     }
     for (int32_t u = 0; u < l->n_units; u++)
@@ -239,7 +244,7 @@ static void check_slots(const struct zr_plan *p)
             any_param = true;
             for (int32_t i = 0; i < l->units[u].n_flats; i++) {
                 const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
-                put(&x, zr_plan_param_full(p, f, s) - p->param_slots[s].at, f->total_bytes);
+                put(&x, zr_plan_param_full(p, f, s) - p->param_slots[s].at, f->fine.total);
             }
             check_intervals(&x, p->param_slots[s].bytes);
         }
@@ -250,7 +255,7 @@ static void check_slots(const struct zr_plan *p)
             for (int32_t i = 0; i < l->units[u].n_flats; i++) {
                 const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
                 if (f->trainable)
-                    put(&x, zr_plan_grad_full(p, f, s) - p->grad_slots[s].at, f->total_bytes);
+                    put(&x, zr_plan_grad_full(p, f, s) - p->grad_slots[s].at, f->fine.total);
             }
             check_intervals(&x, p->grad_slots[s].bytes);
         }
@@ -272,7 +277,7 @@ static void check_states(const struct zr_plan *p, int64_t copies)
             bool has = f->trainable && s < p->states_of[f->optimizer];
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
-            end += has ? f->shard_elems * copies : 0;
+            end += has ? f->fine_elems * copies : 0;
         }
         CHECK(end == p->state_elems[s] && (end > 0) == (s < p->n_states), "%lld elements of state %d",
               (long long)end, s);
@@ -299,13 +304,13 @@ static void check_bytes(const struct zr_plan *p, int stage)
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && f->dtype != ZR_F32;
         CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
-        master += has ? f->shard_elems * copies : 0;
+        master += has ? f->fine_elems * copies : 0;
     }
     CHECK(master == p->master_elems, "%lld", (long long)master);
     check_states(p, copies);
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
-        sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].shard_elems : 0;
+        sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].fine_elems : 0;
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] == (p->n_sums - 1) * sums * 4, "%lld",
           (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
@@ -676,9 +681,9 @@ static void traffic_by_tensor(void **state)
             for (int i = 0; i < 4; i++)
                 p.order[i] = (struct zr_call){.backward = i > 1, .is_end = i & 1};
             assert_int_equal(plan_again(&p), 0);
-            assert_int_equal(zr_plan_gather_wire(p.plan, 0, 0),
+            assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
-            assert_int_equal(zr_plan_reduce_wire(p.plan, 0, 1, (enum zr_dtype)wire), reduce);
+            assert_int_equal(zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zr_dtype)wire), reduce);
             release(&p);
         }
     }
@@ -787,7 +792,7 @@ static void rehearsal_reaches_a_steady_step(void **state)
                                 .n_sums = 1,
                                 .order = p.order,
                                 .n_order = p.opt.n_order};
-    assert_int_equal(zr_core_rehearse(&spec, gathers, reduces), 0);
+    assert_int_equal(zr_core_rehearse(&spec, &(struct zr_core_work){gathers, reduces}), 0);
     for (int i = 0; i < 9; i++)
         n_gathers += gathers[i];
     assert_int_equal(n_gathers, 4);

@@ -36,7 +36,7 @@ static int64_t gather_wire(const struct zr_layout *l, int32_t unit)
     for (int32_t i = 0; i < l->units[unit].n_flats; i++) {
         const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
         int64_t first;
-        n += f->total_bytes - zr_flat_owned(f, 0, &first) * zr_dtype_bytes(f->dtype);
+        n += f->fine.total - zr_flat_owned(f, 0, &first) * zr_dtype_bytes(f->dtype);
     }
     return n;
 }
@@ -361,8 +361,8 @@ struct planned {
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
     p->plan = NULL;
-    assert_int_equal(zr_layout_make(t, n, world, zr_placement_asked(&p->opt).model_holds, false, &p->layout),
-                     0);
+    assert_int_equal(
+        zr_layout_make(t, n, world, 1, zr_placement_asked(&p->opt).model_holds, false, &p->layout), 0);
 }
 
 static void release(struct planned *p)
@@ -433,7 +433,7 @@ static void a_rehearsal_is_exact(void **state)
             size_t n = (size_t)p.layout->n_units;
             int64_t *fast = calloc(4 * n, sizeof *fast), *slow = fast + 2 * n;
             assert_non_null(fast);
-            assert_int_equal(zr_core_rehearse(&p.plan->spec, fast, fast + n), 0);
+            assert_int_equal(zr_core_rehearse(&p.plan->spec, &(struct zr_core_work){fast, fast + n}), 0);
             n_steps = 0;
             assert_int_equal(rehearse_fully(&p.plan->spec, slow, slow + n), 0);
             n_rehearsed++;

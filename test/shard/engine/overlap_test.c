@@ -57,7 +57,7 @@ static void open_world(struct world *w, int stage, int n_units, int64_t c, int64
                                  .timeout_ms = 1000};
     w->dev = overlap_device_open();
     assert_int_equal(
-        zr_layout_make(t, n_units, 4, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
+        zr_layout_make(t, n_units, 4, 1, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
     assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
     struct zr_engine_parts parts = {.dev = w->dev, .plan = w->plan, .opt = &w->opt};
     parts.comm[ZR_ROLE_GATHER] = overlap_comm_open(w->dev, 4, m);
