@@ -98,7 +98,6 @@ int zr_backend_open_device(struct zero_ctx *z)
 static int open_nccl(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
     int copy_engine = z->config.user.copy_engine;
     const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
                                          .deterministic = o->deterministic,
@@ -110,7 +109,7 @@ static int open_nccl(struct zero_ctx *z)
                                                                                  : -1,
                                          .lent = z->config.user.nccl_comm,
                                          .log = o->log};
-    int err = zr_nccl_open(z->rendezvous, z->device, &all, &nccl, &z->comm[ZR_ROLE_GATHER],
+    int err = zr_nccl_open(z->rendezvous, z->device, &z->mesh.all, &nccl, &z->comm[ZR_ROLE_GATHER],
                            &z->comm[ZR_ROLE_REDUCE]);
     z->nccl = err ? NULL : z->comm[ZR_ROLE_GATHER];
     return err;
@@ -118,11 +117,10 @@ static int open_nccl(struct zero_ctx *z)
 
 static int open_shm(struct zero_ctx *z)
 {
-    const struct zr_group all = zr_group_of_all(z->world.rank, z->world.world);
     int err = 0;
     for (int r = ZR_ROLE_GATHER; !err && r <= ZR_ROLE_REDUCE; r++)
-        err = zr_shm_open(z->rendezvous, z->device, &all, (enum zr_role)r, z->config.options.timeout_ms,
-                          &z->comm[r]);
+        err = zr_shm_open(z->rendezvous, z->device, &z->mesh.all, (enum zr_role)r,
+                          z->config.options.timeout_ms, &z->comm[r]);
     if (!err)
         zr_shm_pair(z->comm[ZR_ROLE_GATHER], z->comm[ZR_ROLE_REDUCE]);
     return err;

@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#include <xxhash.h>
 
 struct outcome {
     int64_t err, number;
@@ -74,7 +72,7 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
     return 0;
 }
 
-int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool *one_host)
+int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out)
 {
     struct zr_nccl_card mine = {.err = err,
                                 .version = p->api.version,
@@ -84,9 +82,6 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
                                 .reserve_bytes = p->opt.reserve_bytes,
                                 .packed_bytes = p->opt.packed_bytes,
                                 .small_bytes = p->opt.small_bytes};
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    mine.host = XXH3_64bits(host, strlen(host));
     for (int i = 0; !mine.err && p->group.rank == 0 && !p->opt.lent && i < 2; i++) {
         ncclResult_t res = p->api.GetUniqueId(&mine.id[i]);
         if (res)
@@ -102,12 +97,8 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool
         met = compare_cards(p, all);
     if (mine.err)
         met = zr_fail(mine.err, "%s", mine.text);
-    *one_host = true;
-    const struct zr_nccl_card *first = &all[zr_group_member(&p->group, 0)];
-    for (int i = 0; !met && i < p->group.size; i++)
-        *one_host &= all[zr_group_member(&p->group, i)].host == first->host;
     if (!met)
-        *out = *first;
+        *out = all[zr_group_member(&p->group, 0)];
     free(all);
     return met;
 }

@@ -279,7 +279,6 @@ int zr_nccl_close_window(struct zr_nccl *m);
 struct zr_nccl_card {
     int32_t err, version, deterministic, copy_engine, lent, unused;
     int64_t reserve_bytes, packed_bytes, small_bytes;
-    uint64_t host;
     ncclUniqueId id[2]; /* of the rank at its group's first place */
     char text[400];
 };
@@ -293,8 +292,8 @@ struct zr_nccl_tally {
 };
 
 /* Compares all ranks' cards. err: of this rank, with its message. out: the card of the group's first
- * place, with its ids. one_host: of the group. */
-int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out, bool *one_host);
+ * place, with its ids. */
+int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out);
 /* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
  * numbers (t may be NULL). */
 int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t);

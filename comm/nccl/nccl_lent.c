@@ -4,13 +4,13 @@
  * The ranks of a communicator have found each other already, so nothing else has to tell them how to: rank 0
  * takes a free port, and where that is goes to all by one all-gather, with a new key for the job that keeps
  * others out. From then on the rendezvous is as always, for it is also how a lost rank is noticed. */
+#include "comm/identity.h"
 #include "comm/meet/job_key.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +75,7 @@ int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 /* --- what ranks tell each other over it --- */
 
 struct card {
-    uint64_t host;     /* the same where loopback is the same */
+    uint64_t loopback; /* the same where it is the same */
     int32_t err, port; /* of rank 0: where it listens; 0: nowhere */
     int32_t is_given;  /* of rank 0: the address is the user's */
     int32_t unused;
@@ -84,19 +84,14 @@ struct card {
     char text[256];        /* of an error */
 };
 
-/* This boot of this machine, and the network that its process sees: containers of one host may have two. */
-static uint64_t host_hash(void)
+/* This machine, and the network that its process sees: containers of one machine may have two. */
+static uint64_t loopback_hash(void)
 {
-    char text[128] = "";
+    struct zr_identity id;
     struct stat net = {0};
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
-    if (fd >= 0)
-        close(fd);
-    if (n <= 0)
-        gethostname(text, sizeof text - 1);
+    zr_identity_read(&id);
     stat("/proc/self/ns/net", &net);
-    return XXH3_64bits_withSeed(text, strlen(text), (uint64_t)net.st_ino);
+    return XXH3_64bits_withSeed(id.machine, strlen(id.machine), (uint64_t)net.st_ino);
 }
 
 /* A free port, kept by a socket that is bound and does not listen: others with SO_REUSEADDR, as libuv's are,
@@ -117,7 +112,7 @@ static int hold_port(int *held, int32_t *port)
 static int fill_lent_card(const struct zr_world *w, int *held, struct card *c)
 {
     memset(c, 0, sizeof *c);
-    c->host = host_hash();
+    c->loopback = loopback_hash();
     if (w->rank != 0)
         return 0;
     snprintf(c->address, sizeof c->address, "%s", w->host);
@@ -131,20 +126,20 @@ static int fill_lent_card(const struct zr_world *w, int *held, struct card *c)
 static int choose_address(const struct card *all, struct zr_world *w)
 {
     const struct card *zero = &all[0];
-    bool one_host = true;
+    bool same_loopback = true;
     for (int r = 0; r < w->world; r++) {
         if (all[r].err)
             return r == w->rank
                        ? zr_fail(all[r].err, "%.*s", (int)sizeof all[r].text, all[r].text)
                        : zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text, all[r].text);
-        one_host &= all[r].host == zero->host;
+        same_loopback &= all[r].loopback == zero->loopback;
     }
-    if (!zero->is_given && !one_host && !zero->address[0])
+    if (!zero->is_given && !same_loopback && !zero->address[0])
         return zr_fail(ZR_ERR_ARG,
                        "the ranks of nccl_comm are on several hosts, and none but the program knows by which "
                        "address they reach rank 0: set cfg.rendezvous or ZERO_RENDEZVOUS to tcp://host:port");
     snprintf(w->host, sizeof w->host, "%.*s", (int)sizeof zero->address - 1,
-             zero->is_given || !one_host ? zero->address : "127.0.0.1");
+             zero->is_given || !same_loopback ? zero->address : "127.0.0.1");
     w->port = zero->port;
     w->key = zero->key;
     return 0;

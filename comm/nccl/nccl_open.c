@@ -236,10 +236,9 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     if (!err)
         err = open_host(p);
     struct zr_nccl_card first;
-    bool one_host;
-    err = zr_nccl_meet(p, err, &first, &one_host);
+    err = zr_nccl_meet(p, err, &first);
     if (p->opt.copy_engine == 0)
-        p->opt.copy_engine = one_host ? 1 : -1;
+        p->opt.copy_engine = group->local_size == group->size ? 1 : -1;
     if (!err)
         err = open_comm(&p->gather, &first.id[0], p->opt.copy_engine > 0);
     if (!err)

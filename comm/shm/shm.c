@@ -272,6 +272,12 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     if (group->size > ZR_SHM_SIZE)
         return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory among %d ranks: up to %d are allowed", name,
                        group->size, ZR_SHM_SIZE);
+    if (group->local_size && group->local_size < group->size)
+        return zr_rendezvous_fail(rdv,
+                                  zr_fail(ZR_ERR_NOTSUP,
+                                          "%s: shared memory needs all ranks of a group on one host: of %d "
+                                          "only %d are on this rank's",
+                                          name, group->size, group->local_size));
     if (timeout_ms <= 0 || timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
                        (long long)timeout_ms);
@@ -297,11 +303,6 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     pthread_cond_init(&m->ring_moved, NULL);
     for (int i = 0; i < ZR_SHM_SIZE; i++)
         m->peer[i].pidfd = -1;
-    int err = zr_shm_check_hosts(m);
-    if (err) {
-        shm_close(&m->base);
-        return err;
-    }
     *out = &m->base;
     return 0;
 }

@@ -116,7 +116,6 @@ static inline int32_t zr_shm_self(const struct zr_shm *m)
 enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_DONE };
 
 /* shm_arena.c. Both collective over the world. */
-int zr_shm_check_hosts(struct zr_shm *m);
 int zr_shm_map(struct zr_shm *m, int64_t bytes);
 void zr_shm_unmap(struct zr_shm *m);
 

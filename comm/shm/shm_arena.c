@@ -35,7 +35,7 @@ static const uint64_t segment_magic = 0x7a65726f2073686d;
 struct card {
     int32_t code;
     int32_t pid, fd;
-    int32_t pad;
+    int32_t role;
     uint64_t nonce;
     int64_t bytes, room;
     char text[240];
@@ -61,58 +61,6 @@ static void put_failure(struct card *c, int err)
 {
     c->code = err;
     snprintf(c->text, sizeof c->text, "%s", err ? zr_error_text() : "");
-}
-
-/* --- one host --- */
-
-struct place {
-    char boot_id[40], host[64], name[32];
-    uint64_t pid_namespace;
-    int32_t first, pad; /* the rank at the first place of its group */
-};
-
-int zr_shm_check_hosts(struct zr_shm *m)
-{
-    int world = zr_rendezvous_world(m->rdv);
-    struct place mine = {.first = zr_comm_rank(&m->base, 0)}, *all = calloc((size_t)world, sizeof *all);
-    if (!all)
-        return zr_rendezvous_fail(m->rdv,
-                                  zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f) {
-        if (!fgets(mine.boot_id, sizeof mine.boot_id, f))
-            mine.boot_id[0] = 0;
-        fclose(f);
-    }
-    gethostname(mine.host, sizeof mine.host - 1);
-    snprintf(mine.name, sizeof mine.name, "%s", m->name);
-    struct stat st;
-    if (stat("/proc/self/ns/pid", &st) == 0)
-        mine.pid_namespace = (uint64_t)st.st_ino;
-    int err = zr_rendezvous_exchange(m->rdv, &mine, sizeof mine, all);
-    if (err)
-        zr_fail_more(err, "%s", m->name);
-    /* All groups are looked at, so that every rank comes to the same verdict. */
-    for (int i = 0; i < world && !err; i++) {
-        int first = all[i].first >= 0 && all[i].first < world ? all[i].first : 0;
-        const struct place *a = &all[first], *b = &all[i];
-        if (memcmp(a->boot_id, b->boot_id, sizeof a->boot_id) != 0)
-            err = zr_fail(ZR_ERR_NOTSUP,
-                          "%s: shared memory needs all ranks on one host: rank %d is on \"%.63s\", rank %d "
-                          "on \"%.63s\"",
-                          m->name, first, a->host, i, b->host);
-        else if (a->pid_namespace != b->pid_namespace)
-            err = zr_fail(
-                ZR_ERR_NOTSUP,
-                "%s: shared memory needs all ranks in one process namespace: rank %d (\"%.63s\") and rank %d "
-                "(\"%.63s\") are in different containers",
-                m->name, first, a->host, i, b->host);
-        else if (strncmp(all[0].name, b->name, sizeof b->name) != 0)
-            err = zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%.31s\", rank %d \"%.31s\"",
-                          all[0].name, i, b->name);
-    }
-    free(all);
-    return err;
 }
 
 /* --- my segment --- */
@@ -226,13 +174,17 @@ void zr_shm_unmap(struct zr_shm *m)
 
 /* --- all together --- */
 
-/* Equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the same numbers.
- */
+/* Equal roles, equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the
+ * same numbers. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
     int64_t room = INT64_MAX, want;
     for (int i = 0; i < world; i++) {
+        if (all[i].role != all[0].role)
+            return zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
+                           zr_role_name((enum zr_role)all[0].role), i,
+                           zr_role_name((enum zr_role)all[i].role));
         if (all[i].bytes != all[0].bytes)
             return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank 0",
                            m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
@@ -247,7 +199,11 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
 
 int zr_shm_map(struct zr_shm *m, int64_t bytes)
 {
-    struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .bytes = bytes, .room = zr_memory_room()};
+    struct card mine = {.pid = (int32_t)getpid(),
+                        .fd = -1,
+                        .role = (int32_t)m->base.role,
+                        .bytes = bytes,
+                        .room = zr_memory_room()};
     int world = zr_rendezvous_world(m->rdv);
     struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)

@@ -238,7 +238,8 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
     return err;
 }
 
-/* Each rank's n_bytes at mine to e->words (world, n_bytes) of every rank. */
+/* Each rank's n_bytes at mine to e->words (world, n_bytes) of every rank: slots are in the order of places,
+ * words in that of ranks. */
 static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
 {
     int err = zr_engine_drain(e);
@@ -249,9 +250,10 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
     err = e->dev->ops->copy(e->reduce_stream, slots + e->place * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
         err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
-    for (int r = 0; !err && r < e->world; r++)
-        err = e->dev->ops->copy(e->reduce_stream, e->words + r * n_bytes,
-                                slots + r * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
+    for (int p = 0; !err && p < e->world; p++)
+        err = e->dev->ops->copy(e->reduce_stream,
+                                e->words + zr_comm_rank(e->role[ZR_ROLE_CONTROL].comm, p) * n_bytes,
+                                slots + p * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
     /* Also after a failure: the stream may still be reading mine. */

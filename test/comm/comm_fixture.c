@@ -36,6 +36,8 @@ static void find_group(struct fixture *o, const struct zr_world *w, const struct
     int at = 0, first, end;
     if (!g) {
         o->group = zr_group_of_all(w->rank, w->world);
+        o->group.local_size = w->world; /* as the topology says of them */
+        o->group.local_rank = w->rank;
         return;
     }
     while (g->deal[at] != w->rank)
@@ -44,6 +46,8 @@ static void find_group(struct fixture *o, const struct zr_world *w, const struct
     end = at < g->n_first ? g->n_first : w->world;
     memcpy(o->members, g->deal + first, (size_t)(end - first) * sizeof *o->members);
     o->group = (struct zr_group){.size = end - first, .rank = at - first, .members = o->members};
+    o->group.local_size = o->group.size;
+    o->group.local_rank = o->group.rank;
 }
 
 int fixture_open(struct fixture *o, const struct zr_world *w, const struct fixture_kind *kind, int n,

@@ -474,9 +474,13 @@ static void other_name(struct rank *me)
     struct zr_comm *c = NULL;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, &o.group, ZR_ROLE_GATHER, 0, &c) == ZR_ERR_ARG, "timeout 0");
-    note_error(me, zr_shm_open(o.rdv, o.dev, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER,
-                               LONG_MS, &c));
-    RANK_CHECK(me, !c, "a communicator came out of it");
+    int err =
+        zr_shm_open(o.rdv, o.dev, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER, LONG_MS, &c);
+    RANK_CHECK(me, !err, "%s", zr_error_text());
+    void *base = NULL;
+    note_error(me, c->ops->arena(c, 4096, &base));
+    RANK_CHECK(me, !base, "there is an arena");
+    c->ops->close(c);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 

@@ -1,7 +1,8 @@
-/* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, and
- * what is logged. */
+/* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, what
+ * is logged, and, on GPUs that are a stand-in, that training, values and checkpoints follow places. */
 #include "comm/identity.h"
 #include "test/zero/toy_net.h"
+#include "test/zero/where.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -15,14 +16,17 @@
 
 #include <cmocka.h>
 
-enum { WORLD = 4 };
+enum { STEPS = 2, WORLD = 4 };
 
 struct setup {
     const char *what;
     int machine[WORLD], container[WORLD];
     int cannot_open; /* a rank; -1: none */
     int code;
-    const char *says; /* of all ranks: in the error, or the log */
+    const char *says; /* of all ranks: in the error, the log, or the path that bytes take */
+    /* Of training: each rank's micro-batch; the folder of a checkpoint to go on from, or to save one into. */
+    int stage, micro[WORLD];
+    const char *load, *save;
 };
 
 /* --- posing --- */
@@ -180,11 +184,138 @@ static void local_ranks_are_compared(void **state)
     }
 }
 
+/* --- training, on GPUs that are a stand-in --- */
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        if (!err && (err = (call)))                                                                          \
+            toy_note(r, err);                                                                                \
+    } while (0)
+
+static _Thread_local struct zero_config open_cfg;
+
+static void wait_for_model(void)
+{
+    where_wait(&open_cfg);
+}
+
+/* Each rank's own data come back as that rank's. */
+static int compare_rank_data(struct toy_rank *r, zero_ctx *z)
+{
+    int err = 0;
+    for (int32_t k = 0; k < r->world; k++) {
+        int32_t n_saved = 0, data = -1;
+        int64_t bytes = 0;
+        TRY(zero_find_rank_data(z, k, &n_saved, &bytes));
+        TRY(zero_read_rank_data(z, k, 0, sizeof data, &data));
+        if (!err && (n_saved != r->world || bytes != sizeof data || data != 100 + k))
+            toy_wrong(r, "rank %d of %d has saved %d, in %lld bytes", k, n_saved, data, (long long)bytes);
+    }
+    return err;
+}
+
+static void train_on_hosts(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct toy m;
+    struct zero_stats stats = {.path = NULL};
+    zero_ctx *z = NULL;
+    int32_t data = 100 + r->rank;
+    int err = 0;
+    pose(r);
+    toy_make(&m);
+    if (r->rank) /* rank 0's count */
+        for (int t = 0; t < TOY_TENSORS; t++)
+            memset(m.own[t], 0x33, (size_t)toy_elems(t) * 2);
+    open_cfg = toy_config(r, s->stage);
+    open_cfg.init_from = ZERO_INIT_RANK0;
+    where_open(r->rank, &open_cfg);
+    TRY(zero_wrap(&z, m.table, TOY_TENSORS, &open_cfg));
+    if (s->load)
+        TRY(zero_load(z, s->load));
+    if (s->load)
+        TRY(compare_rank_data(r, z));
+    for (int step = 0; !err && step < STEPS; step++) {
+        double mean = r->rank;
+        TRY(toy_forward(&m, z, true));
+        TRY(toy_backward(&m, z, true, step, s->micro[r->rank]));
+        TRY(zero_step(z, 1e-2f, NULL));
+        TRY(zero_mean(z, &mean, 1));
+        if (!err && mean != (r->world - 1) / 2.0)
+            toy_wrong(r, "the mean of all ranks is %g", mean);
+    }
+    TRY(zero_get_stats(z, &stats));
+    if (!err && (stats.rank != r->rank || stats.world != r->world))
+        toy_wrong(r, "it is rank %d of %d", stats.rank, stats.world);
+    if (!err && !strstr(stats.path, s->says))
+        toy_wrong(r, "gathers go by \"%s\", expected \"%s\"", stats.path, s->says);
+    if (s->save)
+        TRY(zero_set_rank_data(z, &data, sizeof data));
+    if (s->save)
+        TRY(zero_save(z, s->save));
+    if (s->save)
+        TRY(zero_save_wait(z));
+    TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    where_close(&open_cfg);
+    toy_free(&m);
+}
+
+static uint64_t hash_of(const struct setup *s, const char *what)
+{
+    struct toy_rank r[WORLD];
+    toy_ranks(WORLD, train_on_hosts, (void *)s, r);
+    toy_assert_well(r, WORLD, what);
+    for (int k = 1; k < WORLD; k++)
+        assert_int_equal(r[k].hash, r[0].hash);
+    return r[0].hash;
+}
+
+/* Ranks 0 to 3 on hosts a b a b have places 0 2 1 3: what they end in is what ranks of one host do that have
+ * each other's micro-batches so, to the bit. */
+static void bits_follow_places(void **state)
+{
+    (void)state;
+    char dir[] = "zero-test-hosts-XXXXXX";
+    if (!where_has_gpu) {
+        print_message("skipped: no NCCL here\n");
+        return;
+    }
+    assert_non_null(mkdtemp(dir));
+    toy_wait = wait_for_model;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct setup one = {.cannot_open = -1, .stage = stage, .says = "copy engine", .micro = {0, 2, 1, 3}};
+        struct setup cyclic = {.cannot_open = -1,
+                               .stage = stage,
+                               .says = "symmetric windows",
+                               .machine = {0, 1, 0, 1},
+                               .micro = {0, 1, 2, 3},
+                               .save = dir};
+        struct setup block = {.cannot_open = -1,
+                              .stage = stage,
+                              .says = "symmetric windows",
+                              .machine = {3, 3, 1, 1},
+                              .micro = {0, 2, 1, 3}};
+        uint64_t expected = hash_of(&one, "one host");
+        assert_int_equal(hash_of(&cyclic, "cyclic hosts"), expected);
+        assert_int_equal(hash_of(&block, "hosts block-wise"), expected);
+        /* A checkpoint of the one goes on in the other. */
+        one.load = cyclic.load = dir;
+        cyclic.save = NULL;
+        expected = hash_of(&one, "one host, loaded");
+        assert_int_equal(hash_of(&cyclic, "cyclic hosts, loaded"), expected);
+    }
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_memory_is_refused),
         cmocka_unit_test(local_ranks_are_compared),
+        cmocka_unit_test(bits_follow_places),
     };
     return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
 }
