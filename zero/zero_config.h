@@ -97,7 +97,7 @@ struct zero_tensor {
     void **param, **grad;
     /* row-major, ended by 0 (or by all 8) */
     int64_t shape[8];
-    /* of *param and *grad */
+    /* of what *param and *grad point at */
     enum zero_dtype dtype;
     /* gathered together with it; units are 0..n-1 without gaps. ZERO_STACKED: of the first layer */
     int32_t unit;
@@ -131,7 +131,7 @@ typedef struct CUstream_st *zero_stream;
  * States begin at multiples of 256 bytes; master and grad too, but for stacked tensors, whose layers follow
  * each other without a gap. */
 struct zero_update {
-    /* its name */
+    /* the tensor's name */
     const char *tensor;
     /* in the array given to zero_wrap */
     int32_t tensor_index;
@@ -168,7 +168,7 @@ struct zero_update {
  * walked in steps of them, and of the structs that calls fill no byte beyond them is written. A program that
  * was built with a later zero.h than the library's is refused. */
 struct zero_config {
-    /* of this struct */
+    /* bytes of this struct */
     size_t size;
     /* ZERO_ABI_VERSION */
     uint32_t version;
@@ -183,12 +183,13 @@ struct zero_config {
     int32_t device;
     /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
     int32_t backend;
-    /* explicit when world > 0; default 0: found in the environment, in the variables of zero-run, torchrun,
-     * Open MPI, MPICH or Slurm (see zero_find_rank); else world 1 */
+    /* this rank's number and the number of ranks, where world is above 0; default 0: found in the
+     * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
+     * else world 1 */
     int32_t rank, world;
     /* "tcp://host:port" of rank 0; default NULL: from the environment */
     const char *rendezvous;
-    /* + for peers, in every operation; 1 and more; default 30000 */
+    /* + how long an operation waits for other ranks; 1 and more; default 30000 */
     int64_t timeout_ms;
 
     /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */
@@ -216,7 +217,7 @@ struct zero_config {
      * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
      * micro-batches up in a fixed order */
     int32_t grad_in_place;
-    /* of update, 0..4 fp32 arrays like the weights; default 0 */
+    /* fp32 arrays like the weights that update keeps, 0 to 4; default 0 */
     int32_t n_states;
     /* the model's own optimizer, element-wise; called on a thread of the library's (host) and must not call
      * zero_*; non-zero: the step fails */
@@ -229,9 +230,10 @@ struct zero_config {
      * micro-batches. 0: off. Default ZERO_AUTO: on where it costs nothing (not nccl, nor with
      * grad_in_place) */
     int32_t deterministic;
-    /* + for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch needs */
+    /* + memory for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch
+     * needs */
     int64_t param_budget_bytes;
-    /* + of gradients between ranks: f32, bf16; default 0: the tensor's own */
+    /* + dtype of gradients on their way between ranks: f32, bf16; default 0: the tensor's own */
     int32_t wire_dtype;
     /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward, reversed. A hint
      * that saves the first step's prefetch and sizes the slots, and says how often a pass uses each unit in
@@ -252,11 +254,11 @@ struct zero_config {
      * default 0 */
     int32_t trace;
 
-    /* + 1: watch the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
+    /* + 1: check the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
      * host, whether the model touches a unit outside its bracket, by memory that is closed to it then, or on
-     * a GPU filled with NaN (see zero/README.md, "The check"). A fault on the host is told to the log at
-     * once, by a thread of the library while the one at fault waits; it ends the context with a message
-     * naming it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
+     * a GPU filled with NaN (see zero/README.md, "The check"). A fault on the host goes to the log at once,
+     * by a thread of the library while the thread at fault waits; it ends the context with a message naming
+     * it. On the host zero_wrap overwrites with NaN what *param pointed at, where that is private and
      * writable memory and not a buffer's. At stages 0 and 1 all ranks must have the same. For debugging:
      * slower, and a bracket's unit is held twice, or on a GPU memory for 15 times the largest is taken;
      * default 0 */
@@ -328,7 +330,7 @@ struct zero_bytes {
 #define ZERO_MEM_FIELD(name, text) int64_t name;
     ZERO_MEM_MAP(ZERO_MEM_FIELD)
 #undef ZERO_MEM_FIELD
-    /* 0; of categories to come */
+    /* 0; for categories of later versions */
     int64_t reserved[15 - (0 ZERO_MEM_MAP(ZERO_MEM_COUNT_ONE))];
 
     int64_t total;
@@ -337,9 +339,9 @@ struct zero_bytes {
 
 /* Of one step, per rank. */
 struct zero_traffic {
-    /* n_all_reduce: units all-reduced (stage 0) */
+    /* units that were gathered, reduce-scattered, and (stage 0) all-reduced */
     int64_t n_all_gather, n_reduce_scatter, n_all_reduce;
-    /* received by this rank from others */
+    /* bytes received by this rank from others */
     int64_t wire_bytes;
     /* 0 */
     int64_t reserved[4];
@@ -347,7 +349,7 @@ struct zero_traffic {
 
 struct zero_plan_info {
     int32_t world, stage;
-    /* elements over all tensors */
+    /* elements of all tensors together */
     int64_t n_params;
     /* of every rank: all are alike */
     struct zero_bytes bytes;
@@ -373,7 +375,7 @@ struct zero_stats {
     struct zero_traffic traffic;
     /* begins that had to wait for their unit */
     int64_t n_waits;
-    /* in those: exposed communication as the model's thread saw it */
+    /* the time that these waits took: communication that compute did not hide */
     int64_t wait_ns;
     /* times the call order changed and was learned anew */
     int64_t n_replans;

@@ -250,48 +250,64 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     return err;
 }
 
-int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
-                         struct zr_log *log)
+/* *found: whether the save can be loaded; where it cannot, the log says that it is skipped. */
+static int try_save(const struct zr_files *fs, const char *root, const struct name *save, struct zr_log *log,
+                    bool *found)
+{
+    char path[ZR_PATH_BYTES];
+    struct zr_manifest m;
+    bool broken;
+    *found = false;
+    if (save->hidden) {
+        zr_warn(log, "%s/%s was never finished: skipped", root, save->text);
+        return 0;
+    }
+    int err = zr_path_join(path, root, save->text);
+    if (err)
+        return err;
+    err = zr_checkpoint_open(fs, path, &broken, &m);
+    if (err && !broken) /* it may be a good one: to take an older instead would lose it without a word */
+        return err;
+    *found = !err;
+    if (*found)
+        zr_manifest_free(&m);
+    else
+        zr_warn(log, "skipped: %s", zr_error_text());
+    return 0;
+}
+
+/* Whether root has a manifest, and so is a checkpoint itself, or claims to be. */
+static int is_checkpoint(const struct zr_files *fs, const char *root, bool *is)
 {
     char path[ZR_PATH_BYTES], *text;
-    struct list l;
-    struct zr_manifest m;
+    bool missing = false;
     int64_t n;
-    bool missing = false, found = false;
-    name[0] = 0;
     int err = zr_path_join(path, root, ZR_MANIFEST_NAME);
     if (err)
         return err;
     err = zr_file_load(fs, path, ZR_MANIFEST_MAX, &missing, &text, &n);
     if (!err)
         free(text);
-    if (!missing)
-        return err; /* root is one, or claims to be */
+    *is = !missing;
+    return missing ? 0 : err;
+}
+
+int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
+                         struct zr_log *log)
+{
+    struct list l;
+    bool missing = false, found = false;
+    name[0] = 0;
+    int err = is_checkpoint(fs, root, &found);
+    if (err || found)
+        return err;
     err = list_saves(fs, root, &missing, &l);
     if (err && missing)
         zr_fail(err, "%s: not a checkpoint: there is no such folder", root);
     for (size_t i = 0; !err && !found && i < l.n; i++) {
-        if (l.names[i].hidden) {
-            zr_warn(log, "%s/%s was never finished: skipped", root, l.names[i].text);
-            continue;
-        }
-        err = zr_path_join(path, root, l.names[i].text);
-        if (err)
-            break;
-        bool broken;
-        int open_err = zr_checkpoint_open(fs, path, &broken, &m);
-        if (open_err &&
-            !broken) { /* it may be a good one: to take an older instead would lose it without a word */
-            err = open_err;
-            break;
-        }
-        found = !open_err;
-        if (found) {
-            zr_manifest_free(&m);
+        err = try_save(fs, root, &l.names[i], log, &found);
+        if (found)
             memcpy(name, l.names[i].text, sizeof l.names[i].text);
-        } else {
-            zr_warn(log, "skipped: %s", zr_error_text());
-        }
     }
     if (!err && !found)
         err = zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME " and no finished save",

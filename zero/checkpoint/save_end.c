@@ -44,52 +44,67 @@ static uint64_t tick_ns(const struct zero_ctx *z)
     return (uint64_t)zr_min(z->config.options.timeout_ms / 4, 1000) * 1000000;
 }
 
+static int await_own_end(struct zero_ctx *z, struct zr_save *s)
+{
+    while (look(s, (int64_t)tick_ns(z)) < ZR_SAVE_COMMITTED) {
+        int err = zr_engine_check(z->engine); /* its snapshot may never come */
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+static void fill_status(struct zr_save *s, enum zr_save_state state, struct status *mine)
+{
+    *mine = (struct status){.state = (int32_t)state};
+    if (state == ZR_SAVE_FAILED) {
+        mine->err = s->err;
+        snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, s->text);
+    }
+}
+
+/* The save's failure is that of rank `failed`. */
+static void take_failure(struct zr_save *s, const struct status *all, int failed)
+{
+    if (failed == s->z->world.rank)
+        return;
+    s->err = all[failed].err;
+    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text, all[failed].text);
+}
+
+/* What follows from where all ranks are. Returns whether all are done, one way or the other. */
+static bool follow(struct zr_save *s, const struct status *all)
+{
+    int n_writing = 0, failed = -1;
+    for (int r = s->z->world.world; r-- > 0;) {
+        n_writing += all[r].state == ZR_SAVE_WRITING;
+        failed = all[r].state == ZR_SAVE_FAILED ? r : failed;
+    }
+    if (failed >= 0) {
+        atomic_store(&s->cancelled, true);
+        if (!n_writing)
+            take_failure(s, all, failed);
+        return !n_writing;
+    }
+    if (all[0].state == ZR_SAVE_COMMITTED)
+        return true;
+    if (!n_writing && !s->commit_reported)
+        zr_save_raise(s, &s->commit_reported);
+    return false;
+}
+
 /* Until every rank is done, one way or the other. */
 static int meet(struct zero_ctx *z, struct zr_save *s)
 {
-    int world = z->world.world;
-    int64_t tick = (int64_t)tick_ns(z);
-    if (world == 1) {
-        while (look(s, tick) < ZR_SAVE_COMMITTED) {
-            int err = zr_engine_check(z->engine); /* its snapshot may never come */
-            if (err)
-                return err;
-        }
-        return 0;
-    }
-    struct status *all = z->from_all;
-    int err = 0;
+    struct status mine, *all = z->from_all;
+    if (z->world.world == 1)
+        return await_own_end(z, s);
     for (;;) {
-        struct status mine = {.state = (int32_t)look(s, tick)};
-        if (mine.state == ZR_SAVE_FAILED) {
-            mine.err = s->err;
-            snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, s->text);
-        }
-        err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-        if (err)
-            break;
-        int n_writing = 0, failed = -1;
-        for (int r = world; r-- > 0;) {
-            n_writing += all[r].state == ZR_SAVE_WRITING;
-            failed = all[r].state == ZR_SAVE_FAILED ? r : failed;
-        }
-        if (failed >= 0) {
-            atomic_store(&s->cancelled, true);
-            if (!n_writing) {
-                if (failed != z->world.rank) {
-                    s->err = all[failed].err;
-                    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text,
-                             all[failed].text);
-                }
-                break;
-            }
-        } else if (all[0].state == ZR_SAVE_COMMITTED) {
-            break;
-        } else if (!n_writing && !s->commit_reported) {
-            zr_save_raise(s, &s->commit_reported);
-        }
+        fill_status(s, look(s, (int64_t)tick_ns(z)), &mine);
+        int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+        if (err || follow(s, all))
+            return err;
     }
-    return err;
 }
 
 /* Waits until the snapshot is complete, which it need not be where a save was given up: its memory will be
