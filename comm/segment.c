@@ -12,6 +12,8 @@ const char *zr_op_name(enum zr_op op)
         return "broadcast";
     case ZR_OP_EXCHANGE:
         return "exchange";
+    case ZR_OP_AGREE:
+        return "agree";
     }
     return "unknown operation";
 }
@@ -31,6 +33,15 @@ int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t by
         return zr_fail(ZR_ERR_ARG, "%s: %lld times %lld bytes at offset %lld: the arena has %lld bytes", who,
                        (long long)n, (long long)bytes, (long long)off, (long long)arena_bytes);
     return 0;
+}
+
+int zr_agree_check(const char *who, int64_t arena_bytes, int64_t off, int32_t n_sum, int32_t n_max)
+{
+    if (n_sum < 0 || n_max < 0 || off % (int64_t)sizeof(uint64_t))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: %d sums and %d maxima at offset %lld: 0 or more at a multiple of 8 are allowed",
+                       who, n_sum, n_max, (long long)off);
+    return zr_range_check(who, arena_bytes, off, sizeof(uint64_t), (int64_t)n_sum + n_max);
 }
 
 /* What both kinds of segment have in common. */

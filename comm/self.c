@@ -12,7 +12,7 @@ struct self {
     struct zr_device *dev;
     char *arena;
     int64_t arena_bytes;
-    _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange;
+    _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
     atomic_bool claimed; /* the first abort writes why, later ones change nothing */
     atomic_int code;     /* published after why is written */
     _Atomic uint32_t alarm;
@@ -122,6 +122,17 @@ static int self_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
     return err;
 }
 
+static int self_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                      const struct zr_tag *tag)
+{
+    struct self *m = self_of(c);
+    (void)s, (void)tag;
+    int err = zr_agree_check("self agree", m->arena_bytes, off, n_sum, n_max);
+    if (!err && !atomic_load(&m->code))
+        m->n_agree++;
+    return err;
+}
+
 static void self_abort(struct zr_comm *c, int code, const char *why)
 {
     struct self *m = self_of(c);
@@ -148,7 +159,8 @@ static void self_stats(struct zr_comm *c, struct zr_comm_stats *out)
     *out = (struct zr_comm_stats){.n_all_gather = m->n_all_gather,
                                   .n_reduce_scatter = m->n_reduce_scatter,
                                   .n_broadcast = m->n_broadcast,
-                                  .n_exchange = m->n_exchange};
+                                  .n_exchange = m->n_exchange,
+                                  .n_agree = m->n_agree};
 }
 
 static void self_close(struct zr_comm *c)
@@ -169,6 +181,7 @@ static const struct zr_comm_ops self_ops = {
     .reduce_scatter = self_reduce_scatter,
     .broadcast = self_broadcast,
     .exchange = self_exchange,
+    .agree = self_agree,
     .abort = self_abort,
     .status = self_status,
     .stats = self_stats,

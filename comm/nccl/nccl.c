@@ -17,6 +17,7 @@ struct issue {
     const struct zr_tag *tag;
     struct zr_comm_stats count;
     int32_t ledger;
+    bool most; /* the ledgers are put together */
 };
 
 static uint64_t hash_words(uint64_t seed, const int64_t *v, size_t n)
@@ -96,6 +97,7 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
         e->seq = m->next_seq;
         e->begun_ns = 0;
         e->ledger = i->ledger;
+        e->most = i->most;
         e->count = i->count;
         m->n_put++;
     }
@@ -274,6 +276,67 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
     return end_issue(&i, err, res);
 }
 
+/* ---- agree ---- */
+
+/* The ledger's words and their complements go into the reserve, to be put together in the same group. */
+static int put_ledger(struct issue *i)
+{
+    struct zr_nccl_pair *p = i->m->pair;
+    p->ledger.exchange++;
+    const uint64_t words[4] = {p->ledger.hash, ~p->ledger.hash, p->ledger.n_issued, ~p->ledger.n_issued};
+    _Static_assert(sizeof words == sizeof p->ledger, "they lie where a ledger does");
+    return p->dev->ops->put(i->s, i->m->arena + i->m->ledgers_at, words, sizeof words);
+}
+
+static ncclResult_t agree_all(const struct issue *i, char *at, int32_t n_sum, int32_t n_max, bool ledgers)
+{
+    struct zr_nccl *m = i->m;
+    const struct zr_nccl_api *api = &m->pair->api;
+    char *maxima = at + n_sum * (int64_t)sizeof(int64_t), *words = m->arena + m->ledgers_at;
+    ncclResult_t res = api->GroupStart();
+    if (res)
+        return res;
+    if (n_sum > 0)
+        res = api->AllReduce(at, at, (size_t)n_sum, ncclInt64, ncclSum, m->comm, i->native);
+    if (n_max > 0 && !res)
+        res = api->AllReduce(maxima, maxima, (size_t)n_max, ncclUint64, ncclMax, m->comm, i->native);
+    if (ledgers && !res)
+        res = api->AllReduce(words, words, 4, ncclUint64, ncclMax, m->comm, i->native);
+    return end_group(m->pair, res);
+}
+
+static int nccl_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                      const struct zr_tag *tag)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct zr_nccl_pair *p = m->pair;
+    struct issue i = {.m = m, .s = s, .op = ZR_OP_AGREE, .tag = tag, .count = {.n_agree = 1}, .most = true};
+    int err = nccl_check_ready(m, i.op);
+    if (!err)
+        err = zr_agree_check("nccl agree", m->usable_bytes, off, n_sum, n_max);
+    if (err)
+        return err;
+    const int64_t v[] = {off, n_sum, n_max};
+    enter(m, i.op, tag, hash_words(0, v, sizeof v / sizeof *v));
+    err = begin_issue(&i);
+    if (err)
+        return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
+    i.count.wire_bytes = zr_agree_wire(c->group.size, c->group.rank, n_sum, n_max);
+    bool ledgers = m == &p->reduce && c->group.size > 1;
+    ncclResult_t res = ncclSuccess;
+    if (ledgers)
+        err = put_ledger(&i);
+    if (!err && (ledgers || n_sum > 0 || n_max > 0))
+        res = agree_all(&i, m->arena + off, n_sum, n_max, ledgers);
+    if (ledgers && !err && !res) {
+        i.ledger = free_ledgers(p);
+        if (i.ledger >= 0)
+            err = p->dev->ops->copy(s, p->ledgers + i.ledger * c->group.size, m->arena + m->ledgers_at,
+                                    sizeof *p->ledgers);
+    }
+    return end_issue(&i, err, res);
+}
+
 /* ---- the rest ---- */
 
 static void nccl_abort(struct zr_comm *c, int code, const char *why)
@@ -345,6 +408,7 @@ const struct zr_comm_ops zr_nccl_ops = {
     .reduce_scatter = nccl_reduce_scatter,
     .broadcast = nccl_broadcast,
     .exchange = nccl_exchange,
+    .agree = nccl_agree,
     .abort = nccl_abort,
     .status = nccl_status,
     .stats = nccl_stats,

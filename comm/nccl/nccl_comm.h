@@ -13,6 +13,7 @@
  *                   fp32: the bits of shm and self, whatever NCCL would have chosen.
  *   broadcast       ncclBroadcast in place.
  *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
+ *   agree           ncclAllReduce in place, of the sums and of the maxima, and in the same group of the ledgers.
  *
  * All segments of a unit are one group, which NCCL fuses. Large ones travel as they lie, without a copy; the
  * small ones of a unit, and those whose last slices are short, are packed into one (nccl_pack.h), so that
@@ -26,8 +27,9 @@
  * Ranks that do different things. NCCL cannot tell: it hangs, or, when sizes happen to agree, moves the wrong
  * bytes. Each pair of communicators therefore keeps a ledger: how many operations were issued on either, and
  * a hash over their kind, order, tags and sizes. An exchange on the reduce communicator gathers all ranks'
- * ledgers, in 32 bytes per rank at the end of its arena; they are copied to the host behind it and compared
- * when that copy is done. Nobody waits for it.
+ * ledgers, in 32 bytes per rank at the end of its arena; an agreement makes of them the largest of each
+ * word and of its complement, 32 bytes in all, and so shows that they differ, not whose. They are copied to
+ * the host behind it and compared when that copy is done. Nobody waits for it.
  *
  * One issuing thread. NCCL wants the calls of a process in the same order on all ranks over all
  * communicators, so one thread at a time issues: while a context opens and closes the caller's, in between
@@ -99,6 +101,7 @@ typedef void *zr_nccl_window;
     X(ReduceScatter)                                                                                         \
     X(Reduce)                                                                                                \
     X(Broadcast)                                                                                             \
+    X(AllReduce)                                                                                             \
     X(Send)                                                                                                  \
     X(Recv)
 #if ZR_NCCL_WINDOWS
@@ -146,6 +149,7 @@ struct zr_nccl_pending {
     uint64_t seq;
     int64_t begun_ns; /* when it was first seen to have begun; 0: not yet */
     int32_t ledger;   /* index of the ledgers that its completion makes readable; -1: none */
+    bool most;        /* they are the largest of each word and of its complement, instead of every rank's */
     struct zr_comm_stats count;
 };
 

@@ -282,12 +282,39 @@ static void compare_ledgers(struct zr_nccl *m, int index)
     }
 }
 
+/* Of an agreement: the largest of each word and of its complement. */
+static void compare_most(struct zr_nccl *m, int index)
+{
+    struct zr_nccl_pair *p = m->pair;
+    uint64_t most[4];
+    char text[ZR_NCCL_TEXT];
+    memcpy(most, p->ledgers + index * p->group.size, sizeof most);
+    p->ledger_busy[index] = false;
+    if (most[0] == ~most[1] && most[2] == ~most[3])
+        return;
+    if (most[2] != ~most[3])
+        snprintf(text, sizeof text,
+                 "one rank issued %llu collectives up to an agreement, another %llu; every rank must make "
+                 "the same "
+                 "calls",
+                 (unsigned long long)most[2], (unsigned long long)~most[3]);
+    else
+        snprintf(
+            text, sizeof text,
+            "ranks issued other collectives up to an agreement (all %llu): another order, unit, step, size "
+            "or call of the model",
+            (unsigned long long)most[2]);
+    zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
+    zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
+}
+
 static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
 {
     to->n_all_gather += of->n_all_gather;
     to->n_reduce_scatter += of->n_reduce_scatter;
     to->n_broadcast += of->n_broadcast;
     to->n_exchange += of->n_exchange;
+    to->n_agree += of->n_agree;
     to->wire_bytes += of->wire_bytes;
 }
 
@@ -317,7 +344,9 @@ static void reap(struct zr_nccl *m)
             break;
         add_counts(&m->done, &e->count);
         m->n_got++;
-        if (e->ledger >= 0)
+        if (e->ledger >= 0 && e->most)
+            compare_most(m, e->ledger);
+        else if (e->ledger >= 0)
             compare_ledgers(m, e->ledger);
     }
     if (atomic_load(&m->code))

@@ -163,6 +163,22 @@ static int shm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int
     return issue_range(shm_of(c), s, ZR_OP_EXCHANGE, off, slot_bytes, c->group.size, -1, tag);
 }
 
+static int shm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                     const struct zr_tag *tag)
+{
+    struct zr_shm *m = shm_of(c);
+    struct zr_shm_op op = {.post = {.op = ZR_OP_AGREE, .root = -1}, .off = off, .n_sum = n_sum};
+    int err = shm_check_ready(m, ZR_OP_AGREE, 0);
+    if (!err)
+        err = zr_agree_check("shm agree", m->arena_bytes, off, n_sum, n_max);
+    if (err || atomic_load(&m->code))
+        return err;
+    const int64_t v[] = {off, n_sum, n_max};
+    op.post.bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
+    op.post.seg_hash = hash_numbers(0, v, sizeof v / sizeof *v);
+    return issue(m, s, &op, tag);
+}
+
 /* --- the rest --- */
 
 static void shm_abort(struct zr_comm *c, int code, const char *why)
@@ -194,6 +210,7 @@ static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
                                   .n_reduce_scatter = m->n_done[ZR_OP_REDUCE_SCATTER],
                                   .n_broadcast = m->n_done[ZR_OP_BROADCAST],
                                   .n_exchange = m->n_done[ZR_OP_EXCHANGE],
+                                  .n_agree = m->n_done[ZR_OP_AGREE],
                                   .wire_bytes = m->wire_bytes};
 }
 
@@ -247,6 +264,7 @@ static const struct zr_comm_ops shm_ops = {
     .reduce_scatter = shm_reduce_scatter,
     .broadcast = shm_broadcast,
     .exchange = shm_exchange,
+    .agree = shm_agree,
     .abort = shm_abort,
     .status = shm_status,
     .stats = shm_stats,

@@ -4,7 +4,9 @@
  * others only read. An operation runs on the stream's thread like this: the rank describes it in its header
  * ("posts" it), raises its word "entered" to the operation's number, waits until every peer's word is there
  * too, compares what the peers posted with its own, and moves data straight out of their arenas. Where peers
- * must have finished reading before the memory is used again, it raises "done" and waits for theirs.
+ * must have finished reading before the memory is used again, it raises "done" and waits for theirs. An
+ * agreement has a wait more: each rank puts its part of the words together out of all records, in its own,
+ * raises "middle", and takes the other parts when their owners have raised it.
  *
  *   shm.c        the vtable: checks, numbering, and putting operations on the stream
  *   shm_run.c    what an operation does when its turn comes
@@ -44,7 +46,8 @@ struct zr_shm_head {
     uint64_t magic, nonce; /* of this very segment: a number of a process or a file may be used again */
     _Alignas(64) _Atomic uint32_t entered;
     _Alignas(64) _Atomic uint32_t done;
-    _Atomic uint32_t finished; /* for messages: nobody waits for it */
+    _Alignas(64) _Atomic uint32_t middle; /* of an agreement: my part is put together */
+    _Atomic uint32_t finished;            /* for messages: nobody waits for it */
     _Alignas(64) _Atomic uint32_t
         waiters; /* peers asleep on one of my words; none, and raising it needs no system call */
     _Alignas(64) _Atomic int32_t abort_code; /* published after what follows */
@@ -72,7 +75,8 @@ union zr_shm_seg {
 struct zr_shm_op {
     struct zr_shm *m;
     struct zr_shm_post post;
-    int64_t off; /* of broadcast and exchange */
+    int64_t off; /* of what has no segments */
+    int32_t n_sum;
     const union zr_shm_seg *seg;
     uint64_t seg_end; /* what may be used again after it */
 };
@@ -103,7 +107,7 @@ struct zr_shm {
 
     int64_t ended_ns; /* stream's thread: when it saw that a peer's process had ended */
 
-    _Atomic int64_t n_done[ZR_OP_EXCHANGE + 1];
+    _Atomic int64_t n_done[ZR_OP_AGREE + 1];
     _Atomic int64_t wire_bytes;
 };
 
@@ -113,7 +117,7 @@ static inline int32_t zr_shm_self(const struct zr_shm *m)
     return zr_comm_rank(&m->base, m->base.group.rank);
 }
 
-enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_DONE };
+enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_MIDDLE, ZR_SHM_DONE };
 
 /* shm_arena.c. Both collective over the world. */
 int zr_shm_map(struct zr_shm *m, int64_t bytes);

@@ -43,7 +43,7 @@ struct card {
 
 /* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
  * Fails if a rank's step failed, naming the first such rank. */
-static int shm_agree(struct zr_shm *m, struct card *mine, struct card *all)
+static int agree_cards(struct zr_shm *m, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
     int err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
@@ -212,17 +212,17 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
     if (bytes <= 0 || bytes > INT64_MAX / 2)
         put_failure(
             &mine, zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes));
-    int err = shm_agree(m, &mine, all);
+    int err = agree_cards(m, &mine, all);
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
         m->arena_bytes = bytes;
         put_failure(&mine, make_segment(m, bytes, &mine));
-        err = shm_agree(m, &mine, all);
+        err = agree_cards(m, &mine, all);
     }
     if (!err) {
         put_failure(&mine, open_peers(m, all, bytes));
-        err = shm_agree(m, &mine, all);
+        err = agree_cards(m, &mine, all);
     }
     if (mine.fd >= 0)
         close(mine.fd);

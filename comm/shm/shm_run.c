@@ -74,6 +74,41 @@ static int64_t run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
     return slot_bytes * (size - 1);
 }
 
+static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_shm_op *op)
+{
+    return (uint64_t *)(m->peer[place].arena + op->off);
+}
+
+/* This rank's part of the words, out of all records, in its own: nobody else reads it there. */
+static void run_agree_part(struct zr_shm *m, const struct zr_shm_op *op, int64_t n)
+{
+    int size = m->base.group.size, me = m->base.group.rank;
+    uint64_t *to = words_of(m, me, op);
+    for (int64_t k = zr_agree_part(size, me, n); k < zr_agree_part(size, me + 1, n); k++)
+        for (int i = 0; i < size; i++) {
+            uint64_t x = words_of(m, i, op)[k];
+            if (i != me)
+                to[k] = k < op->n_sum ? to[k] + x : to[k] > x ? to[k] : x;
+        }
+}
+
+static int64_t run_agree(struct zr_shm *m, const struct zr_shm_op *op)
+{
+    int size = m->base.group.size, me = m->base.group.rank;
+    int64_t n = op->post.bytes / (int64_t)sizeof(uint64_t);
+    run_agree_part(m, op, n);
+    zr_shm_raise(m, ZR_SHM_MIDDLE, op->post.seq);
+    if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE))
+        return 0;
+    for (int k = 1; k < size; k++) {
+        int i = (me + k) % size;
+        int64_t from = zr_agree_part(size, i, n), end = zr_agree_part(size, i + 1, n);
+        memcpy(words_of(m, me, op) + from, words_of(m, i, op) + from,
+               (size_t)(end - from) * sizeof(uint64_t));
+    }
+    return zr_agree_wire(size, me, op->n_sum, (int32_t)(n - op->n_sum));
+}
+
 static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
 {
     int64_t taken = 0;
@@ -91,6 +126,9 @@ static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
         break;
     case ZR_OP_EXCHANGE:
         taken = run_exchange(m, op->off, op->post.bytes);
+        break;
+    case ZR_OP_AGREE:
+        taken = run_agree(m, op);
         break;
     }
     return taken;

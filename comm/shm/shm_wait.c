@@ -36,7 +36,7 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
 
 static _Atomic uint32_t *word_of(struct zr_shm_head *h, enum zr_shm_word which)
 {
-    return which == ZR_SHM_ENTERED ? &h->entered : &h->done;
+    return which == ZR_SHM_ENTERED ? &h->entered : which == ZR_SHM_MIDDLE ? &h->middle : &h->done;
 }
 
 static bool reached(uint32_t word, uint64_t seq)
@@ -50,6 +50,7 @@ void zr_shm_wake_all(struct zr_shm *m)
 {
     for (int i = 0; i < m->base.group.size; i++) {
         futex_wake(&m->peer[i].head->entered);
+        futex_wake(&m->peer[i].head->middle);
         futex_wake(&m->peer[i].head->done);
     }
 }

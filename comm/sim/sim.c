@@ -97,6 +97,15 @@ static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int
     return err ? err : zr_sim_meeting_join(c, s, &p);
 }
 
+static int sim_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                     const struct zr_tag *tag)
+{
+    int err = zr_agree_check("sim agree", zr_sim_comm_of(c)->arena_bytes, off, n_sum, n_max);
+    int64_t bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
+    struct zr_sim_part p = {.op = ZR_OP_AGREE, .off = off, .bytes = bytes, .n_sum = n_sum, .tag = *tag};
+    return err ? err : zr_sim_meeting_join(c, s, &p);
+}
+
 static void sim_abort(struct zr_comm *c, int code, const char *why)
 {
     zr_sim_comm_fail(zr_sim_comm_of(c)->world, code, why);
@@ -153,6 +162,7 @@ static const struct zr_comm_ops sim_comm_ops = {
     .reduce_scatter = sim_reduce_scatter,
     .broadcast = sim_broadcast,
     .exchange = sim_exchange,
+    .agree = sim_agree,
     .abort = sim_abort,
     .status = sim_status,
     .stats = sim_stats,

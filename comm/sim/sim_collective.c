@@ -95,6 +95,56 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
     zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, me));
 }
 
+/* All words of the record at a place from part `p` on; *n: how many are in it. */
+static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_sim_part *mine, int place, int p,
+                         int64_t *n)
+{
+    int64_t words = mine->bytes / (int64_t)sizeof(uint64_t), from = zr_agree_part(d->n, p, words);
+    *n = zr_agree_part(d->n, p + 1, words) - from;
+    return (uint64_t *)(zr_sim_comm_at(d, place)->arena + mine->off) + from;
+}
+
+/* My part of the words out of all records, in my own. */
+static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *mine,
+                         int me)
+{
+    int64_t n, first = zr_agree_part(d->n, me, mine->bytes / (int64_t)sizeof(uint64_t));
+    uint64_t *to = part_of(d, mine, me, me, &n);
+    for (int p = 0; p < d->n; p++) {
+        const uint64_t *from = part_of(d, mine, p, me, &n);
+        zr_shadow_read(d->rec, l, from, n * (int64_t)sizeof *from);
+        for (int64_t k = 0; k < n && p != me; k++)
+            to[k] = first + k < mine->n_sum ? to[k] + from[k] : to[k] > from[k] ? to[k] : from[k];
+    }
+    zr_shadow_write(d->rec, l, to, n * (int64_t)sizeof *to);
+}
+
+void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_sim_part *mine = &m->part[me];
+    zr_sim_begin(d->w, l, "agree", mine->tag.unit, mine->tag.step);
+    if (!second) {
+        put_together(d, l, mine, me);
+        zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
+        return;
+    }
+    for (int p = 0; p < d->n; p++) {
+        int64_t n;
+        const uint64_t *from = part_of(d, mine, p, p, &n);
+        uint64_t *to = part_of(d, mine, me, p, &n);
+        if (p == me)
+            continue;
+        zr_shadow_read(d->rec, l, from, n * (int64_t)sizeof *from);
+        zr_shadow_write(d->rec, l, to, n * (int64_t)sizeof *to);
+        memcpy(to, from, (size_t)n * sizeof *to);
+    }
+    int32_t n_max = (int32_t)(mine->bytes / (int64_t)sizeof(uint64_t)) - mine->n_sum;
+    zr_sim_comm_at(d, me)->stats.wire_bytes += zr_agree_wire(d->n, me, mine->n_sum, n_max);
+    zr_sim_comm_at(d, me)->stats.n_agree++;
+    zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
+}
+
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);

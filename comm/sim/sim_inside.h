@@ -22,6 +22,7 @@ struct zr_sim_part {
     enum zr_op op;
     int n_seg, root;
     int64_t off, bytes;
+    int32_t n_sum; /* of the words of an agreement */
     struct zr_tag tag;
 };
 
@@ -87,6 +88,9 @@ void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why);
 void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
+/* An agreement has two halves, between which all ranks meet: each puts its part of the words together, then
+ * takes the other parts. */
+void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second);
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 
 /* sim_order.c: rank, of the world, issues p, its k-th collective over all communicators; reported where the

@@ -80,7 +80,7 @@ static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
 {
     if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
         a->tag.call_hash != b->tag.call_hash || a->n_seg != b->n_seg || a->root != b->root ||
-        a->off != b->off || a->bytes != b->bytes)
+        a->off != b->off || a->bytes != b->bytes || a->n_sum != b->n_sum)
         return false;
     for (int i = 0; i < a->n_seg; i++) {
         if (a->gather &&
@@ -94,7 +94,7 @@ static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
     return true;
 }
 
-static bool sim_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
+static bool parts_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
     for (int r = 1; r < d->n; r++) {
         const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
@@ -133,9 +133,11 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
     bool start_alone = op == ZR_OP_ALL_GATHER       ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
                        : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_STARTS_ALONE)
                        : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_STARTS_ALONE)
+                       : op == ZR_OP_AGREE          ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_STARTS_ALONE)
                                                     : true;
     bool leave_alone = op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_LEAVES_ALONE)
                        : op == ZR_OP_EXCHANGE     ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_LEAVES_ALONE)
+                       : op == ZR_OP_AGREE        ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_LEAVES_ALONE)
                                                   : true;
     if (!start_alone)
         join_all(d, m, true);
@@ -155,7 +157,15 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
         case ZR_OP_EXCHANGE:
             zr_sim_exchange_body(d, m, r);
             break;
+        case ZR_OP_AGREE:
+            zr_sim_agree_half(d, m, r, false);
+            break;
         }
+    }
+    if (op == ZR_OP_AGREE) {
+        join_all(d, m, false);
+        for (int r = 0; r < d->n; r++)
+            zr_sim_agree_half(d, m, r, true);
     }
     if (!leave_alone)
         join_all(d, m, false);
@@ -191,7 +201,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
         return true;
     if (m->n_here < d->n)
         return false;
-    if (!sim_agree(d, m)) /* the others were released */
+    if (!parts_agree(d, m)) /* the others were released */
         return true;
     meet_all(d, m);
     m->over = true;

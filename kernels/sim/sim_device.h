@@ -53,7 +53,9 @@ enum zr_sim_comm_flaw {
     ZR_SIM_BROADCAST_STARTS_ALONE = 32,
     ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
     ZR_SIM_NO_BARRIER = 128,
-    ZR_SIM_NO_BARRIER_IN_STEP = 256 /* those of a unit */
+    ZR_SIM_NO_BARRIER_IN_STEP = 256, /* those of a unit */
+    ZR_SIM_AGREE_STARTS_ALONE = 512,
+    ZR_SIM_AGREE_LEAVES_ALONE = 1024
 };
 
 struct zr_sim_options {

@@ -144,6 +144,23 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
     return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
 }
 
+/* First all read all records, then each writes its own; in between they meet. */
+static int check_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                       const struct zr_tag *tag)
+{
+    struct checked *m = of(c);
+    int64_t bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
+    if (begin_parts(m, 2)) {
+        others_read(m, off, bytes);
+        part(m, off, bytes, ZR_MINE_READ);
+        report(m, s, ZR_OP_AGREE, tag, true, true);
+        begin_parts(m, 1);
+        part(m, off, bytes, ZR_MINE_WRITE);
+        report(m, s, ZR_OP_AGREE, tag, true, true);
+    }
+    return m->inner->ops->agree(m->inner, zr_check_inner(s), off, n_sum, n_max, tag);
+}
+
 /* ---- the rest ---- */
 
 static void abort_all(struct zr_comm *c, int code, const char *why)
@@ -216,6 +233,7 @@ static const struct zr_comm_ops checked_ops = {
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,
     .exchange = exchange,
+    .agree = check_agree,
     .abort = abort_all,
     .status = status,
     .stats = stats,

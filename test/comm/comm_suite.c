@@ -1,5 +1,6 @@
 /* comm_suite.c: see comm_suite.h. */
 #include "test/comm/comm_suite.h"
+#include "comm/segment.h"
 #include "test/kernels/random.h"
 
 #include <math.h>
@@ -85,6 +86,7 @@ struct drawn {
     struct zr_gather_seg gather[MOST_SEGS];
     struct zr_reduce_seg reduce[MOST_SEGS];
     int64_t off, bytes;
+    int32_t n_sum, n_max;
     struct zr_tag tag;
     int64_t wire; /* bytes this rank takes */
 };
@@ -111,7 +113,7 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
                  struct drawn *d)
 {
     memset(d, 0, sizeof *d);
-    d->op = (enum zr_op)random_in(rng, 1, 4);
+    d->op = (enum zr_op)random_in(rng, 1, 5);
     if (d->op == ZR_OP_REDUCE_SCATTER && !reduces)
         d->op = ZR_OP_ALL_GATHER;
     d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, random_next(rng)};
@@ -123,6 +125,16 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
         if (d->off < 0)
             d->off = d->bytes = 0;
         d->wire = d->op == ZR_OP_EXCHANGE ? d->bytes * (world - 1) : me == d->root ? 0 : d->bytes;
+        return;
+    }
+    if (d->op == ZR_OP_AGREE) {
+        d->n_sum = (int32_t)random_in(rng, 0, 700);
+        d->n_max = (int32_t)random_in(rng, 0, 20);
+        d->bytes = (d->n_sum + d->n_max) * 8;
+        d->off = place(rng, &at, end, d->bytes, 8);
+        if (d->off < 0)
+            d->off = d->n_sum = d->n_max = 0;
+        d->wire = zr_agree_wire(world, me, d->n_sum, d->n_max);
         return;
     }
     int n = (int)random_in(rng, 0, MOST_SEGS);
@@ -154,6 +166,30 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
     }
 }
 
+/* Word k of an agreement: what a rank puts in. Sums of all ranks' just fit; what is compared uses all bits.
+ */
+static uint64_t word(const struct drawn *d, uint64_t seed, int op, int world, int rank, int k)
+{
+    uint64_t x = mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)d->off + (uint64_t)k);
+    const int64_t most = INT64_MAX / world;
+    if (k >= d->n_sum)
+        return x;
+    return (uint64_t)(x % 5 == 0 ? most : x % 5 == 1 ? -most : (int64_t)(x >> 1) % most);
+}
+
+static uint64_t agreed(const struct drawn *d, uint64_t seed, int op, int world, int k)
+{
+    int64_t sum = 0;
+    uint64_t most = 0;
+    for (int r = 0; r < world; r++) {
+        uint64_t x = word(d, seed, op, world, r, k);
+        most = x > most ? x : most;
+        if (k < d->n_sum)
+            sum += (int64_t)x;
+    }
+    return k < d->n_sum ? (uint64_t)sum : most;
+}
+
 /* Writes this rank's input into the arena. */
 static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena)
 {
@@ -174,7 +210,10 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
         put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
     if (d->op == ZR_OP_EXCHANGE)
         put_bytes(arena + d->off + me * d->bytes, seed, op, 0, d->off, me * d->bytes, d->bytes);
-    (void)world;
+    for (int k = 0; d->op == ZR_OP_AGREE && k < d->n_sum + d->n_max; k++) {
+        uint64_t x = word(d, seed, op, world, me, k);
+        memcpy(arena + d->off + 8 * k, &x, 8);
+    }
 }
 
 /* Turns expected, a copy of the arena after prepare, into what it should be afterwards. Returns the worst
@@ -226,6 +265,10 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
         put_bytes(arena + d->off, seed, op, d->root, d->off, 0, d->bytes);
     if (d->op == ZR_OP_EXCHANGE)
         put_bytes(arena + d->off, seed, op, 0, d->off, 0, d->bytes * world);
+    for (int k = 0; d->op == ZR_OP_AGREE && k < d->n_sum + d->n_max; k++) {
+        uint64_t x = agreed(d, seed, op, world, k);
+        memcpy(arena + d->off + 8 * k, &x, 8);
+    }
     return worst;
 }
 
@@ -240,6 +283,8 @@ static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
         return c->ops->broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
     case ZR_OP_EXCHANGE:
         return c->ops->exchange(c, s, d->off, d->bytes, &d->tag);
+    case ZR_OP_AGREE:
+        return c->ops->agree(c, s, d->off, d->n_sum, d->n_max, &d->tag);
     }
     return -1;
 }
@@ -314,8 +359,12 @@ void comm_suite_conform(struct rank *me)
         RANK_CHECK(me, bad < 0, "op %d (%s, %d segments): byte %lld is 0x%02x, not 0x%02x", i,
                    zr_op_name(d.op), d.n_seg, (long long)bad, (unsigned char)arena[bad],
                    (unsigned char)expected[bad]);
-        int64_t *counts[] = {NULL, &want[k].n_all_gather, &want[k].n_reduce_scatter, &want[k].n_broadcast,
-                             &want[k].n_exchange};
+        int64_t *counts[] = {NULL,
+                             &want[k].n_all_gather,
+                             &want[k].n_reduce_scatter,
+                             &want[k].n_broadcast,
+                             &want[k].n_exchange,
+                             &want[k].n_agree};
         ++*counts[d.op];
         want[k].wire_bytes += d.wire;
         if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what will be overwritten now */
@@ -332,12 +381,12 @@ void comm_suite_conform(struct rank *me)
         RANK_CHECK(me,
                    got.n_all_gather == w->n_all_gather && got.n_reduce_scatter == w->n_reduce_scatter &&
                        got.n_broadcast == w->n_broadcast && got.n_exchange == w->n_exchange &&
-                       got.wire_bytes == w->wire_bytes,
-                   "counted %lld %lld %lld %lld and %lld bytes, not %lld %lld %lld %lld and %lld",
+                       got.n_agree == w->n_agree && got.wire_bytes == w->wire_bytes,
+                   "counted %lld %lld %lld %lld %lld and %lld bytes, not %lld %lld %lld %lld %lld and %lld",
                    (long long)got.n_all_gather, (long long)got.n_reduce_scatter, (long long)got.n_broadcast,
-                   (long long)got.n_exchange, (long long)got.wire_bytes, (long long)w->n_all_gather,
-                   (long long)w->n_reduce_scatter, (long long)w->n_broadcast, (long long)w->n_exchange,
-                   (long long)w->wire_bytes);
+                   (long long)got.n_exchange, (long long)got.n_agree, (long long)got.wire_bytes,
+                   (long long)w->n_all_gather, (long long)w->n_reduce_scatter, (long long)w->n_broadcast,
+                   (long long)w->n_exchange, (long long)w->n_agree, (long long)w->wire_bytes);
     }
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }

@@ -28,6 +28,9 @@ enum difference {
     OTHER_SHARD,
     OTHER_COUNT,
     OTHER_ROOT,
+    AGREE_OTHER_UNIT,
+    AGREE_OTHER_SIZE,
+    AGREE_OTHER_SPLIT,
     N_DIFFERENCES
 };
 
@@ -40,6 +43,9 @@ static const char *const said[N_DIFFERENCES][2] = {
     {"other segments", "reduce_scatter seq 3 unit 14"},
     {"with 2 segments, rank", "with 1 segments, rank 3 with 2"},
     {"with root 0", "with root 1"},
+    {"rank 3 is at agree seq 3 unit 13", "agree seq 3 unit 13: "},
+    {"with 24 bytes, rank", "with 16 bytes, rank 3 with 24"},
+    {"with other segments", "with other segments"},
 };
 
 static void differ(struct rank *me)
@@ -71,7 +77,12 @@ static void differ(struct rank *me)
         r[0].cut.each += what == OTHER_SHARD ? 128 : 0;
         n += what == OTHER_COUNT;
     }
-    if (what == OTHER_ROOT)
+    if (what == AGREE_OTHER_UNIT)
+        tag.unit -= odd;
+    if (what >= AGREE_OTHER_UNIT)
+        err = c->ops->agree(c, s, 0, 1 + (odd && what == AGREE_OTHER_SPLIT),
+                            1 + (odd && what == AGREE_OTHER_SIZE) - (odd && what == AGREE_OTHER_SPLIT), &tag);
+    else if (what == OTHER_ROOT)
         err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
     else if (what == OTHER_OP && odd)
         err = c->ops->all_gather(c, s, &g, 1, &tag);
@@ -572,6 +583,10 @@ static void refuse_arguments(struct rank *me)
     RANK_CHECK(me, c->ops->broadcast(c, s, 65530, 8, 0, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, s, 8, 65536 / w, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, s, 0, INT64_MAX / 2, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->agree(c, s, 4, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->agree(c, s, 0, -1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->agree(c, s, 65536 - 8, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     /* A refused operation has no number: the next one is the same on all ranks. */
     if (me->w.rank == 0)
         RANK_CHECK(me, c->ops->exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());

@@ -520,7 +520,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)
 
 size_t nsi_size(ncclDataType_t type)
 {
-    return type == ncclInt8 ? 1 : type == ncclBfloat16 ? 2 : 4;
+    return type == ncclInt8 ? 1 : type == ncclBfloat16 ? 2 : type == ncclInt64 || type == ncclUint64 ? 8 : 4;
 }
 
 static void free_calls(struct nsi_call *c)
@@ -593,6 +593,7 @@ static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
                                     [NSI_REDUCE_SCATTER] = "ncclReduceScatter",
                                     [NSI_REDUCE] = "ncclReduce",
                                     [NSI_BROADCAST] = "ncclBroadcast",
+                                    [NSI_ALL_REDUCE] = "ncclAllReduce",
                                     [NSI_SEND] = "ncclSend",
                                     [NSI_RECV] = "ncclRecv"};
 
@@ -725,6 +726,20 @@ ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, nccl
 {
     (void)op;
     return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
+}
+
+/* Of whole numbers, whose sums are the same in any order. */
+ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    if ((datatype != ncclInt64 || op != ncclSum) && (datatype != ncclUint64 || op != ncclMax)) {
+        stand_in_misuse(
+            "ncclAllReduce: type %d, operation %d: sums of ncclInt64 and maxima of ncclUint64 are "
+            "what the stand-in has",
+            datatype, op);
+        return ncclInvalidArgument;
+    }
+    return TAKE(NSI_ALL_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .op = op);
 }
 
 ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

@@ -9,12 +9,21 @@
 
 enum { NSI_RANKS = 16, NSI_POLLS = 3 };
 
-enum nsi_kind { NSI_ALL_GATHER = 1, NSI_REDUCE_SCATTER, NSI_REDUCE, NSI_BROADCAST, NSI_SEND, NSI_RECV };
+enum nsi_kind {
+    NSI_ALL_GATHER = 1,
+    NSI_REDUCE_SCATTER,
+    NSI_REDUCE,
+    NSI_BROADCAST,
+    NSI_ALL_REDUCE,
+    NSI_SEND,
+    NSI_RECV
+};
 
 /* What ranks have in common of one collective, or two ranks of one message. */
 struct nsi_meeting {
     enum nsi_kind kind;
     ncclDataType_t type;
+    ncclRedOp_t op;
     size_t count;
     int root, from, to; /* from, to: of a message */
     uint64_t number;    /* among the collectives of its communicator, or the messages of its two ranks */
@@ -78,6 +87,7 @@ struct nsi_call {
     char *recv;
     size_t count;
     ncclDataType_t type;
+    ncclRedOp_t op;
     int root; /* or the peer */
     bool has_run;
     uint64_t number, issue[NSI_RANKS]; /* issue: see nsi_meeting */

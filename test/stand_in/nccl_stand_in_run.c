@@ -25,6 +25,7 @@ static struct nsi_meeting *meeting_of(const struct nsi_call *c)
     struct nsi_meeting *m = calloc(1, sizeof *m);
     *m = (struct nsi_meeting){.kind = message ? NSI_SEND : c->kind,
                               .type = c->type,
+                              .op = c->op,
                               .count = c->count,
                               .root = message ? -1 : c->root,
                               .from = from,
@@ -56,7 +57,7 @@ static void compare(struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank;
     bool message = c->kind >= NSI_SEND;
-    if ((!message && (m->kind != c->kind || m->root != c->root)) || m->type != c->type ||
+    if ((!message && (m->kind != c->kind || m->root != c->root || m->op != c->op)) || m->type != c->type ||
         m->count != c->count) {
         stand_in_misuse(
             "rank %d: collective or message %llu is kind %d with %zu elements of type %d and root %d, "
@@ -146,6 +147,18 @@ static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first
     }
 }
 
+static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct nsi_call *c)
+{
+    for (size_t k = 0; k < c->count; k++) {
+        uint64_t acc = 0, x;
+        for (int i = 0; i < n_ranks; i++) {
+            memcpy(&x, m->given[i] + k * sizeof x, sizeof x);
+            acc = c->op == ncclSum ? acc + x : acc > x ? acc : x;
+        }
+        memcpy(c->recv + k * sizeof acc, &acc, sizeof acc);
+    }
+}
+
 static void take(const struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank, n_ranks = c->comm->club->n_ranks;
@@ -165,6 +178,9 @@ static void take(const struct nsi_meeting *m, const struct nsi_call *c)
     case NSI_BROADCAST:
     case NSI_RECV:
         memcpy(c->recv, m->given[c->root], n);
+        break;
+    case NSI_ALL_REDUCE:
+        all_reduce(m, n_ranks, c);
         break;
     case NSI_SEND:
         break;

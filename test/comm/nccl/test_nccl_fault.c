@@ -123,10 +123,16 @@ enum difference {
     N_DIFFERENCES
 };
 
-/* What NCCL itself cannot tell apart: the bytes move, and the next exchange tells. */
+struct case_of_difference {
+    enum difference what;
+    bool by_agree;
+};
+
+/* What NCCL itself cannot tell apart: the bytes move, and the next exchange or agreement tells. */
 static void differ(struct rank *me)
 {
-    enum difference what = *(enum difference *)me->arg;
+    const struct case_of_difference *now = me->arg;
+    enum difference what = now->what;
     bool odd = me->w.rank == 2;
     struct fixture o;
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
@@ -155,7 +161,9 @@ static void differ(struct rank *me)
         RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
     }
     tag = (struct zr_tag){.unit = -1, .step = 8};
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    int err = now->by_agree ? c->ops->agree(c, o.stream[1], 0, 3, 2, &tag)
+                            : c->ops->exchange(c, o.stream[1], 0, 64, &tag);
+    RANK_CHECK(me, err == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     wait_failed(c);
     note_status(me, c);
@@ -167,16 +175,17 @@ static void differ(struct rank *me)
 static void test_differ(void **state)
 {
     (void)state;
-    for (int what = 0; what < N_DIFFERENCES; what++) {
-        enum difference d = (enum difference)what;
-        customize(what % 2, LONG_MS);
+    static const char *const said[2][2] = {
+        {"rank 2 issued other collectives than rank 0 up to exchange 21",
+         "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"},
+        {"ranks issued other collectives up to an agreement (all 2",
+         "one rank issued 22 collectives up to an agreement, another 21"}};
+    for (int k = 0; k < 2 * N_DIFFERENCES; k++) {
+        struct case_of_difference d = {(enum difference)(k / 2), k % 2};
+        customize(k / 2 % 2, LONG_MS);
         struct rank *r = run_ranks(false, 3, differ, &d, NULL);
         for (int i = 0; i < 3; i++)
-            expect_rank(
-                &r[i], ZR_ERR_MISMATCH,
-                d == ONE_LESS
-                    ? "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"
-                    : "rank 2 issued other collectives than rank 0 up to exchange 21");
+            expect_rank(&r[i], ZR_ERR_MISMATCH, said[d.by_agree][d.what == ONE_LESS]);
     }
 }
 

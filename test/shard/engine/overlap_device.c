@@ -286,6 +286,19 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
     return 0;
 }
 
+/* All ranks have put in what this one has. */
+static int agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
+                 const struct zr_tag *tag)
+{
+    int64_t *sum = (int64_t *)(((struct overlap_comm *)c)->arena + off);
+    (void)s;
+    (void)n_max;
+    (void)tag;
+    for (int32_t i = 0; i < n_sum; i++)
+        sum[i] *= c->group.size;
+    return 0;
+}
+
 static void abort_comm(struct zr_comm *c, int code, const char *why)
 {
     (void)c;
@@ -321,6 +334,7 @@ static const struct zr_comm_ops comm_ops = {
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,
     .exchange = exchange,
+    .agree = agree,
     .abort = abort_comm,
     .status = status,
     .stats = stats,
