@@ -26,11 +26,15 @@
 #include <stdint.h>
 
 struct nccl_stand_in_machine {
-    int version;  /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800
-                     no ncclCommSplit */
-    bool windows; /* true; false: registering succeeds and leaves the handle alone */
-    int64_t comm_bytes; /* 0; of the device, that a communicator takes */
-    bool abort_sticks;  /* false; true: ncclCommAbort does not come back, and what runs goes on waiting */
+    /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800 no
+     * ncclCommSplit */
+    int version;
+    /* true; false: registering succeeds and leaves the handle alone */
+    bool windows;
+    /* 0; of the device, that a communicator takes */
+    int64_t comm_bytes;
+    /* false; true: ncclCommAbort does not come back, and what runs goes on waiting */
+    bool abort_sticks;
 };
 
 /* Writable while there are no communicators. */

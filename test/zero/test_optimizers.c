@@ -35,8 +35,7 @@ static const struct spec specs[TENSORS] = {
     {"layers", {2, 91}, .unit = 1, .flags = ZERO_STACKED, .optimizer = ZERO_NESTEROV},
     {"bias", {70}, .bf16 = true, .unit = 1, .flags = ZERO_NO_DECAY},
     {"gate", {64}, .bf16 = true, .unit = 1, .optimizer = ZERO_RMSPROP, .decay_scale = 0.25f},
-    {"norm", {33}, .unit = 2, .optimizer = ZERO_ADAM, .lr_scale = 1, .decay_scale = 1}, /* as if it named none
-                                                                                         */
+    {"norm", {33}, .unit = 2, .optimizer = ZERO_ADAM, .lr_scale = 1, .decay_scale = 1}, /* as with none */
     {"head", {257}, .bf16 = true, .unit = 3, .optimizer = ZERO_SGD},
 };
 

@@ -165,8 +165,8 @@ static int read_range(const struct zero_ctx *z, const struct zr_manifest_file *f
     for (int64_t i = 0; i < s.st.n_entries; i++)
         if (!strcmp(s.st.entries[i].name, ZR_RANK_DATA_NAME))
             found = &s.st.entries[i];
-    if (!found || found->end - found->begin != f->rank_data) /* as when it was loaded, but for a file that was
-                                                                made anew */
+    /* It was there at the load; the file may have been made anew since. */
+    if (!found || found->end - found->begin != f->rank_data)
         err = zr_fail(ZR_ERR_IO, "%s: it has no entry %s of %lld bytes", s.path, ZR_RANK_DATA_NAME,
                       (long long)f->rank_data);
     else
