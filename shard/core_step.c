@@ -39,8 +39,8 @@ static void reduce_outer(struct zr_core *c, int32_t u, struct zr_action *out, in
     x->aside = false;
 }
 
-/* Adds up in the group. What has been reduced over groups already, as fewer contributions were declared, is set aside:
- * sums of groups and of the world cannot be added. */
+/* Adds up in the group. What has been reduced over groups already, as fewer contributions were declared, is
+ * set aside: sums of groups and of the world cannot be added. */
 static void reduce_in_group(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
     struct unit *x = &units(c)[u];

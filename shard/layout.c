@@ -254,7 +254,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 static uint64_t hash_layout(const struct zr_layout *l)
 {
     int64_t head[] = {l->world, l->in_place, l->gaps, l->n_tensors, l->n_units};
-    /* Without groups as before there were any: checkpoints do not depend on it, but ranks of one job agree. */
+    /* Without groups as before there were any: checkpoints do not depend on it, but ranks of one job
+     * agree. */
     uint64_t h = XXH64(head, sizeof head, l->outer > 1 ? (uint64_t)l->outer : 0);
     for (int32_t i = 0; i < l->n_tensors; i++)
         h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;

@@ -70,9 +70,9 @@ struct zr_flat {
 
     bool trainable, in_place;
     int32_t first_piece, n_pieces;
-    /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered by
-     * group index inside, then by group: those of one inner slice lie side by side in it. Without groups both cuts
-     * are one. */
+    /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered
+     * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups
+     * both cuts are one. */
     struct zr_cut fine, inner;
     /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
      * the same for gradients (trainable flats only). */
@@ -143,8 +143,8 @@ void zr_tensors_free(struct zr_tensor *t, int32_t n);
 /* Of one buffer's copy in a row of them. */
 int64_t zr_buffer_room(const struct zr_tensor *t);
 
-/* Elements [*first, *first + result) of the flat in fine slice number k of world; may be none. Each element has one
- * such owner, at every placement: the norm, checkpoints and first values go by it. */
+/* Elements [*first, *first + result) of the flat in fine slice number k of world; may be none. Each element
+ * has one such owner, at every placement: the norm, checkpoints and first values go by it. */
 int64_t zr_flat_owned(const struct zr_flat *f, int k, int64_t *first);
 
 /* Elements of a flat. */

@@ -20,8 +20,8 @@ enum zr_hold {
 };
 
 struct zr_placement {
-    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is the inner one
-     * then, and what the row says of the outer axis holds there. */
+    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is the inner
+     * one then, and what the row says of the outer axis holds there. */
     int32_t size[ZR_AXES];
     /* enum zr_hold, by axis; ZR_WHOLE on an axis of size 1 */
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];

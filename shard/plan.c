@@ -294,8 +294,8 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 }
 
 /* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
- * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. Whether the order has
- * a unit with more than one contribution in a micro-batch. */
+ * it, as far as the order tells. Over a narrower wire the gradient is narrowed where it lies. Whether the
+ * order has a unit with more than one contribution in a micro-batch. */
 static bool choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units)
 {
     const struct zr_core_spec *s = &p->spec;

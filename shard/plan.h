@@ -39,8 +39,8 @@ _Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step recor
 struct zr_traffic {
     int64_t n_gather, n_reduce; /* units gathered and reduced */
     int64_t wire_bytes;         /* taken from other ranks */
-    /* Between groups: units reduced and gathered there, and what of wire_bytes comes from other groups. Where there
-     * are groups that is the step's agreement, too. */
+    /* Between groups: units reduced and gathered there, and what of wire_bytes comes from other groups. Where
+     * there are groups that is the step's agreement, too. */
     int64_t n_outer_reduce, n_outer_gather, outer_bytes;
 };
 
@@ -59,8 +59,8 @@ struct zr_plan {
     int32_t world;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
-    /* Between groups every contribution is reduced by itself, so that the sum over ranks and micro-batches is one
-     * fixed tree; else once a step. */
+    /* Between groups every contribution is reduced by itself, so that the sum over ranks and micro-batches is
+     * one fixed tree; else once a step. */
     bool outer_each;
 
     /* Offsets in the gather arena. */
@@ -86,8 +86,8 @@ struct zr_plan {
     int64_t
         sums_at; /* n_sums arrays of sum_elems floats, end to end. Without groups or outer_each of fine slices, else
                         of inner slices, which the reduction between groups then makes sums of the world in place */
-    /* outer_each: the sum of one contribution over a group, on its way to the sums. partial_at: (n_flats) bytes in a
-     * partial slot, -1: frozen. */
+    /* outer_each: the sum of one contribution over a group, on its way to the sums. partial_at: (n_flats)
+     * bytes in a partial slot, -1: frozen. */
     int32_t n_partial_slots;
     int64_t partial_slots_at, partial_slot_bytes;
     int64_t *partial_at;
@@ -138,15 +138,15 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
 /* Of a rank's fine slice, in sums[k], wherever it lies. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
-/* Of a rank's inner slice, where the reduction inside its group puts the sum: in a partial slot, or (-1) where sums[0]
- * is. With groups only. */
+/* Of a rank's inner slice, where the reduction inside its group puts the sum: in a partial slot, or (-1)
+ * where sums[0] is. With groups only. */
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
                           int32_t partial);
 /* Elements of the flat whose optimizer state a rank keeps, at most. */
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
 
-/* Bytes that a rank takes from the others to gather the unit, to reduce it, and where sums are whole to gather
- * its gradient: inside its group. */
+/* Bytes that a rank takes from the others to gather the unit, to reduce it, and where sums are whole to
+ * gather its gradient: inside its group. */
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zr_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);

@@ -13,8 +13,8 @@ struct zr_core_work {
     int64_t *gathers, *reduces, *outer_reduces, *outer_gathers;
 };
 
-/* plan_rehearse.c: runs a core of spec over its order, step by step, until steps are alike (8 at most); work gets what
- * such a step does. Of micro-batches only so many are run as differ. */
+/* plan_rehearse.c: runs a core of spec over its order, step by step, until steps are alike (8 at most); work
+ * gets what such a step does. Of micro-batches only so many are run as differ. */
 int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work *work);
 
 /* plan_wire.c: p->traffic, of a rehearsal. */

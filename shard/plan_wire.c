@@ -1,4 +1,5 @@
-/* plan_wire.c: what moves: the bytes that a rank takes from others for each operation, and in a steady step. */
+/* plan_wire.c: what moves: the bytes that a rank takes from others for each operation, and in a steady
+ * step. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>

@@ -970,8 +970,8 @@ static void sums_are_one_tree(void **state)
     }
 }
 
-/* Groups: a second reduction, once a step where the last declared contribution ends, or behind each contribution,
- * in the tree's shape. */
+/* Groups: a second reduction, once a step where the last declared contribution ends, or behind each
+ * contribution, in the tree's shape. */
 static void groups_reduce_again(void **state)
 {
     (void)state;

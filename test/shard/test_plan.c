@@ -683,7 +683,8 @@ static void traffic_by_tensor(void **state)
             assert_int_equal(plan_again(&p), 0);
             assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
-            assert_int_equal(zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zr_dtype)wire), reduce);
+            assert_int_equal(
+                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zr_dtype)wire), reduce);
             release(&p);
         }
     }
