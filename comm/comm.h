@@ -97,11 +97,13 @@ struct zr_comm_ops {
     /* A segment array is copied. dst of other ranks is untouched by this rank.
      * all_gather: when it completes on a rank, that rank's dst is whole. Peers may still be reading this
      * rank's src then: it may be overwritten only after a later reduce_scatter, broadcast, exchange or agree
-     * that every rank issued after its own gather was done. reduce_scatter: when it completes, dst is this rank's
-     * slice of the sum over ranks, and no peer reads this rank's src any more. broadcast: bytes at off of
-     * root's arena to off of everyone's; when it completes, no peer reads root's any more. exchange:
-     * all_gather of slot_bytes at off + place*slot_bytes, in place; when it completes, no peer reads mine any
-     * more. */
+     * that every rank issued after its own gather was done.
+     * reduce_scatter: when it completes, dst is this rank's slice of the sum over ranks, and no peer reads
+     * this rank's src any more.
+     * broadcast: bytes at off of root's arena to off of everyone's; when it completes, no peer reads root's
+     * any more.
+     * exchange: all_gather of slot_bytes at off + place*slot_bytes, in place; when it completes, no peer reads
+     * mine any more. */
     int (*all_gather)(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                       const struct zr_tag *tag);
     int (*reduce_scatter)(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
@@ -110,10 +112,10 @@ struct zr_comm_ops {
                      const struct zr_tag *tag);
     int (*exchange)(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                     const struct zr_tag *tag);
-    /* An all-reduce of whole numbers, in place at off, a multiple of 8, and exact in any order: n_sum int64 are
-     * added up (beyond 64 bits they wrap), of each of the n_max uint64 behind them the largest is taken. When it
-     * completes, every rank has the same, and no peer reads mine any more. No rank receives more than twice its
-     * size, whatever the group's (zr_agree_wire). */
+    /* An all-reduce of whole numbers, in place at off, a multiple of 8, and exact in any order: n_sum int64
+     * are added up (beyond 64 bits they wrap), of each of the n_max uint64 behind them the largest is taken.
+     * When it completes, every rank has the same, and no peer reads mine any more. No rank receives more than
+     * twice its size, whatever the group's (zr_agree_wire). */
     int (*agree)(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                  const struct zr_tag *tag);
 

@@ -13,7 +13,7 @@
  *                   fp32: the bits of shm and self, whatever NCCL would have chosen.
  *   broadcast       ncclBroadcast in place.
  *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
- *   agree           ncclAllReduce in place, of the sums and of the maxima, and in the same group of the ledgers.
+ *   agree           ncclAllReduce in place, of sums and of maxima, and in the same group of the ledgers.
  *
  * All segments of a unit are one group, which NCCL fuses. Large ones travel as they lie, without a copy; the
  * small ones of a unit, and those whose last slices are short, are packed into one (nccl_pack.h), so that
