@@ -51,7 +51,7 @@ static bool begin_parts(struct checked *m, int n)
     return true;
 }
 
-static void part(struct checked *m, int64_t at, int64_t bytes, int how)
+static void check_part(struct checked *m, int64_t at, int64_t bytes, int how)
 {
     if (bytes > 0)
         m->parts[m->n_parts++] = (struct zr_check_part){m->arena + at, bytes, how};
@@ -61,7 +61,7 @@ static void part(struct checked *m, int64_t at, int64_t bytes, int how)
 static void others_read(struct checked *m, int64_t at, int64_t bytes)
 {
     if (m->base.group.size > 1)
-        part(m, at, bytes, ZR_OTHERS_READ);
+        check_part(m, at, bytes, ZR_OTHERS_READ);
 }
 
 static void report(struct checked *m, struct zr_stream *s, enum zr_op op, const struct zr_tag *tag,
@@ -85,10 +85,10 @@ static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_ga
         bool in_place = from == g->dst + before;
         others_read(m, from, own);
         if (!in_place)
-            part(m, from, own, ZR_MINE_READ);
-        part(m, g->dst, in_place ? before : g->cut.total, ZR_MINE_WRITE);
+            check_part(m, from, own, ZR_MINE_READ);
+        check_part(m, g->dst, in_place ? before : g->cut.total, ZR_MINE_WRITE);
         if (in_place)
-            part(m, from + own, g->cut.total - before - own, ZR_MINE_WRITE);
+            check_part(m, from + own, g->cut.total - before - own, ZR_MINE_WRITE);
     }
     if (reported)
         report(m, s, ZR_OP_ALL_GATHER, tag, true, false);
@@ -103,10 +103,10 @@ static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct z
     for (int i = 0; reported && i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         int64_t before = zr_cut_at(&g->cut, c->group.rank), own = zr_cut_bytes(&g->cut, c->group.rank);
-        part(m, g->src + before, own, ZR_MINE_READ);
+        check_part(m, g->src + before, own, ZR_MINE_READ);
         others_read(m, g->src, before);
         others_read(m, g->src + before + own, g->cut.total - before - own);
-        part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
+        check_part(m, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
     }
     if (reported)
         report(m, s, ZR_OP_REDUCE_SCATTER, tag, true, true);
@@ -122,23 +122,23 @@ static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
     if (reported && mine)
         others_read(m, off, bytes);
     else if (reported)
-        part(m, off, bytes, ZR_MINE_WRITE);
+        check_part(m, off, bytes, ZR_MINE_WRITE);
     /* Others wait for the root and it for them, but not for each other. */
     if (reported)
         report(m, s, ZR_OP_BROADCAST, tag, mine, mine);
     return m->inner->ops->broadcast(m->inner, zr_check_inner(s), off, bytes, root, tag);
 }
 
-static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
-                    const struct zr_tag *tag)
+static int check_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
+                          const struct zr_tag *tag)
 {
     struct checked *m = of(c);
     bool reported = begin_parts(m, 3);
     int64_t own = off + c->group.rank * slot_bytes;
     if (reported) {
         others_read(m, own, slot_bytes);
-        part(m, off, own - off, ZR_MINE_WRITE);
-        part(m, own + slot_bytes, (c->group.size - c->group.rank - 1) * slot_bytes, ZR_MINE_WRITE);
+        check_part(m, off, own - off, ZR_MINE_WRITE);
+        check_part(m, own + slot_bytes, (c->group.size - c->group.rank - 1) * slot_bytes, ZR_MINE_WRITE);
         report(m, s, ZR_OP_EXCHANGE, tag, true, true);
     }
     return m->inner->ops->exchange(m->inner, zr_check_inner(s), off, slot_bytes, tag);
@@ -152,10 +152,10 @@ static int check_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int3
     int64_t bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
     if (begin_parts(m, 2)) {
         others_read(m, off, bytes);
-        part(m, off, bytes, ZR_MINE_READ);
+        check_part(m, off, bytes, ZR_MINE_READ);
         report(m, s, ZR_OP_AGREE, tag, true, true);
         begin_parts(m, 1);
-        part(m, off, bytes, ZR_MINE_WRITE);
+        check_part(m, off, bytes, ZR_MINE_WRITE);
         report(m, s, ZR_OP_AGREE, tag, true, true);
     }
     return m->inner->ops->agree(m->inner, zr_check_inner(s), off, n_sum, n_max, tag);
@@ -232,7 +232,7 @@ static const struct zr_comm_ops checked_ops = {
     .all_gather = all_gather,
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,
-    .exchange = exchange,
+    .exchange = check_exchange,
     .agree = check_agree,
     .abort = abort_all,
     .status = status,

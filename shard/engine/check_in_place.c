@@ -9,7 +9,7 @@
 
 typedef int (*piece_fn)(struct zr_engine *e, int32_t piece, uint64_t hash);
 
-static int for_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
+static int for_kept_pieces(struct zr_engine *e, int32_t unit, piece_fn fn)
 {
     const struct zr_layout *l = e->layout;
     const struct zr_unit *u = &l->units[unit];
@@ -40,7 +40,7 @@ static bool is_changed(struct zr_engine *e, int32_t piece, uint64_t hash)
     return kept && kept != hash;
 }
 
-static int compare(struct zr_engine *e, int32_t piece, uint64_t hash)
+static int compare_kept(struct zr_engine *e, int32_t piece, uint64_t hash)
 {
     if (!is_changed(e, piece, hash))
         return 0;
@@ -82,12 +82,12 @@ static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 void zr_in_place_end(struct zr_engine *e, int32_t unit, bool reduced)
 {
     if (e->m.kept_grad && (reduced ? is_the_sum(e, unit) : e->opt.grad_in_place))
-        for_pieces(e, unit, keep);
+        for_kept_pieces(e, unit, keep);
 }
 
 int zr_in_place_begin(struct zr_engine *e, int32_t unit, bool fill)
 {
-    return e->m.kept_grad ? for_pieces(e, unit, fill ? forget : compare) : 0;
+    return e->m.kept_grad ? for_kept_pieces(e, unit, fill ? forget : compare_kept) : 0;
 }
 
 void zr_in_place_drop(struct zr_engine *e)
@@ -100,6 +100,6 @@ int zr_in_place_step(struct zr_engine *e)
 {
     int err = 0;
     for (int32_t u = 0; e->m.kept_grad && !err && u < e->layout->n_units; u++)
-        err = is_the_sum(e, u) ? for_pieces(e, u, compare_sum) : 0;
+        err = is_the_sum(e, u) ? for_kept_pieces(e, u, compare_sum) : 0;
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

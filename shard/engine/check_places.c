@@ -195,7 +195,7 @@ static int fault(const struct zr_places *p, const struct place *was, bool grad, 
     return ZR_ERR_ORDER;
 }
 
-static int look_at(struct zr_places *p, struct place *was, bool grad)
+static int look_at_place(struct zr_places *p, struct place *was, bool grad)
 {
     struct zr_engine *e = p->e;
     const struct zr_device_ops *d = e->dev->ops;
@@ -223,7 +223,7 @@ int zr_places_look(struct zr_places *p)
     int err = 0;
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t i = 0; !err && i < p->role[grad].n; i++)
-            err = look_at(p, &p->role[grad].places[i], grad);
+            err = look_at_place(p, &p->role[grad].places[i], grad);
     return err;
 }
 
@@ -263,7 +263,7 @@ int zr_places_begin(struct zr_places *p, int32_t unit, int32_t slot, bool grad)
     if (!r->bytes)
         return 0;
     int32_t i = next_place(r, unit);
-    int err = i < r->n ? look_at(p, &r->places[i], grad) : add_place(p, r);
+    int err = i < r->n ? look_at_place(p, &r->places[i], grad) : add_place(p, r);
     if (err)
         return err;
     r->before_last[unit] = r->of_unit[unit];

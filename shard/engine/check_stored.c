@@ -18,7 +18,7 @@ static bool is_watched(const struct zr_engine *e)
 
 typedef int (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full);
 
-static int for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
+static int for_stored_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
 {
     const struct zr_layout *l = e->layout;
     const struct zr_unit *u = &l->units[unit];
@@ -45,7 +45,7 @@ static int fill(struct zr_engine *e, const struct zr_flat *f, const struct zr_pi
 enum seen { A_NUMBER, A_NAN, THE_NAN };
 
 /* The sign may have changed. */
-static enum seen look(enum zr_dtype dtype, const char *at)
+static enum seen look_at_stored(enum zr_dtype dtype, const char *at)
 {
     uint32_t word;
     uint16_t half;
@@ -59,12 +59,12 @@ static enum seen look(enum zr_dtype dtype, const char *at)
     return half == 0x7fff ? THE_NAN : half > (dtype == ZR_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
 }
 
-static int look_at(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
+static int look_at_piece(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     int64_t size = zr_dtype_bytes(f->dtype), n_nan = 0;
     for (int64_t i = 0; t->overwrite && i < p->n; i++) {
-        enum seen seen = look(f->dtype, full + (p->first + i) * size);
+        enum seen seen = look_at_stored(f->dtype, full + (p->first + i) * size);
         n_nan += seen != A_NUMBER;
         if (seen == THE_NAN)
             return zr_fail(
@@ -128,15 +128,15 @@ void zr_stored_begin(struct zr_engine *e, int32_t unit, int32_t slot, bool zeroe
 {
     if (!is_watched(e))
         return;
-    for_pieces(e, unit, slot, fill);
+    for_stored_pieces(e, unit, slot, fill);
     if (e->layout->gaps && zeroed)
-        for_pieces(e, unit, slot, clear_behind);
+        for_stored_pieces(e, unit, slot, clear_behind);
 }
 
 int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket)
 {
     if (!is_watched(e))
         return 0;
-    int err = e->layout->gaps ? for_pieces(e, unit, slot, look_behind) : 0;
-    return !err && bracket ? for_pieces(e, unit, slot, look_at) : err;
+    int err = e->layout->gaps ? for_stored_pieces(e, unit, slot, look_behind) : 0;
+    return !err && bracket ? for_stored_pieces(e, unit, slot, look_at_piece) : err;
 }

@@ -36,7 +36,7 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
 }
 
 /* This rank's part of the sum, and of what was set aside. */
-static int64_t part(const struct zr_engine *e, const struct zr_flat *f, float **sum)
+static int64_t aside_part(const struct zr_engine *e, const struct zr_flat *f, float **sum)
 {
     int64_t first;
     *sum = zr_sum_at(e, f, 0);
@@ -55,7 +55,7 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
     for (int32_t i = 0; !err && i < n; i++) {
         if (!f[i].trainable)
             continue;
-        int64_t n_elems = part(e, &f[i], &sum);
+        int64_t n_elems = aside_part(e, &f[i], &sum);
         err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
         aside += f[i].fine_elems;
     }
@@ -71,7 +71,7 @@ int zr_aside_add(struct zr_engine *e, int32_t unit)
     for (int32_t i = 0; aside && !err && i < n; i++) {
         if (!f[i].trainable)
             continue;
-        int64_t n_elems = part(e, &f[i], &sum);
+        int64_t n_elems = aside_part(e, &f[i], &sum);
         err = e->dev->ops->add(e->reduce_stream, sum, aside, ZR_F32, n_elems);
         aside += f[i].fine_elems;
     }

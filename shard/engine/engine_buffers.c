@@ -105,7 +105,7 @@ int zr_engine_spread_buffer(struct zr_engine *e, int32_t tensor)
 
 /* ---- compared ---- */
 
-static void declare(struct zr_engine *e, const char *at, int64_t n_bytes, bool write)
+static void declare_buffers(struct zr_engine *e, const char *at, int64_t n_bytes, bool write)
 {
     struct zr_access a = {(void *)(uintptr_t)at, n_bytes, write};
     zr_declare(e->dev, NULL, &a, 1);
@@ -128,7 +128,7 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
         err = err ? err : drained;
         if (err)
             return err;
-        declare(e, theirs, 2 * half, false);
+        declare_buffers(e, theirs, 2 * half, false);
         for (int64_t i = 0; *element < 0 && i < p.n; i++)
             if (memcmp(theirs + i * p.size, mine + i * p.size, (size_t)p.size) != 0)
                 *element = p.first + i;
@@ -138,7 +138,7 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
 
 /* ---- their mean ---- */
 
-static double value_at(const char *at, enum zr_dtype dtype)
+static double buffer_value_at(const char *at, enum zr_dtype dtype)
 {
     uint16_t half;
     uint32_t bits;
@@ -162,7 +162,7 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
         struct zr_exact_sum sum;
         zr_exact_reset(&sum);
         for (int r = 0; r < e->world; r++)
-            zr_exact_add(&sum, value_at(room + r * slot_bytes + i * p->size, p->t->dtype));
+            zr_exact_add(&sum, buffer_value_at(room + r * slot_bytes + i * p->size, p->t->dtype));
         float mean = (float)(zr_exact_value(&sum) / e->world);
         k->cast(room + i * p->size, p->t->dtype, &mean, ZR_F32, 1);
     }
@@ -180,8 +180,8 @@ static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_b
     int drained = zr_engine_drain(e);
     if (err || drained)
         return err ? err : drained;
-    declare(e, room, e->world * slot_bytes, false);
-    declare(e, room, p->n * p->size, true);
+    declare_buffers(e, room, e->world * slot_bytes, false);
+    declare_buffers(e, room, p->n * p->size, true);
     average(e, p, room, slot_bytes);
     err = failed(e, copy(e, place_of(p), room, p->n * p->size));
     drained = zr_engine_drain(e);

@@ -37,7 +37,7 @@ static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, co
 typedef void (*piece_fn)(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                          int32_t slot);
 
-static void for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
+static void for_lent_pieces(struct zr_engine *e, int32_t unit, int32_t slot, piece_fn fn)
 {
     const struct zr_unit *u = &e->layout->units[unit];
     for (int32_t i = 0; i < u->n_flats; i++) {
@@ -102,7 +102,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
 
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 {
-    for_pieces(e, unit, slot, show_param);
+    for_lent_pieces(e, unit, slot, show_param);
     e->m.param_shown[unit] = true;
     e->m.param_slot[unit] = slot;
 }
@@ -110,12 +110,12 @@ void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_params(struct zr_engine *e, int32_t unit)
 {
     e->m.param_shown[unit] = false;
-    for_pieces(e, unit, -1, hide_param);
+    for_lent_pieces(e, unit, -1, hide_param);
 }
 
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 {
-    for_pieces(e, unit, slot, show_grad);
+    for_lent_pieces(e, unit, slot, show_grad);
     e->m.grad_shown[unit] = true;
     e->m.grad_slot[unit] = slot;
 }
@@ -123,7 +123,7 @@ void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_grads(struct zr_engine *e, int32_t unit)
 {
     e->m.grad_shown[unit] = false;
-    for_pieces(e, unit, -1, hide_grad);
+    for_lent_pieces(e, unit, -1, hide_grad);
 }
 
 static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
@@ -146,7 +146,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
             zr_point_grad(e, t, zr_model_check_closed(e->watch, t, true));
     }
     for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
-        for_pieces(e, u, -1, point_for_good);
+        for_lent_pieces(e, u, -1, point_for_good);
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
         e->m.lending[t].n_unbracketed = (int32_t)e->layout->tensors[t].n_slices;
 }
@@ -195,7 +195,7 @@ static void lend_again(struct zr_engine *e, const struct zr_flat *f, const struc
 
 void zr_lend_unit(struct zr_engine *e, int32_t unit)
 {
-    for_pieces(e, unit, -1, lend_open);
+    for_lent_pieces(e, unit, -1, lend_open);
     for (int32_t i = 0; e->m.in_flight[unit] && i < e->m.n_flying; i++)
         if (e->m.flying[i] == unit)
             e->m.flying[i] = e->m.flying[--e->m.n_flying];
@@ -208,11 +208,11 @@ void zr_take_unit(struct zr_engine *e, int32_t unit, bool in_flight)
     e->m.in_flight[unit] = in_flight;
     if (in_flight)
         e->m.flying[e->m.n_flying++] = unit;
-    for_pieces(e, unit, -1, lend_close);
+    for_lent_pieces(e, unit, -1, lend_close);
 }
 
 void zr_lend_again(struct zr_engine *e, int32_t unit)
 {
-    for_pieces(e, unit, -1, lend_again);
+    for_lent_pieces(e, unit, -1, lend_again);
     e->m.in_flight[unit] = false;
 }

@@ -14,7 +14,7 @@ int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const v
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit)
+static struct zr_tag restore_tag(const struct zr_engine *e, int32_t unit)
 {
     return (struct zr_tag){.unit = unit, .step = e->m.step, .call_hash = zr_core_hash(e->m.core)};
 }
@@ -23,7 +23,7 @@ static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit)
 static int gather_resident(struct zr_engine *e, int32_t unit)
 {
     const struct zr_unit *u = &e->layout->units[unit];
-    struct zr_tag tag = tag_of(e, unit);
+    struct zr_tag tag = restore_tag(e, unit);
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         int64_t full = zr_plan_param_full(e->plan, f, -1);
@@ -37,7 +37,7 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
 static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    struct zr_tag tag = tag_of(e, f->unit);
+    struct zr_tag tag = restore_tag(e, f->unit);
     char *staging = e->reduce_base + e->plan->values_at;
     int64_t most = e->plan->values_bytes / (int64_t)sizeof(float);
     for (int r = 0; r < e->world; r++) {

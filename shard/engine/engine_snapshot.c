@@ -102,7 +102,7 @@ struct commit_report {
     uint64_t number;
 };
 
-static void report(void *arg)
+static void report_snapshot(void *arg)
 {
     const struct commit_report *t = arg;
     struct zr_snapshot_listener *l = t->listener;
@@ -123,7 +123,7 @@ int zr_engine_issue_snapshot(struct zr_engine *e)
     struct commit_report t = {l, l->number};
     l->n_holders++;
     uv_mutex_unlock(&l->lock);
-    err = e->dev->ops->call(e->reduce_stream, report, &t, sizeof t);
+    err = e->dev->ops->call(e->reduce_stream, report_snapshot, &t, sizeof t);
     if (err) {
         uv_mutex_lock(&l->lock);
         let_go(l);

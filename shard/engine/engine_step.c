@@ -62,7 +62,7 @@ static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
 }
 
 /* Waits for the last norm that was ordered, and looks at what all ranks said with it. */
-static int look(struct zr_engine *e)
+static int look_at_result(struct zr_engine *e)
 {
     zr_model_await(e, e->m.norm_job);
     int err = zr_engine_wait(e, e->ev.step_norm);
@@ -94,7 +94,7 @@ int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->m.result_due)
         return 0;
-    int err = look(e);
+    int err = look_at_result(e);
     const struct zr_step_outcome *o = e->outcome;
     e->m.result_due = false;
     if (err)
@@ -140,7 +140,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
     err = zr_engine_call(e, &ev);
     if (!err)
-        err = look(e);
+        err = look_at_result(e);
     e->m.norming = false;
     if (err)
         return err;

@@ -15,7 +15,7 @@ struct asked {
     int64_t first, n;
 };
 
-static struct zr_tag tag_of(const struct zr_engine *e, int32_t unit, const struct asked *a)
+static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
     return (struct zr_tag){.unit = unit,
@@ -87,7 +87,7 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         return 0;
     }
     char *staging = e->reduce_base + e->plan->values_at;
-    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     for (int r = 0; r < e->world; r++) {
         int64_t first, n = part(c, r, &first), at = (first - c->first) * c->size;
         if (n == 0)
@@ -132,7 +132,7 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
 {
-    struct zr_tag tag = tag_of(e, c->flat->unit, c->asked);
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     int err = 0;
     if (e->place == 0)
         err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
@@ -152,7 +152,7 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
 
 static int wait_for_all(struct zr_engine *e, const struct asked *a)
 {
-    struct zr_tag tag = tag_of(e, -1, a);
+    struct zr_tag tag = values_tag(e, -1, a);
     int err = zr_engine_drain(e);
     if (!err)
         err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
@@ -245,7 +245,7 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
     int err = zr_engine_drain(e);
     if (err)
         return err;
-    struct zr_tag tag = tag_of(e, -1, a);
+    struct zr_tag tag = values_tag(e, -1, a);
     char *slots = e->reduce_base + e->plan->exchange_at;
     err = e->dev->ops->copy(e->reduce_stream, slots + e->place * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)

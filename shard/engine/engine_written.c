@@ -29,7 +29,8 @@ int zr_written_open(struct zr_engine *e)
     return e->m.written ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d pieces", e->layout->n_pieces);
 }
 
-static void look(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+static void look_at_written(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
+                            int32_t slot)
 {
     bool *written = &e->m.written[p - e->layout->pieces];
     const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
@@ -43,7 +44,7 @@ void zr_written_look_at(struct zr_engine *e, int32_t unit, int32_t slot)
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         for (int32_t k = 0; k < f->n_pieces; k++)
-            look(e, f, &e->layout->pieces[f->first_piece + k], slot);
+            look_at_written(e, f, &e->layout->pieces[f->first_piece + k], slot);
     }
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Code and its comments are in the field's words: private ones that an outsider would have to learn are refused. CONTRIBUTING.md has
-the glossary, and says what to write instead.
+the glossary, and says what to write instead. In the hot path (comm/ and shard/engine/) a name of a function means one function.
 
     words.py ROOT         checks the tree, prints FILE:LINE: the word and what to write, exits 1 if anything is found
     words.py --self-test  checks the checker
@@ -24,6 +24,8 @@ IN_TEXT = {
     r"strangers?": "unidentified connection", r"seats?": "member", r"(?:the|an?) office": "fixture", r"breath": "at the same time",
     r"(?:laws? of the|in) house": "lint", r"lays? (?:\w+ )?cards? open": "exchanges", r"(?:loop|model)'s hand": "thread",
 }
+HOT_PATH = ("comm/", "shard/engine/")
+FUNCTION = re.compile(r"^static [^\n;={]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE)
 TEXT = re.compile(r"\b(" + "|".join(IN_TEXT) + r")\b")
 NAME = re.compile(r"[A-Za-z_]\w*")
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -54,12 +56,26 @@ def faults_of(path, text):
             yield f"{path}:{number}: a name with \"{word}\"{instead(word, IN_NAMES)}"
 
 
+def taken_names(texts):
+    """texts: of the files of the hot path."""
+    first = {}
+    for path, text in texts:
+        for match in FUNCTION.finditer(text):
+            if first.setdefault(match[1], path) != path:
+                yield f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[1]}() is also a function of {first[match[1]]}"
+
+
 def check(root):
+    hot = []
     for path in tracked(root):
         if path.endswith("lint/words.py") or not (CODE.match(path) or path.endswith(".md")):
             continue
         with open(os.path.join(root, path), encoding="utf-8") as f:
-            yield from faults_of(path, f.read())
+            text = f.read()
+        yield from faults_of(path, text)
+        if path.startswith(HOT_PATH) and path.endswith(".c"):
+            hot.append((path, text))
+    yield from taken_names(hot)
 
 
 def self_test():
@@ -68,6 +84,9 @@ def self_test():
     good = (("zero/a.c", "int start, household; /* the outcome is told by handing it over */"), ("comm/a.c", "char *s = \"told\";"),
             ("kernels/a.c", "x = handle(handshake);"))
     failures = [f"{path}: {line}: {list(faults_of(path, line))}" for path, line in bad if len(list(faults_of(path, line))) != 1]
+    one = "static int issue(int a,\n                 int b)\n{\n}\n"
+    if len(list(taken_names([("comm/a.c", one), ("comm/b.c", one)]))) != 1 or list(taken_names([("comm/a.c", one + "static int other(void);\n")])):
+        failures.append("two functions of one name are not told apart from one")
     return failures + [f"{path}: {line}: refused" for path, line in good if list(faults_of(path, line))]
 
 
