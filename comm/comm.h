@@ -94,16 +94,13 @@ struct zr_comm_ops {
      * close. */
     int (*arena)(struct zr_comm *c, int64_t bytes, void **base);
 
-    /* A segment array is copied. dst of other ranks is untouched by this rank.
-     * all_gather: when it completes on a rank, that rank's dst is whole. Peers may still be reading this
-     * rank's src then: it may be overwritten only after a later reduce_scatter, broadcast, exchange or agree
-     * that every rank issued after its own gather was done.
-     * reduce_scatter: when it completes, dst is this rank's slice of the sum over ranks, and no peer reads
-     * this rank's src any more.
-     * broadcast: bytes at off of root's arena to off of everyone's; when it completes, no peer reads root's
-     * any more.
-     * exchange: all_gather of slot_bytes at off + place*slot_bytes, in place; when it completes, no peer reads
-     * mine any more. */
+    /* A segment array is copied. dst of other ranks is untouched by this rank. all_gather: when it completes
+     * on a rank, that rank's dst is whole. Peers may still be reading this rank's src then: it may be
+     * overwritten only after a later reduce_scatter, broadcast, exchange or agree that every rank issued
+     * after its own gather was done. reduce_scatter: when it completes, dst is this rank's slice of the sum
+     * over ranks, and no peer reads this rank's src any more. broadcast: bytes at off of root's arena to off
+     * of everyone's; when it completes, no peer reads root's any more. exchange: all_gather of slot_bytes at
+     * off + place*slot_bytes, in place; when it completes, no peer reads mine any more. */
     int (*all_gather)(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                       const struct zr_tag *tag);
     int (*reduce_scatter)(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
