@@ -69,7 +69,7 @@ struct unit {
     int32_t n_passed;  /* in the order so far; of mark_micro_batches */
     uint8_t depth;     /* sums in use */
     bool outer_done;   /* its sum over groups holds all contributions so far */
-    bool aside;        /* what that sum held was set aside */
+    bool aside;        /* what that sum held has been set aside in this step */
     bool resident, trainable, sum_in_place, grad_home;
     bool open_fwd, open_bwd;
     bool gathered;           /* what wrote its parameters last, where brackets find them, was a gather */

@@ -36,7 +36,6 @@ static void reduce_outer(struct zr_core *c, int32_t u, struct zr_action *out, in
     struct unit *x = &units(c)[u];
     zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1)->accumulate = x->aside;
     x->outer_done = true;
-    x->aside = false;
 }
 
 /* Adds up in the group. What has been reduced over groups already, as fewer contributions were declared, is

@@ -1019,6 +1019,27 @@ static void groups_reduce_again(void **state)
     }
 }
 
+/* Declared uses of a unit are one sum of the world. */
+static void groups_wait_for_declared_uses(void **state)
+{
+    (void)state;
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0] 1[1]");
+    m.spec.grad_accum_steps = 2;
+    m.spec.outer = true;
+    watch_open(&w, &m.spec);
+    for (int step = 0; step < 3; step++) {
+        watch_run(&w, "0(0) 1(1) 1[1] 0[0] 1[1] 0(0) 1(1) 1[1] 0[0]");
+        assert_int_equal(w.unit[1].n_outer, 0);
+        watch_run(&w, "1[1]");
+        assert_int_equal(w.unit[1].n_outer, 1);
+        assert_string_equal(w.unit[1].sum[0], "(((0+1)+2)+3)");
+        watch_run(&w, "S");
+    }
+    watch_close(&w);
+}
+
 /* The same where the model has its gradients in brackets only: they have a place of their own until the last
  * micro-batch, no slot, and are zeroed once a step. */
 static void whole_until_the_last_micro_batch(void **state)
@@ -1396,6 +1417,7 @@ int main(void)
         cmocka_unit_test(sums_are_one_tree),
         cmocka_unit_test(whole_until_the_last_micro_batch),
         cmocka_unit_test(groups_reduce_again),
+        cmocka_unit_test(groups_wait_for_declared_uses),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
         cmocka_unit_test(gradients_of_a_long_step),

@@ -336,9 +336,54 @@ static void out_of_memory_leaves_nothing(void **state)
     }
 }
 
+/* In groups every element has the owner that it has without them, and what a rank has of a group's cut is what its
+ * members of all groups own. */
+static void groups_cut_the_same(void **state)
+{
+    (void)state;
+
+    FOR_CASES(r, 200)
+    {
+        int32_t n, inner = 1 + (int32_t)random_below(&r, 5), outer = 1 + (int32_t)random_below(&r, 5);
+        struct random_source again = r;
+        struct zr_layout *l, *flat;
+        struct zr_tensor *t = random_tensors(&r, 6, &n);
+        assert_int_equal(zr_layout_make(t, n, inner, outer, false, false, &l), 0);
+        t = random_tensors(&again, 6, &n);
+        assert_int_equal(zr_layout_make(t, n, inner * outer, 1, false, false, &flat), 0);
+        CHECK(l->n_flats == flat->n_flats && (l->hash == flat->hash) == (outer == 1), "%d groups of %d",
+              outer, inner);
+        for (int32_t i = 0; i < l->n_flats; i++) {
+            const struct zr_flat *f = &l->flats[i], *g = &flat->flats[i];
+            CHECK(!memcmp(&f->fine, &g->fine, sizeof f->fine) && f->param_at == g->param_at &&
+                      f->grad_at == g->grad_at,
+                  "flat %d", i);
+            for (int32_t at = 0; at < inner; at++) {
+                struct zr_span in = zr_flat_span(f, (struct zr_where){at, 0}, ZR_LEVEL_INNER);
+                int64_t end = in.first;
+                for (int32_t group = 0; group < outer; group++) {
+                    struct zr_where where = {at, group};
+                    struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE);
+                    int64_t first, k = zr_flat_owned(g, zr_layout_fine(l, where), &first);
+                    CHECK(own.first == end && own.first == first && own.n == k, "flat %d, %d of group %d", i,
+                          at, group);
+                    end += own.n;
+                }
+                CHECK(end == in.first + in.n, "flat %d, %d of a group", i, at);
+            }
+            CHECK(zr_flat_span(f, (struct zr_where){0, 0}, ZR_LEVEL_ALL).n * zr_dtype_bytes(f->dtype) ==
+                      f->inner.total,
+                  "flat %d", i);
+        }
+        zr_layout_free(l);
+        zr_layout_free(flat);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_cut_the_same),
         cmocka_unit_test(any_model_in_any_world),
         cmocka_unit_test(known_shapes),
         cmocka_unit_test(hash_covers_what_must_agree),

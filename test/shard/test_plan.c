@@ -32,9 +32,12 @@ static struct zr_options default_options(int stage)
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
 {
+    struct zr_placement place;
     p->plan = NULL;
-    assert_int_equal(
-        zr_layout_make(t, n, world, 1, zr_placement_asked(&p->opt).model_holds, false, &p->layout), 0);
+    assert_int_equal(zr_placement_in(&p->opt, world, &place), 0);
+    assert_int_equal(zr_layout_make(t, n, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
+                                    false, &p->layout),
+                     0);
 }
 
 /* Plans again with other options; the layout stays. */
@@ -103,7 +106,13 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     int32_t n;
     p->opt = default_options(stage);
     struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
-    lay_out(p, t, n, chance(r, 20) ? 1 : 1 + (int)random_below(r, 16));
+    int world = chance(r, 20) ? 1 : 1 + (int)random_below(r, 16);
+    if (stage == 3 && chance(r, 50)) {
+        p->opt.hybrid = chance(r, 50) ? ZR_HSDP : ZR_HFSDP;
+        p->opt.shard_group = 1 + (int)random_below(r, 4);
+        world = p->opt.shard_group * (1 + (int)random_below(r, 4));
+    }
+    lay_out(p, t, n, world);
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.n_states = (int)random_below(r, ZR_MAX_STATES + 1);
     p->opt.hyper[ZR_SGD].beta1 = p->opt.n_states % 2 ? 0.9f : 0; /* with a state, and without */
@@ -168,14 +177,14 @@ static void check_gather_arena(const struct zr_plan *p)
             put(&x, zr_plan_param_full(p, f, -1), f->fine.total);
             for (int r = 0; r < l->world; r++)
                 CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
-                          zr_plan_param_full(p, f, -1) + r * f->fine.each,
+                          zr_plan_param_full(p, f, -1) + r % l->inner * f->inner.each,
                       "rank %d", r);
         } else {
             for (int r = 0; r < l->world; r++) /* one place, whoever asks */
                 CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
                           zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
                       "rank %d", r);
-            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)), f->fine.each);
+            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)), f->inner.each);
         }
         CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->place, 0)) % ZR_PIECE_ALIGN == 0,
               "flat %d", i);
@@ -185,6 +194,34 @@ static void check_gather_arena(const struct zr_plan *p)
         CHECK(p->param_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
     }
     check_intervals(&x, p->gather_bytes - GATHER_SCRATCH);
+}
+
+/* How many ranks' fine slices of the optimizer's state one rank keeps. */
+static int64_t copies_of(const struct zr_options *o, const struct zr_layout *l)
+{
+    if (o->hybrid == ZR_HSDP)
+        return l->world / o->shard_group;
+    return o->stage == 0 ? l->world : 1;
+}
+
+static bool sums_in_group(const struct zr_plan *p)
+{
+    return p->layout->outer > 1 && !p->outer_each;
+}
+
+/* Bytes of the fp32 sums of one unit over a group, and the most that any has. */
+static int64_t most_inner_sums(const struct zr_layout *l)
+{
+    int64_t most = 0;
+    for (int32_t u = 0; u < l->n_units; u++) {
+        int64_t n = 0;
+        for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+            const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+            n += f->trainable ? f->fine_elems * l->outer * 4 : 0;
+        }
+        most = zr_max(most, n);
+    }
+    return most;
 }
 
 static void check_reduce_arena(const struct zr_plan *p)
@@ -206,11 +243,14 @@ static void check_reduce_arena(const struct zr_plan *p)
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
-            put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k), f->fine_elems * (int64_t)sizeof(float));
+            put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
+                (sums_in_group(p) ? f->fine_elems * l->outer : f->fine_elems) * (int64_t)sizeof(float));
             CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) % 128 == 0, "flat %d", i);
-            CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, l->world - 1), k) ==
-                      zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
-                  "flat %d", i);
+            for (int r = 0; r < l->world; r++)
+                CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, r), k) ==
+                          zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) +
+                              (sums_in_group(p) ? r / l->inner * f->fine_elems * 4 : 0),
+                      "flat %d", i);
         }
     }
     for (int32_t u = 0; u < l->n_units; u++)
@@ -221,13 +261,34 @@ static void check_reduce_arena(const struct zr_plan *p)
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
     }
     CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
-    put(&x, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
     put(&x, p->control_at, ZR_CONTROL_BYTES);
-    put(&x, p->values_at, p->values_bytes);
+    put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
+    CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
+          (long long)p->partial_slot_bytes);
+    /* What all ranks exchange lies here, or with groups apart. */
+    if (p->control_bytes) {
+        struct intervals control = {.n = 0};
+        CHECK(l->outer > 1, "%lld bytes apart", (long long)p->control_bytes);
+        put(&control, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
+        put(&control, p->values_at, p->values_bytes);
+        check_intervals(&control, p->control_bytes);
+    } else {
+        put(&x, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
+        put(&x, p->values_at, p->values_bytes);
+    }
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
-    if (p->hop[ZR_INNER].sums_whole)
-        put(&x, p->full_grad_at, widest);
+    put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
+    /* Units take turns in a partial slot; the flats of one lie in it side by side. */
+    for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
+        for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+            const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+            if (f->trainable)
+                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->place, 0), 0) - p->partial_slots_at,
+                    f->inner_elems * 4);
+        }
+        check_intervals(&x, p->partial_slot_bytes);
+    }
 }
 
 /* Flats lie inside the slot they are put in, side by side. */
@@ -284,10 +345,11 @@ static void check_states(const struct zr_plan *p, int64_t copies)
     }
 }
 
-static void check_bytes(const struct zr_plan *p, int stage)
+static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
 {
     const struct zr_layout *l = p->layout;
-    int64_t copies = stage == 0 ? l->world : 1, total = 0, master = 0, slots = 0;
+    int stage = o->stage;
+    int64_t copies = copies_of(o, l), total = 0, master = 0, slots = 0;
     for (int i = 0; i < ZR_MEM_COUNT; i++) {
         CHECK(p->bytes[i] >= 0, "%s: %lld", zr_mem_name((enum zr_mem)i), (long long)p->bytes[i]);
         total += p->bytes[i];
@@ -296,7 +358,7 @@ static void check_bytes(const struct zr_plan *p, int stage)
     int64_t states = 0;
     for (int i = 0; i < ZR_MAX_STATES; i++)
         states += p->state_elems[i];
-    CHECK(total == p->gather_bytes + p->reduce_bytes + p->host_bytes +
+    CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + p->host_bytes +
                        (p->master_elems + states) * (int64_t)sizeof(float),
           "%lld bytes are not what is allocated", (long long)total);
     CHECK(p->bytes[ZR_MEM_MOMENTS] == states * (int64_t)sizeof(float), "%lld of states", (long long)states);
@@ -311,16 +373,21 @@ static void check_bytes(const struct zr_plan *p, int stage)
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
         sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].fine_elems : 0;
+    sums *= sums_in_group(p) ? l->outer : 1;
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
-    CHECK(p->bytes[ZR_MEM_GRAD_SUMS] == (p->n_sums - 1) * sums * 4, "%lld",
-          (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
+    CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
+              (p->n_sums - 1) * sums * 4 +
+                  zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN),
+          "%lld", (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
     int64_t widest = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
         homes += zr_plan_grad_home(p, u) ? l->units[u].grad_bytes : 0;
         widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
     }
-    CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == (stage == 0 && l->world > 1 ? widest * 4 : 0), "%lld",
-          (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
+    int64_t gathered = copies == l->world && l->world > 1      ? widest * 4
+                       : o->hybrid == ZR_HSDP && p->outer_each ? most_inner_sums(l)
+                                                               : 0;
+    CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == gathered, "%lld", (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
     int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES;
     CHECK(p->bytes[ZR_MEM_EXCHANGE] <= small + 2 * p->values_bytes + 4 * 4096, "%lld",
@@ -339,7 +406,7 @@ static void check_bytes(const struct zr_plan *p, int stage)
 }
 
 /* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */
-static void check_shares(const struct zr_plan *p, int stage)
+static void check_shares(const struct zr_plan *p, const struct zr_options *o)
 {
     const struct zr_layout *l = p->layout;
     int64_t trainable = 0, n_trainable = 0, most_pad = ZR_SHARD_ALIGN / 2;
@@ -352,7 +419,7 @@ static void check_shares(const struct zr_plan *p, int stage)
             trainable +=
                 zr_round_up(l->pieces[f->first_piece + k].n, ZR_PIECE_ALIGN / zr_dtype_bytes(f->dtype));
     }
-    int64_t copies = stage == 0 ? l->world : 1;
+    int64_t copies = copies_of(o, l);
     int64_t elems = l->state_elems * copies;
     CHECK(elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
           (long long)elems);
@@ -412,8 +479,8 @@ static void check_plan(const struct planned *p)
     check_gather_arena(q);
     check_reduce_arena(q);
     check_slots(q);
-    check_bytes(q, p->opt.stage);
-    check_shares(q, p->opt.stage);
+    check_bytes(q, &p->opt);
+    check_shares(q, &p->opt);
     if (shows_backward(p))
         check_run(q);
 }
@@ -476,7 +543,8 @@ static void any_budget(void **state)
         CHECK(plan_again(&p) == 0, "%s", zr_error_text());
         int64_t largest = largest_unit(p.layout), rest = rest_of_units(p.layout), n_open, wire = INT64_MAX;
         int64_t needed = open_at_once(&p, &n_open), resident_wire = 0;
-        if (p.layout->world == 1 || rest == 0) {
+        if (p.layout->world == 1 || rest == 0 ||
+            p.plan->place.param[ZR_INNER] == ZR_WHOLE) { /* nothing is sharded */
             release(&p);
             continue;
         }
@@ -799,6 +867,88 @@ static void rehearsal_reaches_a_steady_step(void **state)
     assert_int_equal(n_gathers, 4);
 }
 
+/* Groups, in formulas: a model of equal layers, whose slices need no padding. */
+static void memory_and_traffic_of_groups(void **state)
+{
+    (void)state;
+    enum { LAYERS = 12, ELEMS = 96 * 1024, P = LAYERS * ELEMS };
+    for (int way = 0; way < 2 * 2 * 2 * 2 * 3 * 2; way++) {
+        enum zr_hybrid hybrid = way & 1 ? ZR_HSDP : ZR_HFSDP;
+        bool tree = way & 2, bf16 = way & 4;
+        int accum = way & 8 ? 4 : 1, inner = 2 << way / 16 % 3, outer = way / 48 ? 2 : 3;
+        struct planned p = {.opt = default_options(3)};
+        struct zr_tensor *t = calloc(LAYERS, sizeof *t);
+        p.opt.hybrid = hybrid;
+        p.opt.shard_group = inner;
+        p.opt.prefetch = 0;
+        p.opt.grad_accum_steps = accum;
+        p.opt.deterministic = tree;
+        for (int32_t i = 0; i < LAYERS; i++) {
+            t[i] = make_tensor("layer", ELEMS, i);
+            t[i].dtype = bf16 ? ZR_BF16 : ZR_F32;
+        }
+        lay_out(&p, t, LAYERS, inner * outer);
+        assert_int_equal(plan_again(&p), 0);
+        const struct zr_plan *q = p.plan;
+        bool each = tree && accum > 1, hsdp = hybrid == ZR_HSDP;
+        int64_t b = bf16 ? 2 : 4, k = bf16 ? 3 : 2, n_sums = each ? sums_for(accum) : 1; /* AdamW's states */
+        CHECK(q->outer_each == each && q->n_sums == n_sums, "way %d", way);
+        CHECK(q->bytes[ZR_MEM_PARAM_SHARDS] == P * b / inner, "way %d: %lld", way,
+              (long long)q->bytes[ZR_MEM_PARAM_SHARDS]);
+        int64_t sums = q->bytes[ZR_MEM_GRAD_SHARDS] + q->bytes[ZR_MEM_GRAD_SUMS];
+        CHECK(sums == (each ? 4 * n_sums * P / (inner * outer) + 4 * ELEMS / inner : 4 * P / inner),
+              "way %d: %lld", way, (long long)sums);
+        CHECK(q->bytes[ZR_MEM_GRAD_GATHERED] == (each && hsdp ? 4 * ELEMS / inner : 0), "way %d: %lld", way,
+              (long long)q->bytes[ZR_MEM_GRAD_GATHERED]);
+        int64_t kept = q->bytes[ZR_MEM_MASTER] + q->bytes[ZR_MEM_MOMENTS];
+        CHECK(kept == 4 * k * P / (inner * (hsdp ? 1 : outer)), "way %d: %lld", way, (long long)kept);
+        const struct zr_traffic *m = &q->traffic;
+        CHECK(m->n_reduce == LAYERS * accum && m->n_outer_reduce == LAYERS * (each ? accum : 1) &&
+                  m->n_outer_gather == (hsdp ? 0 : LAYERS),
+              "way %d: %lld, %lld, %lld", way, (long long)m->n_reduce, (long long)m->n_outer_reduce,
+              (long long)m->n_outer_gather);
+        int64_t part =
+            (int64_t)P / inner / outer * (outer - 1); /* of an inner slice, what other groups own */
+        int64_t far =
+            (each ? accum : 1) * 4 * part + (hsdp ? 4 : b) * part + (inner * outer - 1) * ZR_EXCHANGE_BYTES;
+        int64_t near = (m->n_gather * ELEMS + (int64_t)accum * P) / inner * (inner - 1) * b;
+        CHECK(m->outer_bytes == far && m->wire_bytes == near + far, "way %d: %lld, %lld of %lld", way,
+              (long long)far, (long long)m->outer_bytes, (long long)m->wire_bytes);
+        release(&p);
+    }
+}
+
+/* A group of one rank is no group, and one of all ranks is no hybrid. */
+static void groups_of_one_and_of_all(void **state)
+{
+    (void)state;
+    static const struct {
+        enum zr_hybrid hybrid;
+        int group, stage;
+    } same[] = {{ZR_HSDP, 1, 0}, {ZR_HFSDP, 1, 1}, {ZR_HSDP, 4, 3}, {ZR_HFSDP, 4, 3}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        struct planned p = {.opt = default_options(3)}, flat = {.opt = default_options(same[i].stage)};
+        p.opt.hybrid = same[i].hybrid;
+        p.opt.shard_group = same[i].group;
+        plan_layers(&p, 5, 3000, 4);
+        plan_layers(&flat, 5, 3000, 4);
+        assert_int_equal(p.layout->hash == flat.layout->hash, p.layout->in_place == flat.layout->in_place);
+        assert_int_equal(p.plan->bytes[ZR_MEM_PARAM_SHARDS], flat.plan->bytes[ZR_MEM_PARAM_SHARDS]);
+        assert_int_equal(p.plan->bytes[ZR_MEM_MOMENTS], flat.plan->bytes[ZR_MEM_MOMENTS]);
+        assert_int_equal(p.plan->traffic.wire_bytes, flat.plan->traffic.wire_bytes);
+        assert_int_equal(p.plan->traffic.outer_bytes, 0);
+        release(&p);
+        release(&flat);
+    }
+    struct planned p = {.opt = default_options(3)};
+    struct zr_placement place;
+    p.opt.hybrid = ZR_HSDP;
+    p.opt.shard_group = 3;
+    assert_int_equal(zr_placement_in(&p.opt, 8, &place), ZR_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "shard_group is 3, world is 8"));
+    assert_int_equal(zr_placement_make(2, ZR_HFSDP, false, 2, 2, &place), ZR_ERR_ARG);
+}
+
 /* Beyond what grows with the model (shards, sums, states), more layers take no more memory. */
 static void depth_costs_only_shards(void **state)
 {
@@ -997,6 +1147,8 @@ int main(void)
         cmocka_unit_test(any_budget),
         cmocka_unit_test(small_budgets_are_refused),
         cmocka_unit_test(gathers_are_the_fewest),
+        cmocka_unit_test(memory_and_traffic_of_groups),
+        cmocka_unit_test(groups_of_one_and_of_all),
         cmocka_unit_test(traffic_by_stage),
         cmocka_unit_test(traffic_by_tensor),
         cmocka_unit_test(declared_orders_get_what_they_need),
