@@ -336,8 +336,8 @@ static void out_of_memory_leaves_nothing(void **state)
     }
 }
 
-/* In groups every element has the owner that it has without them, and what a rank has of a group's cut is what its
- * members of all groups own. */
+/* In groups every element has the owner that it has without them, and what a rank has of a group's cut is
+ * what its members of all groups own. */
 static void groups_cut_the_same(void **state)
 {
     (void)state;
