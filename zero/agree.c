@@ -13,7 +13,8 @@
 struct card {
     int64_t err;
     char text[ZR_ERROR_BYTES];
-    double version, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip, grad_scale, grad_sum;
+    double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
+        grad_scale, grad_sum;
     double save_async, device, copy_engine, check, init_from;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
@@ -25,6 +26,8 @@ struct card {
 #define CARD_FIELDS(X)                                                                                       \
     X(version)                                                                                               \
     X(device)                                                                                                \
+    X(hybrid)                                                                                                \
+    X(shard_group)                                                                                           \
     X(stage)                                                                                                 \
     X(n_tensors)                                                                                             \
     X(optimizer)                                                                                             \
@@ -63,6 +66,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->device = z->config.user.device;
     c->copy_engine = z->config.user.copy_engine;
     c->init_from = z->config.user.init_from;
+    c->hybrid = z->config.user.hybrid;
+    c->shard_group = o->shard_group;
     c->stage = o->stage;
     const struct zr_hyper *h = &o->hyper[o->optimizer]; /* those of other kinds are the library's own */
     c->optimizer = o->optimizer;

@@ -5,6 +5,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert((int)ZR_HSDP == (int)ZERO_HYBRID_HSDP && (int)ZR_HFSDP == (int)ZERO_HYBRID_HFSDP,
+               "one number each");
+
+static int check_hybrid(const struct zero_config *c)
+{
+    static const char *const names[] = {"none", "hsdp", "hfsdp"};
+    struct zr_placement place;
+    if (zr_placement_make(c->stage, (enum zr_hybrid)c->hybrid, false, 1, 1, &place))
+        return zr_fail(ZR_ERR_ARG,
+                       "hybrid is %s but stage is %d; allowed: stage 3 with a hybrid, or hybrid none",
+                       names[c->hybrid], c->stage);
+    if (!c->hybrid && c->shard_group != ZERO_AUTO)
+        return zr_fail(ZR_ERR_ARG,
+                       "shard_group is %d but hybrid is none; allowed: hybrid hsdp or hfsdp with it, or "
+                       "shard_group auto (-1)",
+                       c->shard_group);
+    return 0;
+}
+
 static int check_together(const struct zero_config *c)
 {
     if (c->world > 0 && c->rank >= c->world)
@@ -43,7 +62,7 @@ static int check_together(const struct zero_config *c)
     if (!c->order != (c->n_order == 0))
         return zr_fail(ZR_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
                        c->order ? "set" : "NULL", c->n_order);
-    return 0;
+    return check_hybrid(c);
 }
 
 static const char *phase_name(const struct zr_call *call)
@@ -146,6 +165,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
     enum zr_optimizer kind = c->optimizer == ZERO_AUTO ? ZR_ADAMW : (enum zr_optimizer)c->optimizer;
     struct zr_options o = {
         .stage = c->stage,
+        .hybrid = (enum zr_hybrid)c->hybrid,
         .optimizer = c->update ? ZR_OPTIMIZER_NONE : kind,
         .n_states = c->n_states,
         .clip = c->clip,
@@ -254,13 +274,16 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
                      struct zr_layout **out)
 {
     const struct zr_options *o = &config->options;
-    bool in_place = zr_placement_asked(o).model_holds;
-    int err = check_optimizers(config, tensors, n_tensors);
+    struct zr_placement place;
+    int err = zr_placement_in(o, world, &place);
+    if (!err)
+        err = check_optimizers(config, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;
     }
     /* Where the memory behind a gradient cannot be closed to the model. */
-    bool gaps = o->check && in_place && config->user.device != ZERO_DEVICE_CUDA;
-    return zr_layout_make(tensors, n_tensors, world, 1, in_place, gaps, out);
+    bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
+    return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
+                          gaps, out);
 }

@@ -40,6 +40,21 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 /* The same without a log, for who asks before zero_wrap, which will tell what there is to tell. */
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
+/* In groups.c. What hybrid and shard_group come to in a world: options.shard_group is how many ranks share
+ * one copy of the parameters, the world without a hybrid. A hybrid with groups of 1 rank, or with one group
+ * of all, becomes a stage without one, and the log of rank 0 says so. has_hosts: t was asked for
+ * (zr_topology_probe); else shard_group auto is refused. ZR_ERR_ARG: a number that does not divide the world;
+ * auto where hosts have unequal numbers of ranks. Before zr_backend_choose. */
+struct zr_topology;
+int zr_config_groups(struct zr_config *config, const struct zr_topology *t, bool has_hosts);
+
+/* Afterwards: ranks of one group. */
+int32_t zr_config_inner(const struct zr_config *config, int32_t world);
+
+/* deterministic that nobody asked for is turned off where groups span hosts and a step has several
+ * micro-batches: each of them would be reduced over the network between hosts. The log of rank 0 says so. */
+void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts, int32_t rank);
+
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
 

@@ -40,6 +40,8 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {"later", ZERO_INIT_LATER},
                                            {"call", ZERO_INIT_CALL},
                                            {NULL, 0}};
+static const struct choice hybrid_names[] = {
+    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
@@ -131,6 +133,9 @@ static const struct field fields[] = {
     FIELD(init_from, KIND_INT32, TEXT_ONLY, init_names, 0, 3, "model (0), rank0 (1), later (2), call (3)"),
     FIXED(init, POINTER),
     FIXED(init_arg, POINTER),
+    FIELD_OR_AUTO(shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
+                  "a number that divides the world; auto (-1) for the ranks of a host"),
+    FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

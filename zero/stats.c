@@ -32,7 +32,7 @@ static double shares(const struct zr_plan *p, const uint8_t hold[ZR_AXES])
 {
     double n = 1;
     for (int a = 0; a < ZR_AXES; a++)
-        n *= hold[a] == ZR_WHOLE ? 1 : p->hop[a].size;
+        n *= hold[a] == ZR_CUT ? p->hop[a].size : 1;
     return n;
 }
 
@@ -65,6 +65,19 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
                &out->traffic);
 }
 
+/* A plan knows no hosts: it takes each group for one. */
+static int plan_groups(struct zr_config *c, int32_t world)
+{
+    struct zr_topology topology;
+    int err = zr_topology_assume(world, 0, &topology);
+    if (err)
+        return err;
+    err = zr_config_groups(c, &topology, false);
+    zr_config_mind_network(c, !err && zr_config_inner(c, world) < world, 0);
+    zr_topology_free(&topology);
+    return err;
+}
+
 int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
               struct zero_plan_info *out)
 {
@@ -78,10 +91,14 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     int world = config.user.world > 0 ? config.user.world : 1;
     err = zr_config_needs(&config.user, offsetof(struct zero_config, plan_info_size));
     if (!err)
+        err = plan_groups(&config, world);
+    if (!err)
         err = zr_prepare(&config, world, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
         struct zero_plan_info info;
         fill_info(config.options.stage, made.plan, &info);
+        info.shard_group = zr_config_inner(&config, world);
+        info.hybrid = (int32_t)config.options.hybrid;
         zr_copy_out(out, config.user.plan_info_size, &info, sizeof info);
     } else {
         zr_fail_more(err, "zero_plan");
@@ -115,7 +132,9 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_dropped = f.n_dropped,
                            .n_waits = f.n_waits,
                            .wait_ns = f.wait_ns,
-                           .n_replans = f.n_replans};
+                           .n_replans = f.n_replans,
+                           .shard_group = z->mesh.inner,
+                           .hybrid = (int32_t)z->config.options.hybrid};
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);

@@ -59,9 +59,12 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
                       enum zero_backend *backend)
 {
     struct zr_prepared made;
-    int err = zr_mesh_make(&z->topology, z->world.world, &z->mesh);
+    int err = zr_config_groups(&z->config, &z->topology, true);
+    if (!err)
+        err = zr_mesh_make(&z->topology, zr_config_inner(&z->config, z->world.world), &z->mesh);
     if (err)
         return err;
+    zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);
     err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
     *backend = made.backend;
     z->layout = made.layout;
@@ -333,6 +336,9 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (err)
         return err;
     err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors, &backend));
+    if (!err && z->mesh.outer > 1)
+        err = zr_fail(ZR_ERR_NOTSUP, "hybrid: groups of %d of %d ranks can be planned only", z->mesh.inner,
+                      z->world.world);
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)

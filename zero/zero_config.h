@@ -153,6 +153,19 @@ struct zero_update {
     zero_stream stream;
 };
 
+/* cfg.hybrid: sharding within groups of cfg.shard_group ranks, with a copy of the parameters in each. Gathers
+ * stay in a group, whose ranks have a fast network among them (a host); only gradients are summed across
+ * groups, and parameters of HFSDP gathered. */
+enum zero_hybrid {
+    ZERO_HYBRID_NONE = 0,
+    /* parameters, gradients and optimizer states are cut within a group, and whole across groups: what stage
+     * 3 is in a group and stage 0 among groups */
+    ZERO_HYBRID_HSDP = 1,
+    /* the optimizer's states are cut across groups as well, which then gather updated parameters: stage 3 in
+     * a group and stage 1 among groups */
+    ZERO_HYBRID_HFSDP = 2
+};
+
 /* "Choose for me", where a field below says by what. */
 #define ZERO_AUTO (-1)
 
@@ -297,6 +310,15 @@ struct zero_config {
      * what it returned. So does an element that is not written. */
     int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst);
     void *init_arg;
+
+    /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
+     * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
+     * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
+     * nothing left of the hybrid, which a line in the log says */
+    int32_t shard_group;
+    /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
+     * ranks */
+    int32_t hybrid;
 };
 
 /* Memory per rank, by category. X(name, text)
@@ -358,6 +380,8 @@ struct zero_plan_info {
     /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
      * only */
     int64_t paper_bytes;
+    /* as in struct zero_stats */
+    int32_t shard_group, hybrid;
 };
 
 /* What a rank has done since zero_wrap. */
@@ -384,6 +408,8 @@ struct zero_stats {
     const char *path;
     /* steps given up by zero_drop; they count in nothing else */
     int64_t n_dropped;
+    /* as it runs: ranks that share one copy, which is world without a hybrid; and enum zero_hybrid */
+    int32_t shard_group, hybrid;
 };
 
 struct zero_step_info {
@@ -438,7 +464,8 @@ struct zero_weight {
     X(prefetch, 2)                                                                                           \
     X(deterministic, ZERO_AUTO)                                                                              \
     X(param_budget_bytes, ZERO_AUTO)                                                                         \
-    X(copy_engine, ZERO_AUTO)
+    X(copy_engine, ZERO_AUTO)                                                                                \
+    X(shard_group, ZERO_AUTO)
 
 #ifdef __cplusplus
 static inline zero_config zero_config_started(void)

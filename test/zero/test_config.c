@@ -47,6 +47,8 @@ static int clear_environment(void **state)
     static const char *const names[] = {"ZERO_STAGE",
                                         "ZERO_BACKEND",
                                         "ZERO_TIMEOUT_MS",
+                                        "ZERO_HYBRID",
+                                        "ZERO_SHARD_GROUP",
                                         "ZERO_OPTIMIZER",
                                         "ZERO_BETA1",
                                         "ZERO_BETA2",
@@ -110,6 +112,8 @@ static void test_defaults(void **state)
         assert_int_equal(both[i].user.world, 0);
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
         assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
+        assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
+        assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
         zr_config_release(&both[i]);
     }
     zr_config_release(NULL);
@@ -267,6 +271,10 @@ static const struct text_case text_cases[] = {
     {AT(copy_engine), 'i', true, "off", 0, "2", "allowed: on (1), off (0), auto (-1)"},
     {AT(copy_engine), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
     {AT(grad_in_place), 'i', true, "on", 1, "2", "allowed: 0, 1"},
+    {AT(hybrid), 'i', true, "HSDP", ZERO_HYBRID_HSDP, "fsdp", "allowed: none (0), hsdp (1), hfsdp (2)"},
+    {AT(hybrid), 'i', true, "hfsdp", ZERO_HYBRID_HFSDP, "3", "allowed: none (0), hsdp (1), hfsdp (2)"},
+    {AT(shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
+    {AT(shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -325,7 +333,8 @@ static void test_environment(void **state)
         char name[64] = "ZERO_";
         for (size_t k = 0; k <= strlen(t->key); k++)
             name[5 + k] = (char)(t->key[k] >= 'a' ? t->key[k] - 'a' + 'A' : t->key[k]);
-        const struct zero_config cfg = ZERO_CONFIG_INIT;
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        cfg.stage = 3; /* of which there are hybrids */
         setenv(name, t->good, 1);
         struct zr_config c = accepted(&cfg);
         if (raw(&c.user, t) != (t->env ? t->raw : raw(&cfg, t)))
@@ -352,6 +361,10 @@ static void test_environment(void **state)
     struct zr_options o = accepted(&cfg).options;
     assert_true(o.stage == 3 && o.optimizer == ZR_SGD && zr_states_of(&o, ZR_OPTIMIZER_NONE) == 0 &&
                 o.prefetch == 0);
+    setenv("ZERO_HYBRID", "hfsdp", 1);
+    setenv("ZERO_SHARD_GROUP", "8", 1);
+    struct zr_config c = accepted(&cfg);
+    assert_true(c.options.hybrid == ZR_HFSDP && c.user.shard_group == 8);
     clear_environment(state);
 }
 
@@ -427,6 +440,10 @@ static void test_bad_fields(void **state)
     BAD(prefetch, -1, "prefetch is -1; allowed: 1 and more, or 0 for none");
     BAD(device, 0, "device is 0; allowed: host, cuda");
     BAD(copy_engine, -2, "copy_engine is -2; allowed: on (1), off (0), auto (-1)");
+    BAD(hybrid, 3, "hybrid is 3; allowed: none (0), hsdp (1), hfsdp (2)");
+    BAD(hybrid, 1, "hybrid is hsdp but stage is 0; allowed: stage 3 with a hybrid");
+    BAD(shard_group, 0, "shard_group is 0; allowed: a number that divides the world");
+    BAD(shard_group, 4, "shard_group is 4 but hybrid is none");
     BAD(weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
     BAD(wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");

@@ -120,6 +120,57 @@ static void no_eps(struct program *p)
         }                                                                                                    \
     }
 
+static void hybrid_of_any_stage(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HFSDP;
+}
+
+static void hybrid_of_two(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HSDP;
+    p->cfg.shard_group = 2;
+}
+
+static void hybrid_of_three(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HSDP;
+    p->cfg.shard_group = 3;
+}
+
+static void hybrid_of_one(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HSDP;
+    p->cfg.shard_group = 1;
+}
+
+static void hybrid_with_cut_states_of_one(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HFSDP;
+    p->cfg.shard_group = 1;
+}
+
+static void group_of_nothing(struct program *p)
+{
+    p->cfg.shard_group = 0;
+}
+
+static void group_without_hybrid(struct program *p)
+{
+    p->cfg.shard_group = 2;
+}
+
+static void other_groups(struct program *p)
+{
+    p->cfg.hybrid = ZERO_HYBRID_HSDP;
+    p->cfg.shard_group = p->odd ? 1 : 2;
+}
+
+static void one_without_hybrid(struct program *p)
+{
+    if (!p->odd)
+        hybrid_of_two(p);
+}
+
 static const struct misuse rows[] = {
     REFUSED("forgets ZERO_CONFIG_INIT", W1, forgets_init, "was not begun", "ZERO_CONFIG_INIT"),
     REFUSED("never begins its configuration", W1, never_begins, "was not begun", "ZERO_CONFIG_INIT"),
@@ -173,6 +224,54 @@ static const struct misuse rows[] = {
      {"param_budget_bytes is 0", "alone needs"}},
     {"a budget of nothing, needed by nobody", S0 | S1 | S2, BOTH, sets_param_budget_bytes, NULL, RIGHT},
     {"eps 0", ALL, BOTH, no_eps, NULL, LINE, 0, {"eps is 0"}},
+    WRONG("a hybrid below stage 3", S0 | S1 | S2, BOTH, hybrid_of_any_stage, NULL, ARG,
+          "hybrid is hfsdp but stage is", "allowed: stage 3"),
+    WRONG("groups that do not divide the world", S3, BOTH, hybrid_of_three, NULL, ARG,
+          "shard_group is 3, world is", "a number that divides the world"),
+    WRONG("groups of nothing", ALL, BOTH, group_of_nothing, NULL, ARG, "shard_group is 0"),
+    WRONG("groups without a hybrid", ALL, BOTH, group_without_hybrid, NULL, ARG,
+          "shard_group is 2 but hybrid is none"),
+    WRONG("other groups on one rank", S3, W2, other_groups, NULL, MISMATCH,
+          "shard_group is 1 on rank 1 and 2 on rank 0"),
+    WRONG("a hybrid on one rank only", S3, W2, one_without_hybrid, NULL, MISMATCH,
+          "hybrid is 0 on rank 1 and 1 on rank 0"),
+    {"a hybrid with one group of all ranks",
+     S3,
+     W2,
+     hybrid_of_two,
+     NULL,
+     LINE,
+     0,
+     {"hybrid is hsdp with one group of all ranks: this runs as stage 3"},
+     .only_rank_0 = true},
+    {"the same, of a host",
+     S3,
+     W2,
+     hybrid_of_any_stage,
+     NULL,
+     LINE,
+     0,
+     {"hybrid is hfsdp", "stage 3"},
+     .only_rank_0 = true},
+    GOOD("the same, on one rank", S3, W1, hybrid_of_any_stage, NULL),
+    {"HSDP with groups of 1 rank",
+     S3,
+     W2,
+     hybrid_of_one,
+     NULL,
+     LINE,
+     0,
+     {"hybrid is hsdp with groups of 1 rank", "nothing is cut: this runs as stage 0"},
+     .only_rank_0 = true},
+    {"HFSDP with groups of 1 rank",
+     S3,
+     W2,
+     hybrid_with_cut_states_of_one,
+     NULL,
+     LINE,
+     0,
+     {"hybrid is hfsdp with groups of 1 rank", "optimizer's states are cut: this runs as stage 1"},
+     .only_rank_0 = true},
 };
 
 static void test_misuse(void **state)
