@@ -26,9 +26,8 @@ static error_t read_key(int key, char *arg, struct argp_state *state)
     const struct option_table *t = r->table;
     switch (key) {
     case ARGP_KEY_INIT:
-        if (r->shared) {
+        if (r->shared)
             state->child_inputs[0] = r->shared;
-        }
         return 0;
     case KEY_HELP:
         argp_state_help(state, stdout,
@@ -40,9 +39,8 @@ static error_t read_key(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_SUCCESS:
         return t->finish ? t->finish(state, r->to) : 0;
     default:
-        if (key < KEY_FIRST_ROW || key >= KEY_FIRST_ROW + r->n_rows) {
+        if (key < KEY_FIRST_ROW || key >= KEY_FIRST_ROW + r->n_rows)
             return ARGP_ERR_UNKNOWN;
-        }
         const struct option_row *row = &t->rows[key - KEY_FIRST_ROW];
         return row->read(state, row, arg, r->to + row->at);
     }
@@ -51,9 +49,8 @@ static error_t read_key(int key, char *arg, struct argp_state *state)
 static struct reading reading_of(const struct option_table *table, void *to)
 {
     struct reading r = {.table = table, .to = to};
-    while (table->rows[r.n_rows].help) {
+    while (table->rows[r.n_rows].help)
         r.n_rows++;
-    }
     r.options = calloc((size_t)r.n_rows + 2, sizeof *r.options);
     for (int i = 0; r.options && i < r.n_rows; i++) {
         const struct option_row *row = &table->rows[i];
@@ -88,16 +85,14 @@ int options_parse(const struct option_table *table, const char *name, int argc, 
         stderr = terminal;
         argv[0] = own_name;
     }
-    if (caught) {
+    if (caught)
         fclose(caught);
-    }
     if (err) {
         int line = text ? (int)strcspn(text, "\n") : 0;
-        if (line) {
+        if (line)
             fprintf(stderr, "%.*s\n", line, text);
-        } else {
+        else
             fprintf(stderr, "%s: %s\n", name, strerror(err));
-        }
     }
     free(text);
     free(own.options);
@@ -163,9 +158,8 @@ error_t option_bytes(struct argp_state *state, const struct option_row *row, cha
     char *end;
     double v = strtod(arg, &end);
     const char *s = end != arg && *end ? strchr(suffixes, *end) : NULL;
-    for (const char *p = suffixes; s && p <= s; p++) {
+    for (const char *p = suffixes; s && p <= s; p++)
         v *= 1024;
-    }
     end += s != NULL;
     if (end == arg || *end || !(v >= (double)row->min && v <= 9e18)) {
         argp_error(state, "--%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)",
@@ -207,10 +201,8 @@ const struct option_word option_optimizers[] = {ZERO_OPTIMIZER_MAP(WORD){0}};
 
 const char *option_word_of(const struct option_word *words, int value)
 {
-    for (; words->word; words++) {
-        if (words->value == value) {
+    for (; words->word; words++)
+        if (words->value == value)
             return words->word;
-        }
-    }
     return "unknown";
 }

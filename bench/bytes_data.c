@@ -26,19 +26,16 @@ static bool ends_in(const char *name, const char *suffix)
 static int append(struct bytes_data *d, const char *path, bool skip_binary)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) {
+    if (!f)
         return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
-    }
     uint8_t *start = d->bytes + d->n_bytes;
     size_t n = fread(start, 1, (size_t)(BYTES_DATA_MAX - d->n_bytes), f);
     int failed = ferror(f) ? errno : 0;
     fclose(f);
-    if (failed) {
+    if (failed)
         return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(failed));
-    }
-    if (skip_binary && memchr(start, 0, n < 4096 ? n : 4096)) {
+    if (skip_binary && memchr(start, 0, n < 4096 ? n : 4096))
         return 0;
-    }
     d->n_bytes += (int64_t)n;
     d->n_files++;
     return 0;
@@ -49,17 +46,15 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
 {
     char *const roots[] = {(char *)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
-    if (!walk) {
+    if (!walk)
         return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
-    }
     int err = 0;
     for (FTSENT *e; !err && d->n_bytes < BYTES_DATA_MAX && (e = fts_read(walk));) {
         bool given = e->fts_level == FTS_ROOTLEVEL;
         switch (e->fts_info) {
         case FTS_F:
-            if (given || !suffix || ends_in(e->fts_name, suffix)) {
+            if (given || !suffix || ends_in(e->fts_name, suffix))
                 err = append(d, e->fts_path, !given);
-            }
             break;
         case FTS_DNR:
         case FTS_ERR:
@@ -81,16 +76,13 @@ int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
 {
     *d =
         (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages that no text fills are never touched */
-    if (!d->bytes) {
+    if (!d->bytes)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
-    }
     int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");
-    for (int i = 0; !err && i < n_paths; i++) {
+    for (int i = 0; !err && i < n_paths; i++)
         err = append_path(d, paths[i], NULL);
-    }
-    if (err) {
+    if (err)
         bytes_data_close(d);
-    }
     return err;
 }
 

@@ -71,9 +71,8 @@ static const struct option_table table = {
 static void on_line(void *arg, const char *line)
 {
     struct bench *b = arg;
-    if (!strncmp(line, "saved ", 6)) {
+    if (!strncmp(line, "saved ", 6))
         atomic_store(&b->saved, true);
-    }
 }
 
 static int open_model(struct bench *b, bool async)
@@ -91,9 +90,8 @@ static int open_model(struct bench *b, bool async)
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);
         float *p = malloc((size_t)n * sizeof *p);
-        for (int64_t i = 0; p && i < n; i++) {
+        for (int64_t i = 0; p && i < n; i++)
             p[i] = (float)(i % 1009) * 1e-3f;
-        }
         err = p ? err : zr_fail(ZR_ERR_NOMEM, "no memory for %lld parameters", (long long)n);
         own[t] = b->param[t] = p;
         b->tensors[t].param = &b->param[t];
@@ -102,9 +100,8 @@ static int open_model(struct bench *b, bool async)
         b->bytes += n * 12; /* master and two moments */
     }
     err = err ? err : reported(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+    for (int t = 0; t < TRAIN_N_TENSORS; t++)
         free(own[t]);
-    }
     return err;
 }
 
@@ -118,15 +115,13 @@ static int step(struct bench *b)
         for (int t = 0; !err && t < TRAIN_N_TENSORS; t++) {
             const struct zero_tensor *x = &b->tensors[t];
             bool stacked = x->flags & ZERO_STACKED;
-            if (stacked ? u == 0 : u != x->unit) {
+            if (stacked ? u == 0 : u != x->unit)
                 continue;
-            }
             int64_t n = tensor_elements(x) / (stacked ? x->shape[0] : 1);
             float *g = (float *)b->grad[t] + (stacked ? (u - 1) * n : 0),
                   *p = (float *)b->param[t] + (stacked ? (u - 1) * n : 0);
-            for (int64_t i = 0; i < n; i++) {
+            for (int64_t i = 0; i < n; i++)
                 g[i] = 0.5f * p[i] + 1e-3f;
-            }
         }
         err = err ? err : zero_end(b->z, u, ZERO_BACKWARD);
     }
@@ -154,9 +149,8 @@ struct results {
 static void settle(struct pair *p, int64_t n)
 {
     double ratio[MAX_REPEAT];
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         ratio[i] = p->theirs[i] / p->ours[i];
-    }
     p->ratio = report_median(ratio, n);
     p->ours_s = report_median(p->ours, n);
     p->theirs_s = report_median(p->theirs, n);
@@ -166,18 +160,16 @@ static void settle(struct pair *p, int64_t n)
 static int meet(struct bench *b)
 {
     double nothing = 0;
-    if (b->rank == 0) {
+    if (b->rank == 0)
         sync();
-    }
     return reported(zero_mean(b->z, &nothing, 1));
 }
 
 static int run_dd(struct bench *b, enum disk_job job, double *seconds)
 {
     int err = meet(b);
-    if (err || b->rank != 0) {
+    if (err || b->rank != 0)
         return err;
-    }
     if (job == DISK_WRITE || job == DISK_WRITE_DIRECT) {
         disk_dd_remove(&b->dd); /* as a checkpoint's files are new */
         sync();
@@ -210,11 +202,10 @@ static int run_load(struct bench *b, double *seconds)
 
 static void set_cache(struct bench *b, bool warm)
 {
-    if (b->rank == 0 && warm) {
+    if (b->rank == 0 && warm)
         disk_make_warm(b->dir);
-    } else if (b->rank == 0) {
+    else if (b->rank == 0)
         disk_make_cold(b->dir);
-    }
 }
 
 /* One round: each of ours and each dd next to each other, so that both meet the same disk. */
@@ -259,9 +250,8 @@ static int measure_blocking(struct bench *b, struct results *r)
     int err = open_bench(b, false);
     err = err ? err : step(b);
     err = err ? err : run_save(b, &warm_up); /* makes the folder */
-    for (int64_t i = 0; !err && i < n; i++) {
+    for (int64_t i = 0; !err && i < n; i++)
         err = measure_round(b, r, i);
-    }
     if (!err) {
         settle(&r->save, n);
         settle(&r->save_direct, n);
@@ -331,13 +321,11 @@ static int measure_async(struct bench *b, struct results *r)
     }
     err = err ? err : steps_until(b, dd_ended, &r->during_dd_ms);
     r->dd_written_ms = seconds_since(begun) * 1e3;
-    if (!err && b->rank == 0) {
+    if (!err && b->rank == 0)
         err = disk_dd_wait(&b->dd);
-    }
     err = err ? err : reported(zero_mean(b->z, &after, 1));
-    if (b->rank == 0) {
+    if (b->rank == 0)
         disk_dd_remove(&b->dd);
-    }
     zero_unwrap(&b->z);
     return err;
 }
@@ -389,9 +377,8 @@ int checkpoint_command(const char *name, int argc, char **argv)
 {
     struct options o = {.stage = 1, .repeat = 3};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status) {
+    if (status)
         return status;
-    }
     struct bench b = {.o = &o};
     struct results r = {0};
     mkdir(o.dir, 0777); /* what is wrong with it, the save will say */
@@ -400,15 +387,13 @@ int checkpoint_command(const char *name, int argc, char **argv)
     snprintf(b.saves, sizeof b.saves, "%s/saves", b.dir);
     int err = measure_blocking(&b, &r);
     err = err ? err : measure_async(&b, &r);
-    if (b.rank == 0) {
+    if (b.rank == 0)
         disk_remove_folder(b.dir);
-    }
     if (err) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_FAILURE;
     }
-    if (b.rank == 0) {
+    if (b.rank == 0)
         report(&b, &r);
-    }
     return EXIT_SUCCESS;
 }

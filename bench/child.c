@@ -14,9 +14,8 @@ extern char **environ;
 int child_open(struct child *c, char *const argv[], bool to_child)
 {
     int ends[2]; /* read, write */
-    if (pipe2(ends, O_CLOEXEC)) {
+    if (pipe2(ends, O_CLOEXEC))
         return -1;
-    }
     int ours = to_child ? ends[1] : ends[0], theirs = to_child ? ends[0] : ends[1];
     posix_spawn_file_actions_t actions;
     int err = posix_spawn_file_actions_init(&actions);
@@ -43,10 +42,8 @@ int child_close(struct child *c)
 {
     fclose(c->pipe);
     int status;
-    while (waitpid(c->pid, &status, 0) < 0) {
-        if (errno != EINTR) {
+    while (waitpid(c->pid, &status, 0) < 0)
+        if (errno != EINTR)
             return -1;
-        }
-    }
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

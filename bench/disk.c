@@ -28,9 +28,8 @@ int disk_dd_start(struct disk_dd *d, enum disk_job job)
     for (int32_t i = 0; i < d->n; i++) {
         char file[PATH], target[PATH] = "/dev/null", in[PATH + 8], out[PATH + 8], count[64];
         file_of(d, i, file);
-        if (job == DISK_READ_TO_MEMORY) {
+        if (job == DISK_READ_TO_MEMORY)
             memory_of(i, target);
-        }
         snprintf(in, sizeof in, "if=%s", write ? "/dev/zero" : file);
         snprintf(out, sizeof out, "of=%s", write ? file : target);
         snprintf(count, sizeof count, "count=%lld", (long long)(d->bytes / d->n + (1 << 20) - 1) >> 20);
@@ -44,9 +43,8 @@ int disk_dd_start(struct disk_dd *d, enum disk_job job)
                               job == DISK_WRITE_DIRECT ? "oflag=direct" : NULL,
                               NULL};
         if (child_open(&d->child[i], argv, false)) {
-            while (i-- > 0) {
+            while (i-- > 0)
                 child_close(&d->child[i]);
-            }
             return zr_fail(ZR_ERR_SYSTEM, "dd could not be started");
         }
     }
@@ -56,9 +54,8 @@ int disk_dd_start(struct disk_dd *d, enum disk_job job)
 int disk_dd_wait(struct disk_dd *d)
 {
     int failed = 0;
-    for (int32_t i = 0; i < d->n; i++) {
+    for (int32_t i = 0; i < d->n; i++)
         failed |= child_close(&d->child[i]);
-    }
     return failed ? zr_fail(ZR_ERR_SYSTEM, "dd failed in %s", d->dir) : 0;
 }
 
@@ -66,9 +63,8 @@ bool disk_dd_ended(struct disk_dd *d)
 {
     for (int32_t i = 0; i < d->n; i++) {
         siginfo_t info = {0};
-        if (!waitid(P_PID, (id_t)d->child[i].pid, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid) {
+        if (!waitid(P_PID, (id_t)d->child[i].pid, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid)
             return false;
-        }
     }
     return true;
 }
@@ -106,11 +102,9 @@ static void for_each(const char *dir, const char *pattern, void (*fn)(const char
     char all[PATH];
     glob_t found;
     snprintf(all, sizeof all, "%s/%s", dir, pattern);
-    if (!glob(all, 0, NULL, &found)) {
-        for (size_t i = 0; i < found.gl_pathc; i++) {
+    if (!glob(all, 0, NULL, &found))
+        for (size_t i = 0; i < found.gl_pathc; i++)
             fn(found.gl_pathv[i]);
-        }
-    }
     globfree(&found);
 }
 

@@ -47,8 +47,7 @@ int export_command(const char *name, int argc, char **argv)
                               .device = ZERO_DEVICE_HOST,
                               .threads = 1};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status) {
+    if (status)
         return status;
-    }
     return o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
 }

@@ -33,9 +33,8 @@ static bool read_sizes(const char *arg, int n, int64_t *to)
     for (int i = 0; i < n; i++) {
         char *end;
         size[i] = *arg >= '0' && *arg <= '9' ? strtoll(arg, &end, 10) : 0;
-        if (size[i] < 1 || size[i] > 1000000 || *end != (i + 1 < n ? ',' : 0)) {
+        if (size[i] < 1 || size[i] > 1000000 || *end != (i + 1 < n ? ',' : 0))
             return false;
-        }
         arg = end + 1;
     }
     memcpy(to, size, (size_t)n * sizeof *to);
@@ -71,9 +70,8 @@ static error_t finish(struct argp_state *state, void *options)
     struct kernels_options *o = options;
     bool cuda = o->device == ZERO_DEVICE_CUDA;
     o->params = o->params ? o->params : cuda ? 128000000 : 8000000;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         o->gemm[i] = o->gemm[i] ? o->gemm[i] : cuda ? 8192 : 512;
-    }
     return 0;
 }
 
@@ -140,12 +138,10 @@ static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype d
     const struct zr_device_ops *dev = b->place.dev->ops;
     int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
     float *piece = malloc(PIECE * sizeof *piece);
-    if (!piece) {
+    if (!piece)
         return zr_fail(ZR_ERR_NOMEM, "no memory for random numbers");
-    }
-    for (int64_t i = 0; i < PIECE; i++) {
+    for (int64_t i = 0; i < PIECE; i++)
         piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
-    }
     zr_host_kernels_best()->cast(piece, dtype, piece, ZR_F32, PIECE);
     int err = 0;
     for (int64_t first = 0; first < n && !err; first += PIECE) {
@@ -162,9 +158,8 @@ static int bench_open(struct bench *b)
     const struct kernels_options *o = b->o;
     const int64_t n = o->params, *g = o->gemm, size = zr_dtype_bytes(b->dtype);
     int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
-    if (err) {
+    if (err)
         return err;
-    }
     const int64_t *a = o->attention;
     b->attention = b->dtype == ZR_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
     if (b->attention && !b->attention->fits(a[3])) {
@@ -188,14 +183,12 @@ static int bench_open(struct bench *b)
                                       [DQKV] = 3 * y};
     struct zr_device *dev = b->place.dev;
     for (int i = 0; i < N_BUFFERS && !err; i++) {
-        if (bytes[i] == 0) {
+        if (bytes[i] == 0)
             continue;
-        }
         err = dev->ops->alloc(dev, bytes[i], &b->buffers[i].p);
         b->buffers[i].bytes = err ? 0 : bytes[i];
-        if (!err) {
+        if (!err)
             err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
-        }
     }
     err = err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* must not be negative */
     err = err ? err : dev->ops->alloc(dev, sizeof *b->scalars, (void **)&b->scalars);
@@ -212,9 +205,8 @@ static int bench_open(struct bench *b)
     /* Two products forward and five backward, half of each: whoever makes one of them twice is not paid for
      * it. */
     b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads * (double)a[1] * (double)a[3];
-    for (int i = 0; i < N_MEASURES; i++) {
+    for (int i = 0; i < N_MEASURES; i++)
         b->n_runs[i] = b->place.cuda ? 5 : 1;
-    }
     return err;
 }
 
@@ -223,21 +215,16 @@ static void bench_close(struct bench *b)
     struct zr_device *dev = b->place.dev;
     if (dev) {
         dev->ops->stream_sync(b->place.stream);
-        for (int i = 0; i < N_BUFFERS; i++) {
-            if (b->buffers[i].p) {
+        for (int i = 0; i < N_BUFFERS; i++)
+            if (b->buffers[i].p)
                 dev->ops->free(dev, b->buffers[i].p, b->buffers[i].bytes);
-            }
-        }
-        if (b->scalars) {
+        if (b->scalars)
             dev->ops->free(dev, b->scalars, sizeof *b->scalars);
-        }
-        if (b->stamps) {
+        if (b->stamps)
             dev->ops->host_free(dev, b->stamps, 2 * sizeof *b->stamps);
-        }
     }
-    for (int i = 0; i < N_MEASURES; i++) {
+    for (int i = 0; i < N_MEASURES; i++)
         free(b->seconds[i]);
-    }
     place_close(&b->place);
 }
 
@@ -302,9 +289,8 @@ static int measure(struct bench *b, int what, double *seconds)
 {
     const struct zr_device_ops *dev = b->place.dev->ops;
     int err = dev->stamp(b->place.stream, &b->stamps[0]);
-    for (int64_t i = 0; i < b->n_runs[what] && !err; i++) {
+    for (int64_t i = 0; i < b->n_runs[what] && !err; i++)
         err = run_one(b, what);
-    }
     err = err ? err : dev->stamp(b->place.stream, &b->stamps[1]);
     err = err ? err : dev->stream_sync(b->place.stream);
     *seconds = (double)(b->stamps[1] - b->stamps[0]) * 1e-9 / (double)b->n_runs[what];
@@ -317,12 +303,10 @@ static int measure_all(struct bench *b)
         for (int what = 0; what < (b->attention ? N_MEASURES : ATTENTION); what++) {
             double seconds;
             int err = measure(b, what, &seconds);
-            if (err) {
+            if (err)
                 return err;
-            }
-            if (round >= 0) {
+            if (round >= 0)
                 b->seconds[what][round] = seconds;
-            }
         }
     }
     return 0;
@@ -332,9 +316,8 @@ static void report(struct bench *b)
 {
     const struct kernels_options *o = b->o;
     double rate[N_MEASURES]; /* per second */
-    for (int i = 0; i < (b->attention ? N_MEASURES : ATTENTION); i++) {
+    for (int i = 0; i < (b->attention ? N_MEASURES : ATTENTION); i++)
         rate[i] = b->bytes_or_flop[i] / report_median(b->seconds[i], o->rounds);
-    }
     const char *device = option_word_of(option_devices, o->device), *dtype = zr_dtype_name(b->dtype);
     if (o->json) {
         report_line(json_pack(
@@ -371,17 +354,15 @@ int kernels_command(const char *name, int argc, char **argv)
                                 .threads = 1,
                                 .attention = {8, 1024, 12, 64}};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status) {
+    if (status)
         return status;
-    }
     struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZR_BF16 : ZR_F32};
     int err = bench_open(&b);
     err = err ? err : measure_all(&b);
-    if (err) {
+    if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
-    } else {
+    else
         report(&b);
-    }
     bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.place.dev;
     bench_close(&b);
     return !err ? EXIT_SUCCESS : no_gpu ? EXIT_USAGE : EXIT_FAILURE;

@@ -28,9 +28,8 @@ static const struct {
 static void help(void)
 {
     printf("Usage: zero-bench SUBCOMMAND [OPTION...]\n\n");
-    for (size_t i = 0; i < N_COMMANDS; i++) {
+    for (size_t i = 0; i < N_COMMANDS; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
-    }
     printf("\nzero-bench SUBCOMMAND --help tells the options. Run on several ranks with zero-run -n N "
            "zero-bench ...\n"
            "libzero %s\n",
@@ -41,9 +40,8 @@ static void help(void)
 static const char *names(void)
 {
     static char text[256];
-    for (size_t i = 0; i < N_COMMANDS; i++) {
+    for (size_t i = 0; i < N_COMMANDS; i++)
         option_list(text, sizeof text, commands[i].name, i + 1 == N_COMMANDS);
-    }
     return text;
 }
 

@@ -63,9 +63,8 @@ static void find_zero_run(const char *self, char out[PATH_MAX + 32])
     const char *dir = dirname(folder);
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         snprintf(out, PATH_MAX + 32, "%s/%szero-run", dir, places[i]);
-        if (!access(out, X_OK)) {
+        if (!access(out, X_OK))
             return;
-        }
     }
     strcpy(out, "zero-run");
 }
@@ -191,18 +190,15 @@ int memory_command(const char *name, int argc, char **argv)
     struct memory_stage stages[N_STAGES] = {0};
     for (int s = 0; !status && s < N_STAGES; s++) {
         status = run_stage(&o, s, &stages[s]);
-        if (!status && o.json) {
+        if (!status && o.json)
             print_json(&stages[s], s);
-        }
     }
-    if (!status && !o.json) {
+    if (!status && !o.json)
         print_table(&o, stages);
-    }
     if (!status && o.plot) {
         status = memory_plot(o.plot, o.model.name, (int)o.ranks, stages);
-        if (!status && !o.json) {
+        if (!status && !o.json)
             printf("Drawn in %s.\n", o.plot);
-        }
     }
     return status;
 }

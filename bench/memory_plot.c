@@ -17,11 +17,9 @@ static const struct {
 static const char *terminal_for(const char *path)
 {
     size_t n = strlen(path);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (n > 4 && !strcmp(path + n - 4, kinds[i].suffix)) {
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (n > 4 && !strcmp(path + n - 4, kinds[i].suffix))
             return kinds[i].terminal;
-        }
-    }
     return NULL;
 }
 
@@ -34,9 +32,8 @@ bool memory_plot_can_draw(const char *path)
 static void put_quoted(FILE *f, const char *text)
 {
     fputc('\'', f);
-    for (; *text; text++) {
+    for (; *text; text++)
         fputs(*text == '\'' ? "''" : (const char[]){*text, 0}, f);
-    }
     fputc('\'', f);
 }
 

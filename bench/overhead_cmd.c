@@ -125,9 +125,8 @@ static int pass(zero_ctx *z, const struct units *model, const struct site *where
     int64_t turn = zr_now_ns();
     for (int32_t u = n; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
-        if (where && !err) {
+        if (where && !err)
             err = where->dev->ops->put(where->stream, model->grads[u], ones, sizeof ones);
-        }
         err = err ? err : zero_end(z, u, ZERO_BACKWARD);
     }
     int64_t end = zr_now_ns();
@@ -149,9 +148,8 @@ static int measure(int device, int stage, struct units *u, int64_t n_passes, str
     cfg.backend = ZERO_BACKEND_SELF;
     cfg.log = report_warning;
     cfg.log_arg = chosen;
-    for (int32_t i = 0; i < u->n; i++) { /* an earlier unwrap has set them to NULL */
+    for (int32_t i = 0; i < u->n; i++) /* an earlier unwrap has set them to NULL */
         u->params[i] = u->values + (int64_t)i * UNIT_ELEMENTS;
-    }
     double *forward = malloc((size_t)n_passes * sizeof *forward),
            *backward = malloc((size_t)n_passes * sizeof *backward);
     if (!forward || !backward) {
@@ -177,11 +175,10 @@ static int measure(int device, int stage, struct units *u, int64_t n_passes, str
             backward[i] = t.backward_ns;
         }
     }
-    if (err) {
+    if (err)
         zr_fail(err, "%s", zero_last_error());
-    } else {
+    else
         *out = (struct timing){report_median(forward, n_passes), report_median(backward, n_passes)};
-    }
     zero_unwrap(&z);
     site_close(&site);
     free(forward);
@@ -246,9 +243,8 @@ int overhead_command(const char *name, int argc, char **argv)
 {
     struct overhead_options o = {.device = ZERO_DEVICE_HOST, .units = 200, .passes = 400, .world = 1};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status) {
+    if (status)
         return status;
-    }
     struct units units;
     if (units_open(&units, (int32_t)o.units)) {
         fprintf(stderr, "%s: no memory for %lld units\n", name, (long long)o.units);

@@ -5,9 +5,8 @@
 static int open_host(struct place *p, int n_threads)
 {
     int err = zr_host_device_open(&p->dev);
-    if (err) {
+    if (err)
         return err;
-    }
     err = p->dev->ops->stream_open(p->dev, ZR_STREAM_CALLER, "model", NULL, &p->stream);
     return err ? err : zr_gemm_open(n_threads, &p->gemm);
 }
@@ -17,14 +16,12 @@ static int open_cuda(struct place *p, int gpu)
     int32_t local_rank = gpu;
     if (gpu == PLACE_GPU_OF_RANK) {
         int rank_err = reported(zero_find_rank(NULL, NULL, NULL, &local_rank));
-        if (rank_err) {
+        if (rank_err)
             return rank_err;
-        }
     }
     int err = zr_cuda_device_open(local_rank, &p->dev);
-    if (err) {
+    if (err)
         return err;
-    }
     p->cuda = true;
     err = p->dev->ops->stream_open(p->dev, ZR_STREAM_QUEUE, "model", NULL, &p->stream);
     return err ? err : zr_gemm_open_cuda(p->dev, p->stream, 0, false, &p->gemm);
@@ -34,9 +31,8 @@ int place_open(struct place *p, bool cuda, int gpu, int n_threads)
 {
     *p = (struct place){0};
     int err = cuda ? open_cuda(p, gpu) : open_host(p, n_threads);
-    if (err) {
+    if (err)
         place_close(p);
-    }
     return err;
 }
 
@@ -63,8 +59,7 @@ const char *place_name(const struct place *p)
 int64_t place_used_bytes(const struct place *p)
 {
     int64_t free_bytes, total_bytes;
-    if (!p->dev->ops->memory || p->dev->ops->memory(p->dev, &free_bytes, &total_bytes)) {
+    if (!p->dev->ops->memory || p->dev->ops->memory(p->dev, &free_bytes, &total_bytes))
         return 0;
-    }
     return total_bytes - free_bytes;
 }

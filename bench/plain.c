@@ -24,9 +24,8 @@ static int open_host(struct plain *p)
     for (int32_t t = 0; has_master && t < p->n_tensors; t++) {
         const real *param = *p->tensors[t].param;
         int64_t n = tensor_elements(&p->tensors[t]);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             *master++ = to_float(param[i]);
-        }
     }
     return 0;
 }
@@ -35,13 +34,11 @@ int plain_open(struct plain *p, const struct place *place, const struct zero_ten
                int32_t n_tensors)
 {
     *p = (struct plain){.place = place, .tensors = tensors, .n_tensors = n_tensors};
-    for (int32_t t = 0; t < n_tensors; t++) {
+    for (int32_t t = 0; t < n_tensors; t++)
         p->n_params += tensor_elements(&tensors[t]);
-    }
     int err = on_host(p) ? open_host(p) : plain_device_open(p);
-    if (err) {
+    if (err)
         plain_close(p);
-    }
     return err;
 }
 
@@ -81,20 +78,17 @@ GPT2_CLONES static void adamw(const struct adamw *a, float decay, float *restric
 
 GPT2_CLONES static void round_weights(real *restrict param, const float *restrict w, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         param[i] = from_float(w[i]);
-    }
 }
 
 int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
-    if (!on_host(p)) {
+    if (!on_host(p))
         return plain_device_step(p, o, lr, info);
-    }
     double sum = 0.0, scale = 1.0 / (double)o->accum;
-    for (int32_t t = 0; t < p->n_tensors; t++) {
+    for (int32_t t = 0; t < p->n_tensors; t++)
         sum += sum_squares(*p->tensors[t].grad, tensor_elements(&p->tensors[t]));
-    }
     double norm = sqrt(sum) * scale, clip = (double)(float)o->clip;
     bool clipped = clip > 0 && norm > clip, finite = isfinite(norm);
     p->t += finite;
@@ -109,12 +103,10 @@ int plain_step(struct plain *p, const struct train_options *o, float lr, struct 
         int64_t n = tensor_elements(tensor);
         float decay = tensor->flags & ZERO_NO_DECAY ? 0.0f : (float)o->weight_decay;
         float *w = p->master ? p->master + at : *tensor->param;
-        if (finite) {
+        if (finite)
             adamw(&a, decay, w, *tensor->grad, p->m + at, p->v + at, n);
-        }
-        if (finite && p->master) {
+        if (finite && p->master)
             round_weights(*tensor->param, w, n);
-        }
         memset(*tensor->grad, 0, (size_t)n * sizeof(real));
         at += n;
     }
@@ -125,25 +117,21 @@ int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_
 {
     struct plain *p = plain;
     const float *from = value == ZERO_VALUE_STATE ? p->m : value == ZERO_VALUE_STATE + 1 ? p->v : p->master;
-    if (from) {
-        for (int32_t t = 0; t < tensor; t++) {
+    if (from)
+        for (int32_t t = 0; t < tensor; t++)
             from += tensor_elements(&p->tensors[t]);
-        }
-    } else { /* fp32: the weights themselves, which are not side by side */
+    else /* fp32: the weights themselves, which are not side by side */
         from = *p->tensors[tensor].param;
-    }
-    if (!on_host(p)) {
+    if (!on_host(p))
         return plain_device_read(p, from + first, n, dst);
-    }
     memcpy(dst, from + first, (size_t)n * sizeof *from);
     return 0;
 }
 
 void plain_close(struct plain *p)
 {
-    if (!p->place) {
+    if (!p->place)
         return;
-    }
     if (on_host(p)) {
         free(p->master);
         free(p->m);

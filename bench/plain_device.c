@@ -43,9 +43,8 @@ static int open_state(struct plain *p)
     int64_t n = p->n_params;
     p->memory_bytes = lay_out(0, n).bytes;
     int err = dev->ops->alloc(dev, p->memory_bytes, &memory);
-    if (err) {
+    if (err)
         return err;
-    }
     p->memory = memory;
     struct pieces at = lay_out((uintptr_t)memory, n);
     p->m = at.m;
@@ -136,9 +135,8 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
         at += u.n;
     }
     err = err ? err : dev->event_sync(p->reported);
-    if (err) {
+    if (err)
         return err;
-    }
     p->t += !p->outcome->skipped;
     *info = (struct zero_step_info){.t = p->t,
                                     .grad_norm = p->outcome->grad_norm,
@@ -161,8 +159,7 @@ void plain_device_close(struct plain *p)
         dev->ops->stream_sync(p->place->stream);
         dev->ops->free(dev, p->memory, p->memory_bytes);
     }
-    if (p->outcome) {
+    if (p->outcome)
         dev->ops->host_free(dev, p->outcome, sizeof *p->outcome);
-    }
     dev->ops->event_close(p->reported);
 }

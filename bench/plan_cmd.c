@@ -57,9 +57,8 @@ static struct gpt2_config sizes_for(int64_t n)
     double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
     double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
     c.channels = (int64_t)channels + 1; /* one more than rounding may have cost */
-    while (c.channels > 0 && gpt2_n_params(&c) > n) {
+    while (c.channels > 0 && gpt2_n_params(&c) > n)
         c.channels--;
-    }
     c.channels -= c.channels > 64 ? c.channels % 8 : 0;
     return c;
 }
@@ -152,18 +151,16 @@ int plan_command(const char *name, int argc, char **argv)
                              .dtype = ZERO_BF16,
                              .optimizer = ZERO_ADAMW};
     int status = options_parse(&table, name, argc, argv, &o);
-    if (status) {
+    if (status)
         return status;
-    }
     struct zero_tensor tensors[TRAIN_N_TENSORS + 1];
     int32_t layers, n = describe(&o, tensors, &layers);
     struct zero_plan_info info[N_STAGES];
     int64_t ns[N_STAGES];
     for (int s = 0; s < N_STAGES; s++) {
         status = plan_stage(&o, s, tensors, n, layers, &info[s], &ns[s]);
-        if (status) {
+        if (status)
             return status;
-        }
     }
     if (!o.json) {
         print_table(&o, info, ns, layers);

@@ -57,9 +57,8 @@ int64_t report_now_ns(void)
 
 void report_text(const struct report *r, const char *fmt, ...)
 {
-    if (r->quiet || r->json) {
+    if (r->quiet || r->json)
         return;
-    }
     va_list ap;
     va_start(ap, fmt);
     vprintf(fmt, ap);
@@ -72,17 +71,15 @@ int report_step(struct report *r, const struct report_step *s, bool last)
     if (r->n_steps == r->capacity) {
         int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
         double *ms = realloc(r->ms, (size_t)capacity * sizeof *ms);
-        if (!ms) {
+        if (!ms)
             return zr_fail(ZR_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
-        }
         r->ms = ms;
         r->capacity = capacity;
     }
     r->first_loss = r->n_steps ? r->first_loss : s->loss;
     r->ms[r->n_steps++] = s->ms;
-    if (r->quiet) {
+    if (r->quiet)
         return 0;
-    }
     if (r->json) {
         report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o}", "event", "step", "step", (json_int_t)s->step,
                               "loss", report_number(s->loss), "grad_norm", report_number(s->grad_norm), "ms",
@@ -117,9 +114,8 @@ double report_ms_median(const struct report *r)
 {
     int64_t skip = r->n_steps > N_WARM_STEPS ? N_WARM_STEPS : 0, n = r->n_steps - skip;
     double *sorted = n ? malloc((size_t)n * sizeof *sorted) : NULL;
-    if (!sorted) {
+    if (!sorted)
         return NAN;
-    }
     memcpy(sorted, r->ms + skip, (size_t)n * sizeof *sorted);
     double median = report_median(sorted, n);
     free(sorted);
@@ -162,18 +158,16 @@ static void print_summary(const struct report *r, const struct report_summary *s
     ROW(total, "total")
 #undef ROW
     printf("%-20s %12s %12s\n", "peak resident", "", report_bytes(s->peak_rss_bytes).text);
-    if (s->peak_device_bytes) {
+    if (s->peak_device_bytes)
         printf("%-20s %12s %12s\n", "peak of the GPU", "", report_bytes(s->peak_device_bytes).text);
-    }
     printf("\nstate sha256 %s\n", s->state_sha256);
     fflush(stdout);
 }
 
 void report_summary(struct report *r, const struct report_summary *s)
 {
-    if (r->quiet) {
+    if (r->quiet)
         return;
-    }
     if (!r->json) {
         print_summary(r, s);
         return;
@@ -203,10 +197,8 @@ void report_warning(void *arg, const char *line)
 {
     const char *const *but = arg;
     bool goes = but && strncmp(line, "warning: ", 9) == 0;
-    for (int i = 0; goes && but[i]; i++) {
+    for (int i = 0; goes && but[i]; i++)
         goes = !strstr(line, but[i]);
-    }
-    if (goes) {
+    if (goes)
         fprintf(stderr, "libzero: %s\n", line);
-    }
 }

@@ -8,17 +8,14 @@
 static int64_t kilobytes_line(const char *path, const char *key)
 {
     FILE *f = fopen(path, "r");
-    if (!f) {
+    if (!f)
         return -1;
-    }
     char line[256];
     long long kb = -1;
     size_t n = strlen(key);
-    while (kb < 0 && fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, n) || line[n] != ':' || sscanf(line + n + 1, "%lld", &kb) != 1) {
+    while (kb < 0 && fgets(line, sizeof line, f))
+        if (strncmp(line, key, n) || line[n] != ':' || sscanf(line + n + 1, "%lld", &kb) != 1)
             kb = -1;
-        }
-    }
     fclose(f);
     return kb < 0 ? -1 : kb * 1024;
 }

@@ -7,27 +7,24 @@
 void stage_table_head(const char *title)
 {
     printf("%-22s", title);
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < N_STAGES; s++)
         printf("    stage %d", s);
-    }
     putchar('\n');
 }
 
 void stage_table_bytes(const char *name, const int64_t bytes[N_STAGES])
 {
     printf("%-22s", name);
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < N_STAGES; s++)
         printf(" %10s", bytes[s] < 0 ? "" : report_bytes(bytes[s]).text);
-    }
     putchar('\n');
 }
 
 void stage_table_ms(const char *name, const int64_t ns[N_STAGES])
 {
     printf("%-22s", name);
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < N_STAGES; s++)
         printf(" %7.2f ms", (double)ns[s] / 1e6);
-    }
     putchar('\n');
 }
 
@@ -40,9 +37,8 @@ void stage_table_memory(const struct zero_bytes bytes[N_STAGES], const char *tot
         row[s] = bytes[s].field;                                                                             \
         any |= row[s];                                                                                       \
     }                                                                                                        \
-    if (any) {                                                                                               \
-        stage_table_bytes(text, row);                                                                        \
-    }
+    if (any)                                                                                                 \
+        stage_table_bytes(text, row);
     ZERO_MEM_MAP(ROW)
     ROW(total, total_name)
 #undef ROW

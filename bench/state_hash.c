@@ -12,9 +12,8 @@
 int64_t tensor_elements(const struct zero_tensor *t)
 {
     int64_t n = 1;
-    for (int i = 0; i < 8 && t->shape[i]; i++) {
+    for (int i = 0; i < 8 && t->shape[i]; i++)
         n *= t->shape[i];
-    }
     return n;
 }
 
@@ -24,9 +23,8 @@ int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *
     struct sha256_ctx sha;
     sha256_init(&sha);
     float *chunk = hash ? malloc(CHUNK * sizeof *chunk) : NULL;
-    if (hash && !chunk) {
+    if (hash && !chunk)
         return zr_fail(ZR_ERR_NOMEM, "no memory to read the state into");
-    }
     int err = 0;
     for (int32_t t = 0; t < n_tensors; t++) {
         int64_t n_elements = tensor_elements(&tensors[t]);
@@ -34,17 +32,15 @@ int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *
             for (int64_t first = 0; !err && first < n_elements; first += CHUNK) {
                 int64_t n = n_elements - first < CHUNK ? n_elements - first : CHUNK;
                 err = read(from, t, value, first, n, chunk);
-                if (!err && hash) {
+                if (!err && hash)
                     sha256_update(&sha, (size_t)n * sizeof *chunk, (const uint8_t *)chunk);
-                }
             }
         }
     }
     free(chunk);
     uint8_t digest[SHA256_DIGEST_SIZE];
     sha256_digest(&sha, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++) {
+    for (size_t i = 0; i < sizeof digest; i++)
         snprintf(out + 2 * i, 3, "%02x", digest[i]);
-    }
     return err;
 }

@@ -107,17 +107,15 @@ static int wrap(struct run *r)
     cfg.log_arg = r;
     int32_t layers = (int32_t)o->model.config.layers;
     struct zero_call *order = malloc(TRAIN_N_CALLS(layers) * sizeof *order);
-    if (!order) {
+    if (!order)
         return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
-    }
     train_call_order(order, layers);
     cfg.order = order;
     cfg.n_order = TRAIN_N_CALLS(layers);
     int err = reported(zero_wrap(&r->z, r->tensors, TRAIN_N_TENSORS, &cfg));
     free(order);
-    if (err) {
+    if (err)
         return err;
-    }
     gpt2_free_params(&r->model); /* libzero holds the parameters now */
     struct zero_stats stats;
     TRY(reported(zero_get_stats(r->z, &stats)));
@@ -173,9 +171,8 @@ static int backward(struct run *r)
 
 static int optimize(struct run *r, float lr, struct zero_step_info *info)
 {
-    if (r->z) {
+    if (r->z)
         return reported(zero_step(r->z, lr, info));
-    }
     return plain_step(&r->plain, r->o, lr, info);
 }
 
@@ -185,9 +182,8 @@ static int optimize(struct run *r, float lr, struct zero_step_info *info)
 static int share(struct run *r, double *loss, bool *stop)
 {
     double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
-    if (r->z) {
+    if (r->z)
         TRY(reported(zero_mean(r->z, values, 2)));
-    }
     *loss = values[0] / (double)r->o->accum;
     *stop = values[1] > 0.0;
     return 0;
@@ -292,9 +288,8 @@ static int load(struct run *r, int64_t *next_step)
     TRY(reported(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
     if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1],
-               &v[2], &v[3]) != 5) {
+               &v[2], &v[3]) != 5)
         return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
-    }
     p = (struct position){seed, v[0], v[1], v[2], v[3]};
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
         return failed(ZERO_ERR_ARG,
@@ -401,9 +396,8 @@ static int train(struct run *r)
 {
     const struct train_options *o = r->o;
     r->bad_input = true;
-    if (!o->export_to) {
+    if (!o->export_to)
         TRY(load_text(r));
-    }
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* there may be none */
     TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
@@ -421,25 +415,21 @@ static int train(struct run *r)
         return move_weights(r);
     }
     introduce(r);
-    if (o->import_from) {
+    if (o->import_from)
         TRY(move_weights(r));
-    }
     r->start_ns = report_now_ns();
     int64_t first = 0;
-    if (o->load) {
+    if (o->load)
         TRY(load(r, &first));
-    }
     bool stop = first >= o->steps;
     double loss = NAN;
     for (int64_t step = first; !stop; step++) {
         TRY(train_step(r, step, &stop, &loss));
-        if (save_is_due(r, step + 1, stop)) {
+        if (save_is_due(r, step + 1, stop))
             TRY(save(r, step + 1));
-        }
     }
-    if (r->z) {
+    if (r->z)
         TRY(reported(zero_save_wait(r->z)));
-    }
     return summarize(r, loss);
 }
 
@@ -447,17 +437,15 @@ int train_run(const struct train_options *o)
 {
     struct run r = {.o = o, .world = 1, .report = {.json = o->json}};
     int err = train(&r);
-    if (err) {
+    if (err)
         fprintf(stderr, "zero-bench train: %s\n", failed_text());
-    }
     zero_unwrap(&r.z);
     plain_close(&r.plain);
     gpt2_close(&r.model);
     place_close(&r.place);
     bytes_data_close(&r.data);
     report_close(&r.report);
-    if (!err) {
+    if (!err)
         return EXIT_SUCCESS;
-    }
     return r.bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
 }

@@ -16,9 +16,8 @@ static error_t add_path(struct argp_state *state, const struct option_row *row, 
     (void)state, (void)row;
     struct train_options *o = options;
     const char **paths = realloc(o->paths, (size_t)(o->n_paths + 1) * sizeof *paths);
-    if (!paths) {
+    if (!paths)
         return ENOMEM;
-    }
     o->paths = paths;
     o->paths[o->n_paths++] = path;
     return 0;
@@ -158,9 +157,8 @@ int train_command(const char *name, int argc, char **argv)
         .gpu = PLACE_GPU_OF_RANK,
     };
     int status = options_parse(&table, name, argc, argv, &o);
-    if (!status) {
+    if (!status)
         status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
-    }
     free(o.paths);
     return status;
 }

@@ -101,9 +101,8 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
         return;
     }
     multiply(m, &args);
-    if (before) {
+    if (before)
         LAYER(m, gelu_backward, dinp, before, args.m * C);
-    }
 }
 
 /* dweight (OC, C) += dout^T * inp;  dbias (OC) += sum of dout's rows, if there is a bias */
@@ -136,9 +135,8 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
         return;
     }
     multiply(m, &args);
-    if (dbias) {
+    if (dbias)
         LAYER(m, bias_backward, dbias, dout, m->stats.scratch, BT, OC);
-    }
 }
 
 static void linear_backward(struct gpt2 *m, real *dinp, real *dweight, real *dbias, const real *dout,
@@ -216,11 +214,10 @@ static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, con
 static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
 {
     int64_t T = m->config.context, NH = m->config.heads, HS = m->config.channels / NH, rows = m->B * NH * T;
-    if (m->attention) {
+    if (m->attention)
         RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
-    } else {
+    else
         products_forward(m, atty, m->acts.att + l * rows * T, qkv);
-    }
 }
 
 static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
@@ -241,9 +238,8 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
     int64_t BT = m->B * m->config.context, V = m->config.vocab;
     int32_t *next = m->count, n = 0, at = 0; /* next[v]: where the next row of v goes */
     memset(next, 0, (size_t)V * sizeof *next);
-    for (int64_t row = 0; row < BT; row++) {
+    for (int64_t row = 0; row < BT; row++)
         next[b->tokens[row]]++;
-    }
     for (int32_t v = 0; v < V; v++) {
         if (next[v]) {
             b->distinct[n] = v;
@@ -255,9 +251,8 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
     }
     b->first[n] = at;
     b->n_distinct = n;
-    for (int32_t row = 0; row < BT; row++) {
+    for (int32_t row = 0; row < BT; row++)
         b->order[next[b->tokens[row]]++] = row;
-    }
 }
 
 void gpt2_embed_forward(struct gpt2 *m)

@@ -11,11 +11,9 @@
 
 static inline float sum_lanes(float s[LANES])
 {
-    for (int half = LANES / 2; half; half /= 2) {
-        for (int j = 0; j < half; j++) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++)
             s[j] += s[j + half];
-        }
-    }
     return s[0];
 }
 
@@ -23,14 +21,11 @@ static inline float sum(const float *x, int64_t n)
 {
     float s[LANES] = {0};
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
             s[j] += x[i + j];
-        }
-    }
-    for (int j = 0; i < n; i++, j++) {
+    for (int j = 0; i < n; i++, j++)
         s[j] += x[i];
-    }
     return sum_lanes(s);
 }
 
@@ -38,35 +33,27 @@ static inline float dot(const float *x, const float *y, int64_t n)
 {
     float s[LANES] = {0};
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
             s[j] += x[i + j] * y[i + j];
-        }
-    }
-    for (int j = 0; i < n; i++, j++) {
+    for (int j = 0; i < n; i++, j++)
         s[j] += x[i] * y[i];
-    }
     return sum_lanes(s);
 }
 
 static inline float largest(const float *x, int64_t n)
 {
     float s[LANES];
-    for (int j = 0; j < LANES; j++) {
+    for (int j = 0; j < LANES; j++)
         s[j] = x[0];
-    }
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
             s[j] = x[i + j] > s[j] ? x[i + j] : s[j];
-        }
-    }
-    for (int j = 0; i < n; i++, j++) {
+    for (int j = 0; i < n; i++, j++)
         s[j] = x[i] > s[j] ? x[i] : s[j];
-    }
-    for (int j = 1; j < LANES; j++) {
+    for (int j = 1; j < LANES; j++)
         s[0] = s[j] > s[0] ? s[j] : s[0];
-    }
     return s[0];
 }
 
@@ -98,16 +85,14 @@ static inline float fast_exp(float x)
 /* Adds n fp32 sums to a gradient: one rounding, whatever the number of rows they were summed over. */
 static inline void add_columns(real *restrict grad, const float *restrict columns, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         grad[i] = from_float(to_float(grad[i]) + columns[i]);
-    }
 }
 
 static inline void add_row(float *restrict columns, const real *restrict row, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         columns[i] += to_float(row[i]);
-    }
 }
 
 GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict out, float *restrict mean,
@@ -118,17 +103,14 @@ GPT2_CLONES static int layernorm_forward(const struct place *on, real *restrict 
     (void)on;
     float *restrict x = columns;
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             x[i] = to_float(inp[i]);
-        }
         float mu = sum(x, C) / (float)C;
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             x[i] -= mu;
-        }
         float scale = 1.0f / sqrtf(dot(x, x, C) / (float)C + GPT2_LAYERNORM_EPS);
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             out[i] = from_float(x[i] * scale * to_float(weight[i]) + to_float(bias[i]));
-        }
         mean[row] = mu;
         rstd[row] = scale;
     }
@@ -155,9 +137,8 @@ GPT2_CLONES static int layernorm_backward(const struct place *on, real *restrict
             db[i] += d;
         }
         float m = sum(dnorm, C) / (float)C, m_norm = dot(dnorm, norm, C) / (float)C;
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             dinp[i] = from_float(to_float(dinp[i]) + (dnorm[i] - m - norm[i] * m_norm) * scale);
-        }
     }
     add_columns(dweight, dw, C);
     add_columns(dbias, db, C);
@@ -198,13 +179,11 @@ GPT2_CLONES static int causal_softmax_forward(const struct place *on, real *rest
     for (int64_t row = 0; row < NH * T; row++, att += T, scores += T) {
         int64_t n = row % T + 1; /* a token sees itself and those before it */
         float top = largest(scores, n);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             scores[i] = fast_exp((scores[i] - top) * scale);
-        }
         float inverse = 1.0f / sum(scores, n);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             att[i] = from_float(scores[i] * inverse);
-        }
         memset(att + n, 0, (size_t)(T - n) * sizeof *att);
     }
     return 0;
@@ -217,13 +196,11 @@ GPT2_CLONES static int causal_softmax_backward(const struct place *on, real *res
     (void)on;
     for (int64_t row = 0; row < NH * T; row++, att += T, datt += T, dscores += T) {
         int64_t n = row % T + 1;
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             datt[i] *= to_float(att[i]);
-        }
         float total = sum(datt, n);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             dscores[i] = from_float((datt[i] - to_float(att[i]) * total) * scale);
-        }
         memset(dscores + n, 0, (size_t)(T - n) * sizeof *dscores);
     }
     return 0;
@@ -237,13 +214,11 @@ GPT2_CLONES static int cross_entropy(const struct place *on, real *restrict dlog
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
         float top = largest(logits, V), at_target = logits[target] - top;
-        for (int64_t i = 0; i < V; i++) {
+        for (int64_t i = 0; i < V; i++)
             logits[i] = fast_exp(logits[i] - top);
-        }
         float total = sum(logits, V), factor = scale / total;
-        for (int64_t i = 0; i < V; i++) {
+        for (int64_t i = 0; i < V; i++)
             dlogits[i] = from_float(logits[i] * factor);
-        }
         dlogits[target] = from_float(logits[target] * factor - scale);
         loss[row] = log((double)total) - (double)at_target;
     }
@@ -254,9 +229,8 @@ static int add_loss(const struct place *on, double *total, const double *loss, i
 {
     (void)on;
     double sum_of_rows = 0.0;
-    for (int64_t row = 0; row < N; row++) {
+    for (int64_t row = 0; row < N; row++)
         sum_of_rows += loss[row];
-    }
     *total += ldexp(rint(ldexp(sum_of_rows / (double)N, 36)), -36);
     return 0;
 }
@@ -266,9 +240,8 @@ GPT2_CLONES static int bias_backward(const struct place *on, real *restrict dbia
 {
     (void)on;
     memset(columns, 0, (size_t)C * sizeof *columns);
-    for (int64_t row = 0; row < N; row++, dout += C) {
+    for (int64_t row = 0; row < N; row++, dout += C)
         add_row(columns, dout, C);
-    }
     add_columns(dbias, columns, C);
     return 0;
 }
@@ -276,9 +249,8 @@ GPT2_CLONES static int bias_backward(const struct place *on, real *restrict dbia
 GPT2_CLONES static int add(const struct place *on, real *restrict grad, const real *restrict x, int64_t n)
 {
     (void)on;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
-    }
     return 0;
 }
 
@@ -289,9 +261,8 @@ GPT2_CLONES static int embedding_forward(const struct place *on, real *restrict 
     (void)on;
     for (int64_t bt = 0; bt < B * T; bt++, out += C) {
         const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             out[i] = from_float(to_float(token[i]) + to_float(position[i]));
-        }
     }
     return 0;
 }
@@ -305,16 +276,14 @@ GPT2_CLONES static int embedding_backward(const struct place *on, real *restrict
     (void)on;
     for (int64_t d = 0; d < batch->n_distinct; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++) {
+        for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++)
             add_row(columns, dout + batch->order[at] * C, C);
-        }
         add_columns(dwte + batch->distinct[d] * C, columns, C);
     }
     for (int64_t t = 0; t < T; t++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int64_t b = 0; b < B; b++) {
+        for (int64_t b = 0; b < B; b++)
             add_row(columns, dout + (b * T + t) * C, C);
-        }
         add_columns(dwpe + t * C, columns, C);
     }
     return 0;

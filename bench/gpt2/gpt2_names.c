@@ -32,11 +32,10 @@ void gpt2_names(struct zero_weight *map, char (*text)[40], int32_t layers)
     for (int32_t t = 0; t < (int32_t)(sizeof names / sizeof *names); t++) {
         for (int32_t l = 0; l < (names[t].stacked ? layers : 1); l++, n++) {
             const char *layer = names[t].name + 4; /* after "h.%d" */
-            if (names[t].stacked) {
+            if (names[t].stacked)
                 snprintf(text[n], sizeof text[n], "h.%d%s", l, layer);
-            } else {
+            else
                 snprintf(text[n], sizeof text[n], "%s", names[t].name);
-            }
             map[n] =
                 (struct zero_weight){text[n], t, names[t].stacked ? ZERO_SLICE(l) : 0, names[t].transposed};
         }

@@ -18,14 +18,12 @@ static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, cons
 {
     const int64_t align = 256 / (int64_t)element_bytes; /* of each piece, in elements */
     int64_t total = 0;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         total += (sizes[i] + align - 1) / align * align;
-    }
     struct gpt2_block b = {NULL, total * (int64_t)element_bytes};
     int err = m->place->dev->ops->alloc(m->place->dev, b.bytes, &b.p);
-    if (err) {
+    if (err)
         return err;
-    }
     *block = b;
     for (int64_t i = 0, at = 0; i < n; i++) {
         pieces[i] = (char *)b.p + (size_t)at * element_bytes;
@@ -36,9 +34,8 @@ static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, cons
 
 static void give_back(struct gpt2 *m, struct gpt2_block *block)
 {
-    if (block->p) {
+    if (block->p)
         m->place->dev->ops->free(m->place->dev, block->p, block->bytes);
-    }
     *block = (struct gpt2_block){0};
 }
 
@@ -65,9 +62,8 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
     };
     memcpy(sizes, s, sizeof s);
     int64_t total = 0;
-    for (int i = 0; i < GPT2_N_TENSORS; i++) {
+    for (int i = 0; i < GPT2_N_TENSORS; i++)
         total += s[i];
-    }
     return total;
 }
 
@@ -129,23 +125,20 @@ static int open_batches(struct gpt2 *m)
     struct zr_device *dev = m->place->dev;
     int64_t BT = m->B * m->config.context, n = 5 * BT + 1;
     int err = lay_out(m, &m->batch_memory, &(void *){NULL}, &n, 1, sizeof(int32_t));
-    if (err) {
+    if (err)
         return err;
-    }
     n = m->batch_memory.bytes / (int64_t)sizeof(int32_t);
     batch_pieces(&m->batch, m->batch_memory.p, BT);
     struct gpt2_block host = {NULL, 2 * m->batch_memory.bytes + (int64_t)sizeof(double)};
     err = dev->ops->host_alloc(dev, host.bytes, &host.p);
-    if (err) {
+    if (err)
         return err;
-    }
     m->staged_memory = host;
     batch_pieces(&m->staged[0], host.p, BT);
     batch_pieces(&m->staged[1], (int32_t *)host.p + n, BT);
     m->loss_out = (double *)((int32_t *)host.p + 2 * n);
-    for (int i = 0; i < 2 && !err; i++) {
+    for (int i = 0; i < 2 && !err; i++)
         err = dev->ops->event_open(dev, &m->sent[i]);
-    }
     return err ? err : dev->ops->event_open(dev, &m->loss_sent);
 }
 
@@ -154,9 +147,8 @@ static int open_losses(struct gpt2 *m)
     int64_t sizes[] = {m->B * m->config.context, 1};
     void *pieces[2];
     int err = lay_out(m, &m->losses_memory, pieces, sizes, 2, sizeof(double));
-    if (err) {
+    if (err)
         return err;
-    }
     m->losses = pieces[0];
     m->loss = pieces[1];
     return m->place->dev->ops->zero(m->place->stream, m->loss, sizeof *m->loss);
@@ -181,9 +173,8 @@ static void draw(void *arg)
         double v = (double)(random_bits(at + 1) >> 11) * 0x1p-53;
         double r = d->deviation * sqrt(-2.0 * log(u));
         d->x[i] = from_float((float)(r * cos(two_pi * v)));
-        if (i + 1 < d->n) {
+        if (i + 1 < d->n)
             d->x[i + 1] = from_float((float)(r * sin(two_pi * v)));
-        }
     }
 }
 
@@ -207,16 +198,12 @@ static void draw_piece(const struct drawing *piece)
         part[i].n = smaller(PART, piece->n - at);
         started[i] = i > 0 && !uv_thread_create(&thread[i], draw, &part[i]);
     }
-    for (int i = 0; i < n_parts; i++) {
-        if (!started[i]) {
+    for (int i = 0; i < n_parts; i++)
+        if (!started[i])
             draw(&part[i]);
-        }
-    }
-    for (int i = 0; i < n_parts; i++) {
-        if (started[i]) {
+    for (int i = 0; i < n_parts; i++)
+        if (started[i])
             uv_thread_join(&thread[i]);
-        }
-    }
 }
 
 /* How a tensor starts: drawn with this deviation, or where that is 0 filled with a value. */
@@ -231,18 +218,15 @@ static int start_tensor(struct gpt2 *m, real *x, int64_t n, const struct start *
     const struct zr_device_ops *dev = m->place->dev->ops;
     for (int64_t first = 0; first < n; first += piece_elems) {
         int64_t here = smaller(piece_elems, n - first);
-        if (start->deviation > 0) {
+        if (start->deviation > 0)
             draw_piece(&(struct drawing){piece, first, here, stream, start->deviation});
-        } else {
-            for (int64_t i = 0; i < here; i++) {
+        else
+            for (int64_t i = 0; i < here; i++)
                 piece[i] = from_float(start->value);
-            }
-        }
         int err = dev->copy(m->place->stream, x + first, piece, here * (int64_t)sizeof(real));
         err = err ? err : dev->stream_sync(m->place->stream); /* piece is used again */
-        if (err) {
+        if (err)
             return err;
-        }
     }
     return 0;
 }
@@ -270,9 +254,8 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
     };
     int64_t piece_elems = PART * smaller(uv_available_parallelism(), N_DRAWERS);
     real *piece = malloc((size_t)piece_elems * sizeof *piece);
-    if (!piece) {
+    if (!piece)
         return zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
-    }
     int err = 0;
     uint64_t n_drawn = 0;
     for (int t = 0; t < GPT2_N_TENSORS && !err; t++) {
@@ -287,9 +270,8 @@ static int initialise(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint6
 const struct gpt2_layers *gpt2_layers_for(const struct place *place)
 {
 #ifdef ZR_HAVE_CUDA
-    if (place->cuda) {
+    if (place->cuda)
         return &gpt2_layers_cuda;
-    }
 #endif
     (void)place; /* there is no GPU to open it on */
     return &gpt2_layers_host;
@@ -301,9 +283,8 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, uint6
     const struct gpt2_layers *layers = gpt2_layers_for(place);
     int64_t align = layers->row_align, sizes[GPT2_N_TENSORS];
     *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
-    if (layers->attention && layers->attention->fits(config->channels / config->heads)) {
+    if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
-    }
     m->ld_logits = (config->vocab + align - 1) / align * align;
     int64_t n_params = param_sizes(sizes, config);
     int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
@@ -329,9 +310,8 @@ int gpt2_open_grads(struct gpt2 *m)
     int64_t sizes[GPT2_N_TENSORS];
     int64_t n_params = param_sizes(sizes, &m->config);
     int err = lay_out(m, &m->grads_memory, (void **)&m->grads, sizes, GPT2_N_TENSORS, sizeof(real));
-    if (err) {
+    if (err)
         return zr_fail_more(err, "the gradients of %lld parameters", (long long)n_params);
-    }
     return m->place->dev->ops->zero(m->place->stream, m->grads_memory.p, m->grads_memory.bytes);
 }
 
@@ -350,19 +330,16 @@ int gpt2_next_batch(struct gpt2 *m)
 
 void gpt2_close(struct gpt2 *m)
 {
-    if (!m->place) {
+    if (!m->place)
         return;
-    }
     struct zr_device *dev = m->place->dev;
     dev->ops->stream_sync(m->place->stream); /* nothing is freed under work that uses it */
     struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory,  &m->acts_memory,
                                    &m->stats_memory,  &m->losses_memory, &m->batch_memory};
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);
-    }
-    if (m->staged_memory.p) {
+    if (m->staged_memory.p)
         dev->ops->host_free(dev, m->staged_memory.p, m->staged_memory.bytes);
-    }
     dev->ops->event_close(m->sent[0]);
     dev->ops->event_close(m->sent[1]);
     dev->ops->event_close(m->loss_sent);

@@ -105,9 +105,8 @@ static int read_line(const struct option_table *t, const char *line, struct ever
     int argc = 1;
     size_t reported_bytes;
     snprintf(copy, sizeof copy, "%s", line);
-    for (char *p = strtok(copy, " "); p && argc < 16; p = strtok(NULL, " ")) {
+    for (char *p = strtok(copy, " "); p && argc < 16; p = strtok(NULL, " "))
         argv[argc++] = p;
-    }
     FILE *terminal = stderr;
     stderr = open_memstream(reported, &reported_bytes);
     assert_non_null(stderr);

@@ -50,9 +50,8 @@ static int remove_folder(void **state)
 {
     (void)state;
     const char *names[] = {"c.txt", "a.txt", "b/z.h", "b/y.h", "object.o", "link.txt"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unlink(in_folder(names[i]));
-    }
     rmdir(in_folder("b"));
     return rmdir(folder);
 }
@@ -108,9 +107,8 @@ static void pieces_depend_on_their_place_alone(void **state)
 {
     (void)state;
     uint8_t text[256];
-    for (int i = 0; i < 256; i++) {
+    for (int i = 0; i < 256; i++)
         text[i] = (uint8_t)i;
-    }
     struct bytes_data d = {.bytes = text, .n_bytes = sizeof text};
     int32_t tokens[B * T], targets[B * T], again[B * T], after[B * T];
     int changed_by[4] = {0}; /* seed, step, micro-batch, row */
@@ -133,9 +131,8 @@ static void pieces_depend_on_their_place_alone(void **state)
         changed_by[2] += again[0] != tokens[0];
         changed_by[3] += tokens[T] != tokens[0];
     }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         assert_true(changed_by[i] > 10);
-    }
 }
 
 /* Of the shortest text allowed there is one piece, which must not run over the end. */

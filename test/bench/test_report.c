@@ -29,9 +29,8 @@ static void bytes_have_three_digits(void **state)
         {99950000, "100 MB"},
         {INT64_MAX, "9.22 EB"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_string_equal(report_bytes(cases[i].bytes).text, cases[i].text);
-    }
 }
 
 static void the_median_leaves_out_the_first_two(void **state)
@@ -45,9 +44,8 @@ static void the_median_leaves_out_the_first_two(void **state)
         assert_int_equal(report_step(&r, &(struct report_step){.ms = ms[i]}, false), 0);
         assert_true(report_ms_median(&r) == median[i]);
     }
-    for (int i = 0; i < 5000; i++) { /* past the first allocation */
+    for (int i = 0; i < 5000; i++) /* past the first allocation */
         assert_int_equal(report_step(&r, &(struct report_step){.ms = 7}, false), 0);
-    }
     assert_true(report_ms_median(&r) == 7);
     report_close(&r);
 }
@@ -82,9 +80,8 @@ static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t firs
     assert_int_equal(first, next_first);
     assert_in_range(n, 1, elements[tensor] - first);
     next_first += n;
-    for (int64_t i = 0; dst && i < n; i++) {
+    for (int64_t i = 0; dst && i < n; i++)
         ((float *)dst)[i] = (float)(first + i) + 0.25f * (float)value + 0.5f * (float)tensor;
-    }
     return 0;
 }
 

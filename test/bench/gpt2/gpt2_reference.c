@@ -27,15 +27,12 @@ enum {
 static void norm(double *out, const double *x, const double *weight, const double *bias, int64_t C)
 {
     double mean = 0, variance = 0;
-    for (int64_t i = 0; i < C; i++) {
+    for (int64_t i = 0; i < C; i++)
         mean += x[i] / (double)C;
-    }
-    for (int64_t i = 0; i < C; i++) {
+    for (int64_t i = 0; i < C; i++)
         variance += (x[i] - mean) * (x[i] - mean) / (double)C;
-    }
-    for (int64_t i = 0; i < C; i++) {
+    for (int64_t i = 0; i < C; i++)
         out[i] = (x[i] - mean) / sqrt(variance + 1e-5) * weight[i] + bias[i];
-    }
 }
 
 /* out (O) = weight (O, I) * x (I) + bias (O) */
@@ -44,9 +41,8 @@ static void linear(double *out, const double *x, const double *weight, const dou
 {
     for (int64_t o = 0; o < O; o++) {
         out[o] = bias[o];
-        for (int64_t i = 0; i < I; i++) {
+        for (int64_t i = 0; i < I; i++)
             out[o] += weight[o * I + i] * x[i];
-        }
     }
 }
 
@@ -65,18 +61,15 @@ static void attend(double *y, const double *qkv, int64_t t, int64_t C, int64_t N
         for (int64_t s = 0; s <= t; s++) {
             const double *q = qkv + t * 3 * C + h * HS, *k = qkv + s * 3 * C + C + h * HS, *v = k + C;
             double score = 0;
-            for (int64_t i = 0; i < HS; i++) {
+            for (int64_t i = 0; i < HS; i++)
                 score += q[i] * k[i];
-            }
             double e = exp(score / sqrt((double)HS));
             total += e;
-            for (int64_t i = 0; i < HS; i++) {
+            for (int64_t i = 0; i < HS; i++)
                 y[h * HS + i] += e * v[i];
-            }
         }
-        for (int64_t i = 0; i < HS; i++) {
+        for (int64_t i = 0; i < HS; i++)
             y[h * HS + i] /= total;
-        }
     }
 }
 
@@ -93,18 +86,15 @@ static void layer(double *x, const struct gpt2_config *c, double *const p[16], i
     for (int64_t t = 0; t < T; t++) {
         attend(y, qkv, t, C, c->heads);
         linear(normed, y, p[ATTPROJW] + l * C * C, p[ATTPROJB] + l * C, C, C);
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             x[t * C + i] += normed[i];
-        }
         norm(normed, x + t * C, p[LN2W] + l * C, p[LN2B] + l * C, C);
         linear(wide, normed, p[FCW] + l * 4 * C * C, p[FCB] + l * 4 * C, C, 4 * C);
-        for (int64_t i = 0; i < 4 * C; i++) {
+        for (int64_t i = 0; i < 4 * C; i++)
             wide[i] = gelu(wide[i]);
-        }
         linear(y, wide, p[FCPROJW] + l * C * 4 * C, p[FCPROJB] + l * C, 4 * C, C);
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             x[t * C + i] += y[i];
-        }
     }
 }
 
@@ -116,9 +106,8 @@ static double token_loss(const double *x, const struct gpt2_config *c, double *c
     norm(normed, x, p[LNFW], p[LNFB], C);
     for (int64_t v = 0; v < c->vocab; v++) {
         double logit = 0;
-        for (int64_t i = 0; i < C; i++) {
+        for (int64_t i = 0; i < C; i++)
             logit += p[WTE][v * C + i] * normed[i];
-        }
         total += exp(logit);
         at_target = v == target ? logit : at_target;
     }
@@ -133,15 +122,12 @@ double reference_loss(const struct gpt2_config *c, double *const params[16], con
            *scratch = malloc((size_t)(6 * C + 3 * T * C) * sizeof *scratch);
     double loss = 0;
     for (int64_t b = 0; b < B; b++, tokens += T, targets += T) {
-        for (int64_t i = 0; i < T * C; i++) {
+        for (int64_t i = 0; i < T * C; i++)
             x[i] = params[WTE][tokens[i / C] * C + i % C] + params[WPE][i];
-        }
-        for (int64_t l = 0; l < c->layers; l++) {
+        for (int64_t l = 0; l < c->layers; l++)
             layer(x, c, params, l, scratch);
-        }
-        for (int64_t t = 0; t < T; t++) {
+        for (int64_t t = 0; t < T; t++)
             loss += token_loss(x + t * C, c, params, targets[t], scratch) / (double)(B * T);
-        }
     }
     free(x);
     free(scratch);

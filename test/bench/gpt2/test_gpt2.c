@@ -115,9 +115,8 @@ static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t
 
 static void close_fixture(struct fixture *f)
 {
-    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+    for (int t = 0; t < GPT2_N_TENSORS; t++)
         free(f->exact[t]);
-    }
     free(f->tokens);
     free(f->targets);
     gpt2_close(&f->m);
@@ -146,9 +145,8 @@ static double forward(struct fixture *f)
     memcpy(m->tokens, f->tokens, bytes);
     memcpy(m->targets, f->targets, bytes);
     gpt2_embed_forward(m);
-    for (int64_t l = 0; l < m->config.layers; l++) {
+    for (int64_t l = 0; l < m->config.layers; l++)
         gpt2_layer_forward(m, l);
-    }
     gpt2_head_forward(m);
     assert_int_equal(gpt2_send_loss(m), 0);
     assert_int_equal(gpt2_take_loss(m, &loss), 0);
@@ -159,13 +157,11 @@ static void backward(struct fixture *f)
 {
     struct gpt2 *m = &f->m;
     gpt2_head_backward(m);
-    for (int64_t l = m->config.layers; l-- > 0;) {
+    for (int64_t l = m->config.layers; l-- > 0;)
         gpt2_layer_backward(m, l);
-    }
     gpt2_embed_backward(m);
-    if (m->err) {
+    if (m->err)
         fail_msg("%s", zr_error_text());
-    }
 }
 
 static double exact_loss(struct fixture *f)
@@ -182,9 +178,8 @@ static void check_loss(void **state)
         poison(&f);
         double loss = forward(&f), exact = exact_loss(&f);
         assert_int_equal(f.m.err, 0);
-        if (!(fabs(loss - exact) <= LOSS_TOLERANCE * exact)) {
+        if (!(fabs(loss - exact) <= LOSS_TOLERANCE * exact))
             fail_msg("shape %zu: loss %.9g, not %.9g", s, loss, exact);
-        }
         close_fixture(&f);
     }
 }
@@ -237,9 +232,8 @@ static void check_adds(void **state)
     forward(&f);
     backward(&f);
     real *once[GPT2_N_TENSORS];
-    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+    for (int t = 0; t < GPT2_N_TENSORS; t++)
         once[t] = gradient(&f, t);
-    }
     forward(&f);
     backward(&f);
     for (int t = 0; t < GPT2_N_TENSORS; t++) {
@@ -250,9 +244,8 @@ static void check_adds(void **state)
             error += (twice - 2 * g) * (twice - 2 * g);
             size += g * g;
         }
-        if (!(sqrt(error) <= (sizeof(real) == 2 ? 0.01 : 1e-6) * sqrt(size) + 1e-7)) {
+        if (!(sqrt(error) <= (sizeof(real) == 2 ? 0.01 : 1e-6) * sqrt(size) + 1e-7))
             fail_msg("tensor %d: after two backward passes the gradient is not doubled", t);
-        }
         free(once[t]);
         free(both);
     }

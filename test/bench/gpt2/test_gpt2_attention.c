@@ -72,9 +72,8 @@ static void reference(struct fixture *f, int64_t b, int64_t h)
             }
             top = fmax(top, p[s]);
         }
-        for (int64_t s = 0; s <= t; s++) {
+        for (int64_t s = 0; s <= t; s++)
             total += p[s] = exp(p[s] - top);
-        }
         f->logsum[(b * f->s.NH + h) * T + t] = (top + log(total)) / log(2);
         for (int64_t s = 0; s <= t; s++) {
             p[s] /= total;
@@ -99,9 +98,8 @@ static void run(struct fixture *f)
     const struct shape *s = &f->s;
     struct array *a = f->a;
     for (int i = 0; i < N_ARRAYS; i++) {
-        if (i != QKV && i != DATTY) {
+        if (i != QKV && i != DATTY)
             memset(a[i].at, 0xff, (size_t)a[i].bytes);
-        }
         move(a[i].there, a[i].at, a[i].bytes);
     }
     const struct gpt2_attention *att = gpt2_layers_cuda.attention;
@@ -110,9 +108,8 @@ static void run(struct fixture *f)
     assert_int_equal(att->backward(&gpu, a[DQKV].there, a[DOTS].there, a[DATTY].there, a[ATTY].there,
                                    a[LOGSUM].there, a[QKV].there, s->B, s->T, s->NH, s->HS),
                      0);
-    for (int i = 0; i < N_ARRAYS; i++) {
+    for (int i = 0; i < N_ARRAYS; i++)
         move(a[i].at, a[i].there, a[i].bytes);
-    }
 }
 
 static void open_all(struct fixture *f, struct shape s)
@@ -126,20 +123,16 @@ static void open_all(struct fixture *f, struct shape s)
         f->a[i] = (struct array){malloc((size_t)bytes[i]), NULL, bytes[i]};
         assert_int_equal(gpu.dev->ops->alloc(gpu.dev, bytes[i], &f->a[i].there), 0);
     }
-    for (int64_t i = 0; i < BT * 3 * C; i++) {
+    for (int64_t i = 0; i < BT * 3 * C; i++)
         ((real *)f->a[QKV].at)[i] = from_float(random_normal(&rng) * (i % (3 * C) < 2 * C ? s.spread : 1.0f));
-    }
-    for (int64_t i = 0; i < BT * C; i++) {
+    for (int64_t i = 0; i < BT * C; i++)
         ((real *)f->a[DATTY].at)[i] = from_float(random_normal(&rng));
-    }
     f->atty = calloc((size_t)(BT * C), sizeof *f->atty);
     f->dqkv = calloc((size_t)(BT * 3 * C), sizeof *f->dqkv);
     f->logsum = calloc((size_t)(BT * s.NH), sizeof *f->logsum);
-    for (int64_t b = 0; b < s.B; b++) {
-        for (int64_t h = 0; h < s.NH; h++) {
+    for (int64_t b = 0; b < s.B; b++)
+        for (int64_t h = 0; h < s.NH; h++)
             reference(f, b, h);
-        }
-    }
 }
 
 /* Rows of HS, one head of one token after another: n of them. */
@@ -148,9 +141,8 @@ static void compare(const struct fixture *f, const char *what, const double *wan
 {
     int64_t HS = f->s.HS;
     double all = 0;
-    for (int64_t i = 0; i < n * HS; i++) {
+    for (int64_t i = 0; i < n * HS; i++)
         all += want[i] * want[i];
-    }
     for (int64_t row = 0; row < n; row++) {
         double error = 0, size = 0;
         for (int64_t i = row * HS; i < (row + 1) * HS; i++) {
@@ -181,9 +173,8 @@ static void test_against_reference(void **state)
         run(&f);
         for (int64_t r = 0; r < rows; r++) {
             double got = (double)((float *)f.a[LOGSUM].at)[r], want = f.logsum[r];
-            if (!(fabs(got - want) <= 1e-5 * (1 + fabs(want)))) {
+            if (!(fabs(got - want) <= 1e-5 * (1 + fabs(want))))
                 fail_msg("shape %zu: logsum of row %lld is %g, should be %g", i, (long long)r, got, want);
-            }
         }
         compare(&f, "atty", f.atty, f.a[ATTY].at, rows, TOLERANCE);
         /* What rounding atty does to the gradients of q and k grows with these. */
@@ -217,9 +208,8 @@ static void test_nan(void **state)
     struct fixture f;
     int64_t HS = 16, T = 70, bad = 66;
     open_all(&f, (struct shape){1, T, 1, HS, 1});
-    for (int64_t i = 0; i < HS; i++) {
+    for (int64_t i = 0; i < HS; i++)
         ((real *)f.a[QKV].at)[bad * 3 * HS + i] = from_float(NAN);
-    }
     run(&f);
     for (int64_t i = 0; i < T * HS; i++) {
         float y = to_float(((real *)f.a[ATTY].at)[i]);
@@ -231,9 +221,8 @@ static void test_nan(void **state)
 static void test_fits(void **state)
 {
     (void)state;
-    for (int64_t HS = 0; HS < 300; HS++) {
+    for (int64_t HS = 0; HS < 300; HS++)
         assert_int_equal(gpt2_layers_cuda.attention->fits(HS), HS == 16 || HS == 32 || HS == 64);
-    }
 }
 
 int main(void)

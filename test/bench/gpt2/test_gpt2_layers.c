@@ -69,9 +69,8 @@ static struct both poisoned(int64_t n)
 static struct both random_reals(int64_t n)
 {
     struct both b = poisoned(n);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         ((real *)b.host)[i] = from_float(random_normal(&rng));
-    }
     move(&gpu, b.gpu, b.host, b.bytes);
     return b;
 }
@@ -79,9 +78,8 @@ static struct both random_reals(int64_t n)
 static struct both random_floats(int64_t n)
 {
     struct both b = hold(n * (int64_t)sizeof(float));
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         ((float *)b.host)[i] = random_normal(&rng);
-    }
     move(&gpu, b.gpu, b.host, b.bytes);
     return b;
 }
@@ -98,9 +96,8 @@ static void compare(const char *what, const double *want, const double *got, int
                     double of_largest)
 {
     double largest = 0;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++)
         largest = fmax(largest, fabs(want[i]));
-    }
     for (int64_t i = 0; i < n; i++) {
         if (!(fabs(want[i] - got[i]) <= tolerance * fabs(want[i]) + of_largest * largest)) {
             fail_msg("%s: [%lld] of %lld is %.9g, the host has %.9g", what, (long long)i, (long long)n,
@@ -117,9 +114,8 @@ static void same(const char *what, struct both b, size_t element, int64_t used, 
     double *want = malloc((size_t)n * sizeof *want), *got = malloc((size_t)n * sizeof *got);
     move(&gpu, from_gpu, b.gpu, b.bytes);
     for (int64_t i = 0; i < n; i++) {
-        if (i % ld >= used) {
+        if (i % ld >= used)
             continue;
-        }
         const void *x = (char *)b.host + i * (int64_t)element, *y = from_gpu + i * (int64_t)element;
         want[k] = element == 8              ? *(const double *)x
                   : element == sizeof(real) ? (double)to_float(*(const real *)x)
@@ -128,11 +124,10 @@ static void same(const char *what, struct both b, size_t element, int64_t used, 
                    : element == sizeof(real) ? (double)to_float(*(const real *)y)
                                              : (double)*(const float *)y;
     }
-    if (element == sizeof(real)) {
+    if (element == sizeof(real))
         compare(what, want, got, k, TOLERANCE, OF_LARGEST);
-    } else {
+    else
         compare(what, want, got, k, 3e-5, 1e-5);
-    }
     free(from_gpu);
     free(want);
     free(got);
@@ -231,11 +226,9 @@ static void test_softmax(void **state)
         int64_t NH = shapes[i].NH, T = shapes[i].T, n = NH * T * T;
         struct both scores = random_floats(n), att = poisoned(n), datt = random_floats(n), ds = poisoned(n);
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
-        for (int64_t j = 0; j < n; j++) { /* what is after a token must not be looked at */
-            if (j % T > j / T % T) {
+        for (int64_t j = 0; j < n; j++) /* what is after a token must not be looked at */
+            if (j % T > j / T % T)
                 ((float *)scores.host)[j] = ((float *)datt.host)[j] = NAN;
-            }
-        }
         move(&gpu, scores.gpu, scores.host, scores.bytes);
         move(&gpu, datt.gpu, datt.host, datt.bytes);
         assert_int_equal(h->causal_softmax_forward(&host, att.host, scores.host, NH, T, 0.7f), 0);
@@ -257,9 +250,8 @@ static void test_loss(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t N = shapes[i].N, V = shapes[i].V, ld = shapes[i].ld;
         int32_t *target = malloc((size_t)N * sizeof *target);
-        for (int64_t row = 0; row < N; row++) {
+        for (int64_t row = 0; row < N; row++)
             target[row] = (int32_t)random_below(&rng, V);
-        }
         struct both logits = random_floats(N * ld), dlogits = poisoned(N * ld), targets = ints(target, N);
         struct both loss = hold(N * 8), total = hold(8);
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
@@ -298,19 +290,15 @@ static void test_embedding(void **state)
         int64_t B = shapes[i].B, T = shapes[i].T, C = shapes[i].C, V = shapes[i].V, BT = B * T;
         int32_t *token = malloc((size_t)BT * 4), *order = malloc((size_t)BT * 4);
         int32_t *distinct = malloc((size_t)BT * 4), *first = malloc((size_t)(BT + 1) * 4), n = 0, at = 0;
-        for (int64_t row = 0; row < BT; row++) {
+        for (int64_t row = 0; row < BT; row++)
             token[row] = (int32_t)random_below(&rng, V);
-        }
         for (int32_t v = 0; v < V; v++) {
             first[n] = at;
-            for (int32_t row = 0; row < BT; row++) {
-                if (token[row] == v) {
+            for (int32_t row = 0; row < BT; row++)
+                if (token[row] == v)
                     order[at++] = row;
-                }
-            }
-            if (at > first[n]) {
+            if (at > first[n])
                 distinct[n++] = v;
-            }
         }
         first[n] = at;
         struct both tokens = ints(token, BT), rows = ints(order, BT), which = ints(distinct, BT);
