@@ -153,26 +153,23 @@ static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype d
     return err;
 }
 
-static int bench_open(struct bench *b)
+static int64_t rows_of_heads(const struct bench *b)
 {
-    const struct kernels_options *o = b->o;
-    const int64_t n = o->params, *g = o->gemm, size = zr_dtype_bytes(b->dtype);
-    int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
-    if (err)
-        return err;
-    const int64_t *a = o->attention;
-    b->attention = b->dtype == ZR_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
-    if (b->attention && !b->attention->fits(a[3])) {
-        return zr_fail(ZR_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
-                       (long long)a[3]);
-    }
-    int64_t rows_of_heads = b->attention ? a[0] * a[1] * a[2] : 0, y = rows_of_heads * a[3] * size;
+    const int64_t *a = b->o->attention;
+    return b->attention ? a[0] * a[1] * a[2] : 0;
+}
+
+/* Takes memory for all buffers and fills them. */
+static int open_buffers(struct bench *b)
+{
+    const int64_t n = b->o->params, *g = b->o->gemm, size = zr_dtype_bytes(b->dtype);
+    const int64_t n_rows = rows_of_heads(b), y = n_rows * b->o->attention[3] * size;
     const int64_t bytes[N_BUFFERS] = {[MASTER] = n * 4,
                                       [GRAD] = n * 4,
                                       [M] = n * 4,
                                       [V] = n * 4,
-                                      [LOGSUM] = rows_of_heads * 4,
-                                      [DOTS] = rows_of_heads * 4,
+                                      [LOGSUM] = n_rows * 4,
+                                      [DOTS] = n_rows * 4,
                                       [PARAM] = n * size,
                                       [A] = g[0] * g[2] * size,
                                       [B] = g[2] * g[1] * size,
@@ -182,6 +179,7 @@ static int bench_open(struct bench *b)
                                       [DATTY] = y,
                                       [DQKV] = 3 * y};
     struct zr_device *dev = b->place.dev;
+    int err = 0;
     for (int i = 0; i < N_BUFFERS && !err; i++) {
         if (bytes[i] == 0)
             continue;
@@ -190,7 +188,35 @@ static int bench_open(struct bench *b)
         if (!err)
             err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
     }
-    err = err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* must not be negative */
+    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4); /* must not be negative */
+}
+
+/* What one run of each moves or computes, and how many runs are timed together. */
+static void count_work(struct bench *b)
+{
+    const int64_t n = b->o->params, *g = b->o->gemm, *a = b->o->attention;
+    b->bytes_or_flop[COPY] = 2.0 * (double)(n * 4);
+    b->bytes_or_flop[ADAMW] = (double)(n * adamw_bytes(b->dtype));
+    b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
+    /* Two products forward and five backward, half of each: whoever makes one of them twice is not paid for
+     * it. */
+    b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads(b) * (double)a[1] * (double)a[3];
+    for (int i = 0; i < N_MEASURES; i++)
+        b->n_runs[i] = b->place.cuda ? 5 : 1;
+}
+
+static int bench_open(struct bench *b)
+{
+    const struct kernels_options *o = b->o;
+    int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
+    if (err)
+        return err;
+    b->attention = b->dtype == ZR_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
+    if (b->attention && !b->attention->fits(o->attention[3]))
+        return zr_fail(ZR_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
+                       (long long)o->attention[3]);
+    struct zr_device *dev = b->place.dev;
+    err = open_buffers(b);
     err = err ? err : dev->ops->alloc(dev, sizeof *b->scalars, (void **)&b->scalars);
     err = err ? err : dev->ops->host_alloc(dev, 2 * sizeof *b->stamps, (void **)&b->stamps);
     const struct zr_step_scalars scalars = {.grad_scale = 1.0f};
@@ -199,14 +225,7 @@ static int bench_open(struct bench *b)
         b->seconds[i] = malloc((size_t)o->rounds * sizeof *b->seconds[i]);
         err = b->seconds[i] ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
     }
-    b->bytes_or_flop[COPY] = 2.0 * (double)(n * 4);
-    b->bytes_or_flop[ADAMW] = (double)(n * adamw_bytes(b->dtype));
-    b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
-    /* Two products forward and five backward, half of each: whoever makes one of them twice is not paid for
-     * it. */
-    b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads * (double)a[1] * (double)a[3];
-    for (int i = 0; i < N_MEASURES; i++)
-        b->n_runs[i] = b->place.cuda ? 5 : 1;
+    count_work(b);
     return err;
 }
 
@@ -228,60 +247,72 @@ static void bench_close(struct bench *b)
     place_close(&b->place);
 }
 
+static int run_adamw(struct bench *b)
+{
+    struct zr_update u = {
+        .kind = ZR_ADAMW,
+        .param_dtype = b->dtype,
+        .lr = 1e-4f,
+        .beta1 = 0.9f,
+        .beta2 = 0.95f,
+        .eps = 1e-8f,
+        .decay = 0.1f,
+        .c1 = 0.1f,
+        .c2 = 0.05f,
+        .t = 1,
+        .n = b->o->params,
+        .master = b->buffers[MASTER].p,
+        .param = b->dtype == ZR_F32 ? NULL : b->buffers[PARAM].p,
+        .grad = b->buffers[GRAD].p,
+        .state = {b->buffers[M].p, b->buffers[V].p},
+        .scalars = b->scalars,
+    };
+    return b->place.dev->ops->update(b->place.stream, &u);
+}
+
+static int run_attention(struct bench *b)
+{
+    const struct gpt2_attention *att = b->attention;
+    const int64_t *a = b->o->attention;
+    const struct buffer *buf = b->buffers;
+    int err = att->forward(&b->place, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+    return err ? err
+               : att->backward(&b->place, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p, buf[LOGSUM].p,
+                               buf[QKV].p, a[0], a[1], a[2], a[3]);
+}
+
+static int run_gemm(struct bench *b)
+{
+    const int64_t *g = b->o->gemm;
+    struct zr_gemm_args args = {
+        .m = g[0],
+        .n = g[1],
+        .k = g[2],
+        .ab_dtype = b->dtype,
+        .c_dtype = b->dtype,
+        .a = b->buffers[A].p,
+        .b = b->buffers[B].p,
+        .c = b->buffers[C].p,
+        .lda = g[2],
+        .ldb = g[1],
+        .ldc = g[1],
+        .n_batch = 1,
+    };
+    return zr_gemm_run(b->place.gemm, &args);
+}
+
 static int run_one(struct bench *b, int what)
 {
-    const struct zr_device_ops *dev = b->place.dev->ops;
-    const int64_t *g = b->o->gemm;
     switch (what) {
     case COPY: /* one moment over the other: as large as the largest of AdamW's arrays */
-        return dev->copy(b->place.stream, b->buffers[M].p, b->buffers[GRAD].p, b->buffers[M].bytes);
-    case ADAMW: {
-        struct zr_update u = {
-            .kind = ZR_ADAMW,
-            .param_dtype = b->dtype,
-            .lr = 1e-4f,
-            .beta1 = 0.9f,
-            .beta2 = 0.95f,
-            .eps = 1e-8f,
-            .decay = 0.1f,
-            .c1 = 0.1f,
-            .c2 = 0.05f,
-            .t = 1,
-            .n = b->o->params,
-            .master = b->buffers[MASTER].p,
-            .param = b->dtype == ZR_F32 ? NULL : b->buffers[PARAM].p,
-            .grad = b->buffers[GRAD].p,
-            .state = {b->buffers[M].p, b->buffers[V].p},
-            .scalars = b->scalars,
-        };
-        return dev->update(b->place.stream, &u);
-    }
-    case ATTENTION: {
-        const struct gpt2_attention *att = b->attention;
-        const int64_t *a = b->o->attention;
-        const struct buffer *buf = b->buffers;
-        int err = att->forward(&b->place, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
-        return err ? err
-                   : att->backward(&b->place, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p,
-                                   buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
-    }
-    default: {
-        struct zr_gemm_args args = {
-            .m = g[0],
-            .n = g[1],
-            .k = g[2],
-            .ab_dtype = b->dtype,
-            .c_dtype = b->dtype,
-            .a = b->buffers[A].p,
-            .b = b->buffers[B].p,
-            .c = b->buffers[C].p,
-            .lda = g[2],
-            .ldb = g[1],
-            .ldc = g[1],
-            .n_batch = 1,
-        };
-        return zr_gemm_run(b->place.gemm, &args);
-    }
+        return b->place.dev->ops->copy(b->place.stream, b->buffers[M].p, b->buffers[GRAD].p,
+                                       b->buffers[M].bytes);
+    case ADAMW:
+        return run_adamw(b);
+    case ATTENTION:
+        return run_attention(b);
+    default:
+        return run_gemm(b);
     }
 }
 
