@@ -126,7 +126,7 @@ static void count_arenas(struct zr_engine *e)
     e->m.allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->m.allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
     int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
-    int64_t gathered = p->values_at - p->full_grad_at;
+    int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes;
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further;
