@@ -174,10 +174,10 @@ static void print_table(const struct memory_options *o, const struct memory_stag
            (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
            (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch,
            (long long)o->model.config.context);
-    stage_table_head("memory per rank");
-    stage_table_memory(planned, "planned");
-    stage_table_bytes("allocated", allocated);
-    stage_table_bytes("peak resident", resident);
+    stage_table_head("memory per rank", N_STAGES);
+    stage_table_memory(planned, "planned", N_STAGES);
+    stage_table_bytes("allocated", allocated, N_STAGES);
+    stage_table_bytes("peak resident", resident, N_STAGES);
     printf("\nPlanned and allocated are libzero's: weights, gradients, optimizer state. Resident is all of a "
            "rank: those,\n"
            "activations, text and code, pages that several ranks map counted in equal parts.\n");

@@ -13,6 +13,7 @@ struct plan_options {
     struct model_options model;
     int64_t params; /* 0: the model's own */
     int64_t world, accum, prefetch, budget;
+    int64_t shard_group; /* 0: no hybrids */
     int dtype, optimizer, wire_dtype;
     bool json;
 };
@@ -24,6 +25,8 @@ static const struct option_row rows[] = {
      OPTION_WORD(struct plan_options, dtype, option_dtypes)},
     {.help = "Sharding:", .group = 2},
     {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
+    {"shard-group", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",
+     2, OPTION_INT(struct plan_options, shard_group, 1, 1000000)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
      OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1)", 2, OPTION_INT(struct plan_options, accum, 1, 100000)},
@@ -90,12 +93,15 @@ static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRA
     return n;
 }
 
-static int plan_stage(const struct plan_options *o, int stage, const struct zero_tensor *tensors, int32_t n,
-                      int32_t layers, struct zero_plan_info *info, int64_t *ns)
+static int plan_column(const struct plan_options *o, int column, const struct zero_tensor *tensors, int32_t n,
+                       int32_t layers, struct zero_plan_info *info, int64_t *ns)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.stage = stage;
-    cfg.log = stage > 0 ? report_warning : NULL; /* what stage 0 has been warned of */
+    cfg.stage = stage_of_column(column);
+    cfg.hybrid = hybrid_of_column(column);
+    if (cfg.hybrid)
+        cfg.shard_group = (int32_t)o->shard_group;
+    cfg.log = column > 0 && !cfg.hybrid ? report_warning : NULL; /* what stage 0 has been warned of */
     cfg.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
@@ -116,18 +122,18 @@ static int plan_stage(const struct plan_options *o, int stage, const struct zero
     *ns = zr_now_ns() - start;
     free(order);
     if (err) {
-        fprintf(stderr, "zero-bench plan: stage %d: %s\n", stage, zero_last_error());
+        fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
         return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
     }
     return 0;
 }
 
-static void print_table(const struct plan_options *o, const struct zero_plan_info info[N_STAGES],
-                        const int64_t ns[N_STAGES], int32_t layers)
+static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
+                        int n_columns, int32_t layers)
 {
-    struct zero_bytes bytes[N_STAGES];
-    int64_t paper[N_STAGES], wire[N_STAGES];
-    for (int s = 0; s < N_STAGES; s++) {
+    struct zero_bytes bytes[N_COLUMNS];
+    int64_t paper[N_COLUMNS], wire[N_COLUMNS];
+    for (int s = 0; s < n_columns; s++) {
         bytes[s] = info[s].bytes;
         paper[s] = info[s].paper_bytes;
         wire[s] = info[s].traffic.wire_bytes;
@@ -135,11 +141,24 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     printf("%lld parameters in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, layers + 1,
            option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
            (long long)o->world, o->world == 1 ? "" : "s");
-    stage_table_head("per rank");
-    stage_table_memory(bytes, "total");
-    stage_table_bytes("the ZeRO paper says", paper);
-    stage_table_bytes("received per step", wire);
-    stage_table_ms("time to plan", ns);
+    stage_table_head("per rank", n_columns);
+    stage_table_memory(bytes, "total", n_columns);
+    stage_table_bytes("the ZeRO paper says", paper, n_columns);
+    stage_table_bytes("received per step", wire, n_columns);
+    stage_table_ms("time to plan", ns, n_columns);
+}
+
+static void print_line(int column, const struct zero_plan_info *info, int64_t ns)
+{
+    json_t *line = json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", stage_of_column(column), "bytes",
+                             report_bytes_json(&info->bytes), "paper_bytes", (json_int_t)info->paper_bytes,
+                             "wire_bytes", (json_int_t)info->traffic.wire_bytes, "plan_ns", (json_int_t)ns);
+    int hybrid = hybrid_of_column(column);
+    if (hybrid) {
+        json_object_set_new(line, "hybrid", json_string(hybrid == ZERO_HYBRID_HSDP ? "hsdp" : "hfsdp"));
+        json_object_set_new(line, "shard_group", json_integer(info->shard_group));
+    }
+    report_line(line);
 }
 
 int plan_command(const char *name, int argc, char **argv)
@@ -155,22 +174,19 @@ int plan_command(const char *name, int argc, char **argv)
         return status;
     struct zero_tensor tensors[TRAIN_N_TENSORS + 1];
     int32_t layers, n = describe(&o, tensors, &layers);
-    struct zero_plan_info info[N_STAGES];
-    int64_t ns[N_STAGES];
-    for (int s = 0; s < N_STAGES; s++) {
-        status = plan_stage(&o, s, tensors, n, layers, &info[s], &ns[s]);
+    struct zero_plan_info info[N_COLUMNS];
+    int64_t ns[N_COLUMNS];
+    int n_columns = o.shard_group ? N_COLUMNS : N_STAGES;
+    for (int s = 0; s < n_columns; s++) {
+        status = plan_column(&o, s, tensors, n, layers, &info[s], &ns[s]);
         if (status)
             return status;
     }
     if (!o.json) {
-        print_table(&o, info, ns, layers);
+        print_table(&o, info, ns, n_columns, layers);
         return 0;
     }
-    for (int s = 0; s < N_STAGES; s++) {
-        report_line(json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", s, "bytes",
-                              report_bytes_json(&info[s].bytes), "paper_bytes",
-                              (json_int_t)info[s].paper_bytes, "wire_bytes",
-                              (json_int_t)info[s].traffic.wire_bytes, "plan_ns", (json_int_t)ns[s]));
-    }
+    for (int s = 0; s < n_columns; s++)
+        print_line(s, &info[s], ns[s]);
     return 0;
 }

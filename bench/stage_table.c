@@ -4,41 +4,45 @@
 
 #include <stdio.h>
 
-void stage_table_head(const char *title)
+void stage_table_head(const char *title, int n)
 {
     printf("%-22s", title);
-    for (int s = 0; s < N_STAGES; s++)
-        printf("    stage %d", s);
+    for (int s = 0; s < n; s++) {
+        if (hybrid_of_column(s))
+            printf(" %10s", hybrid_of_column(s) == ZERO_HYBRID_HSDP ? "HSDP" : "HFSDP");
+        else
+            printf("    stage %d", s);
+    }
     putchar('\n');
 }
 
-void stage_table_bytes(const char *name, const int64_t bytes[N_STAGES])
+void stage_table_bytes(const char *name, const int64_t *bytes, int n)
 {
     printf("%-22s", name);
-    for (int s = 0; s < N_STAGES; s++)
+    for (int s = 0; s < n; s++)
         printf(" %10s", bytes[s] < 0 ? "" : report_bytes(bytes[s]).text);
     putchar('\n');
 }
 
-void stage_table_ms(const char *name, const int64_t ns[N_STAGES])
+void stage_table_ms(const char *name, const int64_t *ns, int n)
 {
     printf("%-22s", name);
-    for (int s = 0; s < N_STAGES; s++)
+    for (int s = 0; s < n; s++)
         printf(" %7.2f ms", (double)ns[s] / 1e6);
     putchar('\n');
 }
 
-void stage_table_memory(const struct zero_bytes bytes[N_STAGES], const char *total_name)
+void stage_table_memory(const struct zero_bytes *bytes, const char *total_name, int n)
 {
-    int64_t row[N_STAGES], any;
+    int64_t row[N_COLUMNS], any;
 #define ROW(field, text)                                                                                     \
     any = 0;                                                                                                 \
-    for (int s = 0; s < N_STAGES; s++) {                                                                     \
+    for (int s = 0; s < n; s++) {                                                                            \
         row[s] = bytes[s].field;                                                                             \
         any |= row[s];                                                                                       \
     }                                                                                                        \
     if (any)                                                                                                 \
-        stage_table_bytes(text, row);
+        stage_table_bytes(text, row, n);
     ZERO_MEM_MAP(ROW)
     ROW(total, total_name)
 #undef ROW

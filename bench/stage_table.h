@@ -1,17 +1,31 @@
-/* stage_table.h: the four stages side by side, for people. */
+/* stage_table.h: the four stages side by side, and behind them the hybrids of groups, for people. */
 #ifndef ZERO_BENCH_STAGE_TABLE_H
 #define ZERO_BENCH_STAGE_TABLE_H
 
 #include "zero/zero.h"
 
-#define N_STAGES 4
+#define N_STAGES  4
+#define N_HYBRIDS 2
+#define N_COLUMNS (N_STAGES + N_HYBRIDS)
 
-void stage_table_head(const char *title);
-/* A row of bytes, one figure per stage; a negative one is left blank. */
-void stage_table_bytes(const char *name, const int64_t bytes[N_STAGES]);
+/* Of a column: its stage, and enum zero_hybrid. */
+static inline int stage_of_column(int column)
+{
+    return column < N_STAGES ? column : N_STAGES - 1;
+}
+
+static inline int hybrid_of_column(int column)
+{
+    return column < N_STAGES ? ZERO_HYBRID_NONE : ZERO_HYBRID_HSDP + column - N_STAGES;
+}
+
+/* All tables have n columns: N_STAGES, or N_COLUMNS. */
+void stage_table_head(const char *title, int n);
+/* A row of bytes, one figure per column; a negative one is left blank. */
+void stage_table_bytes(const char *name, const int64_t *bytes, int n);
 /* A row of times, given in nanoseconds and printed in milliseconds. */
-void stage_table_ms(const char *name, const int64_t ns[N_STAGES]);
-/* A row for each category that is not zero at all stages, and the total under total_name. */
-void stage_table_memory(const struct zero_bytes bytes[N_STAGES], const char *total_name);
+void stage_table_ms(const char *name, const int64_t *ns, int n);
+/* A row for each category that is not zero in all columns, and the total under total_name. */
+void stage_table_memory(const struct zero_bytes *bytes, const char *total_name, int n);
 
 #endif

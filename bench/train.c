@@ -89,6 +89,8 @@ static int wrap(struct run *r)
     const struct train_options *o = r->o;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = (int32_t)o->stage;
+    cfg.hybrid = o->hybrid;
+    cfg.shard_group = (int32_t)o->shard_group;
     cfg.optimizer = (int32_t)o->optimizer;
     cfg.beta1 = (float)o->beta1;
     cfg.beta2 = (float)o->beta2;

@@ -23,8 +23,10 @@ struct train_options {
     double lr, beta1, beta2, weight_decay, clip;
 
     int64_t stage;
-    int64_t prefetch; /* these three as in struct zero_config */
-    int64_t budget;   /* bytes */
+    int hybrid;          /* enum zero_hybrid */
+    int64_t shard_group; /* ranks, or ZERO_AUTO */
+    int64_t prefetch;    /* these three as in struct zero_config */
+    int64_t budget;      /* bytes */
     int deterministic;
     int wire_dtype;     /* enum zero_dtype; 0 the default */
     int64_t threads;    /* of matrix products on the host */

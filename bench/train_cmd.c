@@ -9,6 +9,8 @@
 
 #define UNSET (-1.0)
 
+static const struct option_word hybrids[] = {
+    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {0}};
 static const struct option_word on_off[] = {{"on", 1}, {"off", 0}, {0}};
 
 static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
@@ -88,6 +90,10 @@ static const struct option_row rows[] = {
      OPTION_FLAG(struct train_options, plain)},
     {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)", 3,
      OPTION_INT(struct train_options, stage, 0, 3)},
+    {"hybrid", "none|hsdp|hfsdp", "With --stage 3: sharded in groups of ranks, with a copy in each (none)", 3,
+     OPTION_WORD(struct train_options, hybrid, hybrids)},
+    {"shard-group", "N", "With --hybrid: ranks of a group (those of a host)", 3,
+     OPTION_INT(struct train_options, shard_group, 1, 1000000)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
      OPTION_BYTES(struct train_options, budget, 1)},
@@ -149,6 +155,7 @@ int train_command(const char *name, int argc, char **argv)
         .beta2 = UNSET,
         .weight_decay = 0.1,
         .clip = 1.0,
+        .shard_group = ZERO_AUTO,
         .prefetch = 2,
         .budget = ZERO_AUTO,
         .deterministic = ZERO_AUTO,

@@ -103,6 +103,14 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--params=0'], '--params')
         self.refused(['plan', '--params=0.5'], '--params')
         self.refused(['plan', '--world=0'], '--world')
+        self.refused(['plan', '--world=8', '--shard-group=3'], 'shard_group is 3, world is 8')
+        self.refused(['plan', '--shard-group=0'], '--shard-group')
+
+    def test_hybrid(self):
+        data = ['--data', TEXT, '--steps=1']
+        self.refused(['train', '--hybrid=fsdp', *data], '--hybrid', 'none, hsdp or hfsdp')
+        self.refused(['train', '--hybrid=hsdp', '--stage=2', *data], 'hybrid is hsdp but stage is 2')
+        self.refused(['train', '--shard-group=2', *data], 'shard_group is 2 but hybrid is none')
 
     def test_plot_kind(self):
         self.refused(['memory', '--plot=a.pdf'], '--plot', 'a.pdf', '.svg')
@@ -164,6 +172,21 @@ class Plan(unittest.TestCase):
         for figure in ['120 GB', '31.4 GB', '16.6 GB', '1.88 GB']:
             self.assertIn(figure, row)
         self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){4}$')
+
+    def test_hybrids_stand_behind_the_stages(self):
+        """Bytes per parameter, of 2: parameters and gradients in a group, states there or in the world."""
+        p, world, group = 7500000000, 64, 8
+        args = [f'--params={p}', f'--world={world}', f'--shard-group={group}']
+        stages = lines(bench('plan', '--json', *args).stdout)
+        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('shard_group')) for s in stages],
+                         [(0, None, None), (1, None, None), (2, None, None), (3, None, None), (3, 'hsdp', group), (3, 'hfsdp', group)])
+        self.assertEqual([s['paper_bytes'] for s in stages[4:]], [16 * p // group, 4 * p // group + 12 * p // world])
+        for s, states in (stages[4], group), (stages[5], world):
+            for category, bytes_each, ranks in [('param_shards', 2, group), ('grad_shards', 4, group), ('master', 4, states), ('moments', 8, states)]:
+                self.assertAlmostEqual(s['bytes'][category] / (bytes_each * p / ranks), 1, delta=1e-3, msg=category)
+        text = bench('plan', *args).stdout
+        self.assertRegex(text, r'\nper rank +stage 0 +stage 1 +stage 2 +stage 3 +HSDP +HFSDP\n')
+        self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){6}$')
 
     def test_the_number_asked_for_is_met(self):
         for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:
