@@ -9,6 +9,7 @@
  * Everything that could fail on one rank alone comes before the first exchange. */
 #include "comm/topology.h"
 #include "comm/meet/rendezvous.h"
+#include "comm/verdict.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -31,11 +32,10 @@ static const uint64_t segment_magic = 0x7a65726f20746f70;
 
 /* What a rank tells of itself. */
 struct card {
-    int32_t err, pid, fd; /* fd -1: it could make no segment, and says in text why */
-    int32_t unused;
+    int32_t pid, fd; /* fd -1: it could make no segment, and says in text why */
     uint64_t nonce, pid_namespace;
     char machine[48], host_name[64];
-    char text[ZR_ERROR_BYTES];
+    ZR_VERDICT(ZR_ERROR_BYTES);
 };
 
 /* What a rank found: the first whose memory it should be able to map and cannot; -1: none. */
@@ -161,12 +161,9 @@ static int make_probe(struct probe *p, struct card *c)
 static void fill_card(struct probe *p, int err, struct card *c)
 {
     memset(c, 0, sizeof *c);
-    c->err = err;
     c->fd = -1;
-    if (err) {
-        snprintf(c->text, sizeof c->text, "%s", zr_error_text());
+    if (zr_verdict_put(c, err))
         return;
-    }
     c->pid = (int32_t)getpid();
     c->pid_namespace = p->id->pid_namespace;
     snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
@@ -315,15 +312,6 @@ static void release(struct probe *p)
     free(p->lowest);
 }
 
-static int first_failure(const struct probe *p)
-{
-    for (int32_t r = 0; r < p->world; r++)
-        if (p->cards[r].err)
-            return zr_fail(p->cards[r].err, "rank %d: %.*s", r, (int)sizeof p->cards[r].text - 1,
-                           p->cards[r].text);
-    return 0;
-}
-
 /* Two exchanges: who is where; who could map whom. */
 static int ask(struct probe *p, int err, struct zr_topology *t)
 {
@@ -331,10 +319,7 @@ static int ask(struct probe *p, int err, struct zr_topology *t)
     struct finding found;
     fill_card(p, err, &mine);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, p->cards);
-    if (met && err)
-        return zr_fail(err, "%s", mine.text);
-    if (!met)
-        met = first_failure(p);
+    met = zr_verdict(met, &mine, p->cards, p->world, p->rank);
     if (met)
         return met;
     find_lowest(p);

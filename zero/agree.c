@@ -1,5 +1,6 @@
 /* agree.c: before the first collective, ranks exchange what has to be equal among them: what differs is
  * named, and a fault found by one rank is an error on all. */
+#include "comm/verdict.h"
 #include "zero/context.h"
 
 #include <stddef.h>
@@ -7,12 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ends a text that another rank has sent, whose bytes need not hold a zero. */
-#define END_TEXT(text) ((text)[sizeof(text) - 1] = 0)
-
 struct card {
-    int64_t err;
-    char text[ZR_ERROR_BYTES];
+    ZR_VERDICT(ZR_ERROR_BYTES);
     double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
         grad_scale, grad_sum;
     double save_async, device, copy_engine, check, init_from;
@@ -56,11 +53,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->n_limits; i++)
         c->groups[i] = z->limits[i].group;
-    c->err = err;
-    if (err) {
-        snprintf(c->text, sizeof c->text, "%s", zr_error_text());
+    if (zr_verdict_put(c, err))
         return;
-    }
     const struct zr_options *o = &z->config.options;
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
     c->device = z->config.user.device;
@@ -127,9 +121,6 @@ out:
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
-    for (int r = 0; r < world; r++)
-        if (cards[r].err)
-            return zr_fail((int)cards[r].err, "rank %d: %s", r, cards[r].text);
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
     if (cards[r].field != cards[0].field)                                                                    \
@@ -176,63 +167,43 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
         return no_memory_to_compare(z, local_err);
     fill_card(z, local_err, &mine);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    for (int r = 0; !err && r < z->world.world; r++)
-        END_TEXT(all[r].text);
     if (!err)
         count_in_groups(z, all);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         err = compare(z, all);
-    else if (local_err)
-        err = zr_fail(local_err, "%s", mine.text);
     free(all);
     return err;
 }
 
-struct outcome {
-    int64_t err;
-    char text[ZR_ERROR_BYTES];
+struct success {
+    ZR_VERDICT(ZR_ERROR_BYTES);
 };
 
 int zr_agree_on_success(struct zero_ctx *z, int local_err)
 {
     if (!z->rendezvous)
         return local_err;
-    struct outcome mine = {.err = local_err}, *all = malloc((size_t)z->world.world * sizeof *all);
+    struct success mine, *all = malloc((size_t)z->world.world * sizeof *all);
     if (!all)
         return no_memory_to_compare(z, local_err);
-    if (local_err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    zr_verdict_put(&mine, local_err);
     int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    for (int r = 0; !err && r < z->world.world; r++)
-        END_TEXT(all[r].text);
-    for (int r = 0; !err && r < z->world.world; r++)
-        if (all[r].err)
-            err = zr_fail((int)all[r].err, "rank %d: %s", r, all[r].text);
-    if (local_err)
-        err = zr_fail(local_err, "%s", mine.text);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     free(all);
     return err;
 }
 
-struct verdict {
-    int32_t err;
-    char text[ZR_EXCHANGE_BYTES - 4];
+struct success_in_run {
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t));
 };
 
 int zr_agree_in_run(struct zero_ctx *z, int local_err)
 {
     if (z->world.world == 1)
         return local_err;
-    struct verdict mine = {.err = local_err}, *all = z->from_all;
-    if (local_err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    struct success_in_run mine, *all = z->from_all;
+    zr_verdict_put(&mine, local_err);
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    for (int r = 0; !err && r < z->world.world; r++)
-        END_TEXT(all[r].text);
-    for (int r = 0; !err && r < z->world.world; r++)
-        if (all[r].err)
-            err = zr_fail(all[r].err, "rank %d: %s", r, all[r].text);
-    if (local_err)
-        err = zr_fail(local_err, "%s", mine.text);
-    return err;
+    return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
 }

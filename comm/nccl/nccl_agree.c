@@ -11,24 +11,25 @@
 #include <string.h>
 
 struct outcome {
-    int64_t err, number;
-    char text[400];
+    int64_t number;
+    ZR_VERDICT(400);
 };
+
+/* The others, who wait to compare, are told. */
+static int no_memory_to_compare(struct zr_nccl_pair *p, int err)
+{
+    err = err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
+    return zr_rendezvous_fail(p->rdv, err);
+}
 
 int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t)
 {
-    struct outcome mine = {.err = err, .number = number}, *all = malloc((size_t)p->world * sizeof *all);
-    if (err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    struct outcome mine = {.number = number}, *all = malloc((size_t)p->world * sizeof *all);
+    zr_verdict_put(&mine, err);
     if (!all)
-        return err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
+        return no_memory_to_compare(p, err);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    for (int r = 0; !met && r < p->world; r++) {
-        if (all[r].err)
-            met = r == p->rank ? zr_fail((int)all[r].err, "%s", mine.text)
-                               : zr_fail((int)all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1,
-                                         all[r].text);
-    }
+    met = zr_verdict(met, &mine, all, p->world, p->rank);
     if (!met && t)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
     for (int i = 0; !met && t && i < p->group.size; i++)
@@ -37,17 +38,12 @@ int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_ncc
         if (t->odd < 0 && all[r].number != t->first)
             t->odd = r, t->odd_number = all[r].number;
     }
-    if (err)
-        met = zr_fail(err, "%s", mine.text);
     free(all);
     return met;
 }
 
 static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card *all)
 {
-    for (int r = 0; r < p->world; r++)
-        if (all[r].err)
-            return zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1, all[r].text);
     for (int r = 1; r < p->world; r++) {
         if (all[r].version != all[0].version) {
             char a[32], b[32];
@@ -74,29 +70,26 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
 
 int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out)
 {
-    struct zr_nccl_card mine = {.err = err,
-                                .version = p->api.version,
+    struct zr_nccl_card mine = {.version = p->api.version,
                                 .deterministic = p->opt.deterministic,
                                 .copy_engine = p->opt.copy_engine,
                                 .lent = p->opt.lent != NULL,
                                 .reserve_bytes = p->opt.reserve_bytes,
                                 .packed_bytes = p->opt.packed_bytes,
                                 .small_bytes = p->opt.small_bytes};
-    for (int i = 0; !mine.err && p->group.rank == 0 && !p->opt.lent && i < 2; i++) {
+    for (int i = 0; !err && p->group.rank == 0 && !p->opt.lent && i < 2; i++) {
         ncclResult_t res = p->api.GetUniqueId(&mine.id[i]);
         if (res)
-            mine.err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
+            err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
     }
-    if (mine.err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+    zr_verdict_put(&mine, err);
     struct zr_nccl_card *all = malloc((size_t)p->world * sizeof *all);
     if (!all)
-        return mine.err ? mine.err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
+        return no_memory_to_compare(p, err);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
+    met = zr_verdict(met, &mine, all, p->world, p->rank);
     if (!met)
         met = compare_cards(p, all);
-    if (mine.err)
-        met = zr_fail(mine.err, "%s", mine.text);
     if (!met)
         *out = all[zr_group_member(&p->group, 0)];
     free(all);

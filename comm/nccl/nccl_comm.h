@@ -69,6 +69,7 @@
 #define ZR_COMM_NCCL_COMM_H
 
 #include "comm/segment.h"
+#include "comm/verdict.h"
 #include "kernels/thread.h"
 
 #include <nccl.h>
@@ -281,10 +282,10 @@ int zr_nccl_close_window(struct zr_nccl *m);
 
 /* What a rank tells the others before there is a communicator. */
 struct zr_nccl_card {
-    int32_t err, version, deterministic, copy_engine, lent, unused;
+    int32_t version, deterministic, copy_engine, lent;
     int64_t reserve_bytes, packed_bytes, small_bytes;
     ncclUniqueId id[2]; /* of the rank at its group's first place */
-    char text[400];
+    ZR_VERDICT(400);
 };
 
 /* What ranks said beside their error. */

@@ -75,13 +75,12 @@ int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 /* --- what ranks tell each other over it --- */
 
 struct card {
-    uint64_t loopback; /* the same where it is the same */
-    int32_t err, port; /* of rank 0: where it listens; 0: nowhere */
-    int32_t is_given;  /* of rank 0: the address is the user's */
-    int32_t unused;
+    uint64_t loopback;     /* the same where it is the same */
+    int32_t port;          /* of rank 0: where it listens; 0: nowhere */
+    int32_t is_given;      /* of rank 0: the address is the user's */
     char address[256];     /* of rank 0: "" when it knows none beyond its host */
     struct zr_job_key key; /* of rank 0 */
-    char text[256];        /* of an error */
+    ZR_VERDICT(256);
 };
 
 /* This machine, and the network that its process sees: containers of one machine may have two. */
@@ -127,11 +126,10 @@ static int choose_address(const struct card *all, struct zr_world *w)
 {
     const struct card *zero = &all[0];
     bool same_loopback = true;
+    int err = zr_verdict_first(all, w->world, w->rank);
+    if (err)
+        return err;
     for (int r = 0; r < w->world; r++) {
-        if (all[r].err)
-            return r == w->rank
-                       ? zr_fail(all[r].err, "%.*s", (int)sizeof all[r].text, all[r].text)
-                       : zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text, all[r].text);
         same_loopback &= all[r].loopback == zero->loopback;
     }
     if (!zero->is_given && !same_loopback && !zero->address[0])
@@ -268,9 +266,7 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
     if (!err)
         err = open_place(dev, &pl);
     if (!err) {
-        mine.err = fill_lent_card(w, held, &mine);
-        if (mine.err)
-            snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+        zr_verdict_put(&mine, fill_lent_card(w, held, &mine));
         err = move_cards(p, &pl, lent, timeout_ms, &mine, left);
     }
     if (!err)

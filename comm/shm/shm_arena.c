@@ -10,6 +10,7 @@
  * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
 #include "comm/meet/rendezvous.h"
 #include "comm/shm/shm.h"
+#include "comm/verdict.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,34 +34,22 @@ static const uint64_t segment_magic = 0x7a65726f2073686d;
 
 /* What a rank tells of one step. */
 struct card {
-    int32_t code;
     int32_t pid, fd;
     int32_t role;
     uint64_t nonce;
     int64_t bytes, room;
-    char text[240];
+    ZR_VERDICT(244);
 };
 
 /* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
- * Fails if a rank's step failed, naming the first such rank. */
-static int agree_cards(struct zr_shm *m, struct card *mine, struct card *all)
+ * err: of this rank's step. */
+static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
-    int err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
-    if (err)
-        return zr_fail_more(err, "%s", m->name);
-    for (int i = 0; i < world; i++)
-        if (all[i].code)
-            return zr_fail(all[i].code, "%s: rank %d: %.*s", m->name, i, (int)sizeof all[i].text - 1,
-                           all[i].text);
-    return 0;
-}
-
-/* Runs nothing else: puts the last failure of this thread on the card. */
-static void put_failure(struct card *c, int err)
-{
-    c->code = err;
-    snprintf(c->text, sizeof c->text, "%s", err ? zr_error_text() : "");
+    zr_verdict_put(mine, err);
+    err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
+    err = zr_verdict(err, mine, all, world, zr_rendezvous_rank(m->rdv));
+    return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
 
 /* --- my segment --- */
@@ -209,20 +198,18 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
     if (!all)
         return zr_rendezvous_fail(m->rdv,
                                   zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
-    if (bytes <= 0 || bytes > INT64_MAX / 2)
-        put_failure(
-            &mine, zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes));
-    int err = agree_cards(m, &mine, all);
+    int err = bytes > 0 && bytes <= INT64_MAX / 2
+                  ? 0
+                  : zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
+    err = agree_cards(m, err, &mine, all);
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
         m->arena_bytes = bytes;
-        put_failure(&mine, make_segment(m, bytes, &mine));
-        err = agree_cards(m, &mine, all);
+        err = agree_cards(m, make_segment(m, bytes, &mine), &mine, all);
     }
     if (!err) {
-        put_failure(&mine, open_peers(m, all, bytes));
-        err = agree_cards(m, &mine, all);
+        err = agree_cards(m, open_peers(m, all, bytes), &mine, all);
     }
     if (mine.fd >= 0)
         close(mine.fd);

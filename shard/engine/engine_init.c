@@ -3,6 +3,7 @@
  * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice; what
  * ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
  * one that takes long is waited for no longer than that, and a failure on one is an error on all. */
+#include "comm/verdict.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_inside.h"
 
@@ -72,26 +73,19 @@ static int ask_unit(struct asking *a, int32_t unit)
     return err;
 }
 
-struct outcome {
-    int32_t err;
-    char text[ZR_EXCHANGE_BYTES - 4];
+struct success {
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t));
 };
 
 /* Of all ranks; all: room for theirs. */
-static int agree(struct zr_engine *e, int err, struct outcome *all)
+static int agree(struct zr_engine *e, int err, struct success *all)
 {
-    struct outcome mine = {.err = err};
+    struct success mine;
     if (e->world == 1)
         return err;
-    if (err)
-        snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, zr_error_text());
+    zr_verdict_put(&mine, err);
     int met = zr_engine_exchange(e, &mine, sizeof mine, all);
-    if (err || met)
-        return err ? zr_fail(err, "%s", mine.text) : met;
-    for (int r = 0; r < e->world; r++)
-        if (all[r].err)
-            return zr_fail(all[r].err, "rank %d: %.*s", r, (int)sizeof all[r].text - 1, all[r].text);
-    return 0;
+    return zr_verdict(met, &mine, all, e->world, e->rank);
 }
 
 static int fill_masters(struct zr_engine *e)
@@ -110,7 +104,7 @@ static int fill_masters(struct zr_engine *e)
 int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
 {
     struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
-    struct outcome *all = malloc((size_t)e->world * sizeof *all);
+    struct success *all = malloc((size_t)e->world * sizeof *all);
     int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
     if (!all) /* not even to tell */
         err = zr_engine_fail(e, err, zr_error_text());

@@ -3,6 +3,7 @@
  *
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
  * they cover the model once, and reads the parts that meet what it owns. */
+#include "comm/verdict.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <stdio.h>
@@ -10,9 +11,8 @@
 #include <string.h>
 
 struct choice {
-    int32_t err;
     char name[ZR_CHECKPOINT_NAME_BYTES];
-    char text[ZR_EXCHANGE_BYTES - 4 - ZR_CHECKPOINT_NAME_BYTES];
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
 };
 
 /* Rank 0 looks, all take what it found. */
@@ -20,12 +20,9 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
 {
     struct choice mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
-        mine.err = zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log);
-    if (mine.err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+        zr_verdict_put(&mine, zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log));
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    if (!err && all[0].err)
-        err = zr_fail(all[0].err, "%.*s", (int)sizeof all[0].text - 1, all[0].text);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     if (!err && !all[0].name[0])
         snprintf(l->folder, sizeof l->folder, "%s", path);
     else if (!err)

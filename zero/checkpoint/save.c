@@ -11,6 +11,7 @@
  *    zero_unwrap.
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
+#include "comm/verdict.h"
 #include "zero/checkpoint/save_inside.h"
 
 #include <stdio.h>
@@ -76,9 +77,8 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
 }
 
 struct begun {
-    int32_t err;
     char name[ZR_CHECKPOINT_NAME_BYTES];
-    char text[ZR_EXCHANGE_BYTES - 4 - ZR_CHECKPOINT_NAME_BYTES];
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
 };
 
 static const char *call_of(bool kept)
@@ -148,18 +148,14 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (z->world.rank == 0)
-        mine.err = zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, facts.t, s->kept,
-                                       mine.name);
-    if (mine.err)
-        snprintf(mine.text, sizeof mine.text, "%s", zr_error_text());
+        zr_verdict_put(&mine, zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root,
+                                                  facts.t, s->kept, mine.name));
     int err = 0;
     if (z->world.world == 1)
         all[0] = mine;
     else
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    if (!err && all[0].err)
-        err = zr_fail(all[0].err, "%s%.*s", z->world.rank ? "rank 0: " : "", (int)sizeof all->text - 1,
-                      all[0].text);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     if (err)
         return err;
     snprintf(s->name, sizeof s->name, "%.*s", ZR_CHECKPOINT_NAME_BYTES - 1, all[0].name);

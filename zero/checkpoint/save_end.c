@@ -1,4 +1,5 @@
 /* save_end.c: how a save ends: ranks meet until all are done or one has failed. */
+#include "comm/verdict.h"
 #include "zero/checkpoint/save_inside.h"
 
 #include <stdio.h>
@@ -16,8 +17,8 @@ void zr_save_free(struct zr_save *s)
 }
 
 struct status {
-    int32_t state, err;
-    char text[ZR_EXCHANGE_BYTES - 8];
+    int32_t state;
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - 2 * sizeof(int32_t));
 };
 
 static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
@@ -57,34 +58,23 @@ static int await_own_end(struct zero_ctx *z, struct zr_save *s)
 static void fill_status(struct zr_save *s, enum zr_save_state state, struct status *mine)
 {
     *mine = (struct status){.state = (int32_t)state};
-    if (state == ZR_SAVE_FAILED) {
-        mine->err = s->err;
-        snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, s->text);
-    }
-}
-
-/* The save's failure is that of rank `failed`. */
-static void take_failure(struct zr_save *s, const struct status *all, int failed)
-{
-    if (failed == s->z->world.rank)
-        return;
-    s->err = all[failed].err;
-    snprintf(s->text, sizeof s->text, "rank %d: %.*s", failed, (int)sizeof all->text, all[failed].text);
+    if (state == ZR_SAVE_FAILED)
+        zr_verdict_put(mine, zr_fail(s->err, "%s", s->text));
 }
 
 /* What follows from where all ranks are. Returns whether all are done, one way or the other. */
 static bool follow(struct zr_save *s, const struct status *all)
 {
-    int n_writing = 0, failed = -1;
-    for (int r = s->z->world.world; r-- > 0;) {
+    int world = s->z->world.world, n_writing = 0, failed = zr_verdict_first(all, world, s->z->world.rank);
+    for (int r = 0; r < world; r++)
         n_writing += all[r].state == ZR_SAVE_WRITING;
-        failed = all[r].state == ZR_SAVE_FAILED ? r : failed;
-    }
-    if (failed >= 0) {
+    if (failed) {
         atomic_store(&s->cancelled, true);
-        if (!n_writing)
-            take_failure(s, all, failed);
-        return !n_writing;
+        if (n_writing)
+            return false;
+        s->err = failed;
+        snprintf(s->text, sizeof s->text, "%s", zr_error_text());
+        return true;
     }
     if (all[0].state == ZR_SAVE_COMMITTED)
         return true;

@@ -1,0 +1,41 @@
+/* verdict.c: see verdict.h. */
+#include "comm/verdict.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err)
+{
+    *to_err = err;
+    memset(to_text, 0, text_bytes);
+    if (err)
+        snprintf(to_text, text_bytes, "%s", zr_error_text());
+    return err;
+}
+
+/* A rank that has waited in vain, or lost another, has met what others did. */
+static bool is_consequence(int code)
+{
+    return code == ZR_ERR_TIMEOUT || code == ZR_ERR_PEER;
+}
+
+int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
+{
+    int code = 0, who = 0;
+    for (int r = 0; r < n && (!code || is_consequence(code)); r++) {
+        int of_r = *(const int32_t *)((const char *)err + (size_t)r * stride);
+        if (of_r && (!code || !is_consequence(of_r)))
+            code = of_r, who = r;
+    }
+    if (!code)
+        return 0;
+    const char *said = text + (size_t)who * stride;
+    return who == me ? zr_fail(code, "%.*s", (int)text_bytes - 1, said)
+                     : zr_fail(code, "rank %d: %.*s", who, (int)text_bytes - 1, said);
+}
+
+int zr_verdict_alone(int met, int err, const char *text, size_t text_bytes)
+{
+    return err ? zr_fail(err, "%.*s", (int)text_bytes - 1, text) : met;
+}

@@ -1,0 +1,116 @@
+/* test_verdict.c: the first rank that failed speaks, on all ranks, whatever the exchange and the others
+ * say. */
+#include "comm/verdict.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 4, TEXT = 24 };
+
+struct card {
+    int64_t before; /* nothing depends on where the members lie */
+    ZR_VERDICT(TEXT);
+    char after[3];
+};
+
+/* What each rank put; "" for one that is well. */
+struct row {
+    int code[N];
+    const char *text[N];
+    int met; /* of the exchange */
+    struct {
+        int me, err;
+        const char *text;
+    } want[N];
+};
+
+static const struct row rows[] = {
+    {.want = {{0, 0, "before"}, {3, 0, "before"}}},
+    {.code = {0, ZR_ERR_IO},
+     .text = {"", "the disk"},
+     .want = {{0, ZR_ERR_IO, "rank 1: the disk"},
+              {1, ZR_ERR_IO, "the disk"},
+              {2, ZR_ERR_IO, "rank 1: the disk"}}},
+    /* Two that failed say one thing. */
+    {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
+     .text = {"", "", "no memory", "stage is 7"},
+     .want = {{0, ZR_ERR_NOMEM, "rank 2: no memory"},
+              {2, ZR_ERR_NOMEM, "no memory"},
+              {3, ZR_ERR_NOMEM, "rank 2: no memory"}}},
+    /* Who cannot reach the others says its own. */
+    {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
+     .text = {"", "", "no memory", "stage is 7"},
+     .met = ZR_ERR_PEER,
+     .want = {{0, ZR_ERR_PEER, "before"}, {2, ZR_ERR_NOMEM, "no memory"}, {3, ZR_ERR_ARG, "stage is 7"}}},
+    /* Who waited in vain for a rank that failed does not speak for it; of two who did, the first does. */
+    {.code = {ZR_ERR_TIMEOUT, ZR_ERR_PEER, ZR_ERR_IO, ZR_ERR_ARG},
+     .text = {"waited", "lost", "the disk", "stage is 7"},
+     .want = {{0, ZR_ERR_IO, "rank 2: the disk"},
+              {2, ZR_ERR_IO, "the disk"},
+              {3, ZR_ERR_IO, "rank 2: the disk"}}},
+    {.code = {0, ZR_ERR_PEER, ZR_ERR_TIMEOUT},
+     .text = {"", "lost", "waited"},
+     .want = {{0, ZR_ERR_PEER, "rank 1: lost"}, {2, ZR_ERR_PEER, "rank 1: lost"}}},
+    /* A long text is cut. */
+    {.code = {ZR_ERR_IO},
+     .text = {"0123456789012345678901234567890"},
+     .want = {{0, ZR_ERR_IO, "01234567890123456789012"}, {1, ZR_ERR_IO, "rank 0: 01234567890123456789012"}}},
+};
+
+static void first_that_failed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct card all[N];
+        memset(all, 0x5a, sizeof all);
+        for (int r = 0; r < N; r++) {
+            zr_fail(0, "%s", rows[i].text[r] ? rows[i].text[r] : "left over");
+            assert_int_equal(zr_verdict_put(&all[r], rows[i].code[r]), rows[i].code[r]);
+        }
+        for (int k = 0; k < N && rows[i].want[k].text; k++) {
+            int me = rows[i].want[k].me;
+            zr_fail(0, "before");
+            int err = zr_verdict(rows[i].met, &all[me], all, N, me);
+            if (err != rows[i].want[k].err || strcmp(zr_error_text(), rows[i].want[k].text) != 0)
+                fail_msg("row %zu, rank %d: %d \"%s\"", i, me, err, zr_error_text());
+        }
+    }
+}
+
+/* Another process sends what it likes. */
+static void text_without_end(void **state)
+{
+    (void)state;
+    struct card all[N] = {0};
+    all[1].err = ZR_ERR_IO;
+    memset(all[1].text, 'x', sizeof all[1].text);
+    memset(all[1].after, 'y', sizeof all[1].after);
+    assert_int_equal(zr_verdict_first(all, N, 0), ZR_ERR_IO);
+    assert_string_equal(zr_error_text(), "rank 1: xxxxxxxxxxxxxxxxxxxxxxx");
+}
+
+/* Nothing of what the memory held before goes to other ranks. */
+static void nothing_else_is_sent(void **state)
+{
+    (void)state;
+    struct card mine;
+    memset(&mine, 0x5a, sizeof mine);
+    zr_fail(0, "abc");
+    zr_verdict_put(&mine, ZR_ERR_IO);
+    for (size_t i = 3; i < sizeof mine.text; i++)
+        assert_int_equal(mine.text[i], 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_that_failed),
+        cmocka_unit_test(text_without_end),
+        cmocka_unit_test(nothing_else_is_sent),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
