@@ -16,7 +16,7 @@ struct card {
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
-    uint64_t groups[ZR_MOST_MEMORY_LIMITS]; /* memory control groups with a limit; 0: none */
+    uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
 };
 
 /* What must be equal, in the order in which a difference is reported: causes before consequences. */
@@ -51,8 +51,8 @@ struct card {
 static void fill_card(const struct zero_ctx *z, int err, struct card *c)
 {
     memset(c, 0, sizeof *c);
-    for (int i = 0; i < z->n_limits; i++)
-        c->groups[i] = z->limits[i].group;
+    for (int i = 0; i < z->memory.n_groups; i++)
+        c->groups[i] = z->memory.group[i].id;
     if (zr_verdict_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
@@ -142,11 +142,12 @@ static int compare(struct zero_ctx *z, const struct card *cards)
 
 static void count_in_groups(struct zero_ctx *z, const struct card *cards)
 {
-    for (int i = 0; i < z->n_limits; i++) {
-        z->limits[i].n_ranks = 0;
+    for (int i = 0; i < z->memory.n_groups; i++) {
+        struct zr_memory_group *g = &z->memory.group[i];
+        g->n_ranks = 0;
         for (int r = 0; r < z->world.world; r++)
-            for (int k = 0; k < ZR_MOST_MEMORY_LIMITS; k++)
-                z->limits[i].n_ranks += cards[r].groups[k] == z->limits[i].group;
+            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
+                g->n_ranks += cards[r].groups[k] == g->id;
     }
 }
 
@@ -159,7 +160,7 @@ static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 
 int zr_agree_on_plan(struct zero_ctx *z, int local_err)
 {
-    z->n_limits = zr_memory_limits(z->limits);
+    zr_host_memory_look("", &z->memory);
     if (!z->rendezvous)
         return local_err;
     struct card mine, *all = malloc((size_t)z->world.world * sizeof *all);

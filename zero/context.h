@@ -4,11 +4,11 @@
 
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
+#include "kernels/host/host_memory.h"
 #include "shard/engine/engine.h"
 #include "zero/checkpoint/files.h"
 #include "zero/checkpoint/folder_lock.h"
 #include "zero/config.h"
-#include "zero/memory_limits.h"
 
 struct zero_ctx {
     struct zr_config config;
@@ -29,9 +29,8 @@ struct zero_ctx {
     /* when it was last asked */
     int64_t gpu_free_bytes;
     /* when ranks agreed on the plan (agree.c) */
-    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS];
+    struct zr_host_memory memory;
 
-    int n_limits;
     /* what watches device and communicators; NULL: cfg.check is off */
     struct zr_check *check;
 

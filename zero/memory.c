@@ -10,48 +10,36 @@
 
 enum { WHERE_BYTES = ZR_GROUP_PATH_BYTES + 64 };
 
-static int64_t host_available(void)
+/* What there is now, each group with as many ranks as were counted in it. */
+static void look(const struct zero_ctx *z, struct zr_host_memory *m)
 {
-    char line[256];
-    long long kib = -1;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kib < 0 ? -1 : kib * 1024;
-}
-
-/* What holds this process to less, each with how many ranks are in it. */
-static int find_limits(const struct zero_ctx *z, struct zr_memory_limit *limits)
-{
-    int n = zr_memory_limits(limits);
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < z->n_limits; k++)
-            if (z->limits[k].group == limits[i].group)
-                limits[i].n_ranks = z->limits[k].n_ranks;
-    return n;
+    zr_host_memory_look("", m);
+    for (int i = 0; i < m->n_groups; i++)
+        for (int k = 0; k < z->memory.n_groups; k++)
+            if (z->memory.group[k].id == m->group[i].id)
+                m->group[i].n_ranks = z->memory.group[k].n_ranks;
 }
 
 /* Whether there are so many bytes for each rank; else in where[WHERE_BYTES], "of 2 ranks on this host", who
  * they are, and in *free_bytes what there is for all of them. */
 static bool fits_host(int64_t bytes, int n_local, char *where, int64_t *free_bytes)
 {
-    *free_bytes = host_available();
+    struct zr_host_memory m;
+    zr_host_memory_look("", &m);
+    *free_bytes = m.free_bytes;
     snprintf(where, WHERE_BYTES, "of %d ranks on this host", n_local);
-    return *free_bytes < 0 || bytes <= *free_bytes / n_local;
+    return bytes <= *free_bytes / n_local;
 }
 
 static bool fits_groups(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
 {
-    struct zr_memory_limit limits[ZR_MOST_MEMORY_LIMITS];
-    int n = find_limits(z, limits);
-    for (int i = 0; i < n; i++) {
-        *free_bytes = limits[i].free_bytes;
-        snprintf(where, WHERE_BYTES, "of %d ranks in memory control group %s", limits[i].n_ranks,
-                 limits[i].path);
-        if (bytes > *free_bytes / limits[i].n_ranks)
+    struct zr_host_memory m;
+    look(z, &m);
+    for (int i = 0; i < m.n_groups; i++) {
+        const struct zr_memory_group *g = &m.group[i];
+        *free_bytes = g->free_bytes;
+        snprintf(where, WHERE_BYTES, "of %d ranks in memory control group %s", g->n_ranks, g->path);
+        if (bytes > *free_bytes / g->n_ranks)
             return false;
     }
     return true;

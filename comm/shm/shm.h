@@ -144,8 +144,4 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
 /* shm_run.c: fn of ops->call. */
 void zr_shm_run(void *op);
 
-/* room.c: bytes that may still be allocated on this host by the look of its free memory and of the cgroup's
- * limit. */
-int64_t zr_memory_room(void);
-
 #endif

@@ -11,6 +11,7 @@
 #include "comm/meet/rendezvous.h"
 #include "comm/shm/shm.h"
 #include "comm/verdict.h"
+#include "kernels/host/host_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -163,6 +164,13 @@ void zr_shm_unmap(struct zr_shm *m)
 
 /* --- all together --- */
 
+static int64_t room_here(void)
+{
+    struct zr_host_memory m;
+    zr_host_memory_look("", &m);
+    return zr_host_memory_least(&m);
+}
+
 /* Equal roles, equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the
  * same numbers. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
@@ -192,7 +200,7 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
                         .fd = -1,
                         .role = (int32_t)m->base.role,
                         .bytes = bytes,
-                        .room = zr_memory_room()};
+                        .room = room_here()};
     int world = zr_rendezvous_world(m->rdv);
     struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)

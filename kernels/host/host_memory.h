@@ -1,0 +1,32 @@
+/* host_memory.h: how much of the host's memory is left to take: by what the host has available, and by
+ * what each memory control group (version 1 or 2) that this process is in leaves to it; free swap counts
+ * as memory. Pages of shared memory, and large private ones, are handed out until the kernel kills
+ * somebody for them, so whoever takes much asks first. */
+#ifndef ZR_KERNELS_HOST_MEMORY_H
+#define ZR_KERNELS_HOST_MEMORY_H
+
+#include <stdint.h>
+
+enum { ZR_MOST_MEMORY_GROUPS = 16, ZR_GROUP_PATH_BYTES = 512 };
+
+/* A memory control group that has a limit. */
+struct zr_memory_group {
+    uint64_t id; /* the same number in every process of this host that is in it */
+    int64_t free_bytes;
+    int32_t n_ranks; /* in the group: 1, until whoever asks the others writes it */
+    char path[ZR_GROUP_PATH_BYTES];
+};
+
+struct zr_host_memory {
+    int64_t free_bytes; /* of the host; INT64_MAX: not known */
+    int32_t n_groups;
+    struct zr_memory_group group[ZR_MOST_MEMORY_GROUPS]; /* this process's own first, then those around it */
+};
+
+/* What there is now, as far as it can be read. root: "", or a folder that has proc and sys in it. */
+void zr_host_memory_look(const char *root, struct zr_host_memory *out);
+
+/* Bytes that this process could take if no other took any; INT64_MAX: not known. */
+int64_t zr_host_memory_least(const struct zr_host_memory *m);
+
+#endif
