@@ -1,6 +1,7 @@
 /* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
 #include "comm/segment.h"
+#include "kernels/first_failure.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,10 +14,8 @@ struct self {
     char *arena;
     int64_t arena_bytes;
     _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
-    atomic_bool claimed; /* the first abort writes why, later ones change nothing */
-    atomic_int code;     /* published after why is written */
+    struct zr_first failure;
     _Atomic uint32_t alarm;
-    char why[ZR_ERROR_BYTES];
 };
 
 static struct self *self_of(struct zr_comm *c)
@@ -60,7 +59,7 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     struct self *m = self_of(c);
     (void)tag;
     int err = zr_gather_check("self all_gather", 1, m->arena_bytes, seg, n_seg);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     for (int i = 0; i < n_seg && !err; i++)
         if (seg[i].src != seg[i].dst && seg[i].cut.total > 0)
@@ -90,7 +89,7 @@ static int self_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     struct self *m = self_of(c);
     (void)tag;
     int err = zr_reduce_check("self reduce_scatter", 1, m->arena_bytes, seg, n_seg);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     for (int i = 0; i < n_seg && !err; i++)
         err = reduce_one(m, s, &seg[i]);
@@ -106,7 +105,7 @@ static int self_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
     if (root != 0)
         return zr_fail(ZR_ERR_ARG, "self broadcast: root is %d: 0 is allowed (of one rank)", root);
     int err = zr_range_check("self broadcast", m->arena_bytes, off, bytes, 1);
-    if (!err && !atomic_load(&m->code))
+    if (!err && !zr_first_code(&m->failure))
         m->n_broadcast++;
     return err;
 }
@@ -117,7 +116,7 @@ static int self_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
     struct self *m = self_of(c);
     (void)s, (void)tag;
     int err = zr_range_check("self exchange", m->arena_bytes, off, slot_bytes, 1);
-    if (!err && !atomic_load(&m->code))
+    if (!err && !zr_first_code(&m->failure))
         m->n_exchange++;
     return err;
 }
@@ -128,7 +127,7 @@ static int self_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32
     struct self *m = self_of(c);
     (void)s, (void)tag;
     int err = zr_agree_check("self agree", m->arena_bytes, off, n_sum, n_max);
-    if (!err && !atomic_load(&m->code))
+    if (!err && !zr_first_code(&m->failure))
         m->n_agree++;
     return err;
 }
@@ -136,20 +135,13 @@ static int self_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32
 static void self_abort(struct zr_comm *c, int code, const char *why)
 {
     struct self *m = self_of(c);
-    if (atomic_exchange(&m->claimed, true))
-        return;
-    snprintf(m->why, sizeof m->why, "%s", why ? why : zr_err_name(code));
-    atomic_store(&m->code, code ? code : ZR_ERR_FAILED);
+    zr_first_keep(&m->failure, code, why);
     atomic_store(&m->alarm, 1);
 }
 
 static int self_status(struct zr_comm *c, char *why, size_t why_bytes)
 {
-    struct self *m = self_of(c);
-    int code = atomic_load(&m->code);
-    if (why && why_bytes)
-        snprintf(why, why_bytes, "%s", code ? m->why : "");
-    return code;
+    return zr_first_report(&self_of(c)->failure, why, why_bytes);
 }
 
 /* Operations are counted when they are issued: what they enqueue cannot fail any more. */

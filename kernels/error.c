@@ -39,6 +39,19 @@ const char *zr_error_text(void)
     return message;
 }
 
+int zr_keep(struct zr_kept *k, int code)
+{
+    k->code = code;
+    memcpy(k->text, message, sizeof k->text);
+    return code;
+}
+
+int zr_say_again(const struct zr_kept *k)
+{
+    memcpy(message, k->text, sizeof message);
+    return k->code;
+}
+
 const char *zr_err_name(int code)
 {
     switch (code) {

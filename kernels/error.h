@@ -43,6 +43,16 @@ int zr_fail_more(int code, const char *fmt, ...) __attribute__((format(printf, 2
 /* This thread's message, "" if nothing failed yet; valid until the thread's next failure. */
 const char *zr_error_text(void);
 
+/* A failure that is put aside, for what comes next may fail too. */
+struct zr_kept {
+    int code;
+    char text[ZR_ERROR_BYTES];
+};
+/* Keeps code and this thread's message. Returns code. */
+int zr_keep(struct zr_kept *k, int code);
+/* Makes what was kept this thread's message again. Returns the code. */
+int zr_say_again(const struct zr_kept *k);
+
 /* The short text of a code ("invalid argument"), or "unknown error". */
 const char *zr_err_name(int code);
 

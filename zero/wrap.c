@@ -163,8 +163,8 @@ static void on_stop(void *arg)
  * may fail where ranks are gone. */
 static void tear_down(struct zero_ctx *z)
 {
-    char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    struct zr_kept kept;
+    zr_keep(&kept, 0);
     zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
     bool device_rests = zr_engine_close(z->engine);
@@ -185,7 +185,7 @@ static void tear_down(struct zero_ctx *z)
     zr_loaded_ranks_free(z->loaded);
     free(z->from_all);
     free(z);
-    zr_fail(0, "%s", text);
+    zr_say_again(&kept);
 }
 
 static int open_engine(struct zero_ctx *z)
@@ -241,14 +241,14 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
     const struct zero_config plain = ZERO_CONFIG_INIT;
     struct zero_config legible = plain;
-    char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    struct zr_kept kept;
+    zr_keep(&kept, 0);
     if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
         legible.timeout_ms = plain.timeout_ms;
     z->config.options.timeout_ms = legible.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
-    zr_fail(0, "%s", text);
+    zr_say_again(&kept);
 }
 
 static void report_world(const struct zero_ctx *z)
@@ -306,9 +306,9 @@ static void report_topology(const struct zero_ctx *z)
  * which they hear of. */
 static int meet(struct zero_ctx *z, int err)
 {
-    char text[ZR_ERROR_BYTES];
+    struct zr_kept kept;
     int loop_err = 0;
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    zr_keep(&kept, err);
     if (needs_loop(z))
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, z->engine, &z->loop);
     if (z->loop) {
@@ -316,9 +316,8 @@ static int meet(struct zero_ctx *z, int err)
         loop_err = connect_ranks(z);
     }
     if (loop_err)
-        return err ? zr_fail(err, "%s", text) : loop_err;
-    if (err)
-        zr_fail(err, "%s", text);
+        return err ? zr_say_again(&kept) : loop_err;
+    zr_say_again(&kept);
     err = zr_topology_probe(z->rendezvous, NULL, err, &z->topology);
     if (!err)
         report_topology(z);
@@ -497,17 +496,16 @@ int zero_unwrap(zero_ctx **z)
         *z = NULL;
         return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
     }
-    int save_err = zr_save_end(ctx);
-    char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    struct zr_kept save;
+    zr_keep(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);
     if (!err) {
         report_unused_gradients(ctx);
         zr_engine_called(ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
         err = zr_engine_barrier(ctx->engine);
     }
-    if (!err && save_err)
-        err = zr_fail(save_err, "%s", text);
+    if (!err && save.code)
+        err = zr_say_again(&save);
     zr_engine_unpoint(ctx->engine);
     tear_down(ctx);
     *z = NULL;

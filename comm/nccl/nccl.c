@@ -110,9 +110,7 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
     }
     if (err) {
         zr_fail_more(err, "%s", what);
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
-        zr_nccl_fail(m, err, "%s", text);
+        zr_nccl_fail(m, err, "%s", zr_error_text());
     }
     return err;
 }

@@ -231,13 +231,13 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
         err = choose_path(m, at, bytes, t.sum);
     m->arena = at;
     if (err) {
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
+        struct zr_kept kept;
+        zr_keep(&kept, err);
         if (zr_nccl_settle(m) &&
             zr_nccl_close_window(m) == 0) /* else it stays NCCL's: it may yet be registered */
             zr_nccl_free_arena(m);
         m->arena = NULL;
-        return zr_fail(err, "%s", text);
+        return zr_say_again(&kept);
     }
     m->usable_bytes = bytes - reserve;
     share_reserve(m);

@@ -276,11 +276,10 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
         *held = -1;
     }
     if (!*left) {
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
+        struct zr_kept kept;
+        zr_keep(&kept, err);
         close_place(dev, &pl);
-        if (err)
-            zr_fail(err, "%s", text);
+        zr_say_again(&kept);
     }
     pthread_mutex_destroy(&p->lock);
     free(p);

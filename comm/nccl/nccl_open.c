@@ -244,11 +244,11 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     if (!err)
         err = open_comm(&p->reduce, &first.id[1], false);
     if (err) {
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
+        struct zr_kept kept;
+        zr_keep(&kept, err);
         zr_nccl_close(&p->gather.base);
         zr_nccl_close(&p->reduce.base);
-        return zr_fail(err, "%s", text);
+        return zr_say_again(&kept);
     }
     *gather = &p->gather.base;
     *reduce = &p->reduce.base;

@@ -476,10 +476,10 @@ static void watch(void *arg)
     int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
     if (err) {
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
-        found(&p->gather, err, text);
-        found(&p->reduce, err, text);
+        struct zr_kept kept;
+        zr_keep(&kept, err);
+        found(&p->gather, err, kept.text);
+        found(&p->reduce, err, kept.text);
     }
     while (!p->stop) {
         bool gather = watch_look(&p->gather), reduce = watch_look(&p->reduce);

@@ -19,16 +19,17 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
     d->n_arena++;
     m->arena = p; /* a rank that dies while it waits leaves it to close */
     m->arena_bytes = bytes;
-    while (d->n_arena < d->n && !d->code) {
+    while (d->n_arena < d->n && !zr_first_code(&d->failure)) {
         zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, rank);
         zr_sim_host(d->w, rank, ZR_SIM_MODEL);
     }
-    if (d->arena_failed || d->code) {
+    if (d->arena_failed || zr_first_code(&d->failure)) {
         m->arena = NULL;
         if (p)
             dev->ops->free(dev, p, bytes);
-        return d->code ? zr_fail(d->code, "%s", d->why)
-                       : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
+        return zr_first_code(&d->failure)
+                   ? zr_fail(zr_first_code(&d->failure), "%s", d->failure.text)
+                   : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
     zr_shadow_name(d->rec, p, d->name);
     zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
@@ -55,7 +56,7 @@ static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
                             .gather = copy_of(seg, (size_t)n_seg * sizeof *seg),
                             .n_seg = n_seg,
                             .tag = *tag};
-    if (zr_sim_comm_of(c)->world->code)
+    if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
         free(p.gather);
     return zr_sim_meeting_join(c, s, &p);
 }
@@ -71,7 +72,7 @@ static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
                             .reduce = copy_of(seg, (size_t)n_seg * sizeof *seg),
                             .n_seg = n_seg,
                             .tag = *tag};
-    if (zr_sim_comm_of(c)->world->code)
+    if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
         free(p.reduce);
     return zr_sim_meeting_join(c, s, &p);
 }
@@ -114,9 +115,7 @@ static void sim_abort(struct zr_comm *c, int code, const char *why)
 static int sim_status(struct zr_comm *c, char *why, size_t why_bytes)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
-    if (why && why_bytes)
-        snprintf(why, why_bytes, "%s", d->code ? d->why : "");
-    return d->code;
+    return zr_first_report(&d->failure, why, why_bytes);
 }
 
 static void sim_stats(struct zr_comm *c, struct zr_comm_stats *out)

@@ -9,6 +9,7 @@
 
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
+#include "kernels/first_failure.h"
 
 enum { ZR_SIM_MOST_RANKS = 1024 };
 
@@ -49,9 +50,8 @@ struct zr_sim_comm_world {
     struct zr_comm **ranks;
     struct zr_sim_meeting **ring; /* open meetings by number */
     uint64_t first, n_ring, cap;
-    int code;
+    struct zr_first failure;
     _Atomic uint32_t alarm;
-    char why[ZR_ERROR_BYTES];
 };
 
 struct zr_sim_comm {

@@ -37,11 +37,9 @@ static void release_all(struct zr_sim_comm_world *d)
 
 void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why)
 {
-    if (d->code)
+    if (!zr_first_keep(&d->failure, code, why))
         return;
-    d->code = code ? code : ZR_ERR_FAILED;
     atomic_store(&d->alarm, 1);
-    snprintf(d->why, sizeof d->why, "%s", why ? why : zr_err_name(code));
     d->rec->forgiving = true;
     release_all(d);
 }
@@ -197,7 +195,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
     p->stream = s;
     p->entry = zr_vclock_hold(zr_sim_line_of(s));
     m->n_here++;
-    if (d->code)
+    if (zr_first_code(&d->failure))
         return true;
     if (m->n_here < d->n)
         return false;
@@ -220,7 +218,7 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
 {
     struct zr_sim_comm *me = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = me->world;
-    if (d->code)
+    if (zr_first_code(&d->failure))
         return 0;
     zr_sim_order_keep(d, zr_comm_rank(c, c->group.rank), mine);
     uint64_t k = me->n_put++;

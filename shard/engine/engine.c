@@ -182,10 +182,6 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     take_parts(e, parts);
     zr_tuned_open(e);
-    if (uv_mutex_init(&e->s.fail_lock)) {
-        e->dev = NULL;
-        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
-    }
     int err = open_streams(e, parts->native_stream);
     if (!err)
         err = zr_tables_open(e);
@@ -248,7 +244,6 @@ bool zr_engine_close(struct zr_engine *e)
     free(e->m.written);
     free(e->m.all.at);
     zr_tables_close(e);
-    uv_mutex_destroy(&e->s.fail_lock);
     memset(e, 0, sizeof *e);
     return !stuck;
 }

@@ -25,19 +25,12 @@ static void report_others(struct zr_engine *e, int code, const char *text)
 
 bool zr_engine_has_failed(const struct zr_engine *e)
 {
-    return atomic_load_explicit(&e->s.failed, memory_order_relaxed) != 0;
+    return zr_first_code(&e->s.failure) != 0;
 }
 
 int zr_engine_fail(struct zr_engine *e, int code, const char *text)
 {
-    uv_mutex_lock(&e->s.fail_lock);
-    bool first = !atomic_load(&e->s.failed);
-    if (first) {
-        snprintf(e->s.fail_text, sizeof e->s.fail_text, "%.*s", (int)sizeof e->s.fail_text - 1, text);
-        atomic_store(&e->s.failed, code);
-    }
-    uv_mutex_unlock(&e->s.fail_lock);
-    if (first) {
+    if (zr_first_keep(&e->s.failure, code, text)) {
         zr_roles_abort(e, code, text);
         report_others(e, code, text);
     }
@@ -58,7 +51,7 @@ static void keep_first_finder(char *why, int rank)
 /* Nothing has failed that anyone knows of, on any rank: what every call of the model asks, twice. */
 static bool is_well(const struct zr_engine *e)
 {
-    return !atomic_load_explicit(&e->s.failed, memory_order_acquire) && !zr_roles_alarmed(e);
+    return !zr_first_code(&e->s.failure) && !zr_roles_alarmed(e);
 }
 
 void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
@@ -77,7 +70,7 @@ int zr_engine_status(struct zr_engine *e)
 {
     if (is_well(e))
         return 0;
-    int code = atomic_load_explicit(&e->s.failed, memory_order_acquire);
+    int code = zr_first_code(&e->s.failure);
     char why[ZR_ERROR_BYTES];
     if (!code) {
         code = zr_roles_status(e, why, sizeof why);
@@ -86,11 +79,7 @@ int zr_engine_status(struct zr_engine *e)
         keep_first_finder(why, e->rank);
         zr_engine_fail(e, code, why);
     }
-    uv_mutex_lock(&e->s.fail_lock);
-    code = atomic_load(&e->s.failed);
-    zr_fail(code, "rank %d: %s", e->rank, e->s.fail_text);
-    uv_mutex_unlock(&e->s.fail_lock);
-    return code;
+    return zr_fail(zr_first_code(&e->s.failure), "rank %d: %s", e->rank, e->s.failure.text);
 }
 
 int zr_engine_check_process(const struct zr_engine *e)

@@ -17,6 +17,7 @@
 #ifndef ZR_SHARD_ENGINE_INSIDE_H
 #define ZR_SHARD_ENGINE_INSIDE_H
 
+#include "kernels/first_failure.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/engine_check.h"
 #include "shard/engine/timeline.h"
@@ -166,9 +167,7 @@ struct zr_shared {
     /* of snapshots; NULL: the plan has none */
     struct zr_snapshot_listener *listener;
     /* The first failure, whoever met it. */
-    _Atomic int failed;
-    uv_mutex_t fail_lock;
-    char fail_text[ZR_ERROR_BYTES];
+    struct zr_first failure;
 };
 
 /* A communicator in its role, and the stream that its collectives go on. */

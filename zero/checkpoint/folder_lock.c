@@ -89,11 +89,11 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
             *out = fd;
             return 0;
         }
-        char text[ZR_ERROR_BYTES];
-        snprintf(text, sizeof text, "%s", zr_error_text());
+        struct zr_kept kept;
+        zr_keep(&kept, err);
         zr_file_close(fs, fd, path);
         if (err)
-            return zr_fail(err, "%s", text);
+            return zr_say_again(&kept);
         if (outcome == ZR_NO_LOCKS) {
             zr_warn(log,
                     "%s: the file system has no locks: nothing tells if another run saves into this folder, "

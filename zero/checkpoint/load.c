@@ -88,10 +88,10 @@ static int apply(struct zr_loading *l)
  * others may come by zero_write. */
 static void give_up(struct zero_ctx *z)
 {
-    char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    struct zr_kept kept;
+    zr_keep(&kept, 0);
     zr_engine_zero_states(z->engine);
-    zr_fail(0, "%s", text);
+    zr_say_again(&kept);
 }
 
 static int load(struct zero_ctx *z, const char *given)

@@ -1,5 +1,6 @@
 /* parallel.c: see parallel.h. */
 #include "zero/checkpoint/parallel.h"
+#include "kernels/first_failure.h"
 #include "kernels/thread.h"
 
 #include <stdatomic.h>
@@ -14,17 +15,12 @@ struct work {
     int (*fn)(void *arg, int64_t i, char *buffer);
     void *arg;
     _Atomic int64_t next;
-    _Atomic bool failed; /* whoever sets it first sets the rest, which is read when all have ended */
-    int err;
-    char text[ZR_ERROR_BYTES];
+    struct zr_first failure;
 };
 
 static void fail(struct work *w, int err)
 {
-    if (atomic_exchange(&w->failed, true))
-        return;
-    w->err = err;
-    snprintf(w->text, sizeof w->text, "%s", zr_error_text());
+    zr_first_keep(&w->failure, err, zr_error_text());
 }
 
 /* False when there is no memory for a buffer. */
@@ -34,7 +30,7 @@ static bool work(struct work *w)
     if (!memory)
         return false;
     char *buffer = memory + (ZR_DIRECT_ALIGN - (uintptr_t)memory % ZR_DIRECT_ALIGN) % ZR_DIRECT_ALIGN;
-    while (!w->failed) {
+    while (!zr_first_code(&w->failure)) {
         int64_t i = atomic_fetch_add(&w->next, 1);
         if (i >= w->n)
             break;
@@ -64,5 +60,6 @@ int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
         fail(&w, zr_fail(ZR_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
     for (int i = 0; i < n_helpers; i++)
         zr_thread_join(&thread[i]);
-    return w.err ? zr_fail(w.err, "%s", w.text) : 0;
+    int err = zr_first_code(&w.failure);
+    return err ? zr_fail(err, "%s", w.failure.text) : 0;
 }

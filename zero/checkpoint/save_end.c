@@ -59,7 +59,7 @@ static void fill_status(struct zr_save *s, enum zr_save_state state, struct stat
 {
     *mine = (struct status){.state = (int32_t)state};
     if (state == ZR_SAVE_FAILED)
-        zr_verdict_put(mine, zr_fail(s->err, "%s", s->text));
+        zr_verdict_put(mine, zr_say_again(&s->failure));
 }
 
 /* What follows from where all ranks are. Returns whether all are done, one way or the other. */
@@ -72,8 +72,7 @@ static bool follow(struct zr_save *s, const struct status *all)
         atomic_store(&s->cancelled, true);
         if (n_writing)
             return false;
-        s->err = failed;
-        snprintf(s->text, sizeof s->text, "%s", zr_error_text());
+        zr_keep(&s->failure, failed);
         return true;
     }
     if (all[0].state == ZR_SAVE_COMMITTED)
@@ -118,7 +117,7 @@ static int await_copies(struct zero_ctx *z, struct zr_save *s)
 int zr_save_end(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
-    char text[ZR_ERROR_BYTES];
+    struct zr_kept kept;
     if (!s)
         return 0;
     z->save = NULL;
@@ -128,8 +127,7 @@ int zr_save_end(struct zero_ctx *z)
     if (!err)
         err = await_copies(z, s);
     zr_engine_forget_snapshot(z->engine); /* after a failure it may still be on the stream */
-    if (err)
-        snprintf(text, sizeof text, "%s", zr_error_text());
+    zr_keep(&kept, err);
     uv_mutex_lock(&s->lock);
     atomic_store(&s->cancelled, true);
     uv_cond_broadcast(&s->changed);
@@ -137,9 +135,9 @@ int zr_save_end(struct zero_ctx *z)
     if (s->started)
         zr_thread_join(&s->thread);
     zr_engine_snapshot_read(z->engine);
-    if (!err && s->err) {
-        err = s->err;
-        snprintf(text, sizeof text, "%s", s->text);
+    if (!err && s->failure.code) {
+        kept = s->failure;
+        err = kept.code;
         if (z->world.rank == 0 && zr_folder_remove(z->files, s->folder, ZR_MANIFEST_NAME))
             zr_warn(z->config.options.log, "what a failed save left could not be removed: %s",
                     zr_error_text());
@@ -147,7 +145,7 @@ int zr_save_end(struct zero_ctx *z)
     if (!err)
         zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
     zr_save_free(s);
-    return err ? zr_fail(err, "%s", text) : 0;
+    return err ? zr_say_again(&kept) : 0;
 }
 
 void zr_save_notice(struct zero_ctx *z)

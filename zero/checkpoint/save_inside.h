@@ -35,8 +35,7 @@ struct zr_save {
     /* every rank's file is written: rank 0's thread may make a checkpoint of them */
     bool commit_reported;
     enum zr_save_state state;
-    int err;
-    char text[ZR_ERROR_BYTES];
+    struct zr_kept failure;
 };
 
 /* ---- save_thread.c: a rank's own thread, and what it and the model's thread tell each other. ---- */

@@ -518,10 +518,10 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                          &stopped);
     if (begun && !err)
         err = zr_agree_in_run(z, local);
-    char text[ZR_ERROR_BYTES];
-    snprintf(text, sizeof text, "%s", zr_error_text());
+    struct zr_kept kept;
+    zr_keep(&kept, err);
     close_sources(z->files, &s);
     free(buffer);
     free(ws.list);
-    return err ? zr_fail(err, "zero_import: %s", text) : 0;
+    return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
 }

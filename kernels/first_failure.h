@@ -1,0 +1,32 @@
+/* first_failure.h: of failures that several threads may find at the same time, the first is kept: its code
+ * and message are what all are told from then on. */
+#ifndef ZR_KERNELS_FIRST_FAILURE_H
+#define ZR_KERNELS_FIRST_FAILURE_H
+
+#include "kernels/error.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* Zeroed: nothing has failed. */
+struct zr_first {
+    atomic_bool claimed; /* by whom writes text */
+    atomic_int code;     /* 0 until text is written */
+    char text[ZR_ERROR_BYTES];
+};
+
+/* Keeps it (code 0: ZR_ERR_FAILED; text NULL: the code's own), unless there is one already. True: this was
+ * the first. When it returns, zr_first_code is not 0, whoever was first. From any thread; not from a
+ * signal handler. */
+bool zr_first_keep(struct zr_first *f, int code, const char *text);
+
+/* 0: nothing has failed. What happened before the failure is seen by whoever sees its code. */
+static inline int zr_first_code(const struct zr_first *f)
+{
+    return atomic_load_explicit(&f->code, memory_order_acquire);
+}
+
+/* The code, and its message ("" for 0) to text[n_text], cut if it is longer. text NULL: the code alone. */
+int zr_first_report(const struct zr_first *f, char *text, size_t n_text);
+
+#endif
