@@ -42,7 +42,7 @@ static void check_one(const struct zr_host_kernels *k, const struct variant *v, 
         g[i] = tame ? random_normal(&rng) : check_value(&rng);
         a[i] = tame ? random_normal(&rng) : check_value(&rng);
         b[i] = fabsf(tame ? random_normal(&rng) : check_value(&rng));
-        if (v->kind == ZR_RMSPROP)
+        if (v->squares)
             a[i] = fabsf(a[i]);
         if (!tame && random_below(&rng, 50) == 0)
             g[i] = random_below(&rng, 2) ? NAN : INFINITY;

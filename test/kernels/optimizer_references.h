@@ -11,6 +11,7 @@ struct variant {
     float beta1;
     int64_t t;
     int n_states;
+    bool squares; /* its first state is made of squares: never negative */
 };
 
 static const struct variant variants[] = {
@@ -20,7 +21,7 @@ static const struct variant variants[] = {
     {"sgd", ZR_SGD, 0.9f, 3, 1},
     {"sgd first step", ZR_SGD, 0.9f, 1, 1},
     {"sgd plain", ZR_SGD, 0, 3, 0},
-    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1},
+    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1, .squares = true},
     {"lion", ZR_LION, 0.9f, 3, 1},
     {"lion first step", ZR_LION, 0.9f, 1, 1},
     {"nesterov", ZR_NESTEROV, 0.9f, 3, 1},
