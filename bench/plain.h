@@ -5,6 +5,7 @@
 #include "bench/gpt2/gpt2_real.h"
 #include "bench/place.h"
 #include "bench/train.h"
+#include "kernels/agreement.h"
 
 struct plain {
     const struct place *place;         /* borrowed */
@@ -16,12 +17,13 @@ struct plain {
     int64_t t;     /* steps taken */
 
     /* On a GPU only. */
-    float *grad; /* (n_params) the gradients in fp32; NULL when the model's own are */
-    struct zr_step_record *record;
+    float *grad;                    /* (n_params) the gradients in fp32; NULL when the model's own are */
+    struct zr_exact_sum *norm;      /* of the gradients, squared */
+    struct zr_agreement *agreement; /* of this one rank */
     struct zr_step_scalars *scalars;
-    struct zr_step_outcome *outcome; /* host_alloc */
-    struct zr_event *reported;       /* outcome is there */
-    void *memory;                    /* of all but outcome */
+    struct zr_agreed *agreed;  /* host_alloc */
+    struct zr_event *reported; /* agreed is there */
+    void *memory;              /* of all but agreed */
     int64_t memory_bytes;
 };
 

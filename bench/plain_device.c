@@ -9,7 +9,8 @@
 /* The state's memory, piece after piece in one block. */
 struct pieces {
     float *m, *v, *master, *grad;
-    struct zr_step_record *record;
+    struct zr_exact_sum *norm;
+    struct zr_agreement *agreement;
     struct zr_step_scalars *scalars;
     int64_t bytes;
 };
@@ -30,7 +31,8 @@ static struct pieces lay_out(uintptr_t base, int64_t n_params)
         p.master = (float *)(base + take(&at, n_bytes));
         p.grad = (float *)(base + take(&at, n_bytes));
     }
-    p.record = (struct zr_step_record *)(base + take(&at, sizeof *p.record));
+    p.norm = (struct zr_exact_sum *)(base + take(&at, sizeof *p.norm));
+    p.agreement = (struct zr_agreement *)(base + take(&at, sizeof *p.agreement));
     p.scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p.scalars));
     p.bytes = at;
     return p;
@@ -51,9 +53,10 @@ static int open_state(struct plain *p)
     p->v = at.v;
     p->master = at.master;
     p->grad = at.grad;
-    p->record = at.record;
+    p->norm = at.norm;
+    p->agreement = at.agreement;
     p->scalars = at.scalars;
-    err = dev->ops->host_alloc(dev, sizeof *p->outcome, (void **)&p->outcome);
+    err = dev->ops->host_alloc(dev, sizeof *p->agreed, (void **)&p->agreed);
     err = err ? err : dev->ops->event_open(dev, &p->reported);
     err = err ? err : dev->ops->zero(p->place->stream, p->m, n * (int64_t)sizeof *p->m);
     return err ? err : dev->ops->zero(p->place->stream, p->v, n * (int64_t)sizeof *p->v);
@@ -76,9 +79,7 @@ static int collect(struct plain *p)
 {
     const struct zr_device_ops *dev = p->place->dev->ops;
     struct zr_stream *s = p->place->stream;
-    const struct zr_step_words words = {.serial = (uint64_t)p->t + 1};
-    int err = dev->zero(s, &p->record->norm, sizeof p->record->norm);
-    err = err ? err : dev->put(s, &p->record->words, &words, sizeof words);
+    int err = dev->zero(s, p->norm, sizeof *p->norm);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
         int64_t n = tensor_elements(tensor);
@@ -87,7 +88,7 @@ static int collect(struct plain *p)
             grad = p->grad + at;
             err = dev->cast(s, p->grad + at, ZR_F32, *tensor->grad, GPT2_GEMM_DTYPE, n);
         }
-        err = err ? err : dev->sum_squares(s, &p->record->norm, grad, n);
+        err = err ? err : dev->sum_squares(s, p->norm, grad, n);
         at += n;
     }
     return err;
@@ -97,14 +98,14 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
 {
     const struct zr_device_ops *dev = p->place->dev->ops;
     struct zr_stream *s = p->place->stream;
-    const struct zr_finish finish = {
-        .records = p->record,
-        .stride_bytes = sizeof *p->record,
-        .n_ranks = 1,
+    const struct zr_agree_begin begin = {.norm = p->norm, .out = p->agreement};
+    const struct zr_agree_end end = {
+        .all = p->agreement,
+        .n_averaged = 1,
         .scale = 1.0 / (double)o->accum,
         .clip = (float)o->clip,
         .scalars = p->scalars,
-        .outcome = p->outcome,
+        .agreed = p->agreed,
     };
     struct zr_update u = {
         .kind = ZR_ADAMW,
@@ -119,7 +120,8 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     u.c1 = 1.0f - powf(u.beta1, (float)u.t);
     u.c2 = 1.0f - powf(u.beta2, (float)u.t);
     int err = collect(p);
-    err = err ? err : dev->finish(s, &finish);
+    err = err ? err : dev->agree_begin(s, &begin);
+    err = err ? err : dev->agree_end(s, &end);
     err = err ? err : dev->event_record(p->reported, s);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
@@ -137,11 +139,11 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     err = err ? err : dev->event_sync(p->reported);
     if (err)
         return err;
-    p->t += !p->outcome->skipped;
+    p->t += !p->agreed->skipped;
     *info = (struct zero_step_info){.t = p->t,
-                                    .grad_norm = p->outcome->grad_norm,
-                                    .clipped = p->outcome->clipped,
-                                    .skipped = p->outcome->skipped};
+                                    .grad_norm = p->agreed->grad_norm,
+                                    .clipped = p->agreed->clipped,
+                                    .skipped = p->agreed->skipped};
     return 0;
 }
 
@@ -159,7 +161,7 @@ void plain_device_close(struct plain *p)
         dev->ops->stream_sync(p->place->stream);
         dev->ops->free(dev, p->memory, p->memory_bytes);
     }
-    if (p->outcome)
-        dev->ops->host_free(dev, p->outcome, sizeof *p->outcome);
+    if (p->agreed)
+        dev->ops->host_free(dev, p->agreed, sizeof *p->agreed);
     dev->ops->event_close(p->reported);
 }

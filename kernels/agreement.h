@@ -23,7 +23,7 @@
 enum zr_agree_word {
     ZR_AGREE_CALLS,  /* hash of the model's calls so far */
     ZR_AGREE_SERIAL, /* of this agreement */
-    ZR_AGREE_LR,     /* the bits of the learning rate */
+    ZR_AGREE_LR,     /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
     ZR_AGREE_LEAST,  /* the program's own: may differ, the least over ranks is told to all */
     ZR_AGREE_WORDS
 };
@@ -47,6 +47,11 @@ struct zr_agree_begin {
     int32_t n_carried;
 };
 
+struct zr_agree_lr {
+    float lr;
+    int32_t rank;
+};
+
 /* For the host. */
 struct zr_agreed {
     double grad_norm; /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
@@ -54,6 +59,7 @@ struct zr_agreed {
     int32_t clipped, skipped;
     uint32_t differs; /* 1 << word, of each that is not the same on all ranks; never of ZR_AGREE_LEAST */
     double carried[ZR_MAX_CARRIED]; /* means over n_averaged; NaN where a rank's is not finite */
+    struct zr_agree_lr lr[2];       /* the largest and the least, by their bits, and a rank that gave each */
 };
 
 /* With norm the exact sum of all ranks' squares:
@@ -120,13 +126,32 @@ ZR_HOST_DEVICE double zr_agree_sum(const struct zr_agreement *all, int k)
     return zr_exact_value(&sum);
 }
 
+/* The rank lies below, so the largest and the least say who gave them. */
+ZR_HOST_DEVICE uint64_t zr_agree_lr_word(float lr, int32_t rank)
+{
+    uint32_t bits;
+    memcpy(&bits, &lr, sizeof bits);
+    return (uint64_t)bits << 32 | (uint32_t)rank;
+}
+
+ZR_HOST_DEVICE struct zr_agree_lr zr_agree_lr_of(uint64_t word)
+{
+    struct zr_agree_lr of;
+    uint32_t bits = (uint32_t)(word >> 32);
+    memcpy(&of.lr, &bits, sizeof bits);
+    of.rank = (int32_t)(uint32_t)word;
+    return of;
+}
+
 /* Bits of the words that differ. */
 ZR_HOST_DEVICE uint32_t zr_agree_differs(const struct zr_agreement *all)
 {
     uint32_t differs = 0;
-    for (int w = 0; w < ZR_AGREE_WORDS; w++)
-        if (w != ZR_AGREE_LEAST && all->max[2 * w] != ~all->max[2 * w + 1])
+    for (int w = 0; w < ZR_AGREE_LEAST; w++) {
+        int shift = w == ZR_AGREE_LR ? 32 : 0;
+        if (all->max[2 * w] >> shift != ~all->max[2 * w + 1] >> shift)
             differs |= UINT32_C(1) << w;
+    }
     return differs;
 }
 
@@ -137,6 +162,8 @@ ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double
     memset(&out, 0, sizeof out);
     out.differs = zr_agree_differs(e->all);
     out.least = ~e->all->max[2 * ZR_AGREE_LEAST + 1];
+    out.lr[0] = zr_agree_lr_of(e->all->max[2 * ZR_AGREE_LR]);
+    out.lr[1] = zr_agree_lr_of(~e->all->max[2 * ZR_AGREE_LR + 1]);
     out.grad_norm = sqrt(sums[0]) * fabs(e->scale);
     bool finite = out.grad_norm - out.grad_norm == 0;
     out.skipped = !finite;

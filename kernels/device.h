@@ -104,73 +104,7 @@ const struct zr_host_kernels *zr_host_kernels(enum zr_isa isa);
  * cannot be had. */
 const struct zr_host_kernels *zr_host_kernels_best(void);
 
-#define ZR_MAX_CARRIED 8 /* doubles of the program's own in a step's record */
-
-/* What a rank tells the others at a step. Written in two parts: norm by sum_squares (zeroed before), the rest
- * by put. */
-struct zr_step_record {
-    /* of this rank's gradient shards, squared, unscaled */
-    struct zr_exact_sum norm;
-
-    struct zr_step_words {
-        /* of the model's calls so far */
-        uint64_t call_hash;
-        /* of this agreement; a record of another did not arrive */
-        uint64_t serial;
-        /* number of the last save whose files this rank has written */
-        int64_t save_written;
-        /* every rank must give the same */
-        float lr;
-        /* 0 */
-        uint32_t unused;
-    } words;
-    /* the program's own, as many as it gave; for the host */
-    double carried[ZR_MAX_CARRIED];
-};
-
-/* What all ranks' records together say, for the host. */
-struct zr_step_outcome {
-    /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
-    double grad_norm;
-    /* the least over ranks */
-    int64_t save_written;
-
-    int32_t clipped, skipped;
-    /* the first rank whose words are not this rank's; -1: none */
-    int32_t other;
-
-    float other_lr;
-    /* its serial differs: its record did not arrive */
-    uint32_t other_is_late;
-    /* its call_hash differs */
-    uint32_t other_called;
-};
-
-/* The end of a step's agreement, on every rank alike: the same records, the same arithmetic. With sum the
- * exact sum of the ranks' norms:
- *
- *   grad_norm  = sqrt(sum) * |scale|, in double
- *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
- *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   skip       = grad_norm is not finite, or another rank's call_hash, serial or lr (by bits) is not
- *                this one's
- */
-struct zr_finish {
-    /* (n_ranks) struct zr_step_record, stride_bytes apart, in device memory */
-    const void *records;
-
-    int64_t stride_bytes;
-    /* rank: this one */
-    int32_t n_ranks, rank;
-
-    double scale;
-    /* 0: none */
-    float clip;
-    /* written; device memory */
-    struct zr_step_scalars *scalars;
-    /* written; host_alloc memory, read after an event */
-    struct zr_step_outcome *outcome;
-};
+#define ZR_MAX_CARRIED 8 /* doubles of the program's own in a step's agreement */
 
 struct zr_device;
 struct zr_stream;
@@ -294,7 +228,6 @@ struct zr_device_ops {
     /* x[i] = x[i] * scalars->grad_scale; nothing when scalars->skip */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);
-    int (*finish)(struct zr_stream *s, const struct zr_finish *f);
     /* The two ends of a step's agreement (agreement.h); their arguments are copied. */
     int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
     int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);

@@ -238,10 +238,12 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
     place_sums(p, &end);
     p->control_at = take(&end, ZR_CONTROL_BYTES);
+    p->norm_at = take(&end, sizeof(struct zr_exact_sum));
     place_gathered(p, &end);
     /* Ranks of other groups do not map the gradients: what all exchange has an arena of its own then. */
     int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 ? &control : &end;
     p->exchange_at = take(at, (int64_t)p->world * ZR_EXCHANGE_BYTES);
+    p->agreement_at = take(at, sizeof(struct zr_agreement));
     p->values_bytes = values_bytes(p);
     p->values_at = take(at, p->values_bytes);
     p->control_bytes = zr_round_up(control, 4096);

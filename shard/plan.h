@@ -6,7 +6,7 @@
 #ifndef ZR_SHARD_PLAN_H
 #define ZR_SHARD_PLAN_H
 
-#include "kernels/exact_sum.h"
+#include "kernels/agreement.h"
 #include "shard/core.h"
 #include "shard/layout.h"
 #include "shard/placement.h"
@@ -28,17 +28,17 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES                                                                                    \
-    704 /* of one rank's record in the agreement at each step; see struct zr_step_record */
-#define ZR_CONTROL_BYTES 256         /* step scalars */
-#define ZR_OUTCOME_BYTES 256         /* what the host reads of a step; struct zr_step_outcome */
-#define ZR_VALUE_BYTES   (256 << 10) /* at most: values on their way in zero_read, zero_write */
+#define ZR_EXCHANGE_BYTES 704         /* of one rank's part in an exchange */
+#define ZR_CONTROL_BYTES  256         /* step scalars */
+#define ZR_OUTCOME_BYTES  256         /* what the host reads of a step; struct zr_agreed */
+#define ZR_VALUE_BYTES    (256 << 10) /* at most: values on their way in zero_read, zero_write */
 
-_Static_assert(sizeof(struct zr_step_record) <= ZR_EXCHANGE_BYTES, "a step record must fit its slot");
+_Static_assert(sizeof(struct zr_agreed) <= ZR_OUTCOME_BYTES, "what a step found out must fit");
 
 struct zr_traffic {
     int64_t n_gather, n_reduce; /* units gathered and reduced */
     int64_t wire_bytes;         /* taken from other ranks */
+    int64_t agreement_bytes;    /* of them, for the agreement of a step */
     /* Between groups: units reduced and gathered there, and what of wire_bytes comes from other groups. Where
      * there are groups that is the step's agreement, too. */
     int64_t n_outer_reduce, n_outer_gather, outer_bytes;
@@ -92,11 +92,13 @@ struct zr_plan {
     int64_t partial_slots_at, partial_slot_bytes;
     int64_t *partial_at;
     int64_t exchange_at, control_at;
+    /* Of struct zr_agreement, where exchanges are; of struct zr_exact_sum, of this rank's gradients. */
+    int64_t agreement_at, norm_at;
     int64_t full_grad_at, full_grad_bytes; /* hop.sums_whole: one unit's gradient gathered, fp32, where it
                                               cannot be in place */
     int64_t values_at, values_bytes;
     int64_t
-        control_bytes; /* of an arena for exchange_at and values_at, where there are groups; 0: they are in this one */
+        control_bytes; /* of an arena for exchange_at, agreement_at and values_at, where there are groups; 0: they are in this one */
     int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
 
     /* Device memory of its own. */

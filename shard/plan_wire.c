@@ -1,5 +1,6 @@
 /* plan_wire.c: what moves: the bytes that a rank takes from others for each operation, and in a steady
  * step. */
+#include "comm/segment.h"
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
@@ -131,7 +132,8 @@ int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
     int err = zr_core_rehearse(&p->spec, &work);
     for (int32_t u = 0; !err && u < n; u++)
         add_traffic(p, u, &work, opt->wire_dtype);
-    int64_t agreement = (p->world - 1) * ZR_EXCHANGE_BYTES;
+    int64_t agreement = zr_agree_wire(p->world, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
+    p->traffic.agreement_bytes = agreement;
     p->traffic.outer_bytes += p->hop[ZR_OUTER].size > 1 ? agreement : 0;
     p->traffic.wire_bytes += p->hop[ZR_OUTER].size > 1 ? p->traffic.outer_bytes : agreement;
     free(counts);

@@ -6,7 +6,6 @@
 
 #include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
-#include "kernels/finish.h"
 
 #include <cuda_runtime.h>
 
@@ -116,50 +115,6 @@ __global__ void __launch_bounds__(THREADS) squares(struct zr_exact_sum *acc, con
     }
 }
 
-/* --- the end of a step --- */
-
-__global__ void __launch_bounds__(THREADS) finish(struct zr_finish f)
-{
-    __shared__ struct zr_exact_sum sum;
-    __shared__ int64_t upper[ZR_EXACT_LIMBS];
-    __shared__ int first_other;
-    __shared__ long long save_written;
-    const int t = (int)threadIdx.x;
-
-    if (t == 0) {
-        sum.n_added = 0;
-        sum.nonfinite = 0;
-        first_other = f.n_ranks;
-        save_written = zr_finish_record(&f, f.rank)->words.save_written;
-    }
-    __syncthreads();
-    if (t < ZR_EXACT_LIMBS) {
-        /* Two halves apart: ranks may have added up to an int64's worth. */
-        int64_t low = 0, high = 0;
-        for (int32_t r = 0; r < f.n_ranks; r++) {
-            int64_t v = zr_finish_record(&f, r)->norm.limb[t];
-            low += t < ZR_EXACT_TOP ? (int64_t)(uint32_t)v : v;
-            high += t < ZR_EXACT_TOP ? v >> 32 : 0;
-        }
-        sum.limb[t] = low;
-        upper[t] = high;
-    }
-    for (int32_t r = t; r < f.n_ranks; r += THREADS) {
-        const struct zr_step_record *rec = zr_finish_record(&f, r);
-        if (rec->norm.nonfinite)
-            atomicOr(&sum.nonfinite, 1u);
-        if (zr_finish_differs(&f, r))
-            atomicMin(&first_other, r);
-        atomicMin(&save_written, (long long)rec->words.save_written);
-    }
-    __syncthreads();
-    if (t > 0 && t < ZR_EXACT_LIMBS)
-        sum.limb[t] += upper[t - 1];
-    __syncthreads();
-    if (t == 0)
-        zr_finish_write(&f, &sum, first_other < f.n_ranks ? first_other : -1, save_written);
-}
-
 /* --- a step's agreement: a sum or a word each thread --- */
 
 static_assert(1 + ZR_MAX_CARRIED <= 32 && ZR_AGREE_WORDS <= 32, "a warp is enough");
@@ -191,11 +146,6 @@ cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const 
 {
     int64_t tiles = ceil_div(n, TILE);
     return n <= 0 ? cudaSuccess : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n);
-}
-
-cudaError_t zr_cuda_finish(cudaStream_t s, const struct zr_finish *f)
-{
-    return launch(finish, 1, s, *f);
 }
 
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b)

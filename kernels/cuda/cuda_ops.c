@@ -96,11 +96,6 @@ static int op_update(struct zr_stream *s, const struct zr_update *u)
     return err ? err : ZR_CUDA(s->dev, "update", zr_cuda_update(s->native, u));
 }
 
-static int op_finish(struct zr_stream *s, const struct zr_finish *f)
-{
-    return ZR_CUDA(s->dev, "finish", zr_cuda_finish(s->native, f));
-}
-
 static int op_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
     int err = zr_check_agree_begin(b);
@@ -145,7 +140,6 @@ const struct zr_device_ops zr_cuda_ops = {
     .sum_squares = op_sum_squares,
     .scale = op_scale,
     .update = op_update,
-    .finish = op_finish,
     .agree_begin = op_agree_begin,
     .agree_end = op_agree_end,
 };

@@ -117,7 +117,6 @@ int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, in
                      int64_t n, bool accumulate);
 int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                        const void *const *src, int n_src, enum zr_dtype st);
-int zr_host_finish(struct zr_stream *s, const struct zr_finish *f);
 int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b);
 int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e);
 int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n);

@@ -1,6 +1,5 @@
 /* host_ops.c: the host's kernels as stream operations. Each packs its arguments into one closure. */
 #include "kernels/agreement.h"
-#include "kernels/finish.h"
 #include "kernels/host/host_device.h"
 #include "kernels/op_check.h"
 
@@ -285,18 +284,6 @@ int zr_host_update(struct zr_stream *s, const struct zr_update *u)
     if (!err)
         zr_host_put(s, update_op, &a, sizeof a);
     return err;
-}
-
-static void finish_op(void *arg)
-{
-    zr_finish_step(arg);
-}
-_Static_assert(sizeof(struct zr_finish) <= ZR_CALL_BYTES, "must fit into a closure");
-
-int zr_host_finish(struct zr_stream *s, const struct zr_finish *f)
-{
-    zr_host_put(s, finish_op, f, sizeof *f);
-    return 0;
 }
 
 static void agree_write_op(void *arg)

@@ -1,7 +1,6 @@
 /* sim_ops.c: the simulated device's operations, as they are put on a stream. What they do there is
  * sim_effect.c's. */
 #include "kernels/agreement.h"
-#include "kernels/finish.h"
 #include "kernels/op_check.h"
 #include "kernels/sim/sim_device_inside.h"
 
@@ -153,19 +152,6 @@ static int put_op(struct zr_stream *s, void *dst, const void *src, int64_t bytes
     return call_with(s, "put", put_value, &v, sizeof v, &a, 1);
 }
 
-static void finish_value(void *arg)
-{
-    zr_finish_step(arg);
-}
-
-static int finish(struct zr_stream *s, const struct zr_finish *f)
-{
-    const struct zr_access a[] = {{f->records, f->n_ranks * f->stride_bytes, false},
-                                  {f->scalars, sizeof *f->scalars, true},
-                                  {f->outcome, sizeof *f->outcome, true}};
-    return call_with(s, "finish", finish_value, f, sizeof *f, a, 3);
-}
-
 static void agree_write_value(void *arg)
 {
     zr_agree_write(arg);
@@ -290,7 +276,6 @@ const struct zr_device_ops zr_sim_ops = {
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
-    .finish = finish,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };

@@ -86,7 +86,7 @@ static int open_memory(struct zr_engine *e)
     err = e->dev->ops->host_alloc(e->dev, p->words_bytes, &base);
     if (err)
         return err;
-    e->outcome = base;
+    e->agreed = base;
     e->words = (char *)base + ZR_OUTCOME_BYTES;
     if (p->snapshot_bytes) {
         /* Zeroed, and so touched: the first save is not to wait for pages. */
@@ -224,8 +224,8 @@ static void close_device_side(struct zr_engine *e)
         d->free(e->dev, e->master, e->master_bytes);
     if (e->snapshot)
         d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
-    if (e->outcome)
-        d->host_free(e->dev, e->outcome, e->plan->words_bytes);
+    if (e->agreed)
+        d->host_free(e->dev, e->agreed, e->plan->words_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
         if (e->state[i])
             d->free(e->dev, e->state[i], e->plan->state_elems[i] * (int64_t)sizeof(float));

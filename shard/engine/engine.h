@@ -172,8 +172,8 @@ void zr_engine_set_skipped(struct zr_engine *e, int64_t n);
 struct zr_device *zr_engine_device(const struct zr_engine *e);
 /* A number of this rank that goes into each step from here on (any thread); and the least that a rank gave
  * to the last step that was looked at. */
-void zr_engine_report_least(struct zr_engine *e, int64_t number);
-int64_t zr_engine_least(const struct zr_engine *e);
+void zr_engine_report_least(struct zr_engine *e, uint64_t number);
+uint64_t zr_engine_least(const struct zr_engine *e);
 /* Blocking: cfg.trace. */
 int zr_engine_trace_write(struct zr_engine *e, const char *path);
 /* "during all_gather seq 12 unit 3", or "after ..."; "" where no communicator can tell. Any thread. */

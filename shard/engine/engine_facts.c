@@ -59,12 +59,12 @@ struct zr_device *zr_engine_device(const struct zr_engine *e)
     return e->dev;
 }
 
-void zr_engine_report_least(struct zr_engine *e, int64_t number)
+void zr_engine_report_least(struct zr_engine *e, uint64_t number)
 {
     atomic_store(&e->s.own_least, number);
 }
 
-int64_t zr_engine_least(const struct zr_engine *e)
+uint64_t zr_engine_least(const struct zr_engine *e)
 {
     return e->m.least;
 }

@@ -17,6 +17,7 @@
 #ifndef ZR_SHARD_ENGINE_INSIDE_H
 #define ZR_SHARD_ENGINE_INSIDE_H
 
+#include "kernels/agreement.h"
 #include "kernels/first_failure.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/engine_check.h"
@@ -121,7 +122,7 @@ struct zr_model_side {
     /* of the last step looked at */
     struct zr_step_result result;
     /* of that step: see zr_engine_least */
-    int64_t least;
+    uint64_t least;
     /* the one of tuned_now is the next step's; jobs read both */
     struct zr_tuned tuned[2];
     int tuned_now;
@@ -163,7 +164,7 @@ struct zr_issuer {
 /* Any thread. */
 struct zr_shared {
     /* for the step's record */
-    _Atomic int64_t own_least;
+    _Atomic uint64_t own_least;
     /* of snapshots; NULL: the plan has none */
     struct zr_snapshot_listener *listener;
     /* The first failure, whoever met it. */
@@ -204,7 +205,7 @@ struct zr_engine {
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
     /* of the last step; host_alloc memory, valid after step_norm */
-    struct zr_step_outcome *outcome;
+    struct zr_agreed *agreed;
     /* (world, ZR_EXCHANGE_BYTES) behind it: what an exchange brought */
     char *words;
     int64_t master_bytes;
@@ -246,6 +247,8 @@ int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
 int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag);
+int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max,
+                     const struct zr_tag *tag);
 /* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
  * take what a job puts on it without a wait; the work of any does not end (zr_comm_ops.stuck); bytes
  * received. */
@@ -362,10 +365,16 @@ static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *
     return (struct zr_step_scalars *)(e->reduce_base + e->plan->control_at);
 }
 
-static inline struct zr_step_record *zr_engine_record(const struct zr_engine *e, int rank)
+/* Of this rank, and then of all (kernels/agreement.h). */
+static inline struct zr_agreement *zr_engine_agreement(const struct zr_engine *e)
 {
-    return (struct zr_step_record *)(e->reduce_base + e->plan->exchange_at +
-                                     rank * (int64_t)ZR_EXCHANGE_BYTES);
+    return (struct zr_agreement *)(e->reduce_base + e->plan->agreement_at);
+}
+
+/* Squares of what this rank owns of the gradient. */
+static inline struct zr_exact_sum *zr_engine_norm_at(const struct zr_engine *e)
+{
+    return (struct zr_exact_sum *)(e->reduce_base + e->plan->norm_at);
 }
 
 #endif

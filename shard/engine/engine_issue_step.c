@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
@@ -11,51 +12,66 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
     (void)p;
     int64_t own;
     zr_flat_owned(f, e->place, &own);
-    return e->dev->ops->sum_squares(e->reduce_stream, &zr_engine_record(e, e->place)->norm,
+    return e->dev->ops->sum_squares(e->reduce_stream, zr_engine_norm_at(e),
                                     zr_sum_at(e, f, 0) + (first - own), n);
 }
 
-int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
+/* The squares of what this rank owns of the gradient. */
+static int sum_own_squares(struct zr_engine *e)
 {
-    const struct zr_device_ops *d = e->dev->ops;
-    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
-    ZR_TRY(d->event_record(e->ev.gather_tail, e->gather_stream));
-    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.gather_tail));
-    ZR_TRY(
-        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
-    struct zr_step_record *own = zr_engine_record(e, e->place);
-    const struct zr_step_words words = {.call_hash = job->call_hash,
-                                        .serial = ++e->i.n_norms,
-                                        .save_written = atomic_load(&e->s.own_least),
-                                        .lr = job->lr};
-    ZR_TRY(d->zero(e->reduce_stream, &own->norm, sizeof own->norm));
-    ZR_TRY(d->put(e->reduce_stream, &own->words, &words, sizeof words));
-    int64_t carried_bytes = job->given->n * (int64_t)sizeof *job->given->value;
-    if (carried_bytes)
-        ZR_TRY(d->put(e->reduce_stream, own->carried, job->given->value, carried_bytes));
+    struct zr_exact_sum *norm = zr_engine_norm_at(e);
+    ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
         int64_t first, n = zr_flat_owned(flat, e->place, &first);
         if (flat->trainable)
             ZR_TRY(zr_flat_ranges(e->layout, flat, first, first + n, norm_range, e));
     }
-    struct zr_tag tag = zr_job_tag(job);
-    ZR_TRY(zr_role_barrier(e, ZR_ROLE_CONTROL, &tag));
-    for (int r = 0; carried_bytes && r < e->world; r++)
-        ZR_TRY(d->copy(e->reduce_stream, e->words + r * carried_bytes, zr_engine_record(e, r)->carried,
-                       carried_bytes));
+    return 0;
+}
+
+static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
+{
+    struct zr_agree_begin b = {.norm = zr_engine_norm_at(e),
+                               .out = zr_engine_agreement(e),
+                               .words = {[ZR_AGREE_CALLS] = job->call_hash,
+                                         [ZR_AGREE_SERIAL] = ++e->i.n_norms,
+                                         [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
+                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least)},
+                               .n_carried = job->given->n};
+    memcpy(b.carried, job->given->value, sizeof b.carried);
+    return e->dev->ops->agree_begin(e->reduce_stream, &b);
+}
+
+static int end_agreement(struct zr_engine *e, const struct zr_job *job)
+{
     double scale = e->opt.grad_scale;
     if (!e->opt.grad_sum)
         scale /= (double)e->world * e->opt.grad_accum_steps;
-    const struct zr_finish f = {.records = zr_engine_record(e, 0),
-                                .stride_bytes = ZR_EXCHANGE_BYTES,
-                                .n_ranks = e->world,
-                                .rank = e->place,
-                                .scale = scale,
-                                .clip = job->tuned->clip,
-                                .scalars = zr_engine_scalars(e),
-                                .outcome = e->outcome};
-    ZR_TRY(d->finish(e->reduce_stream, &f));
+    const struct zr_agree_end end = {.all = zr_engine_agreement(e),
+                                     .scale = scale,
+                                     .clip = job->tuned->clip,
+                                     .n_carried = job->given->n,
+                                     .n_averaged = e->world,
+                                     .scalars = zr_engine_scalars(e),
+                                     .agreed = e->agreed};
+    return e->dev->ops->agree_end(e->reduce_stream, &end);
+}
+
+/* Norm and agreement are one all-reduce, of a size that depends on neither the ranks nor what they carry. */
+int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    struct zr_tag tag = zr_job_tag(job);
+    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
+    ZR_TRY(d->event_record(e->ev.gather_tail, e->gather_stream));
+    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.gather_tail));
+    ZR_TRY(
+        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
+    ZR_TRY(sum_own_squares(e));
+    ZR_TRY(begin_agreement(e, job));
+    ZR_TRY(zr_control_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
+    ZR_TRY(end_agreement(e, job));
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
     return d->event_record(e->ev.step_norm, e->reduce_stream);
@@ -78,7 +94,7 @@ struct user_call {
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
-    if (c->e->outcome->skipped || c->e->outcome->other >= 0 || zr_engine_has_failed(c->e))
+    if (c->e->agreed->skipped || c->e->agreed->differs || zr_engine_has_failed(c->e))
         return;
     zr_guard_callback("cfg.update");
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
@@ -123,7 +139,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     if (d->host_memory) {
         int64_t bytes = k->n * (int64_t)sizeof(float);
         struct zr_access used[3 + ZR_MAX_STATES] = {
-            {e->outcome, sizeof *e->outcome, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
+            {e->agreed, sizeof *e->agreed, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
         for (int i = 0; i < e->opt.n_states; i++)
             used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
         zr_declare(e->dev, e->reduce_stream, used, 3 + e->opt.n_states);

@@ -63,6 +63,12 @@ int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int ro
     return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, tag);
 }
 
+int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
+    return r->comm->ops->agree(r->comm, r->stream, off, n_sum, n_max, tag);
+}
+
 /* ---- all of them ---- */
 
 bool zr_roles_alarmed(const struct zr_engine *e)

@@ -39,26 +39,23 @@ static int compare_calls(struct zr_engine *e, const char *text)
     return ZR_ERR_MISMATCH;
 }
 
-/* The agreement failed: what on this rank is not what another gave. The device left the weights alone, on
- * every rank. */
-static int disagreement(struct zr_engine *e, const struct zr_step_outcome *o)
+/* Not all ranks gave the same, as all of them found. The device left the weights alone, on every rank. */
+static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
+    uint32_t step = e->m.step + e->m.norming;
     char text[256];
-    if (o->other_is_late)
-        snprintf(text, sizeof text, "step %u: the record of rank %d did not arrive", e->m.step + e->m.norming,
-                 o->other);
-    else if (o->other_called)
+    if (a->differs == UINT32_C(1) << ZR_AGREE_LR) {
         snprintf(text, sizeof text,
-                 "step %u: rank %d made other calls (zero_begin, zero_end, zero_norm, zero_tune ...) since "
-                 "zero_wrap "
-                 "than rank %d",
-                 e->m.step + e->m.norming, o->other, e->rank);
-    else
-        snprintf(text, sizeof text,
-                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same",
-                 e->m.step, (double)o->other_lr, o->other, (double)e->m.lr, e->rank);
-    return o->other_is_late || o->other_called ? compare_calls(e, text)
-                                               : zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+                 "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", step,
+                 (double)a->lr[0].lr, a->lr[0].rank, (double)a->lr[1].lr, a->lr[1].rank);
+        return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+    }
+    snprintf(
+        text, sizeof text,
+        "step %u: not all ranks made the same calls (zero_begin, zero_end, zero_norm, zero_tune ...) since "
+        "zero_wrap",
+        step);
+    return compare_calls(e, text);
 }
 
 /* Waits for the last norm that was ordered, and looks at what all ranks said with it. */
@@ -68,24 +65,12 @@ static int look_at_result(struct zr_engine *e)
     int err = zr_engine_wait(e, e->ev.step_norm);
     if (err)
         return err;
-    struct zr_access seen = {e->outcome, sizeof *e->outcome, false};
+    struct zr_access seen = {e->agreed, sizeof *e->agreed, false};
     zr_declare(e->dev, NULL, &seen, 1);
-    if (e->outcome->other < 0)
+    if (!e->agreed->differs)
         return 0;
-    disagreement(e, e->outcome);
+    disagreement(e, e->agreed);
     return zr_engine_check(e);
-}
-
-/* What the ranks carried in the step, as its norm brought it. The sums are exact, as zr_engine_mean's. */
-static void take_means(struct zr_engine *e)
-{
-    int64_t bytes = e->m.carried.n * (int64_t)sizeof *e->m.carried.value;
-    struct zr_access seen = {e->words, e->world * bytes, false};
-    if (bytes)
-        zr_declare(e->dev, NULL, &seen, 1);
-    e->m.result.n_carried = e->m.carried.n;
-    for (int32_t i = 0; i < e->m.carried.n; i++)
-        e->m.result.carried[i] = zr_mean_of(e, bytes, i);
 }
 
 /* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
@@ -95,26 +80,27 @@ int zr_engine_settle(struct zr_engine *e)
     if (!e->m.result_due)
         return 0;
     int err = look_at_result(e);
-    const struct zr_step_outcome *o = e->outcome;
+    const struct zr_agreed *a = e->agreed;
     e->m.result_due = false;
     if (err)
         return err;
     e->m.result =
-        (struct zr_step_result){.grad_norm = o->grad_norm, .clipped = o->clipped, .skipped = o->skipped};
-    take_means(e);
-    if (o->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
+        (struct zr_step_result){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
+    e->m.result.n_carried = e->m.carried.n;
+    memcpy(e->m.result.carried, a->carried, sizeof e->m.result.carried);
+    if (a->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
         zr_warn(
             e->opt.log,
             "step %u was skipped: a gradient was not finite on some rank, so no rank updated its weights; "
             "zero_step's info tells, and zero_get_stats counts",
             e->m.step);
-    e->m.t += !o->skipped;
-    e->m.n_skipped += o->skipped;
+    e->m.t += !a->skipped;
+    e->m.n_skipped += a->skipped;
     e->m.result.t = e->m.t;
-    if (o->skipped)
+    if (a->skipped)
         zr_model_check_skipped(e);
-    e->m.least = o->save_written;
-    err = zr_written_norm(e, o->grad_norm);
+    e->m.least = a->least;
+    err = zr_written_norm(e, a->grad_norm);
     if (!err)
         return 0;
     zr_engine_fail(e, err, zr_error_text());
@@ -144,7 +130,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     e->m.norming = false;
     if (err)
         return err;
-    *norm = e->m.norm = e->outcome->grad_norm;
+    *norm = e->m.norm = e->agreed->grad_norm;
     zr_late_keep(e);
     return 0;
 }

@@ -128,7 +128,8 @@ static struct given *some_ranks(int n)
     g->n_carried = (int)random_below(&suite_rng, ZR_MAX_CARRIED + 1);
     g->scale = -0.125;
     for (int r = 0; r < n; r++) {
-        const uint64_t words[] = {UINT64_MAX - 77, 12, 0x3dcccccd, (uint64_t)(1000 + (n - r) % 7)};
+        const uint64_t words[] = {UINT64_MAX - 77, 12, zr_agree_lr_word(0.1f, r),
+                                  (uint64_t)(1000 + (n - r) % 7)};
         memcpy(g->words[r], words, sizeof words);
         for (int i = 0; i < 20; i++)
             zr_exact_add(&g->norm[r], wide());
@@ -222,8 +223,12 @@ static void test_words(void **state)
     for (int w = 0; w < ZR_AGREE_WORDS; w++) {
         struct given *g = some_ranks(5);
         struct zr_step_scalars scalars;
-        g->words[random_below(&suite_rng, 5)][w] -= 1;
+        int who = (int)random_below(&suite_rng, 5);
+        g->words[who][w] = w == ZR_AGREE_LR ? zr_agree_lr_word(0.05f, who) : g->words[who][w] - 1;
         struct zr_agreed a = agree(*state, g, &scalars);
+        assert_true(a.lr[0].lr == 0.1f && a.lr[0].rank == (w == ZR_AGREE_LR && who == 4 ? 3 : 4));
+        assert_true(a.lr[1].lr == (w == ZR_AGREE_LR ? 0.05f : 0.1f) &&
+                    a.lr[1].rank == (w == ZR_AGREE_LR ? who : 0));
         assert_int_equal(a.differs, w == ZR_AGREE_LEAST ? 0 : 1 << w);
         assert_int_equal(scalars.skip, w != ZR_AGREE_LEAST);
         assert_true(!a.skipped);

@@ -489,108 +489,13 @@ static void test_host_memory_and_stamps(void **state)
     dev->ops->stream_close(s);
 }
 
-/* What the ranks' records say together, against plain arithmetic. */
-struct finishing {
-    int n_ranks, rank;
-    double scale;
-    float clip;
-    struct zr_step_record rec[5];
-};
-
-static struct zr_step_outcome finish(struct zr_device *dev, const struct finishing *f,
-                                     struct zr_step_scalars *scalars)
-{
-    const struct zr_device_ops *ops = dev->ops;
-    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
-    enum { STRIDE = 704 };
-    char *records = device_memory(dev, f->n_ranks * STRIDE);
-    struct zr_step_scalars *on_device = device_memory(dev, sizeof *on_device);
-    void *outcome;
-    assert_int_equal(ops->host_alloc(dev, sizeof(struct zr_step_outcome), &outcome), 0);
-    memset(outcome, 0xff, sizeof(struct zr_step_outcome));
-    for (int r = 0; r < f->n_ranks; r++)
-        assert_int_equal(ops->copy(s, records + r * STRIDE, &f->rec[r], sizeof f->rec[r]), 0);
-    struct zr_finish args = {.records = records,
-                             .stride_bytes = STRIDE,
-                             .n_ranks = f->n_ranks,
-                             .rank = f->rank,
-                             .scale = f->scale,
-                             .clip = f->clip,
-                             .scalars = on_device,
-                             .outcome = outcome};
-    assert_int_equal(ops->finish(s, &args), 0);
-    memset(&args, 0xff, sizeof args); /* it was copied */
-    assert_int_equal(ops->copy(s, scalars, on_device, sizeof *scalars), 0);
-    assert_int_equal(ops->stream_sync(s), 0);
-    struct zr_step_outcome out = *(struct zr_step_outcome *)outcome;
-    ops->host_free(dev, outcome, sizeof(struct zr_step_outcome));
-    ops->free(dev, on_device, sizeof *on_device);
-    ops->free(dev, records, f->n_ranks * STRIDE);
-    ops->stream_close(s);
-    return out;
-}
-
-static struct finishing some_records(int n_ranks, struct zr_exact_sum *all)
-{
-    struct finishing f = {.n_ranks = n_ranks, .rank = n_ranks / 2, .scale = -0.125};
-    zr_exact_reset(all);
-    for (int r = 0; r < n_ranks; r++) {
-        f.rec[r].words =
-            (struct zr_step_words){.call_hash = 77, .serial = 12, .save_written = 9 - r, .lr = 0.1f};
-        for (int i = 0; i < 50; i++) {
-            double x = exp(20 * (double)random_normal(&suite_rng));
-            zr_exact_add(&f.rec[r].norm, x);
-            zr_exact_add(all, x);
-        }
-    }
-    return f;
-}
-
-static void test_finish(void **state)
-{
-    struct zr_device *dev = *state;
-    struct zr_exact_sum all;
-    struct zr_step_scalars scalars;
-    for (int n = 1; n <= 5; n++) {
-        struct finishing f = some_records(n, &all);
-        double norm = sqrt(zr_exact_value(&all)) * 0.125;
-        struct zr_step_outcome o = finish(dev, &f, &scalars);
-        assert_true(o.grad_norm == norm && !o.clipped && !o.skipped && o.other == -1);
-        assert_int_equal(o.save_written, 9 - (n - 1));
-        assert_true(scalars.grad_scale == -0.125f && scalars.skip == 0);
-        f.clip = (float)(norm / 3);
-        o = finish(dev, &f, &scalars);
-        assert_true(o.grad_norm == norm && o.clipped && !o.skipped);
-        assert_true(scalars.grad_scale == (float)(-0.125 * ((double)f.clip / norm)) && scalars.skip == 0);
-        zr_exact_add(&f.rec[n - 1].norm, (double)INFINITY);
-        o = finish(dev, &f, &scalars);
-        assert_true(isnan(o.grad_norm) && !o.clipped && o.skipped && scalars.skip == 1);
-    }
-    for (int what = 0; what < 3; what++) {
-        struct finishing f = some_records(4, &all); /* this one is rank 2 */
-        struct zr_step_words *w = &f.rec[3].words;
-        w->call_hash += what == 0;
-        w->serial -= what == 1;
-        w->lr = what == 2 ? 0.2f : w->lr;
-        struct zr_step_outcome o = finish(dev, &f, &scalars);
-        assert_int_equal(o.other, 3);
-        assert_true(o.other_called == (what == 0) && o.other_is_late == (what == 1) && o.other_lr == w->lr);
-        assert_true(scalars.skip == 1 && !o.skipped);
-    }
-}
-
 int suite_of_work(struct zr_device *dev)
 {
     struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_call_copies_its_argument),
-        cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_put),
-        cmocka_unit_test(test_host_memory_and_stamps),
-        cmocka_unit_test(test_finish),
-        cmocka_unit_test(test_copy_rows),
-        cmocka_unit_test(test_copy_rows_refused),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_call_copies_its_argument),
+        cmocka_unit_test(test_kernels),    cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_put),        cmocka_unit_test(test_host_memory_and_stamps),
+        cmocka_unit_test(test_copy_rows),  cmocka_unit_test(test_copy_rows_refused),
         cmocka_unit_test(test_sum_ranges),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)

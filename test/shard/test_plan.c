@@ -1,5 +1,6 @@
 /* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
  */
+#include "comm/segment.h"
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 #include "test/shard/failing_memory.h"
@@ -261,6 +262,7 @@ static void check_reduce_arena(const struct zr_plan *p)
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
     }
     CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
+    put(&x, p->norm_at, sizeof(struct zr_exact_sum));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
     put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
     CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
@@ -270,10 +272,12 @@ static void check_reduce_arena(const struct zr_plan *p)
         struct intervals control = {.n = 0};
         CHECK(l->outer > 1, "%lld bytes apart", (long long)p->control_bytes);
         put(&control, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
+        put(&control, p->agreement_at, sizeof(struct zr_agreement));
         put(&control, p->values_at, p->values_bytes);
         check_intervals(&control, p->control_bytes);
     } else {
         put(&x, p->exchange_at, (int64_t)l->world * ZR_EXCHANGE_BYTES);
+        put(&x, p->agreement_at, sizeof(struct zr_agreement));
         put(&x, p->values_at, p->values_bytes);
     }
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
@@ -389,7 +393,8 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
                                                                : 0;
     CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == gathered, "%lld", (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
-    int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES;
+    int64_t small = (int64_t)l->world * 2 * ZR_EXCHANGE_BYTES + ZR_CONTROL_BYTES + ZR_OUTCOME_BYTES +
+                    (int64_t)sizeof(struct zr_agreement) + (int64_t)sizeof(struct zr_exact_sum);
     CHECK(p->bytes[ZR_MEM_EXCHANGE] <= small + 2 * p->values_bytes + 4 * 4096, "%lld",
           (long long)p->bytes[ZR_MEM_EXCHANGE]);
     for (int32_t s = 0; s < p->n_param_slots; s++)
@@ -712,8 +717,12 @@ static void traffic_by_stage(void **state)
                     CHECK(t->n_gather == gathers, "stage %d world %d: %lld", stage, world,
                           (long long)t->n_gather);
                     int64_t wire = passes * part + gathers * (part / LAYERS) + (stage == 0 ? part : 0);
-                    CHECK(t->wire_bytes == wire + (world - 1) * ZR_EXCHANGE_BYTES, "stage %d world %d: %lld",
-                          stage, world, (long long)t->wire_bytes);
+                    int64_t agreement = zr_agree_wire(world, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
+                    CHECK(t->agreement_bytes == agreement &&
+                              agreement <= 2 * (int64_t)sizeof(struct zr_agreement),
+                          "world %d: %lld", world, (long long)t->agreement_bytes);
+                    CHECK(t->wire_bytes == wire + agreement, "stage %d world %d: %lld", stage, world,
+                          (long long)t->wire_bytes);
                     release(&p);
                 }
             }
@@ -725,7 +734,8 @@ static void traffic_by_stage(void **state)
 static void traffic_by_tensor(void **state)
 {
     (void)state;
-    enum { N = 4096, EXCHANGE = ZR_EXCHANGE_BYTES };
+    enum { N = 4096 };
+    const int64_t agreement = zr_agree_wire(2, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
     for (int wire = 0; wire <= ZR_BF16; wire++) {
         for (int stage = 1; stage <= 3; stage++) {
             struct planned p = {.opt = default_options(stage)};
@@ -742,7 +752,7 @@ static void traffic_by_tensor(void **state)
             assert_int_equal(plan_again(&p), 0);
             int64_t gather = (4 * N + 2 * 4 * N) / 2,
                     reduce = ((wire == ZR_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
-            assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + EXCHANGE);
+            assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + agreement);
             p.layout->units[0].resident = false;
             p.opt.order = p.order;
             p.opt.n_order = 4;
@@ -909,8 +919,8 @@ static void memory_and_traffic_of_groups(void **state)
               (long long)m->n_outer_gather);
         int64_t part =
             (int64_t)P / inner / outer * (outer - 1); /* of an inner slice, what other groups own */
-        int64_t far =
-            (each ? accum : 1) * 4 * part + (hsdp ? 4 : b) * part + (inner * outer - 1) * ZR_EXCHANGE_BYTES;
+        int64_t far = (each ? accum : 1) * 4 * part + (hsdp ? 4 : b) * part +
+                      zr_agree_wire(inner * outer, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
         int64_t near = (m->n_gather * ELEMS + (int64_t)accum * P) / inner * (inner - 1) * b;
         CHECK(m->outer_bytes == far && m->wire_bytes == near + far, "way %d: %lld, %lld of %lld", way,
               (long long)far, (long long)m->outer_bytes, (long long)m->wire_bytes);

@@ -151,6 +151,6 @@ int zr_save_end(struct zero_ctx *z)
 void zr_save_notice(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
-    if (s && zr_engine_least(z->engine) >= s->number && !s->commit_reported)
+    if (s && zr_engine_least(z->engine) >= (uint64_t)s->number && !s->commit_reported)
         zr_save_raise(s, &s->commit_reported);
 }

@@ -1,6 +1,6 @@
 /* overlap_device.c: see overlap_device.h. */
 #include "test/shard/engine/overlap_device.h"
-#include "kernels/finish.h"
+#include "kernels/agreement.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -155,10 +155,17 @@ static int put(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return 0;
 }
 
-static int finish(struct zr_stream *s, const struct zr_finish *f)
+static int agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
 {
     (void)s;
-    zr_finish_step(f);
+    zr_agree_write(b);
+    return 0;
+}
+
+static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
+{
+    (void)s;
+    zr_agree_read(e);
     return 0;
 }
 
@@ -213,7 +220,8 @@ static const struct zr_device_ops device_ops = {
     .sum_squares = sum_squares,
     .scale = scale,
     .update = update,
-    .finish = finish,
+    .agree_begin = agree_begin,
+    .agree_end = agree_end,
 };
 
 struct zr_device *overlap_device_open(void)
