@@ -75,19 +75,26 @@ enum zr_op { ZR_OP_ALL_GATHER = 1, ZR_OP_REDUCE_SCATTER, ZR_OP_BROADCAST, ZR_OP_
 const char *zr_op_name(enum zr_op op);
 
 struct zr_tag {
-    int32_t unit; /* -1: none */
+    /* -1: none */
+    int32_t unit;
+
     uint32_t step;
-    uint64_t call_hash; /* of the model's calls so far; equal on all ranks when they do the same */
+    /* of the model's calls so far; equal on all ranks when they do the same */
+    uint64_t call_hash;
 };
 
 struct zr_comm_stats {
-    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree; /* completed on this rank */
-    int64_t wire_bytes; /* bytes this rank took from other ranks' arenas */
+    /* completed on this rank */
+    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
+    /* bytes this rank took from other ranks' arenas */
+    int64_t wire_bytes;
 };
 
 struct zr_comm_ops {
-    const char *name;   /* "self", "shm", "nccl", ... */
-    bool deterministic; /* reduces in the fixed binary tree over places, fp32 */
+    /* "self", "shm", "nccl", ... */
+    const char *name;
+    /* reduces in the fixed binary tree over places, fp32 */
+    bool deterministic;
 
     /* Collective, once. Allocates bytes on every rank (equal everywhere; its content zero), returns this
      * rank's base. Blocking; if it fails on one rank it fails on all, and nothing is left allocated. Freed by
@@ -144,8 +151,9 @@ struct zr_comm_ops {
 
 struct zr_comm {
     const struct zr_comm_ops *ops;
-    struct zr_group
-        group; /* whose ranks it joins: place p of everything here is rank zr_comm_rank(c, p) of the world */
+    /* whose ranks it joins: place p of everything here is rank zr_comm_rank(c, p) of the world */
+    struct zr_group group;
+
     enum zr_role role;
     /* Not 0 once status() may have a failure to tell, and from then on. Whoever finds one raises it on every
      * rank that it can tell, so that nobody has to ask all the others. May be another word after arena(). */
@@ -176,21 +184,27 @@ void zr_shm_pair(struct zr_comm *a, struct zr_comm *b);
 
 /* NCCL, for ranks that each have a GPU of the cuda device. */
 struct zr_nccl_options {
-    int64_t timeout_ms; /* how long a collective waits for peers, and a call into NCCL may take */
-    bool deterministic; /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks */
+    /* how long a collective waits for peers, and a call into NCCL may take */
+    int64_t timeout_ms;
+    /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks */
+    bool deterministic;
     /* Of zr_nccl_room_bytes(), which both arenas have at their end for what travels packed: see there. Slices
      * of more than small_bytes are packed only where the last ones are short. */
     int64_t packed_bytes, small_bytes;
-    int64_t reserve_bytes; /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
-    int copy_engine;     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share
-                            a host and NCCL has them (2.28) */
-    void *lent;          /* NULL, or the program's own ncclComm_t over all ranks of rdv, which stays the
-                            program's: it is split, or used as it is by an NCCL that cannot split. NCCL wants
-                            the operations of all communicators of a GPU in one order on all ranks, so while
-                            ours are at work other NCCL traffic of the program, from another thread or on any
-                            communicator, may deadlock with them */
-    const char *library; /* NULL: what the program has loaded, else libnccl.so.2; else a path */
-    struct zr_log *log;  /* may be NULL; written by a thread of the communicators, too */
+    /* at the end of the reduce arena, ours: at least zr_nccl_reserve_bytes() */
+    int64_t reserve_bytes;
+    /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks share a host and NCCL has
+     * them (2.28) */
+    int copy_engine;
+    /* NULL, or the program's own ncclComm_t over all ranks of rdv, which stays the program's: it is split, or
+     * used as it is by an NCCL that cannot split. NCCL wants the operations of all communicators of a GPU in
+     * one order on all ranks, so while ours are at work other NCCL traffic of the program, from another
+     * thread or on any communicator, may deadlock with them */
+    void *lent;
+    /* NULL: what the program has loaded, else libnccl.so.2; else a path */
+    const char *library;
+    /* may be NULL; written by a thread of the communicators, too */
+    struct zr_log *log;
 };
 
 /* What a communicator that the program lends says of its ranks. Local; blocks up to timeout_ms while it is

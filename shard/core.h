@@ -29,13 +29,17 @@
 
 /* What the core has to know of a unit and of a slot. */
 struct zr_core_unit_spec {
-    int64_t param_bytes, grad_bytes; /* what a slot must hold; unused for resident ones */
+    /* what a slot must hold; unused for resident ones */
+    int64_t param_bytes, grad_bytes;
+
     bool resident, trainable;
-    bool sum_in_place; /* its gradient has a place of its own at every stage, and is reduced where backward
-                          wrote it: that is the only copy, from the end of its backward to the UPDATE */
-    bool
-        grad_home; /* its gradient has a place of its own and needs no slot: also where the model holds it, or
-                          it is summed in place. Without reduce_each it stays there until the last micro-batch */
+    /* its gradient has a place of its own at every stage, and is reduced where backward wrote it: that is the
+     * only copy, from the end of its backward to the UPDATE */
+    bool sum_in_place;
+
+    /* its gradient has a place of its own and needs no slot: also where the model holds it, or it is summed
+     * in place. Without reduce_each it stays there until the last micro-batch */
+    bool grad_home;
 };
 
 struct zr_core_spec {
@@ -44,21 +48,28 @@ struct zr_core_spec {
     int32_t n_param_slots, n_grad_slots;
     const int64_t *param_slot_bytes, *grad_slot_bytes;
     int32_t prefetch, grad_accum_steps;
-    bool model_holds; /* the model has its gradients for good */
+    /* the model has its gradients for good */
+    bool model_holds;
     /* Groups of ranks: gradients have a second reduction, between groups. */
     bool outer;
-    bool outer_each;    /* behind every contribution, through a partial slot; else once a step, in place */
-    bool outer_gathers; /* an update is followed by a gather between groups: a rank updates its fine slice */
-    int32_t n_partial_slots; /* outer_each: sums of a group on their way, >= 1 */
-    bool gathers_updated; /* a resident unit is gathered after its update: a rank updates its slice of it */
-    bool reduce_each;     /* reduce every contribution as it ends; else (all gradients have a home) once per
-                             grad_accum_steps */
-    int32_t n_sums; /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has
-                       digits */
-    bool reserve_largest; /* the order was not declared: the largest parameter slot, if there is but one that
-                             large, is left to units that fit no other, so that any two units can be open at
-                             once */
-    const struct zr_call *order; /* of one micro-batch; balanced, units in range */
+    /* behind every contribution, through a partial slot; else once a step, in place */
+    bool outer_each;
+    /* an update is followed by a gather between groups: a rank updates its fine slice */
+    bool outer_gathers;
+    /* outer_each: sums of a group on their way, >= 1 */
+    int32_t n_partial_slots;
+    /* a resident unit is gathered after its update: a rank updates its slice of it */
+    bool gathers_updated;
+    /* reduce every contribution as it ends; else (all gradients have a home) once per grad_accum_steps */
+    bool reduce_each;
+    /* gradient shard buffers per unit, >= 1; more than 1: as many as a binary counter has digits */
+    int32_t n_sums;
+    /* the order was not declared: the largest parameter slot, if there is but one that large, is left to
+     * units that fit no other, so that any two units can be open at once */
+    bool reserve_largest;
+    /* of one micro-batch; balanced, units in range */
+    const struct zr_call *order;
+
     int32_t n_order;
 };
 
@@ -77,68 +88,94 @@ enum zr_core_event_kind {
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
-    int32_t unit;     /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL,
-                         NORM and STEP what all ranks must give alike, besides the call */
-    uint8_t backward; /* BEGIN, END */
+    /* BEGIN, END, REWRITE (its parameters were written from outside); of GATHER_ALL, NORM and STEP what all
+     * ranks must give alike, besides the call */
+    int32_t unit;
+    /* BEGIN, END */
+    uint8_t backward;
 };
 
 /* An action, in the order it has to be taken. Those of the first group are taken by the model's thread on the
  * compute stream; the others by the loop, on the gather stream (GATHER) or the reduce stream (the rest). */
 enum zr_action_kind {
-    ZR_ACT_USE_PARAM = 1, /* compute waits until the parameters of unit are in slot; point the model there */
-    ZR_ACT_HIDE_PARAM,    /* the outermost bracket closed: compute is done with slot (record it) */
-    ZR_ACT_WAIT_PARAM,    /* compute waits for the parameters of unit; the model's pointers stay */
-    ZR_ACT_USE_GRAD,     /* compute waits until the gradient place may be written; if fill, zero it; point the
-                            model there */
-    ZR_ACT_HIDE_GRAD,    /* the contribution is complete: record it on the compute stream */
-    ZR_ACT_RETURN_GRADS, /* compute waits until the reduction of unit, the last one issued, and with it all
-                            before it, have read their gradients: every gradient that is not summed in place
-                            is the model's again. If that of unit is: until it was used by its UPDATE, the
-                            last one of such a unit, and every gradient is */
-    ZR_ACT_KEEP_PARAM,   /* compute waits for the parameters of unit in slot and copies them to where all are;
-                            it is done with the slot then (record it) */
-    ZR_ACT_FIRST_ISSUED, /* kinds from here on are carried out by the loop */
+    /* compute waits until the parameters of unit are in slot; point the model there */
+    ZR_ACT_USE_PARAM = 1,
+    /* the outermost bracket closed: compute is done with slot (record it) */
+    ZR_ACT_HIDE_PARAM,
+    /* compute waits for the parameters of unit; the model's pointers stay */
+    ZR_ACT_WAIT_PARAM,
+    /* compute waits until the gradient place may be written; if fill, zero it; point the model there */
+    ZR_ACT_USE_GRAD,
+    /* the contribution is complete: record it on the compute stream */
+    ZR_ACT_HIDE_GRAD,
+    /* compute waits until the reduction of unit, the last one issued, and with it all before it, have read
+     * their gradients: every gradient that is not summed in place is the model's again. If that of unit is:
+     * until it was used by its UPDATE, the last one of such a unit, and every gradient is */
+    ZR_ACT_RETURN_GRADS,
+    /* compute waits for the parameters of unit in slot and copies them to where all are; it is done with the
+     * slot then (record it) */
+    ZR_ACT_KEEP_PARAM,
+    /* kinds from here on are carried out by the loop */
+    ZR_ACT_FIRST_ISSUED,
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
-    ZR_ACT_GATHER_OUTER, /* unit's inner shard is brought up to date from the fine slices of the other groups */
-    ZR_ACT_SET_ASIDE, /* of a unit that is summed in place, or whose sum over groups is: the sum so far goes to
-                         memory of its own, and its place may be written again */
-    ZR_ACT_DROP_SUMS, /* the step is dropped: no sum in place is used, and each of those gradients is as free
-                       as after its UPDATE */
-    ZR_ACT_REDUCE,    /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] +=
-                         sums[sum], sum--. Of a unit that is summed in place: where it is, adding what was set
-                         aside if accumulate */
-    ZR_ACT_REDUCE_OUTER, /* the sum of unit over a group (a->partial) -> sums[sum], adding if accumulate, then
-                            n_folds times as above; without a partial slot in place, adding what was set aside if
-                            accumulate. REDUCE before it only puts that sum there */
-    ZR_ACT_FOLD,         /* only the folds, from sums[sum] */
-    ZR_ACT_NO_GRAD,      /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
-    ZR_ACT_NORM,         /* all gradients are reduced: norm, clip factor, agreement over ranks */
-    ZR_ACT_UPDATE,       /* optimizer on unit's shard (stage 0: on all of it) */
-    ZR_ACT_SNAPSHOT      /* copies this rank's shards and states, as the last UPDATE left them */
+    /* unit's inner shard is brought up to date from the fine slices of the other groups */
+    ZR_ACT_GATHER_OUTER,
+    /* of a unit that is summed in place, or whose sum over groups is: the sum so far goes to memory of its
+     * own, and its place may be written again */
+    ZR_ACT_SET_ASIDE,
+    /* the step is dropped: no sum in place is used, and each of those gradients is as free as after its
+     * UPDATE */
+    ZR_ACT_DROP_SUMS,
+    /* gradient place -> sums[sum], adding if accumulate; then n_folds times: sums[sum-1] += sums[sum], sum--.
+     * Of a unit that is summed in place: where it is, adding what was set aside if accumulate */
+    ZR_ACT_REDUCE,
+    /* the sum of unit over a group (a->partial) -> sums[sum], adding if accumulate, then n_folds times as
+     * above; without a partial slot in place, adding what was set aside if accumulate. REDUCE before it only
+     * puts that sum there */
+    ZR_ACT_REDUCE_OUTER,
+    /* only the folds, from sums[sum] */
+    ZR_ACT_FOLD,
+    /* no contribution this step: sums[0] of unit, or its gradient in place, is zero */
+    ZR_ACT_NO_GRAD,
+    /* all gradients are reduced: norm, clip factor, agreement over ranks */
+    ZR_ACT_NORM,
+    /* optimizer on unit's shard (stage 0: on all of it) */
+    ZR_ACT_UPDATE,
+    /* copies this rank's shards and states, as the last UPDATE left them */
+    ZR_ACT_SNAPSHOT
 };
 
 struct zr_action {
     uint8_t kind;
     bool fill, accumulate;
     uint8_t sum, n_folds;
-    bool bracket;   /* USE_GRAD, HIDE_GRAD: of a bracket, not of all units that have none */
-    bool in_flight; /* HIDE_GRAD of a bracket: a reduction follows, which reads the gradient until it is given
-                       out by the unit's next USE_GRAD, or by RETURN_GRADS */
-    bool gathered; /* USE_PARAM, WAIT_PARAM, KEEP_PARAM: what wrote the parameters last was a gather, else the
-                       unit's update */
+    /* USE_GRAD, HIDE_GRAD: of a bracket, not of all units that have none */
+    bool bracket;
+    /* HIDE_GRAD of a bracket: a reduction follows, which reads the gradient until it is given out by the
+     * unit's next USE_GRAD, or by RETURN_GRADS */
+    bool in_flight;
+    /* USE_PARAM, WAIT_PARAM, KEEP_PARAM: what wrote the parameters last was a gather, else the unit's
+     * update */
+    bool gathered;
+
     int32_t unit;
-    int32_t slot; /* -1: the resident place */
-    int32_t
-        partial; /* REDUCE, REDUCE_OUTER: partial slot of a group's sum; -1: in place, or there are no groups */
+    /* -1: the resident place */
+    int32_t slot;
+
+    /* REDUCE, REDUCE_OUTER: partial slot of a group's sum; -1: in place, or there are no groups */
+    int32_t partial;
 };
 
 /* "gather", for messages. */
 const char *zr_action_name(enum zr_action_kind kind);
 
 struct zr_core_counts {
-    int64_t n_calls;   /* begins and ends */
-    int64_t n_strays;  /* calls that were not the next in the order */
-    int64_t n_replans; /* steps that made their own calls the order */
+    /* begins and ends */
+    int64_t n_calls;
+    /* calls that were not the next in the order */
+    int64_t n_strays;
+    /* steps that made their own calls the order */
+    int64_t n_replans;
 };
 
 struct zr_core;

@@ -12,26 +12,40 @@
 /* Blocks follow the header in one allocation; offsets, not pointers, so that the whole is plain data. */
 struct zr_core {
     int32_t n_units, n_pslots, n_gslots, prefetch, accum, n_sums;
-    int32_t n_sharded; /* units that need slots */
+    /* units that need slots */
+    int32_t n_sharded;
+
     bool model_holds, gathers_updated, reduce_each;
     bool outer, outer_each, outer_gathers;
     int32_t n_partial_slots, next_partial;
-    int64_t
-        reserved; /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
-    int64_t second; /* bytes of the largest slot but that one */
+    /* bytes of the one largest parameter slot when it is kept for units that need it, else 0 */
+    int64_t reserved;
+    /* bytes of the largest slot but that one */
+    int64_t second;
 
-    int32_t n_open;       /* brackets */
-    int32_t n_open_bwd;   /* of them in backward */
-    int32_t last_reduced; /* resident gradients are being reduced since they were last returned, this unit's
-                             last; -1: none are */
-    int32_t n_micro;      /* zero_micro calls since the step */
-    bool any_backward;    /* a backward bracket ended since the step */
-    bool complete;        /* the step's gradients are reduced, and its norm was asked for */
-    bool all;             /* every parameter is gathered elsewhere; brackets need nothing */
+    /* brackets */
+    int32_t n_open;
+    /* of them in backward */
+    int32_t n_open_bwd;
+    /* resident gradients are being reduced since they were last returned, this unit's last; -1: none are */
+    int32_t last_reduced;
+    /* zero_micro calls since the step */
+    int32_t n_micro;
+    /* a backward bracket ended since the step */
+    bool any_backward;
+    /* the step's gradients are reduced, and its norm was asked for */
+    bool complete;
+    /* every parameter is gathered elsewhere; brackets need nothing */
+    bool all;
+
     int32_t n_trainable;
-    int32_t n_used;    /* trainable units whose backward bracket has ended since the step */
-    int32_t n_overrun; /* those of them that had at least twice the passes that a step has */
-    uint64_t clock;    /* counts grants and releases of gradient slots: the oldest release is reused first */
+    /* trainable units whose backward bracket has ended since the step */
+    int32_t n_used;
+    /* those of them that had at least twice the passes that a step has */
+    int32_t n_overrun;
+    /* counts grants and releases of gradient slots: the oldest release is reused first */
+    uint64_t clock;
+
     uint64_t hash;
     struct zr_core_counts counts;
 
@@ -39,17 +53,22 @@ struct zr_core {
      * again, n_order in all. pos: the call expected next, base: where its period starts. */
     int64_t n_order, pos, base;
     int32_t period;
-    int32_t n_begins, ahead; /* begins of sharded units in a period; the first of them at or after pos */
-    bool strayed, uneven; /* this step's calls left the order; the order's backward passes are not as many for
-                             every micro-batch */
+    /* begins of sharded units in a period; the first of them at or after pos */
+    int32_t n_begins, ahead;
+    /* this step's calls left the order; the order's backward passes are not as many for every micro-batch */
+    bool strayed, uneven;
 
     /* The calls of this step, n_rec: the first n_kept of them again and again. */
     int64_t n_rec;
-    int32_t n_kept, rec_at_call; /* rec_at_call: n_rec modulo n_kept, where calls repeat */
-    int32_t cap;                 /* room for calls, in the order and in the recording */
-    bool restarted, rec_full;    /* restarted: the model went back to its first call before any backward */
+    /* rec_at_call: n_rec modulo n_kept, where calls repeat */
+    int32_t n_kept, rec_at_call;
+    /* room for calls, in the order and in the recording */
+    int32_t cap;
+    /* restarted: the model went back to its first call before any backward */
+    bool restarted, rec_full;
 
-    int32_t n_leaves, n_small; /* of the tree over slots; slots that are not the reserved one */
+    /* of the tree over slots; slots that are not the reserved one */
+    int32_t n_leaves, n_small;
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
         keys_at, total;

@@ -36,9 +36,12 @@ const char *zr_mem_name(enum zr_mem m);
 _Static_assert(sizeof(struct zr_agreed) <= ZR_OUTCOME_BYTES, "what a step found out must fit");
 
 struct zr_traffic {
-    int64_t n_gather, n_reduce; /* units gathered and reduced */
-    int64_t wire_bytes;         /* taken from other ranks */
-    int64_t agreement_bytes;    /* of them, for the agreement of a step */
+    /* units gathered and reduced */
+    int64_t n_gather, n_reduce;
+    /* taken from other ranks */
+    int64_t wire_bytes;
+    /* of them, for the agreement of a step */
+    int64_t agreement_bytes;
     /* Between groups: units reduced and gathered there, and what of wire_bytes comes from other groups. Where
      * there are groups that is the step's agreement, too. */
     int64_t n_outer_reduce, n_outer_gather, outer_bytes;
@@ -50,12 +53,16 @@ struct zr_slot_place {
 
 /* One reduction of an axis. */
 struct zr_hop {
-    int32_t size;    /* 1: there is none */
-    bool sums_whole; /* the optimizer wants all of it: gathered behind the reduction, or for UPDATE */
+    /* 1: there is none */
+    int32_t size;
+    /* the optimizer wants all of it: gathered behind the reduction, or for UPDATE */
+    bool sums_whole;
 };
 
 struct zr_plan {
-    const struct zr_layout *layout; /* borrowed */
+    /* borrowed */
+    const struct zr_layout *layout;
+
     int32_t world;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
@@ -64,28 +71,38 @@ struct zr_plan {
     bool outer_each;
 
     /* Offsets in the gather arena. */
-    int64_t *param_at; /* (n_units) resident: the full unit; sharded: this rank's shard of it */
-    bool *resident;    /* (n_units) */
+    /* (n_units) resident: the full unit; sharded: this rank's shard of it */
+    int64_t *param_at;
+    /* (n_units) */
+    bool *resident;
+
     int64_t in_place_param_at;
     int32_t n_param_slots;
     struct zr_slot_place *param_slots;
-    int64_t gather_bytes; /* the last opt->gather_scratch_bytes of them are the communicator's */
+    /* the last opt->gather_scratch_bytes of them are the communicator's */
+    int64_t gather_bytes;
 
     /* Offsets in the reduce arena. */
-    int64_t *grad_at; /* (n_units) of gradients with a place of their own: zr_plan_grad_home */
+    /* (n_units) of gradients with a place of their own: zr_plan_grad_home */
+    int64_t *grad_at;
+
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
     struct zr_slot_place *grad_slots;
     /* The sums of a step's gradients, fp32. Of some units they lie in the gradients themselves: where
      * one rank keeps all of them, if they are f32 and a step has one contribution to them.
      */
-    bool *sum_in_place; /* (n_units) */
-    int64_t *sum_at;    /* (n_flats) of the others: element of a sums array; else -1 */
-    int64_t sum_elems;  /* of a sums array */
+    /* (n_units) */
+    bool *sum_in_place;
+    /* (n_flats) of the others: element of a sums array; else -1 */
+    int64_t *sum_at;
+    /* of a sums array */
+    int64_t sum_elems;
+
     int32_t n_sums;
-    int64_t
-        sums_at; /* n_sums arrays of sum_elems floats, end to end. Without groups or outer_each of fine slices, else
-                        of inner slices, which the reduction between groups then makes sums of the world in place */
+    /* n_sums arrays of sum_elems floats, end to end. Without groups or outer_each of fine slices, else of
+     * inner slices, which the reduction between groups then makes sums of the world in place */
+    int64_t sums_at;
     /* outer_each: the sum of one contribution over a group, on its way to the sums. partial_at: (n_flats)
      * bytes in a partial slot, -1: frozen. */
     int32_t n_partial_slots;
@@ -94,36 +111,51 @@ struct zr_plan {
     int64_t exchange_at, control_at;
     /* Of struct zr_agreement, where exchanges are; of struct zr_exact_sum, of this rank's gradients. */
     int64_t agreement_at, norm_at;
-    int64_t full_grad_at, full_grad_bytes; /* hop.sums_whole: one unit's gradient gathered, fp32, where it
-                                              cannot be in place */
+    /* hop.sums_whole: one unit's gradient gathered, fp32, where it cannot be in place */
+    int64_t full_grad_at, full_grad_bytes;
+
     int64_t values_at, values_bytes;
-    int64_t
-        control_bytes; /* of an arena for exchange_at, agreement_at and values_at, where there are groups; 0: they are in this one */
-    int64_t reduce_bytes; /* the last opt->reduce_scratch_bytes of them are the communicator's */
+    /* of an arena for exchange_at, agreement_at and values_at, where there are groups; 0: they are in this
+     * one */
+    int64_t control_bytes;
+    /* the last opt->reduce_scratch_bytes of them are the communicator's */
+    int64_t reduce_bytes;
 
     /* Device memory of its own. */
-    int64_t *master_at; /* (n_flats) element in the master array, -1: the parameters are their own masters, or
-                           frozen */
-    int64_t master_elems; /* fp32 */
-    int32_t n_states;     /* the most that any kind in use keeps */
-    int32_t
-        states_of[ZR_OPTIMIZER_COUNT];  /* that kind keeps; [ZR_OPTIMIZER_NONE]: a tensor that names none */
-    int64_t state_elems[ZR_MAX_STATES]; /* fp32, of each state's array */
+    /* (n_flats) element in the master array, -1: the parameters are their own masters, or frozen */
+    int64_t *master_at;
+    /* fp32 */
+    int64_t master_elems;
+    /* the most that any kind in use keeps */
+    int32_t n_states;
+
+    /* that kind keeps; [ZR_OPTIMIZER_NONE]: a tensor that names none */
+    int32_t states_of[ZR_OPTIMIZER_COUNT];
+    /* fp32, of each state's array */
+    int64_t state_elems[ZR_MAX_STATES];
+
     int64_t
         *state_at; /* (n_states, n_flats) element in the state's array, -1: its kind keeps fewer, or frozen */
 
     /* Memory of the host that the device reaches. */
-    int64_t snapshot_bytes;      /* 0: none is kept */
-    int64_t snapshot_buffers_at; /* in it, of the buffers' copies, in the table's order */
-    int64_t words_bytes; /* the outcome of a step, what each rank said in an exchange, and with buffers
-                            values_bytes of their values */
-    int64_t host_bytes;  /* both; part of total_bytes */
+    /* 0: none is kept */
+    int64_t snapshot_bytes;
+    /* in it, of the buffers' copies, in the table's order */
+    int64_t snapshot_buffers_at;
+    /* the outcome of a step, what each rank said in an exchange, and with buffers values_bytes of their
+     * values */
+    int64_t words_bytes;
+    /* both; part of total_bytes */
+    int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
-    struct zr_traffic traffic; /* of one steady step on rank 0 */
+    /* of one steady step on rank 0 */
+    struct zr_traffic traffic;
+
     uint64_t hash;
 
-    struct zr_core_spec spec; /* for the schedule core; its arrays belong to the plan */
+    /* for the schedule core; its arrays belong to the plan */
+    struct zr_core_spec spec;
 };
 
 /* layout must outlive the plan. Errors: ZR_ERR_BUDGET naming the field, the unit and the bytes; ZR_ERR_ARG

@@ -22,10 +22,12 @@
 #include <stdatomic.h>
 
 enum {
-    ZR_SHM_SIZE = 64,   /* of a group; also the sources of sum_tree, and the bits of a mask */
-    ZR_SHM_POSTS = 64,  /* a peer is ahead by one operation at most: it cannot enter the one after before we
-                           have entered ours */
-    ZR_SHM_SEGS = 8192, /* segments of operations that are queued and not run yet */
+    /* of a group; also the sources of sum_tree, and the bits of a mask */
+    ZR_SHM_SIZE = 64,
+    /* a peer is ahead by one operation at most: it cannot enter the one after before we have entered ours */
+    ZR_SHM_POSTS = 64,
+    /* segments of operations that are queued and not run yet */
+    ZR_SHM_SEGS = 8192,
     ZR_SHM_TEXT = 1024,
     ZR_SHM_HEAD_BYTES = 65536,
 };

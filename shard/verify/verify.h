@@ -36,44 +36,71 @@ enum zr_verify_pattern {
 enum zr_verify_pace { ZR_PACE_AT_ONCE, ZR_PACE_LATE, ZR_PACE_RANDOM, ZR_PACE_MIXED, ZR_PACES };
 
 struct zr_verify_case {
-    uint64_t seed; /* of sizes, of what is skipped and when, of who goes on */
+    /* of sizes, of what is skipped and when, of who goes on */
+    uint64_t seed;
+
     int stage, world, n_units, prefetch, accum, n_steps;
     enum zr_verify_pattern pattern;
     enum zr_verify_pace pace;
-    int budget;      /* percent of all parameters; 0: none */
-    int frozen;      /* percent of tensors */
-    int skipped;     /* percent of the uses of units left out */
-    int changes;     /* percent of steps from which on the model uses its units in another order */
-    int n_evals;     /* forward passes before each step's micro-batches */
-    bool late_evals; /* the same between the last backward and the step */
-    int unbracketed; /* percent of units, stages 0 and 1 only */
+    /* percent of all parameters; 0: none */
+    int budget;
+    /* percent of tensors */
+    int frozen;
+    /* percent of the uses of units left out */
+    int skipped;
+    /* percent of steps from which on the model uses its units in another order */
+    int changes;
+    /* forward passes before each step's micro-batches */
+    int n_evals;
+    /* the same between the last backward and the step */
+    bool late_evals;
+    /* percent of units, stages 0 and 1 only */
+    int unbracketed;
+
     bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd,
         mixed;
-    bool caller;       /* the model computes on its own thread, as on the host */
-    bool values;       /* reads, writes and means between steps */
-    bool wait_result;  /* zero_step waits for the norm */
-    int event_done;    /* what device queries answer; see zr_sim_options */
-    int poison;        /* this step's gradients are not finite; -1: none */
-    int dead, dead_at; /* this rank dies at this point of what it and its loop do, opening included; -1: none
-                        */
-    int fail_alloc;    /* this allocation, stream or event fails; 0: none */
-    int snapshots;     /* percent of the places where a checkpoint may be taken */
-    int zeroes; /* where the model zeroes its gradients itself: 1 at the start of a micro-batch, 2 before its
-                   backward, 4 after a step, 8 before it; the sum of these */
-    bool grad_in_place; /* it says that it does so once per step at most */
-    int alls;           /* percent of the places where all parameters are gathered and looked at */
-    int norms;          /* percent of the steps whose norm is asked for first */
-    int drops;          /* percent of the steps before which one is begun and dropped */
+    /* the model computes on its own thread, as on the host */
+    bool caller;
+    /* reads, writes and means between steps */
+    bool values;
+    /* zero_step waits for the norm */
+    bool wait_result;
+    /* what device queries answer; see zr_sim_options */
+    int event_done;
+    /* this step's gradients are not finite; -1: none */
+    int poison;
+    /* this rank dies at this point of what it and its loop do, opening included; -1: none */
+    int dead, dead_at;
+    /* this allocation, stream or event fails; 0: none */
+    int fail_alloc;
+    /* percent of the places where a checkpoint may be taken */
+    int snapshots;
+    /* where the model zeroes its gradients itself: 1 at the start of a micro-batch, 2 before its backward, 4
+     * after a step, 8 before it; the sum of these */
+    int zeroes;
+    /* it says that it does so once per step at most */
+    bool grad_in_place;
+    /* percent of the places where all parameters are gathered and looked at */
+    int alls;
+    /* percent of the steps whose norm is asked for first */
+    int norms;
+    /* percent of the steps before which one is begun and dropped */
+    int drops;
 };
 
 struct zr_verify_result {
     int64_t n_reports, n_ops, n_accesses, n_calls;
-    int refused; /* the plan or the core refused the configuration: nothing ran, or it stopped early on all
-                    ranks alike */
-    uint64_t action_hash;          /* of all actions of all ranks */
-    bool died, starved, reordered; /* a rank died, an allocation was refused, the model changed its order */
-    int64_t n_snapshots;           /* of all ranks */
-    int64_t n_unmatched;           /* seen by mutants only: places where the mutant did something */
+    /* the plan or the core refused the configuration: nothing ran, or it stopped early on all ranks alike */
+    int refused;
+    /* of all actions of all ranks */
+    uint64_t action_hash;
+    /* a rank died, an allocation was refused, the model changed its order */
+    bool died, starved, reordered;
+    /* of all ranks */
+    int64_t n_snapshots;
+    /* seen by mutants only: places where the mutant did something */
+    int64_t n_unmatched;
+
     char text[ZR_ERROR_BYTES];
 };
 

@@ -13,27 +13,46 @@
 #define SUM_TEXT 1024
 
 struct watch_unit {
-    bool open[2], used[2]; /* forward, backward; used: since the step */
-    bool home_ready;       /* its resident parameters are the newest */
-    bool no_brackets;      /* stages 0 and 1: the model never brackets it */
-    bool ever_backward;    /* it was in a backward bracket once */
+    /* forward, backward; used: since the step */
+    bool open[2], used[2];
+    /* its resident parameters are the newest */
+    bool home_ready;
+    /* stages 0 and 1: the model never brackets it */
+    bool no_brackets;
+    /* it was in a backward bracket once */
+    bool ever_backward;
+
     bool updated;
-    bool gathered;           /* since its last update */
-    int32_t n_bwd;           /* backward brackets ended since the step */
-    int32_t n_contrib;       /* contributions the model made since the step */
-    bool in_flight;          /* its resident gradient is being reduced, and was not returned since */
-    bool grad_reduced;       /* the resident gradient has been reduced and not zeroed since */
-    char grad[SUM_TEXT];     /* the resident gradient */
-    char (*sum)[SUM_TEXT];   /* of a unit that is summed in place: sum[0] is what its gradient holds once
-                                reduced */
-    char aside[SUM_TEXT];    /* and what was set aside */
-    char inner[SUM_TEXT];    /* with groups, without partial slots: the sum over the group */
-    bool outer_done, spread; /* it is in sum[0], over all groups; which gather it in place */
-    bool whole;              /* the inner shard of its parameters is up to date */
-    int32_t n_outer;         /* reductions between groups since the step */
-    bool ever_bwd;           /* it has been bracketed in backward */
-    bool held;               /* its gradient is a sum in place that was not used yet */
-    char last_sum[SUM_TEXT]; /* sums[0] as the last step had it */
+    /* since its last update */
+    bool gathered;
+    /* backward brackets ended since the step */
+    int32_t n_bwd;
+    /* contributions the model made since the step */
+    int32_t n_contrib;
+    /* its resident gradient is being reduced, and was not returned since */
+    bool in_flight;
+    /* the resident gradient has been reduced and not zeroed since */
+    bool grad_reduced;
+    /* the resident gradient */
+    char grad[SUM_TEXT];
+    /* of a unit that is summed in place: sum[0] is what its gradient holds once reduced */
+    char (*sum)[SUM_TEXT];
+    /* and what was set aside */
+    char aside[SUM_TEXT];
+    /* with groups, without partial slots: the sum over the group */
+    char inner[SUM_TEXT];
+    /* it is in sum[0], over all groups; which gather it in place */
+    bool outer_done, spread;
+    /* the inner shard of its parameters is up to date */
+    bool whole;
+    /* reductions between groups since the step */
+    int32_t n_outer;
+    /* it has been bracketed in backward */
+    bool ever_bwd;
+    /* its gradient is a sum in place that was not used yet */
+    bool held;
+    /* sums[0] as the last step had it */
+    char last_sum[SUM_TEXT];
 };
 
 struct watch_slot {
