@@ -132,11 +132,12 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
                         int n_columns, int32_t layers)
 {
     struct zero_bytes bytes[N_COLUMNS];
-    int64_t paper[N_COLUMNS], wire[N_COLUMNS];
+    int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
     for (int s = 0; s < n_columns; s++) {
         bytes[s] = info[s].bytes;
         paper[s] = info[s].paper_bytes;
         wire[s] = info[s].traffic.wire_bytes;
+        outer[s] = hybrid_of_column(s) ? info[s].traffic.outer_bytes : -1;
     }
     printf("%lld parameters in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, layers + 1,
            option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
@@ -145,6 +146,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     stage_table_memory(bytes, "total", n_columns);
     stage_table_bytes("the ZeRO paper says", paper, n_columns);
     stage_table_bytes("received per step", wire, n_columns);
+    if (n_columns > N_STAGES)
+        stage_table_bytes("from other groups", outer, n_columns);
     stage_table_ms("time to plan", ns, n_columns);
 }
 
@@ -157,6 +160,7 @@ static void print_line(int column, const struct zero_plan_info *info, int64_t ns
     if (hybrid) {
         json_object_set_new(line, "hybrid", json_string(hybrid == ZERO_HYBRID_HSDP ? "hsdp" : "hfsdp"));
         json_object_set_new(line, "shard_group", json_integer(info->shard_group));
+        json_object_set_new(line, "outer_bytes", json_integer(info->traffic.outer_bytes));
     }
     report_line(line);
 }

@@ -63,6 +63,8 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
     zr_plan_to_bytes(p->bytes, &out->bytes);
     to_traffic(p->place.all_reduces, p->traffic.n_gather, p->traffic.n_reduce, p->traffic.wire_bytes,
                &out->traffic);
+    out->traffic.n_outer = p->traffic.n_outer_reduce + p->traffic.n_outer_gather;
+    out->traffic.outer_bytes = p->traffic.outer_bytes;
 }
 
 /* A plan knows no hosts: it takes each group for one. */

@@ -365,8 +365,11 @@ struct zero_traffic {
     int64_t n_all_gather, n_reduce_scatter, n_all_reduce;
     /* bytes received by this rank from others */
     int64_t wire_bytes;
+    /* of a hybrid, between groups: units reduced and units gathered there, and what of wire_bytes comes from
+     * other groups, with what the ranks of all groups agree on in a step */
+    int64_t n_outer, outer_bytes;
     /* 0 */
-    int64_t reserved[4];
+    int64_t reserved[2];
 };
 
 struct zero_plan_info {

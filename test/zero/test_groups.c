@@ -161,6 +161,15 @@ static void expect_plan(int hybrid, int inner, int world)
     assert_int_equal(info.bytes.grad_shards, (int64_t)(4 * n / inner));
     assert_int_equal(info.bytes.master, (int64_t)(4 * n / state_shares));
     assert_int_equal(info.bytes.moments, (int64_t)(8 * n / state_shares));
+    /* fp32 sums are reduced between groups; HSDP gathers them there, HFSDP the parameters */
+    double outer = world / inner, part = n / inner * (outer - 1) / outer,
+           per_element = hybrid == ZERO_HYBRID_HSDP ? 4 + 4 : 4 + 2;
+    int64_t agreed = info.traffic.outer_bytes - (int64_t)(part * per_element);
+    assert_true(hybrid ? agreed > 0 && agreed < 65536 : info.traffic.outer_bytes == 0);
+    assert_int_equal(info.traffic.n_outer, !hybrid                      ? 0
+                                           : hybrid == ZERO_HYBRID_HSDP ? MODEL_UNITS
+                                                                        : 2 * MODEL_UNITS);
+    assert_true(info.traffic.outer_bytes < info.traffic.wire_bytes);
     assert_int_equal(info.paper_bytes,
                      (int64_t)(2 * n / inner + 2 * n / inner + 12 * n / state_shares + 0.5));
 }
