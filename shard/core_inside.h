@@ -91,7 +91,7 @@ struct unit {
     bool aside;        /* what that sum held has been set aside in this step */
     bool resident, trainable, sum_in_place, grad_home;
     bool open_fwd, open_bwd;
-    bool gathered;           /* what wrote its parameters last, where brackets find them, was a gather */
+    bool gathered;           /* it has been gathered, as it then is after each update */
     bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
     bool pending;            /* its resident gradient holds something not yet reduced */
     bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */

@@ -180,7 +180,6 @@ static void update_in_order(struct zr_core *c, struct zr_action *out, int32_t *n
             if (!u->trainable)
                 continue;
             zr_core_emit(out, n, ZR_ACT_UPDATE, id, -1);
-            u->gathered = false;
             if (c->outer_gathers)
                 zr_core_emit(out, n, ZR_ACT_GATHER_OUTER, id, -1);
             if (u->resident && c->gathers_updated)
