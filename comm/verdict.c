@@ -20,11 +20,25 @@ static bool is_consequence(int code)
     return code == ZR_ERR_TIMEOUT || code == ZR_ERR_PEER;
 }
 
+/* What another rank says it is may be anything. */
+static int known_code(int code)
+{
+    switch (code) {
+    case 0:
+#define X(name, value, text) case ZR_ERR_##name:
+        ZR_ERR_MAP(X)
+#undef X
+        return code;
+    default:
+        return ZR_ERR_FAILED;
+    }
+}
+
 int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
 {
     int code = 0, who = 0;
     for (int r = 0; r < n && (!code || is_consequence(code)); r++) {
-        int of_r = *(const int32_t *)((const char *)err + (size_t)r * stride);
+        int of_r = known_code(*(const int32_t *)((const char *)err + (size_t)r * stride));
         if (of_r && (!code || !is_consequence(of_r)))
             code = of_r, who = r;
     }

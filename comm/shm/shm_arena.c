@@ -165,11 +165,20 @@ void zr_shm_unmap(struct zr_shm *m)
 
 /* --- all together --- */
 
-static int64_t room_here(void)
+/* Pages are charged to the memory control groups of the rank whose part they are, so those must leave room
+ * for this rank's part; the host, for the parts of all. What ranks of one group want together is asked where
+ * the whole plan is known (zero/memory.c). */
+static int check_groups(int64_t bytes, int64_t *on_host)
 {
     struct zr_host_memory m;
     zr_host_memory_look("", &m);
-    return zr_host_memory_least(&m);
+    *on_host = m.free_bytes;
+    for (int i = 0; i < m.n_groups; i++)
+        if (bytes > m.group[i].free_bytes)
+            return zr_fail(ZR_ERR_NOMEM,
+                           "%lld bytes of shared memory are wanted, %lld are left to memory control group %s",
+                           (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
+    return 0;
 }
 
 /* Equal roles, equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the
@@ -197,11 +206,7 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
 
 int zr_shm_map(struct zr_shm *m, int64_t bytes)
 {
-    struct card mine = {.pid = (int32_t)getpid(),
-                        .fd = -1,
-                        .role = (int32_t)m->base.role,
-                        .bytes = bytes,
-                        .room = room_here()};
+    struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .role = (int32_t)m->base.role, .bytes = bytes};
     int world = zr_rendezvous_world(m->rdv);
     struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)
@@ -210,6 +215,8 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
     int err = bytes > 0 && bytes <= INT64_MAX / 2
                   ? 0
                   : zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
+    if (!err)
+        err = check_groups(bytes, &mine.room);
     err = agree_cards(m, err, &mine, all);
     if (!err)
         err = check_sizes(m, all);

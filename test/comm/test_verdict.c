@@ -55,6 +55,10 @@ static const struct row rows[] = {
     {.code = {0, ZR_ERR_PEER, ZR_ERR_TIMEOUT},
      .text = {"", "lost", "waited"},
      .want = {{0, ZR_ERR_PEER, "rank 1: lost"}, {2, ZR_ERR_PEER, "rank 1: lost"}}},
+    /* A code that is none is a failure. */
+    {.code = {0, 0x78787878},
+     .text = {"", "xxxx"},
+     .want = {{0, ZR_ERR_FAILED, "rank 1: xxxx"}, {2, ZR_ERR_FAILED, "rank 1: xxxx"}}},
     /* A long text is cut. */
     {.code = {ZR_ERR_IO},
      .text = {"0123456789012345678901234567890"},

@@ -343,8 +343,8 @@ static const struct misuse rows[] = {
     GOOD("makes buffers equal all the time", ALL, BOTH, with_counter, syncs_all_the_time),
     GOOD("makes buffers equal that it does not have", ALL, BOTH, NULL, syncs_without_buffers),
     GOOD("leaves slice out of a map", ALL, BOTH, NULL, leaves_slice_out),
-    WRONG("gives a slice by its number", ALL, BOTH, NULL, exports_slice_1, ARG,
-          "zero_export: map[0] (h): slice is 1", "allowed: 0 (all of it), ZERO_SLICE(0) to ZERO_SLICE(1)"),
+    WRONG("gives a slice by its number", ALL, BOTH, NULL, exports_slice_1, ARG, "zero_export: ",
+          "map[0] (h): slice is 1", "allowed: 0 (all of it), ZERO_SLICE(0) to ZERO_SLICE(1)"),
     WRONG("gives a negative slice", ALL, BOTH, NULL, exports_slice_minus_1, ARG,
           "slice is -1 of tensor layers"),
     WRONG("gives a slice that there is not", ALL, BOTH, NULL, exports_a_slice_too_many, ARG,
@@ -352,7 +352,7 @@ static const struct misuse rows[] = {
     WRONG("gives a slice of a vector", ALL, BOTH, NULL, exports_a_slice_of_a_vector, ARG,
           "slice is ZERO_SLICE(0), but tensor bias has one dimension"),
     WRONG("imports a slice by its number", ALL, BOTH, NULL, imports_slice_1, ARG,
-          "zero_import: map[0] (h): slice is 1"),
+          "zero_import: ", "map[0] (h): slice is 1"),
 };
 
 static void test_misuse(void **state)
