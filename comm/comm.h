@@ -119,7 +119,8 @@ struct zr_comm_ops {
     /* An all-reduce of whole numbers, in place at off, a multiple of 8, and exact in any order: n_sum int64
      * are added up (beyond 64 bits they wrap), of each of the n_max uint64 behind them the largest is taken.
      * When it completes, every rank has the same, and no peer reads mine any more. No rank receives more than
-     * twice its size, whatever the group's (zr_agree_wire). */
+     * twice its size, whatever the group's (zr_agree_wire). Where it fails, the last of the sums is not that
+     * of all ranks: a count of ranks there tells whether to believe the rest. */
     int (*agree)(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                  const struct zr_tag *tag);
 

@@ -5,8 +5,8 @@
  * the order does not matter; of `max` the largest. agree_end reads the result, which is the same on every
  * rank, and so computes the same on every rank.
  *
- *     squares of my gradients -> agree_begin -> all-reduce (comm.h: agree) -> agree_end -> scalars of the
- * update kernels
+ *     squares of my gradients -> agree_begin -> all-reduce (comm.h: agree)
+ *         -> agree_end -> scalars of the update kernels
  */
 #ifndef ZR_KERNELS_AGREEMENT_H
 #define ZR_KERNELS_AGREEMENT_H
@@ -30,14 +30,18 @@ enum zr_agree_word {
 
 /* Its size does not depend on how much is carried: ranks that carry different numbers of values must meet, to
  * be told so. */
-struct zr_agreement {
-    int64_t sum[ZR_AGREE_LIMBS *
-                (1 + ZR_MAX_CARRIED)]; /* the norm's; then of each carried double; 0 of those not carried */
-    uint64_t
-        max[2 * ZR_AGREE_WORDS]; /* of each word: itself, and its complement, whose largest is of the least */
-};
-#define ZR_AGREE_SUMS  (ZR_AGREE_LIMBS * (1 + ZR_MAX_CARRIED))
+#define ZR_AGREE_RANKS (ZR_AGREE_LIMBS * (1 + ZR_MAX_CARRIED))
+#define ZR_AGREE_SUMS  (ZR_AGREE_RANKS + 1)
 #define ZR_AGREE_MAXES (2 * ZR_AGREE_WORDS)
+struct zr_agreement {
+    /* The norm's; then of each carried double, 0 of those not carried; then, at ZR_AGREE_RANKS, how many
+     * ranks are in it: an all-reduce that failed leaves another number there than that of all. */
+    int64_t sum[ZR_AGREE_SUMS];
+    /* Of each word: itself, and its complement, whose largest is of the least. */
+    uint64_t max[ZR_AGREE_MAXES];
+};
+/* Bit of zr_agreed.differs: the ranks' parts were not put together. */
+#define ZR_AGREE_INCOMPLETE (UINT32_C(1) << ZR_AGREE_WORDS)
 
 struct zr_agree_begin {
     const struct zr_exact_sum *norm; /* squares of this rank's part of the gradient; device memory */
@@ -57,7 +61,8 @@ struct zr_agreed {
     double grad_norm; /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
     uint64_t least;   /* of ZR_AGREE_LEAST */
     int32_t clipped, skipped;
-    uint32_t differs; /* 1 << word, of each that is not the same on all ranks; never of ZR_AGREE_LEAST */
+    /* 1 << word, of each that is not the same on all ranks, never of ZR_AGREE_LEAST; ZR_AGREE_INCOMPLETE. */
+    uint32_t differs;
     double carried[ZR_MAX_CARRIED]; /* means over n_averaged; NaN where a rank's is not finite */
     struct zr_agree_lr lr[2];       /* the largest and the least, by their bits, and a rank that gave each */
 };
@@ -67,7 +72,7 @@ struct zr_agreed {
  *   grad_norm  = sqrt(norm) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   skip       = grad_norm is not finite, or a word differs
+ *   skip       = grad_norm is not finite, a word differs, or not n_averaged ranks are in it
  *   carried    = (exact sum, rounded once) / n_averaged
  */
 struct zr_agree_end {
@@ -94,7 +99,7 @@ ZR_HOST_DEVICE void zr_agree_limbs(int64_t *to, struct zr_exact_sum *from)
     to[ZR_EXACT_LIMBS] = from->nonfinite != 0;
 }
 
-/* Sum number k: the norm's (0), or that of carried value k - 1. */
+/* Sum number k: the norm's (0), with the count of ranks, or that of carried value k - 1. */
 ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
 {
     struct zr_exact_sum sum;
@@ -106,6 +111,8 @@ ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
             zr_exact_add(&sum, b->carried[k - 1]);
     }
     zr_agree_limbs(b->out->sum + k * ZR_AGREE_LIMBS, &sum);
+    if (k == 0)
+        b->out->sum[ZR_AGREE_RANKS] = 1;
 }
 
 ZR_HOST_DEVICE void zr_agree_write_word(const struct zr_agree_begin *b, int w)
@@ -161,6 +168,8 @@ ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double
     struct zr_agreed out;
     memset(&out, 0, sizeof out);
     out.differs = zr_agree_differs(e->all);
+    if (e->all->sum[ZR_AGREE_RANKS] != e->n_averaged)
+        out.differs |= ZR_AGREE_INCOMPLETE;
     out.least = ~e->all->max[2 * ZR_AGREE_LEAST + 1];
     out.lr[0] = zr_agree_lr_of(e->all->max[2 * ZR_AGREE_LR]);
     out.lr[1] = zr_agree_lr_of(~e->all->max[2 * ZR_AGREE_LR + 1]);

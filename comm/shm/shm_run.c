@@ -98,8 +98,11 @@ static int64_t run_agree(struct zr_shm *m, const struct zr_shm_op *op)
     int64_t n = op->post.bytes / (int64_t)sizeof(uint64_t);
     run_agree_part(m, op, n);
     zr_shm_raise(m, ZR_SHM_MIDDLE, op->post.seq);
-    if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE))
+    if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE)) {
+        if (op->n_sum > 0) /* the last may lie in this rank's part, which is complete */
+            words_of(m, me, op)[op->n_sum - 1] = 0;
         return 0;
+    }
     for (int k = 1; k < size; k++) {
         int i = (me + k) % size;
         int64_t from = zr_agree_part(size, i, n), end = zr_agree_part(size, i + 1, n);

@@ -44,6 +44,10 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
     uint32_t step = e->m.step + e->m.norming;
     char text[256];
+    if (a->differs & ZR_AGREE_INCOMPLETE) { /* what ended the collective is found first, as a rule */
+        snprintf(text, sizeof text, "step %u: the ranks' agreement did not take place", step);
+        return zr_engine_fail(e, ZR_ERR_FAILED, text);
+    }
     if (a->differs == UINT32_C(1) << ZR_AGREE_LR) {
         snprintf(text, sizeof text,
                  "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", step,

@@ -69,8 +69,9 @@ static struct zr_agreement all_parts(struct zr_device *dev, const struct given *
         memset(&b, 0xff, sizeof b); /* it was copied */
         assert_int_equal(ops->copy(s, &part, out, sizeof part), 0);
         assert_int_equal(ops->stream_sync(s), 0);
-        for (int i = ZR_AGREE_LIMBS * (1 + g->n_carried); i < ZR_AGREE_SUMS; i++)
+        for (int i = ZR_AGREE_LIMBS * (1 + g->n_carried); i < ZR_AGREE_RANKS; i++)
             assert_int_equal(part.sum[i], 0);
+        assert_int_equal(part.sum[ZR_AGREE_RANKS], 1);
         add_rank(&all, &part);
     }
     ops->free(dev, out, sizeof *out);
@@ -236,6 +237,21 @@ static void test_words(void **state)
     }
 }
 
+/* Parts that were not put together, as where the all-reduce fails: this rank's own agrees with itself. */
+static void test_incomplete(void **state)
+{
+    for (int missing = 1; missing < 4; missing++) {
+        struct given *g = some_ranks(4 - missing);
+        struct zr_step_scalars scalars;
+        struct zr_agreement all = all_parts(*state, g, 0, 1);
+        g->n_ranks = 4;
+        struct zr_agreed a = conclude(*state, g, &all, &scalars);
+        assert_int_equal(a.differs, ZR_AGREE_INCOMPLETE);
+        assert_int_equal(scalars.skip, 1);
+        free(g);
+    }
+}
+
 static void test_refused(void **state)
 {
     struct zr_device *dev = *state;
@@ -255,7 +271,7 @@ int suite_of_agreement(struct zr_device *dev)
     struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),           cmocka_unit_test(test_full_limbs),
         cmocka_unit_test(test_special_values), cmocka_unit_test(test_words),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_incomplete),     cmocka_unit_test(test_refused),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;
