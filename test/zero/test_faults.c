@@ -203,6 +203,41 @@ static int pass_with_death(struct actor *a, struct toy *m, zero_ctx *z, enum zer
     return err;
 }
 
+/* Of the weights that the model has at hand outside brackets, each tensor's, and where it is. */
+struct seen_weights {
+    int step; /* in whose forward pass they were seen; -1: none */
+    const void *at[TOY_TENSORS];
+    uint64_t hash[TOY_TENSORS];
+};
+
+static void see_weights(const struct toy *m, struct seen_weights *seen)
+{
+    for (int t = 0; t < TOY_TENSORS; t++) {
+        int64_t n = toy_elems(t) * (m->table[t].dtype == ZERO_F32 ? 4 : 2);
+        seen->at[t] = m->param[t];
+        seen->hash[t] = 0xcbf29ce484222325u;
+        for (int64_t i = 0; seen->at[t] && i < n; i++)
+            seen->hash[t] = (seen->hash[t] ^ ((const unsigned char *)seen->at[t])[i]) * 0x100000001b3u;
+    }
+}
+
+/* A step that not all ranks made leaves the weights alone, also once its operations have come to an end. Not
+ * at stage 3, where they are gathered for brackets. */
+static void check_weights(struct toy_rank *r, const struct death *d, const struct toy *m,
+                          const struct seen_weights *before, int step)
+{
+    struct seen_weights now;
+    if (before->step != step) /* it failed in forward: no step's weights were seen */
+        return;
+    if (d->stage == 3 || (d->at != IN_BACKWARD && d->at != BEFORE_STEP))
+        return;
+    sleep_ms(50);
+    see_weights(m, &now);
+    for (int t = 0; t < TOY_TENSORS; t++)
+        if (now.at[t] && now.at[t] == before->at[t] && now.hash[t] != before->hash[t])
+            toy_wrong(r, "a step that failed has changed the weights of tensor %d", t);
+}
+
 /* Trains until something fails: forever, where nothing does. */
 static void train_until_death(struct toy_rank *r)
 {
@@ -224,8 +259,13 @@ static void train_until_death(struct toy_rank *r)
     if (err && (z || !toy_untouched(&m)))
         toy_wrong(r, "a failed zero_wrap changed something");
     bool in_unwrap = false;
+    struct seen_weights weights = {.step = -1};
+    int at_step = 0;
     for (int step = 0; !err; step++) {
+        at_step = step;
         err = pass_with_death(&a, &m, z, ZERO_FORWARD, step);
+        if (!err)
+            see_weights(&m, &weights), weights.step = step;
         if (!err)
             err = pass_with_death(&a, &m, z, ZERO_BACKWARD, step);
         if (err)
@@ -252,6 +292,7 @@ static void train_until_death(struct toy_rank *r)
     toy_note(r, err);
     r->ms = toy_now_ms() - atomic_load(died_ms);
     if (z) {
+        check_weights(r, d, &m, &weights, at_step);
         check_failed(r, &m, z, before);
     } else {
         struct toy_holdings now;
