@@ -1,8 +1,8 @@
 /* comm.h: what ranks can do together.
  *
- * A communicator owns one arena per rank: memory laid out alike on all ranks, so that a collective is
- * described by byte offsets and peers read each other's arenas directly. Two communicators are opened per
- * context, one for gathers and one for reduces, so that neither waits for the other. Collectives are put on a
+ * An arena is memory laid out alike on all ranks, so that a collective is described by byte offsets and peers
+ * read each other's arenas directly. It belongs to the data in it: each communicator that moves them has it
+ * attached. There is one communicator for each role, so that none waits for another. Collectives are put on a
  * stream and run in its order; the calls never wait. All ranks must put the same collectives on a
  * communicator in the same order: each carries a tag, tags are compared before data moves, and a difference
  * is an error on every rank that names both.
@@ -23,6 +23,19 @@
 #include <stdatomic.h>
 
 struct zr_comm;
+
+/* One rank's memory, of a communicator's backend. Lives until everybody who holds it has dropped it: who made
+ * it, and each communicator that it is attached to, until that is closed. */
+struct zr_arena {
+    /* Gives it all back. */
+    void (*free)(struct zr_arena *a);
+    char *base;
+    int64_t bytes;
+    /* How many hold it. */
+    _Atomic int32_t n_held;
+};
+/* NULL is allowed. Any thread. */
+void zr_arena_drop(struct zr_arena *a);
 
 /* What a communicator is opened for. */
 enum zr_role {
@@ -96,10 +109,13 @@ struct zr_comm_ops {
     /* reduces in the fixed binary tree over places, fp32 */
     bool deterministic;
 
-    /* Collective, once. Allocates bytes on every rank (equal everywhere; its content zero), returns this
-     * rank's base. Blocking; if it fails on one rank it fails on all, and nothing is left allocated. Freed by
-     * close. */
-    int (*arena)(struct zr_comm *c, int64_t bytes, void **base);
+    /* Collective over all ranks of the world, blocking. Makes an arena of bytes on every rank (equal
+     * everywhere; its content zero), to be attached to communicators of this backend and dropped. If it fails
+     * on one rank it fails on all, and nothing is left allocated. */
+    int (*arena)(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
+    /* Collective over all ranks of the world, blocking, once: offsets of all operations are of this arena. On
+     * failure, which is of all ranks, the communicator has none. */
+    int (*attach)(struct zr_comm *c, struct zr_arena *a);
 
     /* A segment array is copied. dst of other ranks is untouched by this rank. all_gather: when it completes
      * on a rank, that rank's dst is whole. Peers may still be reading this rank's src then: it may be
@@ -157,7 +173,7 @@ struct zr_comm {
 
     enum zr_role role;
     /* Not 0 once status() may have a failure to tell, and from then on. Whoever finds one raises it on every
-     * rank that it can tell, so that nobody has to ask all the others. May be another word after arena(). */
+     * rank that it can tell, so that nobody has to ask all the others. May be another word after attach(). */
     const _Atomic uint32_t *alarm;
 };
 
@@ -256,10 +272,12 @@ static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_
 }
 
 /* Collective over all ranks of rdv, each with the group that it belongs to, and blocking; rdv, and the
- * group's members, must outlive the communicators. Opens both on that group: close each. The arenas
- * are made before zr_rendezvous_detach. Operations of both are issued by one thread at a time, in the same
- * order on all ranks. What ranks issue is compared at each exchange of the reduce communicator; before that,
- * ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached, what the thread that
+ * group's members, must outlive the communicators. Opens both on that group: close each. The arenas are made
+ * and attached before zr_rendezvous_detach. Operations of both are issued by one thread at a time, in the
+ * same order on all ranks. Where an arena is attached to several communicators, the end that they use for
+ * themselves is the same, so only one of them may be at work at a time.
+ * What ranks issue is compared at each exchange and agreement of the reduce communicator; before that, ranks
+ * that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached, what the thread that
  * watches them finds goes to all ranks over rdv, and what calls of the programs that differ may explain fails
  * only when they were compared there (zr_rendezvous_compare), at most 8 s later. gather reduces nothing.
  * Where ops->deterministic is false, a reduce_scatter leaves this rank's slice of src unspecified.

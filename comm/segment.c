@@ -18,6 +18,12 @@ const char *zr_op_name(enum zr_op op)
     return "unknown operation";
 }
 
+void zr_arena_drop(struct zr_arena *a)
+{
+    if (a && atomic_fetch_sub(&a->n_held, 1) == 1)
+        a->free(a);
+}
+
 const char *zr_role_name(enum zr_role r)
 {
     static const char *const names[ZR_ROLES] = {"gather", "reduce", "gather outer", "reduce outer",

@@ -11,7 +11,8 @@
 struct self {
     struct zr_comm base; /* first: callers hold its address */
     struct zr_device *dev;
-    char *arena;
+    struct zr_arena *held;
+    char *arena; /* its */
     int64_t arena_bytes;
     _Atomic int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
     struct zr_first failure;
@@ -23,33 +24,65 @@ static struct self *self_of(struct zr_comm *c)
     return (struct self *)c;
 }
 
-static int self_arena(struct zr_comm *c, int64_t bytes, void **base)
+struct self_arena {
+    struct zr_arena base;
+    struct zr_device *dev;
+};
+
+static void free_self_arena(struct zr_arena *a)
+{
+    struct self_arena *own = (struct self_arena *)a;
+    own->dev->ops->free(own->dev, a->base, a->bytes);
+    free(own);
+}
+
+static int zero_all(struct zr_device *dev, void *at, int64_t bytes)
+{
+    struct zr_stream *s;
+    int err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
+    if (err)
+        return err;
+    err = dev->ops->zero(s, at, bytes);
+    if (!err)
+        err = dev->ops->stream_sync(s);
+    dev->ops->stream_close(s);
+    return err;
+}
+
+static int self_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct self *m = self_of(c);
-    struct zr_stream *s;
-    void *p;
-    if (m->arena)
-        return zr_fail(ZR_ERR_ORDER, "self: the arena is made once");
+    void *at;
     if (bytes <= 0)
         return zr_fail(ZR_ERR_ARG, "self: the arena is %lld bytes: more than 0 are allowed",
                        (long long)bytes);
-    int err = m->dev->ops->alloc(m->dev, bytes, &p);
-    if (err)
-        return err;
-    err = m->dev->ops->stream_open(m->dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
-    if (!err) {
-        err = m->dev->ops->zero(s, p, bytes);
-        if (!err)
-            err = m->dev->ops->stream_sync(s);
-        m->dev->ops->stream_close(s);
-    }
+    struct self_arena *a = calloc(1, sizeof *a);
+    if (!a)
+        return zr_fail(ZR_ERR_NOMEM, "self: no memory for an arena of %lld bytes", (long long)bytes);
+    int err = m->dev->ops->alloc(m->dev, bytes, &at);
     if (err) {
-        m->dev->ops->free(m->dev, p, bytes);
+        free(a);
         return err;
     }
-    m->arena = p;
-    m->arena_bytes = bytes;
-    *base = p;
+    a->base = (struct zr_arena){.free = free_self_arena, .base = at, .bytes = bytes, .n_held = 1};
+    a->dev = m->dev;
+    err = zero_all(m->dev, at, bytes);
+    if (err)
+        zr_arena_drop(&a->base);
+    else
+        *out = &a->base;
+    return err;
+}
+
+static int self_attach(struct zr_comm *c, struct zr_arena *a)
+{
+    struct self *m = self_of(c);
+    if (m->held)
+        return zr_fail(ZR_ERR_ORDER, "self: an arena is attached once");
+    atomic_fetch_add(&a->n_held, 1);
+    m->held = a;
+    m->arena = a->base;
+    m->arena_bytes = a->bytes;
     return 0;
 }
 
@@ -159,16 +192,15 @@ static void self_close(struct zr_comm *c)
 {
     if (!c)
         return;
-    struct self *m = self_of(c);
-    if (m->arena)
-        m->dev->ops->free(m->dev, m->arena, m->arena_bytes);
-    free(m);
+    zr_arena_drop(self_of(c)->held);
+    free(self_of(c));
 }
 
 static const struct zr_comm_ops self_ops = {
     .name = "self",
     .deterministic = true,
     .arena = self_arena,
+    .attach = self_attach,
     .all_gather = self_all_gather,
     .reduce_scatter = self_reduce_scatter,
     .broadcast = self_broadcast,

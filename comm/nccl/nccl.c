@@ -402,6 +402,7 @@ static bool nccl_stuck(struct zr_comm *c)
 const struct zr_comm_ops zr_nccl_ops = {
     .name = "nccl",
     .arena = zr_nccl_arena,
+    .attach = zr_nccl_attach,
     .all_gather = nccl_all_gather,
     .reduce_scatter = nccl_reduce_scatter,
     .broadcast = nccl_broadcast,

@@ -4,6 +4,7 @@
 #include "comm/nccl/nccl_versions.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- memory ---- */
 
@@ -25,22 +26,29 @@ static ncclResult_t free_memory(void *arg)
     return m->api.MemFree(m->at);
 }
 
-void zr_nccl_free_arena(struct zr_nccl *m)
+struct nccl_arena {
+    struct zr_arena base;
+    struct zr_nccl_pair *pair; /* whose calls made it, and free it */
+    bool of_nccl;
+};
+
+static void free_nccl_arena(struct zr_arena *a)
 {
-    struct zr_nccl_pair *p = m->pair;
-    struct memory mem = {.api = p->api, .at = m->arena};
+    struct nccl_arena *own = (struct nccl_arena *)a;
+    struct zr_nccl_pair *p = own->pair;
+    struct memory mem = {.api = p->api, .at = a->base};
     ncclResult_t res;
-    if (m->arena && m->arena_of_nccl)
+    if (a->base && own->of_nccl)
         zr_nccl_within(p, "ncclMemFree", ZR_NCCL_CLOSE_MS, free_memory, &mem, sizeof mem, &res);
-    else if (m->arena)
-        p->dev->ops->free(p->dev, m->arena, m->arena_bytes);
-    m->arena = NULL;
+    else if (a->base)
+        p->dev->ops->free(p->dev, a->base, a->bytes);
+    free(own);
+    zr_nccl_pair_drop(p);
 }
 
 /* Not registered yet. */
-static int take_memory(struct zr_nccl *m, int64_t bytes, void **out)
+static int take_memory(struct zr_nccl_pair *p, int64_t bytes, struct nccl_arena *a)
 {
-    struct zr_nccl_pair *p = m->pair;
     const struct zr_device_ops *d = p->dev->ops;
     struct zr_stream *s = NULL;
     struct memory mem = {.api = p->api, .bytes = (size_t)bytes};
@@ -48,20 +56,59 @@ static int take_memory(struct zr_nccl *m, int64_t bytes, void **out)
     int err = 0;
     if (p->api.MemAlloc && p->api.MemFree)
         err = zr_nccl_within(p, "ncclMemAlloc", p->opt.timeout_ms, alloc_memory, &mem, sizeof mem, &res);
-    m->arena_of_nccl = !err && !res && mem.at;
-    m->arena_bytes = bytes;
-    if (!err && !m->arena_of_nccl)
+    a->of_nccl = !err && !res && mem.at;
+    if (!err && !a->of_nccl)
         err = d->alloc(p->dev, bytes, &mem.at);
     if (err)
         return err;
-    void *base = *out = mem.at;
+    a->base.base = mem.at;
     err = d->stream_open(p->dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
     if (!err)
-        err = d->zero(s, base, bytes);
+        err = d->zero(s, mem.at, bytes);
     if (!err)
         err = d->stream_sync(s);
     d->stream_close(s);
     return err;
+}
+
+static int make_nccl_arena(struct zr_nccl_pair *p, int64_t bytes, struct nccl_arena **out)
+{
+    struct nccl_arena *a = *out = calloc(1, sizeof *a);
+    if (!a)
+        return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for an arena");
+    a->base = (struct zr_arena){.free = free_nccl_arena, .bytes = bytes, .n_held = 1};
+    a->pair = p;
+    atomic_fetch_add(&p->n_users, 1);
+    return take_memory(p, bytes, a);
+}
+
+int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_tally t;
+    struct nccl_arena *a = NULL;
+    int err = 0;
+    if (bytes <= 0)
+        err = zr_fail(ZR_ERR_ARG, "nccl %s: the arena is %lld bytes: more than 0 are allowed", m->name,
+                      (long long)bytes);
+    err = zr_nccl_agree(p, err, bytes, &t);
+    if (!err && t.odd >= 0)
+        err = zr_fail(ZR_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
+                      m->name, (long long)t.odd_number, t.odd, (long long)t.first);
+    if (err)
+        return err;
+    err = make_nccl_arena(p, bytes, &a);
+    err = zr_nccl_agree(p, err, 0, NULL);
+    if (!err) {
+        *out = &a->base;
+        return 0;
+    }
+    struct zr_kept kept;
+    zr_keep(&kept, err);
+    if (a)
+        zr_arena_drop(&a->base);
+    return zr_say_again(&kept);
 }
 
 /* ---- windows ---- */
@@ -204,43 +251,38 @@ static void share_reserve(struct zr_nccl *m)
     m->scratch_bytes = m->arena_bytes - m->scratch_at;
 }
 
-int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base)
+int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_nccl *m = zr_nccl_of(c);
     struct zr_nccl_pair *p = m->pair;
     int64_t reserve =
         m == &p->reduce ? p->opt.reserve_bytes : zr_nccl_room_bytes(p->group.size, p->opt.packed_bytes);
     struct zr_nccl_tally t;
-    void *at = NULL;
     int err = 0;
-    if (m->arena)
-        return zr_fail(ZR_ERR_ORDER, "nccl %s: the arena is made once", m->name);
-    if (bytes <= reserve || (reserve && bytes % ZR_NCCL_ALIGN))
-        err = zr_fail(ZR_ERR_ARG,
-                      "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
-                      m->name, (long long)bytes, (long long)reserve, reserve ? ", a multiple of 256," : "");
-    err = zr_nccl_agree(p, err, bytes, &t);
-    if (!err && t.odd >= 0)
-        err = zr_fail(ZR_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
-                      m->name, (long long)t.odd_number, t.odd, (long long)t.first);
+    if (m->held)
+        return zr_fail(ZR_ERR_ORDER, "nccl %s: an arena is attached once", m->name);
+    if (a->bytes <= reserve || (reserve && a->bytes % ZR_NCCL_ALIGN))
+        err = zr_fail(
+            ZR_ERR_ARG, "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
+            m->name, (long long)a->bytes, (long long)reserve, reserve ? ", a multiple of 256," : "");
+    err = zr_nccl_agree(p, err, ((struct nccl_arena *)a)->of_nccl, &t);
     if (err)
         return err;
-    err = take_memory(m, bytes, &at);
-    err = zr_nccl_agree(p, err, m->arena_of_nccl, &t);
-    if (!err)
-        err = choose_path(m, at, bytes, t.sum);
-    m->arena = at;
+    atomic_fetch_add(&a->n_held, 1);
+    m->held = a;
+    err = choose_path(m, a->base, a->bytes, t.sum);
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
         if (zr_nccl_settle(m) &&
             zr_nccl_close_window(m) == 0) /* else it stays NCCL's: it may yet be registered */
-            zr_nccl_free_arena(m);
-        m->arena = NULL;
+            zr_arena_drop(a);
+        m->held = NULL;
         return zr_say_again(&kept);
     }
-    m->usable_bytes = bytes - reserve;
+    m->arena = a->base;
+    m->arena_bytes = a->bytes;
+    m->usable_bytes = a->bytes - reserve;
     share_reserve(m);
-    *base = at;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* nccl_comm.h: the inside of the NCCL communicator.
  *
- * How a unit travels. Each communicator has one arena, allocated by NCCL and registered once as a symmetric
- * window where NCCL and the machine have them; nothing is registered later.
+ * How a unit travels. Each communicator has one arena attached, allocated by NCCL and registered as a
+ * symmetric window where NCCL and the machine have them; nothing is registered later.
  *
  *   all_gather      ncclAllGather, in place where the shard is a slice of the flat.
  *   reduce_scatter  fast: ncclReduceScatter with ncclSum in the gradient's dtype, straight to the fp32
@@ -163,10 +163,10 @@ struct zr_nccl {
     ncclComm_t comm;  /* NULL: there is none, or it was aborted. Changed under pair->lock */
     bool lent;        /* the caller's own: not ours to abort or destroy */
 
-    char *arena;
+    struct zr_arena *held;
+    char *arena;                       /* its */
     int64_t arena_bytes, usable_bytes; /* the rest is ours: room, ledgers, scratch */
-    bool arena_of_nccl;
-    zr_nccl_window window; /* NULL: not a symmetric window */
+    zr_nccl_window window;             /* NULL: not a symmetric window */
     char path[128];
 
     /* The issuing thread. */
@@ -202,6 +202,7 @@ struct zr_nccl_pair {
     /* The issuing thread. */
     struct zr_nccl_ledger ledger;
 
+    _Atomic int32_t n_users; /* its communicators are one, each arena is one */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct zr_thread watcher;
@@ -269,13 +270,15 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
 
 /* ---- nccl_open.c ---- */
 void zr_nccl_close(struct zr_comm *c);
+/* Gives up one use of the pair; with the last it is freed. */
+void zr_nccl_pair_drop(struct zr_nccl_pair *p);
 /* "2.28.9" */
 void zr_nccl_version_text(int v, char *text, size_t n_text);
 
 /* ---- nccl_arena.c ---- */
-int zr_nccl_arena(struct zr_comm *c, int64_t bytes, void **base);
-/* Give back what is there. The second: 0, or the call did not come back. */
-void zr_nccl_free_arena(struct zr_nccl *m);
+int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
+int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
+/* Gives back what is there. 0, or the call did not come back. */
 int zr_nccl_close_window(struct zr_nccl *m);
 
 /* ---- nccl_agree.c: all ranks call, and wait for each other. ---- */

@@ -216,6 +216,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     *gather = *reduce = NULL;
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for a pair of communicators");
+    p->n_users = 1;
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
@@ -277,6 +278,15 @@ static void close_events(struct zr_nccl *m)
     }
 }
 
+void zr_nccl_pair_drop(struct zr_nccl_pair *p)
+{
+    if (atomic_fetch_sub(&p->n_users, 1) != 1)
+        return;
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
 void zr_nccl_close(struct zr_comm *c)
 {
     if (!c)
@@ -292,7 +302,7 @@ void zr_nccl_close(struct zr_comm *c)
         well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
     }
     if (well)
-        zr_nccl_free_arena(m);
+        zr_arena_drop(m->held);
     else
         zr_warn(
             p->opt.log,
@@ -311,5 +321,5 @@ void zr_nccl_close(struct zr_comm *c)
     close_events(&p->reduce);
     if (p->ledgers && !p->stuck)
         p->dev->ops->host_free(p->dev, p->ledgers, p->ledgers_bytes);
-    free(p);
+    zr_nccl_pair_drop(p);
 }

@@ -519,8 +519,6 @@ void zr_nccl_unwatch(struct zr_nccl_pair *p)
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
     zr_thread_join(&p->watcher);
-    pthread_cond_destroy(&p->wake);
-    pthread_mutex_destroy(&p->lock);
 }
 
 bool zr_nccl_settle(struct zr_nccl *m)

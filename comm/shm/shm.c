@@ -18,12 +18,12 @@ static struct zr_shm *shm_of(struct zr_comm *c)
     return (struct zr_shm *)c;
 }
 
-static int shm_arena(struct zr_comm *c, int64_t bytes, void **base)
+static int shm_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_shm *m = shm_of(c);
     if (m->mapped)
-        return zr_fail(ZR_ERR_ORDER, "%s: the arena is made once", m->name);
-    int err = zr_shm_map(m, bytes);
+        return zr_fail(ZR_ERR_ORDER, "%s: an arena is attached once", m->name);
+    int err = zr_shm_map(m, a);
     if (err)
         return err;
     pthread_mutex_lock(&m->lock);
@@ -32,7 +32,6 @@ static int shm_arena(struct zr_comm *c, int64_t bytes, void **base)
     m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
     if (atomic_load(&m->code)) /* an abort came when no peer could be told yet */
         zr_shm_fail(m, m->code, zr_shm_self(m), m->text);
-    *base = m->peer[m->base.group.rank].arena;
     return 0;
 }
 
@@ -250,6 +249,7 @@ static void shm_close(struct zr_comm *c)
         zr_shm_wake_all(m);
         zr_shm_unmap(m);
     }
+    zr_arena_drop(m->held);
     pthread_cond_destroy(&m->ring_moved);
     pthread_mutex_destroy(&m->lock);
     free(m->ring);
@@ -259,7 +259,8 @@ static void shm_close(struct zr_comm *c)
 static const struct zr_comm_ops shm_ops = {
     .name = "shm",
     .deterministic = true,
-    .arena = shm_arena,
+    .arena = zr_shm_arena,
+    .attach = shm_attach,
     .all_gather = shm_all_gather,
     .reduce_scatter = shm_reduce_scatter,
     .broadcast = shm_broadcast,

@@ -1,12 +1,12 @@
 /* shm.h: the inside of the shared-memory communicator.
  *
- * Every rank has one segment: a header that all ranks read and write, and behind it its arena, which the
- * others only read. An operation runs on the stream's thread like this: the rank describes it in its header
- * ("posts" it), raises its word "entered" to the operation's number, waits until every peer's word is there
- * too, compares what the peers posted with its own, and moves data straight out of their arenas. Where peers
- * must have finished reading before the memory is used again, it raises "done" and waits for theirs. An
- * agreement has a wait more: each rank puts its part of the words together out of all records, in its own,
- * raises "middle", and takes the other parts when their owners have raised it.
+ * Every rank has one segment for each communicator, a header that all its ranks read and write, and one for
+ * each arena, which the others only read. An operation runs on the stream's thread like this: the rank
+ * describes it in its header ("posts" it), raises its word "entered" to the operation's number, waits until
+ * every peer's word is there too, compares what the peers posted with its own, and moves data straight out of
+ * their arenas. Where peers must have finished reading before the memory is used again, it raises "done" and
+ * waits for theirs. An agreement has a wait more: each rank puts its part of the words together out of all
+ * records, in its own, raises "middle", and takes the other parts when their owners have raised it.
  *
  *   shm.c        the vtable: checks, numbering, and putting operations on the stream
  *   shm_run.c    what an operation does when its turn comes
@@ -64,7 +64,7 @@ struct zr_shm_head {
 /* A member of the group, by its place. */
 struct zr_shm_peer {
     struct zr_shm_head *head;
-    char *arena;    /* my own may be written, others are mapped for reading */
+    char *arena;    /* others' are mapped for reading; mine is the arena's own mapping */
     int pid, pidfd; /* pidfd: -1 for a thread of this process, and where the kernel has none */
 };
 
@@ -91,6 +91,7 @@ struct zr_shm {
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
+    struct zr_arena *held; /* mine */
     int64_t arena_bytes;
     struct zr_shm_peer peer[ZR_SHM_SIZE]; /* (group.size), mine too */
 
@@ -122,7 +123,8 @@ static inline int32_t zr_shm_self(const struct zr_shm *m)
 enum zr_shm_word { ZR_SHM_ENTERED, ZR_SHM_MIDDLE, ZR_SHM_DONE };
 
 /* shm_arena.c. Both collective over the world. */
-int zr_shm_map(struct zr_shm *m, int64_t bytes);
+int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
+int zr_shm_map(struct zr_shm *m, struct zr_arena *a);
 void zr_shm_unmap(struct zr_shm *m);
 
 /* shm_wait.c */

@@ -35,9 +35,10 @@ static const uint64_t segment_magic = 0x7a65726f2073686d;
 
 /* What a rank tells of one step. */
 struct card {
-    int32_t pid, fd;
-    int32_t role;
-    uint64_t nonce;
+    int32_t pid, role;
+    int32_t head_fd, arena_fd;
+    uint64_t nonce;     /* in the header */
+    uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
     ZR_VERDICT(244);
 };
@@ -54,11 +55,16 @@ static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card
     return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
 
-/* --- my segment --- */
+/* --- my segments --- */
 
-static int64_t segment_bytes(int64_t arena_bytes)
+struct shm_arena {
+    struct zr_arena base;
+    int fd; /* peers open it through this */
+};
+
+static int64_t segment_bytes(int64_t bytes)
 {
-    return ZR_SHM_HEAD_BYTES + ((arena_bytes + 4095) & ~(int64_t)4095);
+    return (bytes + 4095) & ~(int64_t)4095;
 }
 
 static int reserve(int fd, int64_t bytes)
@@ -76,44 +82,58 @@ static int reserve(int fd, int64_t bytes)
     return 0;
 }
 
-static int make_segment(struct zr_shm *m, int64_t bytes, struct card *mine)
+/* A file of that many bytes, mapped; *fd is closed by the caller, also after a failure. */
+static int make_segment(const struct zr_shm *m, const char *what, int64_t bytes, int *fd, char **at)
 {
-    struct zr_shm_peer *me = &m->peer[m->base.group.rank];
-    char name[48];
-    snprintf(name, sizeof name, "zero-%s-%d", m->name, zr_shm_self(m));
-    mine->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (mine->fd < 0)
+    char name[64];
+    snprintf(name, sizeof name, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0)
         return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
-    int err = reserve(mine->fd, segment_bytes(bytes));
+    int err = reserve(*fd, segment_bytes(bytes));
     if (err)
         return err;
-    /* No process may make it smaller while it is mapped. */
-    fcntl(mine->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
+    /* Nobody may make it smaller under us. */
+    fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     if (p == MAP_FAILED)
         return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s",
                        (long long)segment_bytes(bytes), strerror(errno));
-    me->head = (struct zr_shm_head *)p;
-    me->arena = p + ZR_SHM_HEAD_BYTES;
-    if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce)
-        mine->nonce = (uint64_t)zr_now_ns() ^ (uint64_t)(uintptr_t)p;
-    me->head->nonce = mine->nonce;
-    me->head->magic = segment_magic;
+    *at = p;
     return 0;
 }
 
-/* --- a peer's segment --- */
-
-static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
+static int make_head(struct zr_shm *m, struct card *mine)
 {
-    struct zr_shm_peer *peer = &m->peer[place];
-    int rank = zr_comm_rank(&m->base, place);
-    peer->pid = card->pid;
-    /* Before the segment is opened: if the number belongs to another process by then, the nonce tells. */
-    if (peer->pid != getpid())
-        peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    char *p;
+    int err = make_segment(m, "head", ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
+    if (err)
+        return err;
+    struct zr_shm_head *h = m->peer[m->base.group.rank].head = (struct zr_shm_head *)p;
+    if (getrandom(&mine->nonce, sizeof mine->nonce, 0) != sizeof mine->nonce)
+        mine->nonce = (uint64_t)zr_now_ns() ^ (uint64_t)(uintptr_t)p;
+    h->nonce = mine->nonce;
+    h->magic = segment_magic;
+    return 0;
+}
+
+static void free_shm_arena(struct zr_arena *a)
+{
+    struct shm_arena *own = (struct shm_arena *)a;
+    if (a->base)
+        munmap(a->base, (size_t)segment_bytes(a->bytes));
+    if (own->fd >= 0)
+        close(own->fd);
+    free(own);
+}
+
+/* --- a peer's segments --- */
+
+/* What a peer keeps open as fd, mapped. ino 0: whatever its number. */
+static int map_peer(int rank, int pid, int fd_of_peer, int64_t bytes, uint64_t ino, int protection, char **at)
+{
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", card->pid, card->fd);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd_of_peer);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     struct stat st;
     if (fd < 0 || fstat(fd, &st) < 0) {
@@ -123,31 +143,47 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
             close(fd);
         return err;
     }
-    if (st.st_size != segment_bytes(bytes)) {
+    if (st.st_size != segment_bytes(bytes) || (ino && (uint64_t)st.st_ino != ino)) {
         close(fd);
         return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
                        (long long)st.st_size, rank);
     }
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), protection, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED)
         return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
                        rank, strerror(errno));
-    peer->head = (struct zr_shm_head *)p;
-    peer->arena = p + ZR_SHM_HEAD_BYTES;
-    if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
-        return zr_fail(ZR_ERR_SYSTEM, "%s is not the shared memory of rank %d", path, rank);
-    mprotect(peer->arena, (size_t)(segment_bytes(bytes) - ZR_SHM_HEAD_BYTES),
-             PROT_READ); /* a stray write is caught here */
+    *at = p;
     return 0;
 }
 
-static int open_peers(struct zr_shm *m, const struct card *all, int64_t bytes)
+static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
+{
+    struct zr_shm_peer *peer = &m->peer[place];
+    int rank = zr_comm_rank(&m->base, place);
+    char *p;
+    peer->pid = card->pid;
+    /* Before the segments are opened: if the number is another process's by then, the nonce shows it. */
+    if (peer->pid != getpid())
+        peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    int err = map_peer(rank, card->pid, card->head_fd, ZR_SHM_HEAD_BYTES, 0, PROT_READ | PROT_WRITE, &p);
+    if (err)
+        return err;
+    peer->head = (struct zr_shm_head *)p;
+    if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
+        return zr_fail(ZR_ERR_SYSTEM,
+                       "what process %d has as descriptor %d is not the shared memory of rank %d", card->pid,
+                       card->head_fd, rank);
+    /* For reading: a stray write is caught here. */
+    return map_peer(rank, card->pid, card->arena_fd, bytes, card->arena_ino, PROT_READ, &peer->arena);
+}
+
+static int open_peers(struct zr_shm *m, const struct card *all)
 {
     int err = 0;
     for (int i = 0; i < m->base.group.size && !err; i++)
         if (i != m->base.group.rank)
-            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], bytes);
+            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], m->arena_bytes);
     return err;
 }
 
@@ -156,7 +192,9 @@ void zr_shm_unmap(struct zr_shm *m)
     for (int i = 0; i < m->base.group.size; i++) {
         struct zr_shm_peer *peer = &m->peer[i];
         if (peer->head)
-            munmap(peer->head, (size_t)segment_bytes(m->arena_bytes));
+            munmap(peer->head, ZR_SHM_HEAD_BYTES);
+        if (peer->arena && i != m->base.group.rank)
+            munmap(peer->arena, (size_t)segment_bytes(m->arena_bytes));
         if (peer->pidfd >= 0)
             close(peer->pidfd);
         *peer = (struct zr_shm_peer){.pidfd = -1};
@@ -204,14 +242,32 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
     return 0;
 }
 
-int zr_shm_map(struct zr_shm *m, int64_t bytes)
+static struct card *new_cards(const struct zr_shm *m)
 {
-    struct card mine = {.pid = (int32_t)getpid(), .fd = -1, .role = (int32_t)m->base.role, .bytes = bytes};
     int world = zr_rendezvous_world(m->rdv);
     struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)
-        return zr_rendezvous_fail(m->rdv,
-                                  zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
+        zr_rendezvous_fail(m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
+    return all;
+}
+
+static int make_arena(const struct zr_shm *m, int64_t bytes, struct shm_arena **out)
+{
+    struct shm_arena *a = calloc(1, sizeof *a);
+    *out = a;
+    if (!a)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for an arena");
+    a->base = (struct zr_arena){.free = free_shm_arena, .bytes = bytes, .n_held = 1};
+    return make_segment(m, "arena", bytes, &a->fd, &a->base.base);
+}
+
+int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
+{
+    struct zr_shm *m = (struct zr_shm *)c;
+    struct card mine = {.role = (int32_t)c->role, .bytes = bytes}, *all = new_cards(m);
+    struct shm_arena *a = NULL;
+    if (!all)
+        return ZR_ERR_NOMEM;
     int err = bytes > 0 && bytes <= INT64_MAX / 2
                   ? 0
                   : zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
@@ -221,16 +277,47 @@ int zr_shm_map(struct zr_shm *m, int64_t bytes)
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
-        m->arena_bytes = bytes;
-        err = agree_cards(m, make_segment(m, bytes, &mine), &mine, all);
+        err = make_arena(m, bytes, &a);
+        err = agree_cards(m, err, &mine, all);
     }
-    if (!err) {
-        err = agree_cards(m, open_peers(m, all, bytes), &mine, all);
-    }
-    if (mine.fd >= 0)
-        close(mine.fd);
+    free(all);
+    if (err && a)
+        free_shm_arena(&a->base);
+    else if (!err)
+        *out = &a->base;
+    return err;
+}
+
+/* My header, and what peers need to find my arena. */
+static int show_mine(struct zr_shm *m, struct card *mine)
+{
+    struct stat st;
+    mine->arena_fd = ((struct shm_arena *)m->held)->fd;
+    if (fstat(mine->arena_fd, &st) < 0)
+        return zr_fail(ZR_ERR_SYSTEM, "the arena's file: %s", strerror(errno));
+    mine->arena_ino = (uint64_t)st.st_ino;
+    return make_head(m, mine);
+}
+
+int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
+{
+    struct card mine = {.pid = (int32_t)getpid(), .role = (int32_t)m->base.role, .head_fd = -1},
+                *all = new_cards(m);
+    if (!all)
+        return ZR_ERR_NOMEM;
+    atomic_fetch_add(&a->n_held, 1);
+    m->held = a;
+    m->arena_bytes = a->bytes;
+    m->peer[m->base.group.rank].arena = a->base;
+    int err = agree_cards(m, show_mine(m, &mine), &mine, all);
+    if (!err)
+        err = agree_cards(m, open_peers(m, all), &mine, all);
+    if (mine.head_fd >= 0)
+        close(mine.head_fd);
     if (err) {
         zr_shm_unmap(m);
+        zr_arena_drop(a);
+        m->held = NULL;
         m->arena_bytes = 0;
     }
     free(all);

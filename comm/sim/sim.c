@@ -5,35 +5,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int sim_arena(struct zr_comm *c, int64_t bytes, void **base)
+struct sim_arena {
+    struct zr_arena base;
+    struct zr_device *dev;
+};
+
+static void free_sim_arena(struct zr_arena *a)
+{
+    struct sim_arena *own = (struct sim_arena *)a;
+    if (a->base)
+        own->dev->ops->free(own->dev, a->base, a->bytes);
+    free(own);
+}
+
+/* All ranks of the world, whatever their groups, have them or none has. */
+static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
+    const struct zr_sim_options *o = zr_sim_config(d->w);
     int rank = zr_comm_rank(c, c->group.rank);
-    struct zr_device *dev = zr_sim_device(d->w, rank);
+    struct sim_arena *a = calloc(1, sizeof *a);
     void *p = NULL;
-    if (m->arena)
-        return zr_fail(ZR_ERR_ORDER, "sim %s: the arena is made once", d->name);
-    int err = dev->ops->alloc(dev, bytes, &p);
-    d->arena_failed |= err != 0;
-    d->n_arena++;
-    m->arena = p; /* a rank that dies while it waits leaves it to close */
-    m->arena_bytes = bytes;
-    while (d->n_arena < d->n && !zr_first_code(&d->failure)) {
-        zr_sim_config(d->w)->yield(zr_sim_config(d->w)->arg, rank);
+    if (!a)
+        abort();
+    a->dev = zr_sim_device(d->w, rank);
+    d->all->arena_failed |= a->dev->ops->alloc(a->dev, bytes, &p) != 0;
+    d->all->n_arenas++;
+    a->base = (struct zr_arena){.free = free_sim_arena, .base = p, .bytes = bytes, .n_held = 1};
+    m->making = &a->base; /* a rank that dies while it waits leaves it to close */
+    m->n_made++;
+    while (d->all->n_arenas < m->n_made * o->world && !zr_first_code(&d->failure)) {
+        o->yield(o->arg, rank);
         zr_sim_host(d->w, rank, ZR_SIM_MODEL);
     }
-    if (d->arena_failed || zr_first_code(&d->failure)) {
-        m->arena = NULL;
-        if (p)
-            dev->ops->free(dev, p, bytes);
-        return zr_first_code(&d->failure)
-                   ? zr_fail(zr_first_code(&d->failure), "%s", d->failure.text)
-                   : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
+    m->making = NULL;
+    int code = zr_first_code(&d->failure);
+    if (d->all->arena_failed || code) {
+        zr_arena_drop(&a->base);
+        return code ? zr_fail(code, "%s", d->failure.text)
+                    : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
     zr_shadow_name(d->rec, p, d->name);
     zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
-    *base = p;
+    *out = &a->base;
+    return 0;
+}
+
+static int sim_attach(struct zr_comm *c, struct zr_arena *a)
+{
+    struct zr_sim_comm *m = zr_sim_comm_of(c);
+    if (m->held)
+        return zr_fail(ZR_ERR_ORDER, "sim %s: an arena is attached once", m->world->name);
+    atomic_fetch_add(&a->n_held, 1);
+    m->held = a;
+    m->arena = a->base;
+    m->arena_bytes = a->bytes;
     return 0;
 }
 
@@ -125,6 +152,8 @@ static void sim_stats(struct zr_comm *c, struct zr_comm_stats *out)
 
 static void free_world(struct zr_sim_comm_world *d)
 {
+    if (--d->all->n_groups == 0)
+        free(d->all);
     free(d->ring);
     free(d->ranks);
     free(d->members);
@@ -138,9 +167,8 @@ static void sim_close(struct zr_comm *c)
         return;
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
-    struct zr_device *dev = zr_sim_device(d->w, zr_comm_rank(c, c->group.rank));
-    if (m->arena)
-        dev->ops->free(dev, m->arena, m->arena_bytes);
+    zr_arena_drop(m->held);
+    zr_arena_drop(m->making);
     free(m);
     if (--d->n_open)
         return;
@@ -157,6 +185,7 @@ static const struct zr_comm_ops sim_comm_ops = {
     .name = "sim",
     .deterministic = true,
     .arena = sim_arena,
+    .attach = sim_attach,
     .all_gather = sim_all_gather,
     .reduce_scatter = sim_reduce_scatter,
     .broadcast = sim_broadcast,
@@ -170,7 +199,7 @@ static const struct zr_comm_ops sim_comm_ops = {
 
 /* Of one group. */
 static int open_world(struct zr_sim *w, enum zr_role role, const struct zr_group *g,
-                      struct zr_sim_order *order, struct zr_comm **out)
+                      struct zr_sim_order *order, struct zr_sim_role *all, struct zr_comm **out)
 {
     int n = g->size, world = zr_sim_config(w)->world;
     struct zr_sim_comm_world *d = calloc(1, sizeof *d);
@@ -183,10 +212,12 @@ static int open_world(struct zr_sim *w, enum zr_role role, const struct zr_group
                                     .name = zr_role_name(role),
                                     .n = n,
                                     .n_open = n,
+                                    .all = all,
                                     .members = calloc((size_t)n, sizeof *d->members),
                                     .place_of = calloc((size_t)world, sizeof *d->place_of),
                                     .ranks = calloc((size_t)n, sizeof *d->ranks)};
     bool ok = d->members && d->place_of && d->ranks;
+    all->n_groups++;
     for (int p = 0; ok && p < n; p++) {
         struct zr_sim_comm *m = calloc(1, sizeof *m);
         ok = m != NULL;
@@ -220,11 +251,17 @@ int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const st
         return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
     for (int r = 0; r < world; r++)
         out[r] = NULL;
+    struct zr_sim_role *in_common = calloc(1, sizeof *in_common);
+    if (!in_common)
+        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", world);
+    in_common->n_groups = 1; /* while they are opened */
     for (int k = 0; k < (n_groups ? n_groups : 1) && !err; k++)
-        err = open_world(w, role, n_groups ? &groups[k] : &all, order, out);
+        err = open_world(w, role, n_groups ? &groups[k] : &all, order, in_common, out);
     for (int r = 0; err && r < world; r++) {
         sim_close(out[r]);
         out[r] = NULL;
     }
+    if (--in_common->n_groups == 0)
+        free(in_common);
     return err;
 }

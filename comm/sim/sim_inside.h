@@ -36,6 +36,13 @@ struct zr_sim_meeting {
     struct zr_sim_part part[];
 };
 
+/* What the groups of a role have in common. */
+struct zr_sim_role {
+    int n_groups; /* not closed */
+    int n_arenas; /* made by all ranks together, ever */
+    bool arena_failed;
+};
+
 /* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place. */
 struct zr_sim_comm_world {
     struct zr_sim *w;
@@ -45,8 +52,8 @@ struct zr_sim_comm_world {
     const char *name;  /* of the role */
     int32_t *members;  /* (n) ranks of the world */
     int32_t *place_of; /* (world) */
-    int n, n_open, n_arena;
-    bool arena_failed;
+    int n, n_open;
+    struct zr_sim_role *all;
     struct zr_comm **ranks;
     struct zr_sim_meeting **ring; /* open meetings by number */
     uint64_t first, n_ring, cap;
@@ -57,8 +64,11 @@ struct zr_sim_comm_world {
 struct zr_sim_comm {
     struct zr_comm base;
     struct zr_sim_comm_world *world;
-    char *arena;
+    struct zr_arena *held;
+    char *arena; /* its */
     int64_t arena_bytes;
+    int n_made;
+    struct zr_arena *making; /* while this rank waits for the others' */
     uint64_t n_put;
     struct zr_comm_stats stats;
 };

@@ -9,7 +9,7 @@ struct checked {
     struct zr_comm_ops ops;
     struct zr_comm *inner;
     struct zr_check *check;
-    char *arena;
+    char *arena, *made;          /* the latter: by this one, and so removed by it */
     struct zr_check_part *parts; /* (cap) of the collective being issued */
     int n_parts, cap;
 };
@@ -19,17 +19,27 @@ static struct checked *of(struct zr_comm *c)
     return (struct checked *)c;
 }
 
-static int arena(struct zr_comm *c, int64_t bytes, void **base)
+static int arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct checked *m = of(c);
-    int err = m->inner->ops->arena(m->inner, bytes, base);
+    int err = m->inner->ops->arena(m->inner, bytes, out);
     if (err)
         return err;
-    m->arena = *base;
-    m->base.alarm = m->inner->alarm;
+    m->made = (*out)->base;
     /* The other ranks have their arenas and go on: so does this one, unwatched. */
-    if (zr_check_add(m->check, zr_role_name(c->role), *base, bytes))
+    if (zr_check_add(m->check, zr_role_name(c->role), m->made, bytes))
         zr_check_stop(m->check);
+    return 0;
+}
+
+static int attach(struct zr_comm *c, struct zr_arena *a)
+{
+    struct checked *m = of(c);
+    int err = m->inner->ops->attach(m->inner, a);
+    if (err)
+        return err;
+    m->arena = a->base;
+    m->base.alarm = m->inner->alarm;
     return 0;
 }
 
@@ -220,8 +230,8 @@ static void close_comm(struct zr_comm *c)
     if (!c)
         return;
     struct checked *m = of(c);
-    if (m->arena)
-        zr_check_remove(m->check, m->arena);
+    if (m->made)
+        zr_check_remove(m->check, m->made);
     m->inner->ops->close(m->inner);
     free(m->parts);
     free(m);
@@ -229,6 +239,7 @@ static void close_comm(struct zr_comm *c)
 
 static const struct zr_comm_ops checked_ops = {
     .arena = arena,
+    .attach = attach,
     .all_gather = all_gather,
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,

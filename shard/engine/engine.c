@@ -61,20 +61,29 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 
 /* ---- opening ---- */
 
+/* An arena, made with a communicator of the backend that moves it. */
+static int open_arena(struct zr_comm *c, int64_t bytes, char **base)
+{
+    struct zr_arena *a;
+    int err = c->ops->arena(c, bytes, &a);
+    if (err)
+        return err;
+    *base = a->base;
+    err = c->ops->attach(c, a);
+    zr_arena_drop(a); /* it is the communicator's now */
+    return err;
+}
+
 /* Device memory, counted where it is taken. */
 static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
     void *base;
-    struct zr_comm *gather = e->role[ZR_ROLE_GATHER].comm, *reduce = e->role[ZR_ROLE_REDUCE].comm;
-    int err = gather->ops->arena(gather, p->gather_bytes, &base);
+    int err = open_arena(e->role[ZR_ROLE_GATHER].comm, p->gather_bytes, &e->gather_base);
+    if (!err)
+        err = open_arena(e->role[ZR_ROLE_REDUCE].comm, p->reduce_bytes, &e->reduce_base);
     if (err)
         return err;
-    e->gather_base = base;
-    err = reduce->ops->arena(reduce, p->reduce_bytes, &base);
-    if (err)
-        return err;
-    e->reduce_base = base;
     if (p->master_elems) {
         int64_t bytes = p->master_elems * (int64_t)sizeof(float);
         err = e->dev->ops->alloc(e->dev, bytes, &base);

@@ -72,9 +72,40 @@ int fixture_open_groups(struct fixture *o, const struct zr_world *w, const struc
         err = o->dev->ops->stream_open(o->dev, ZR_STREAM_QUEUE, zr_role_name(roles[i]), NULL, &o->stream[i]);
         int64_t more = kind->reserve_bytes ? kind->reserve_bytes(w->world, i) : 0;
         if (!err && arena_bytes)
-            err = o->comm[i]->ops->arena(o->comm[i], arena_bytes + more, (void **)&o->base[i]);
+            err = fixture_arena(o->comm[i], arena_bytes + more, &o->base[i]);
     }
     return err;
+}
+
+int fixture_arena(struct zr_comm *c, int64_t bytes, char **base)
+{
+    struct zr_arena *a;
+    int err = c->ops->arena(c, bytes, &a);
+    if (err)
+        return err;
+    err = c->ops->attach(c, a);
+    if (!err)
+        *base = a->base;
+    zr_arena_drop(a);
+    return err;
+}
+
+int fixture_open_more(struct fixture *more, struct fixture *o, const struct zr_world *w,
+                      const struct fixture_groups *groups, const struct fixture_kind *kind,
+                      int64_t timeout_ms)
+{
+    memset(more, 0, sizeof *more);
+    find_group(more, w, groups);
+    more->rdv = o->rdv;
+    more->dev = o->dev;
+    return kind->open_comms(more, 2, timeout_ms);
+}
+
+void fixture_close_more(struct fixture *more)
+{
+    for (int i = 0; i < 2; i++)
+        if (more->comm[i])
+            more->comm[i]->ops->close(more->comm[i]);
 }
 
 bool fixture_close(struct fixture *o)

@@ -48,6 +48,15 @@ int fixture_open_groups(struct fixture *o, const struct zr_world *w, const struc
 /* Closes what is open; false when handles were left on the loop. */
 bool fixture_close(struct fixture *o);
 
+/* Makes an arena and attaches it to c alone. */
+int fixture_arena(struct zr_comm *c, int64_t bytes, char **base);
+/* Two more communicators of the same kind, of this rank's group, on the rendezvous and the device of o, whose
+ * they are; closed by fixture_close_more. */
+int fixture_open_more(struct fixture *more, struct fixture *o, const struct zr_world *w,
+                      const struct fixture_groups *groups, const struct fixture_kind *kind,
+                      int64_t timeout_ms);
+void fixture_close_more(struct fixture *more);
+
 /* The whole arena of communicator i, from and to the host's memory; blocking. */
 int fixture_store(struct fixture *o, int i, const char *from, int64_t bytes);
 int fixture_fetch(struct fixture *o, int i, char *to, int64_t bytes);

@@ -391,6 +391,75 @@ void comm_suite_conform(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
+/* --- one arena of two communicators --- */
+
+enum {
+    SHARED_BYTES = 1 << 16,
+    SHARED_SLOT = 256,
+    OF_ALL = 0,
+    OF_GROUP = 16384,
+    AGREED = 32768,
+    GATHERED = 40960
+};
+
+/* Puts what this rank has into expected, and what the others have into whole, of an exchange at off among the
+ * members of a group. */
+static void expect_slots(char *mine, char *whole, const struct zr_group *g, int64_t off, char mark)
+{
+    for (int p = 0; p < g->size; p++)
+        memset(whole + off + p * SHARED_SLOT, mark + (char)zr_group_member(g, p), SHARED_SLOT);
+    memcpy(mine + off + g->rank * SHARED_SLOT, whole + off + g->rank * SHARED_SLOT, SHARED_SLOT);
+}
+
+void comm_suite_shared(struct rank *me)
+{
+    const struct comm_plan *p = me->arg;
+    struct fixture o, more;
+    struct zr_arena *a;
+    struct zr_tag tag = {.unit = 3};
+    char why[512];
+    int64_t bytes = SHARED_BYTES + (p->kind->reserve_bytes ? p->kind->reserve_bytes(me->w.world, 0) : 0);
+    RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, p->groups, p->kind, TIMEOUT_MS) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *all = o.comm[0], *few = more.comm[0];
+    RANK_CHECK(me, all->ops->arena(all, bytes, &a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, all->ops->attach(all, a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, few->ops->attach(few, a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, few->ops->attach(few, a) == ZR_ERR_ORDER, "twice");
+    o.base[0] = a->base;
+    zr_arena_drop(a);
+    char *mine = malloc(SHARED_BYTES), *whole = malloc(SHARED_BYTES);
+    memset(mine, POISON, SHARED_BYTES);
+    memset(whole, POISON, SHARED_BYTES);
+    expect_slots(mine, whole, &all->group, OF_ALL, 1);
+    expect_slots(mine, whole, &few->group, OF_GROUP, 50);
+    expect_slots(mine, whole, &few->group, GATHERED, 90);
+    const int64_t one = me->w.rank + 1;
+    int64_t sum = 0;
+    for (int i = 0; i < few->group.size; i++)
+        sum += zr_comm_rank(few, i) + 1;
+    memcpy(mine + AGREED, &one, sizeof one);
+    memcpy(whole + AGREED, &sum, sizeof sum);
+    RANK_CHECK(me, fixture_store(&o, 0, mine, SHARED_BYTES) == 0, "%s", zr_error_text());
+    struct zr_gather_seg g = {GATHERED, GATHERED, true, {SHARED_SLOT, SHARED_SLOT * few->group.size}};
+    struct zr_stream *s = o.stream[0];
+    RANK_CHECK(me, few->ops->exchange(few, s, OF_GROUP, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, all->ops->exchange(all, s, OF_ALL, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, few->ops->all_gather(few, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, few->ops->agree(few, s, AGREED, 1, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_fetch(&o, 0, mine, SHARED_BYTES) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, all->ops->status(all, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, few->ops->status(few, why, sizeof why) == 0, "%s", why);
+    int64_t bad = first_difference(mine, whole, SHARED_BYTES);
+    RANK_CHECK(me, bad < 0, "byte %lld is 0x%02x, not 0x%02x", (long long)bad, (unsigned char)mine[bad],
+               (unsigned char)whole[bad]);
+    free(mine);
+    free(whole);
+    fixture_close_more(&more);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
 /* --- many operations at once on two communicators and two streams, with delays --- */
 
 enum { N_MIXED = 60, SLOT_BYTES = 1 << 16 };

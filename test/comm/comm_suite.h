@@ -22,6 +22,9 @@ void comm_suite_deal(struct fixture_groups *g, uint64_t seed, int world);
 
 /* n_ops operations one after the other, on two communicators in turn. */
 void comm_suite_conform(struct rank *me);
+/* One arena attached to two communicators, of all ranks and of this rank's group: each moves its own bytes.
+ */
+void comm_suite_shared(struct rank *me);
 /* Many operations at once on two communicators and two streams, with delays. */
 void comm_suite_mixed(struct rank *me);
 

@@ -54,6 +54,7 @@ static void test_groups(void **state)
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, groups"), .n_ops = 40, .groups = &g};
     run_ranks(true, 5, comm_suite_conform, &p, NULL);
     run_ranks(true, 5, comm_suite_mixed, &p, NULL);
+    run_ranks(true, 5, comm_suite_shared, &p, NULL);
     for (int world = 2; world <= 8; world++) {
         comm_suite_deal(&g, p.seed + (uint64_t)world, world);
         run_ranks(true, world, comm_suite_conform, &p, NULL);

@@ -349,14 +349,14 @@ static void abort_early(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = -1};
-    void *base;
+    char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     if (me->w.rank == 0)
         c->ops->abort(c, ZR_ERR_IO, NULL);
-    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == ZR_ERR_ORDER, "a second arena");
+    RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == ZR_ERR_ORDER, "a second arena");
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
@@ -424,7 +424,7 @@ static void ask(struct rank *me)
 {
     const struct request *q = me->arg;
     struct fixture o;
-    void *base = NULL;
+    char *base = NULL;
     struct rlimit files, space;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
@@ -436,14 +436,14 @@ static void ask(struct rank *me)
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){.rlim_cur = 3, .rlim_max = files.rlim_max});
     if (odd && q->no_addresses)
         setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = 64 << 20, .rlim_max = space.rlim_max});
-    int err = c->ops->arena(c, odd && q->bytes_of_rank_1 ? q->bytes_of_rank_1 : q->bytes, &base);
+    int err = fixture_arena(c, odd && q->bytes_of_rank_1 ? q->bytes_of_rank_1 : q->bytes, &base);
     setrlimit(RLIMIT_NOFILE, &files);
     setrlimit(RLIMIT_AS, &space);
     note_error(me, err);
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
     RANK_CHECK(me, n_descriptors() == before, "%d descriptors became %d", before, n_descriptors());
     /* Nothing has changed: a smaller one can still be had. */
-    RANK_CHECK(me, c->ops->arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, n_mapped() > 0, "what is looked for in maps has another name");
     struct zr_tag tag = {.unit = 0};
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
@@ -489,8 +489,8 @@ static void other_name(struct rank *me)
     int err =
         zr_shm_open(o.rdv, o.dev, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER, LONG_MS, &c);
     RANK_CHECK(me, !err, "%s", zr_error_text());
-    void *base = NULL;
-    note_error(me, c->ops->arena(c, 4096, &base));
+    char *base = NULL;
+    note_error(me, fixture_arena(c, 4096, &base));
     RANK_CHECK(me, !base, "there is an arena");
     c->ops->close(c);
     RANK_CHECK(me, fixture_close(&o), "handles are left");

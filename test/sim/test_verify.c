@@ -1,5 +1,6 @@
 /* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
  * device answers changes what is done. */
+#include "comm/segment.h"
 #include "comm/sim/sim.h"
 #include "shard/verify/verify.h"
 
@@ -274,6 +275,88 @@ static void groups(void **state)
     zr_sim_order_close(order);
 }
 
+/* Opens the other ranks' arenas while the first waits for them. */
+static struct zr_comm *shared_comm[2][5];
+static struct zr_arena *shared[5];
+static int n_shared;
+
+static void share_next(void *arg, int rank)
+{
+    struct zr_sim **w = arg;
+    (void)rank;
+    if (n_shared == 5)
+        return;
+    int r = n_shared++;
+    struct zr_comm *c = shared_comm[0][r];
+    zr_sim_host(*w, r, ZR_SIM_MODEL);
+    assert_int_equal(c->ops->arena(c, 4096, &shared[r]), 0);
+}
+
+/* One arena attached to two communicators, of all ranks and of groups: each moves the bytes of its own ranks.
+ */
+static void shared_arena(void **state)
+{
+    (void)state;
+    static const int32_t members[] = {2, 0, 1, 4, 3};
+    const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
+    struct zr_sim *w;
+    const struct zr_sim_options o = {.world = 5, .yield = share_next, .arg = &w};
+    struct zr_stream *stream[5];
+    assert_int_equal(zr_sim_open(&o, &w), 0);
+    struct zr_sim_order *order = zr_sim_order_open(w);
+    assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_CONTROL, 0, NULL, order, shared_comm[0]), 0);
+    assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE, 2, group, order, shared_comm[1]), 0);
+    n_shared = 0;
+    share_next(&w, 0);
+    for (int r = 0; r < 5; r++) {
+        struct zr_device *dev = zr_sim_device(w, r);
+        zr_sim_host(w, r, ZR_SIM_LOOP);
+        assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r]), 0);
+        for (int k = 0; k < 2; k++) {
+            struct zr_comm *c = shared_comm[k][r];
+            assert_int_equal(c->ops->attach(c, shared[r]), 0);
+            assert_int_equal(c->ops->attach(c, shared[r]), ZR_ERR_ORDER);
+        }
+        zr_arena_drop(shared[r]);
+        /* Words 0 and 1: a sum and a maximum of all; 8 and 9: of the group; 16 on: slots of the group. */
+        int64_t *words = (int64_t *)shared[r]->base;
+        words[0] = words[1] = words[8] = words[9] = r + 1;
+        words[16 + shared_comm[1][r]->group.rank] = 100 + r;
+    }
+    for (int r = 0; r < 5; r++) {
+        struct zr_comm *all = shared_comm[0][r], *few = shared_comm[1][r];
+        struct zr_tag tag = {.unit = -1};
+        zr_sim_host(w, r, ZR_SIM_LOOP);
+        assert_int_equal(all->ops->agree(all, stream[r], 0, 1, 1, &tag), 0);
+        assert_int_equal(few->ops->agree(few, stream[r], 64, 1, 1, &tag), 0);
+        assert_int_equal(few->ops->exchange(few, stream[r], 128, 8, &tag), 0);
+    }
+    for (int r = 0; r < 5; r++) {
+        const int64_t *words = (const int64_t *)shared[r]->base;
+        bool first = shared_comm[1][r]->group.size == 3;
+        assert_int_equal(words[0], 15);
+        assert_int_equal(words[1], 5);
+        assert_int_equal(words[8], first ? 6 : 9);
+        assert_int_equal(words[9], first ? 3 : 5);
+        for (int p = 0; p < shared_comm[1][r]->group.size; p++)
+            assert_int_equal(words[16 + p], 100 + members[(first ? 0 : 3) + p]);
+        struct zr_comm_stats stats;
+        shared_comm[0][r]->ops->stats(shared_comm[0][r], &stats);
+        assert_int_equal(stats.n_agree, 1);
+        assert_int_equal(stats.wire_bytes, zr_agree_wire(5, r, 1, 1));
+    }
+    assert_int_equal(zr_sim_recorder(w)->n_reports, 0);
+    for (int r = 0; r < 5; r++) {
+        int64_t peak;
+        zr_sim_device(w, r)->ops->stream_close(stream[r]);
+        for (int k = 0; k < 2; k++)
+            shared_comm[k][r]->ops->close(shared_comm[k][r]);
+        assert_int_equal(zr_sim_held(w, r, &peak), 0);
+    }
+    zr_sim_close(w);
+    zr_sim_order_close(order);
+}
+
 /* A table of copies takes tags along, row by row, and leaves what lies between the rows. */
 static void tables(void **state)
 {
@@ -342,6 +425,7 @@ int main(void)
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
         cmocka_unit_test(groups),
+        cmocka_unit_test(shared_arena),
         cmocka_unit_test(tables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -440,6 +440,11 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 
 /* --- memory and windows --- */
 
+static bool overlap(const char *a, size_t n_a, const char *b, size_t n_b)
+{
+    return n_a && n_b && a < b + n_b && b < a + n_a;
+}
+
 ncclResult_t ncclMemAlloc(void **ptr, size_t size)
 {
     NSI_BEGIN("ncclMemAlloc", NULL);
@@ -479,6 +484,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
             size, range.kind ? range.kind : "no device");
         return nsi_leave(ncclInvalidArgument);
     }
+    for (const struct ncclWindow_vidmem *o = nsi.windows; o; o = o->next)
+        if (o->alive && o->comm == comm && overlap(buff, size, o->at, o->bytes))
+            stand_in_misuse("ncclCommWindowRegister: the memory is in a window of this communicator already");
     struct nsi_club *k = comm->club;
     uint64_t number = comm->n_windows++;
     int slot = (int)(number % 2);
@@ -625,11 +633,6 @@ static size_t bytes_received(const struct nsi_call *c)
 {
     size_t n = c->count * nsi_size(c->type);
     return c->kind == NSI_SEND ? 0 : c->kind == NSI_ALL_GATHER ? n * (size_t)c->comm->club->n_ranks : n;
-}
-
-static bool overlap(const char *a, size_t n_a, const char *b, size_t n_b)
-{
-    return n_a && n_b && a < b + n_b && b < a + n_a;
 }
 
 /* Calls of a group run at the same time. */

@@ -38,6 +38,7 @@ static void test_groups(void **state)
         run_ranks(false, world, comm_suite_conform, &p, NULL);
         p.kind = world % 2 ? &fixture_nccl : &fixture_nccl_fixed;
         run_ranks(false, world, comm_suite_mixed, &p, NULL);
+        run_ranks(false, world, comm_suite_shared, &p, NULL);
         comm_suite_deal(&g, p.seed + (uint64_t)world, world + 1);
     }
 }
@@ -111,6 +112,28 @@ static void test_group_apart(void **state)
     /* b is written where a is read at 0 and 64; b is read at 512 where a + 512 is written, at 256. */
     expected_misuse = 3;
 }
+
+#if HEADER_HAS_WINDOWS
+/* That it refuses a window over memory that is in one of the same communicator. */
+static void test_window_twice(void **state)
+{
+    (void)state;
+    struct lone lone;
+    ncclWindow_t window[3];
+    char *at;
+    lone_open(&lone, 128);
+    assert_int_equal(ncclMemAlloc((void **)&at, 16384), 0);
+    for (int i = 0; i < 3; i++) /* the second half of the memory, all of it, the first half */
+        assert_int_equal(ncclCommWindowRegister(lone.comm, at + (i ? 0 : 8192), i == 1 ? 16384 : 8192,
+                                                &window[i], NCCL_WIN_COLL_SYMMETRIC),
+                         0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ncclCommWindowDeregister(lone.comm, window[i]), 0);
+    ncclMemFree(at);
+    lone_close(&lone);
+    expected_misuse = 2;
+}
+#endif
 
 /* --- which path --- */
 
@@ -548,23 +571,23 @@ static void other_size(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = 1};
-    void *base;
+    char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     int64_t bytes = custom_reserve(2, 0) + 4096;
-    note_error(me, c->ops->arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
-    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
-    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
+    note_error(me, fixture_arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
+    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
+    RANK_CHECK(me, fixture_arena(c, bytes, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
     RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
     struct zr_reduce_seg seg = {.dtype = ZR_F32};
     RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
                "gather does not reduce");
     c = o.comm[1];
-    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
-    RANK_CHECK(me, c->ops->arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
+    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -743,12 +766,27 @@ static void test_lent_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_conform),      TEST(test_mixed),           TEST(test_groups),
-        TEST(test_lent_groups),  TEST(test_buffers_overlap), TEST(test_paths),
-        TEST(test_known_faults), TEST(test_conform_old),     TEST(test_one_without_memory),
-        TEST(test_refused),      TEST(test_open_fails),      TEST(test_arena),
-        TEST(test_packed),       TEST(test_packed_fixed),    TEST(test_packed_alone),
-        TEST(test_group_apart),  TEST(test_reserve_bytes),   TEST(test_lent),
+        TEST(test_conform),
+        TEST(test_mixed),
+        TEST(test_groups),
+        TEST(test_lent_groups),
+        TEST(test_buffers_overlap),
+        TEST(test_paths),
+        TEST(test_known_faults),
+        TEST(test_conform_old),
+        TEST(test_one_without_memory),
+        TEST(test_refused),
+        TEST(test_open_fails),
+        TEST(test_arena),
+        TEST(test_packed),
+        TEST(test_packed_fixed),
+        TEST(test_packed_alone),
+        TEST(test_group_apart),
+#if HEADER_HAS_WINDOWS
+        TEST(test_window_twice),
+#endif
+        TEST(test_reserve_bytes),
+        TEST(test_lent),
         TEST(test_lent_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);

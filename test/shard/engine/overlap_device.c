@@ -234,17 +234,34 @@ struct zr_device *overlap_device_open(void)
 struct overlap_comm {
     struct zr_comm base;
     int64_t cost_ns;
+    struct zr_arena *held;
     char *arena;
     struct zr_comm_stats stats;
     _Atomic uint32_t alarm;
     int64_t n_asked;
 };
 
-static int arena(struct zr_comm *c, int64_t bytes, void **base)
+static void free_arena(struct zr_arena *a)
+{
+    free(a->base);
+    free(a);
+}
+
+static int arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
+{
+    struct zr_arena *a = *out = calloc(1, sizeof *a);
+    (void)c;
+    *a = (struct zr_arena){.free = free_arena, .base = calloc(1, (size_t)bytes), .bytes = bytes, .n_held = 1};
+    return 0;
+}
+
+static int attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct overlap_comm *o = (struct overlap_comm *)c;
-    *base = o->arena = calloc(1, (size_t)bytes);
-    return o->arena ? 0 : ZR_ERR_NOMEM;
+    atomic_fetch_add(&a->n_held, 1);
+    o->held = a;
+    o->arena = a->base;
+    return 0;
 }
 
 static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
@@ -330,7 +347,7 @@ static void stats(struct zr_comm *c, struct zr_comm_stats *out)
 static void close_comm(struct zr_comm *c)
 {
     if (c)
-        free(((struct overlap_comm *)c)->arena);
+        zr_arena_drop(((struct overlap_comm *)c)->held);
     free(c);
 }
 
@@ -338,6 +355,7 @@ static const struct zr_comm_ops comm_ops = {
     .name = "overlap",
     .deterministic = true,
     .arena = arena,
+    .attach = attach,
     .all_gather = all_gather,
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,
