@@ -26,10 +26,9 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
 
 int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first)
 {
-    if (zr_level_of(e->plan->place.state) != ZR_LEVEL_ALL)
-        return zr_flat_owned(f, e->place, first);
-    *first = 0;
-    return f->inner.total / zr_dtype_bytes(f->dtype);
+    struct zr_span kept = zr_flat_span(f, e->at, zr_level_of(e->plan->place.state));
+    *first = kept.first;
+    return kept.n;
 }
 
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -37,10 +36,8 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
     int64_t size = zr_dtype_bytes(f->dtype);
     if (e->plan->resident[f->unit])
         return e->gather_base + zr_plan_param_full(e->plan, f, -1) + first * size;
-    int64_t own;
-    zr_flat_owned(f, e->place, &own);
-    return e->gather_base + zr_plan_param_own(e->plan, f, zr_where_of(&e->plan->place, e->place)) +
-           (first - own) * size;
+    return e->gather_base + zr_plan_param_own(e->plan, f, e->at) +
+           (first - zr_engine_inner(e, f).first) * size;
 }
 
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -61,16 +58,31 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 
 /* ---- opening ---- */
 
-/* An arena, made with a communicator of the backend that moves it. */
-static int open_arena(struct zr_comm *c, int64_t bytes, char **base)
+/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has it. */
+static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, int64_t bytes, char **base)
 {
+    struct zr_comm *c = e->role[role].comm, *other = e->role[too].comm;
     struct zr_arena *a;
     int err = c->ops->arena(c, bytes, &a);
     if (err)
         return err;
     *base = a->base;
     err = c->ops->attach(c, a);
-    zr_arena_drop(a); /* it is the communicator's now */
+    if (!err && other && other != c)
+        err = other->ops->attach(other, a);
+    zr_arena_drop(a); /* it is the communicators' now */
+    return err;
+}
+
+static int open_arenas(struct zr_engine *e)
+{
+    const struct zr_plan *p = e->plan;
+    int err = open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, p->gather_bytes, &e->gather_base);
+    if (!err)
+        err = open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER, p->reduce_bytes, &e->reduce_base);
+    e->control_base = e->reduce_base;
+    if (!err && p->control_bytes)
+        err = open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, p->control_bytes, &e->control_base);
     return err;
 }
 
@@ -79,9 +91,7 @@ static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
     void *base;
-    int err = open_arena(e->role[ZR_ROLE_GATHER].comm, p->gather_bytes, &e->gather_base);
-    if (!err)
-        err = open_arena(e->role[ZR_ROLE_REDUCE].comm, p->reduce_bytes, &e->reduce_base);
+    int err = open_arenas(e);
     if (err)
         return err;
     if (p->master_elems) {
@@ -118,8 +128,8 @@ static int open_memory(struct zr_engine *e)
     return e->dev->ops->stream_sync(e->compute);
 }
 
-/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of both,
- * is for exchanges. */
+/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of all, is
+ * for exchanges. */
 static void count_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
@@ -135,15 +145,16 @@ static void count_arenas(struct zr_engine *e)
     e->m.allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->m.allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
     int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
+    int64_t partial = zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN);
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes;
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
-    e->m.allocated[ZR_MEM_GRAD_SUMS] = further;
+    e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
     e->m.allocated[ZR_MEM_COMM] = scratch;
-    e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->reduce_bytes - p->sums_at - sums -
-                                      gathered - scratch + p->words_bytes;
+    e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
+                                      p->sums_at - sums - partial - gathered - scratch + p->words_bytes;
 }
 
 int zr_engine_new(struct zr_engine **out)
@@ -181,6 +192,7 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
+    e->at = zr_where_of(&e->plan->place, e->place);
     e->opt = *parts->opt;
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;

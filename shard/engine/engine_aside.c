@@ -38,9 +38,8 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
 /* This rank's part of the sum, and of what was set aside. */
 static int64_t aside_part(const struct zr_engine *e, const struct zr_flat *f, float **sum)
 {
-    int64_t first;
     *sum = zr_sum_at(e, f, 0);
-    return zr_flat_owned(f, e->place, &first);
+    return zr_engine_own(e, f).n;
 }
 
 int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)

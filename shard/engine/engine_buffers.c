@@ -2,7 +2,7 @@
  *
  * Their memory is the model's own, on every rank whole, and the model may give them another place between two
  * calls: *param is read anew each time. Values go through the plan's staging, a piece at a time, over the
- * reduce communicator. All of this blocks, and every rank calls it alike. */
+ * control communicator. All of this blocks, and every rank calls it alike. */
 #include "shard/engine/engine_inside.h"
 
 #include <string.h>
@@ -43,7 +43,7 @@ static char *room_of(const struct zr_engine *e)
 
 static char *staging_of(const struct zr_engine *e)
 {
-    return e->reduce_base + e->plan->values_at;
+    return e->control_base + e->plan->values_at;
 }
 
 static int copy(struct zr_engine *e, char *dst, const char *src, int64_t n_bytes)

@@ -11,8 +11,7 @@ static struct zr_reduce_seg hop_seg(const struct zr_engine *e, const struct zr_f
                                     const struct zr_action *a)
 {
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
-                                  .dst =
-                                      zr_plan_sum(e->plan, f, zr_where_of(&e->plan->place, e->place), a->sum),
+                                  .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
                                   .cut = f->inner,
                                   .dtype = f->dtype,
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};

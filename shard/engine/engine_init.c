@@ -67,8 +67,8 @@ static int ask_unit(struct asking *a, int32_t unit)
     int err = 0;
     for (int32_t i = 0; !err && i < l->units[unit].n_flats; i++) {
         const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
-        int64_t first, n = zr_flat_owned(f, a->e->place, &first);
-        err = zr_flat_ranges(l, f, first, first + n, ask_range, a);
+        struct zr_span own = zr_engine_own(a->e, f);
+        err = zr_flat_ranges(l, f, own.first, own.first + own.n, ask_range, a);
     }
     return err;
 }

@@ -194,13 +194,15 @@ struct zr_engine {
     void *on_fail_arg;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
+    /* that place on the axes */
+    struct zr_where at;
     /* that opened it: no other may use it */
     int pid;
     /* zr_fork_depth there */
     unsigned forks;
 
-    /* arenas */
-    char *gather_base, *reduce_base;
+    /* arenas; control_base: what all ranks exchange, which without groups lies in reduce_base */
+    char *gather_base, *reduce_base, *control_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
@@ -262,7 +264,7 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 /* ---- engine.c, engine_step.c ---- */
 
 /* Addresses of element `first` of a flat (which must be kept by this rank). Kept: elements of a flat whose
- * state this rank holds: its shard, or at stage 0 all. */
+ * state this rank holds: its slice at the level of the state, at stage 0 all. */
 int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first);
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
@@ -354,6 +356,24 @@ int zr_stored_end(struct zr_engine *e, int32_t unit, int32_t slot, bool bracket)
 
 /* ---- places ---- */
 
+/* Of a flat, the elements whose parameters this rank keeps, in a unit that is sharded: its inner slice. */
+static inline struct zr_span zr_engine_inner(const struct zr_engine *e, const struct zr_flat *f)
+{
+    return zr_flat_span(f, e->at, ZR_LEVEL_INNER);
+}
+
+/* And those that it alone speaks for: its fine slice. */
+static inline struct zr_span zr_engine_own(const struct zr_engine *e, const struct zr_flat *f)
+{
+    return zr_flat_span(f, e->at, ZR_LEVEL_FINE);
+}
+
+/* The place of the rank that owns fine slice number k of each flat. */
+static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
+{
+    return k % e->layout->outer * e->layout->inner + k / e->layout->outer;
+}
+
 /* The gradient place of unit, as an index of grad_done, grad_free and grad_job. */
 static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
@@ -368,7 +388,7 @@ static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *
 /* Of this rank, and then of all (kernels/agreement.h). */
 static inline struct zr_agreement *zr_engine_agreement(const struct zr_engine *e)
 {
-    return (struct zr_agreement *)(e->reduce_base + e->plan->agreement_at);
+    return (struct zr_agreement *)(e->control_base + e->plan->agreement_at);
 }
 
 /* Squares of what this rank owns of the gradient. */

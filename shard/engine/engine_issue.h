@@ -27,7 +27,7 @@ static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int
 /* This rank's slice of the flat's sum k. */
 static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
 {
-    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, zr_where_of(&e->plan->place, e->place), k));
+    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
 }
 
 /* engine_hop.c. One hop of a reduction: whose communicator, and in which dtype gradients travel. */

@@ -10,10 +10,8 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
 {
     struct zr_engine *e = arg;
     (void)p;
-    int64_t own;
-    zr_flat_owned(f, e->place, &own);
     return e->dev->ops->sum_squares(e->reduce_stream, zr_engine_norm_at(e),
-                                    zr_sum_at(e, f, 0) + (first - own), n);
+                                    zr_sum_at(e, f, 0) + (first - zr_engine_own(e, f).first), n);
 }
 
 /* The squares of what this rank owns of the gradient. */
@@ -23,9 +21,9 @@ static int sum_own_squares(struct zr_engine *e)
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
-        int64_t first, n = zr_flat_owned(flat, e->place, &first);
+        struct zr_span own = zr_engine_own(e, flat);
         if (flat->trainable)
-            ZR_TRY(zr_flat_ranges(e->layout, flat, first, first + n, norm_range, e));
+            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, e));
     }
     return 0;
 }

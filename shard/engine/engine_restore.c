@@ -32,13 +32,22 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     return zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
 }
 
+static int gather_residents(struct zr_engine *e)
+{
+    int err = 0;
+    for (int32_t u = 0; !err && e->plan->hop[ZR_INNER].size > 1 && u < e->layout->n_units; u++)
+        if (e->plan->resident[u])
+            err = gather_resident(e, u);
+    return err;
+}
+
 /* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element
  * 0. */
 static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
 {
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = restore_tag(e, f->unit);
-    char *staging = e->reduce_base + e->plan->values_at;
+    char *staging = e->control_base + e->plan->values_at;
     int64_t most = e->plan->values_bytes / (int64_t)sizeof(float);
     for (int r = 0; r < e->world; r++) {
         int64_t first, n = zr_flat_owned(f, r, &first);
@@ -71,9 +80,8 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
 int zr_engine_gather_residents(struct zr_engine *e)
 {
     int err = zr_engine_drain(e);
-    for (int32_t u = 0; !err && e->world > 1 && u < e->layout->n_units; u++)
-        if (e->plan->resident[u])
-            err = gather_resident(e, u);
+    if (!err)
+        err = gather_residents(e);
     /* Nobody's shard may change before everybody has gathered it. */
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_barrier(e);
 }
@@ -94,9 +102,8 @@ int zr_engine_restore_end(struct zr_engine *e)
 {
     int32_t n_actions;
     int err = zr_engine_drain(e);
-    for (int32_t u = 0; !err && e->world > 1 && u < e->layout->n_units; u++)
-        if (e->plan->resident[u])
-            err = gather_resident(e, u);
+    if (!err)
+        err = gather_residents(e);
     for (int32_t i = 0; !err && e->plan->hop[ZR_INNER].sums_whole && i < e->layout->n_flats; i++)
         err = spread_state(e, &e->layout->flats[i]);
     for (int32_t u = 0; !err && u < e->layout->n_units; u++) {

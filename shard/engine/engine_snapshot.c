@@ -70,7 +70,9 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
             if (!zr_plan_saves(e->plan, f, kind))
                 continue;
             struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at, .size = (int64_t)sizeof(float)};
-            run.n = zr_flat_owned(f, e->place, &run.first);
+            struct zr_span own = zr_engine_own(e, f);
+            run.first = own.first;
+            run.n = own.n;
             if (kind == ZR_VALUE_PARAM) {
                 run.size = zr_dtype_bytes(f->dtype);
                 run.at = zr_engine_param_at(e, f, run.first);

@@ -1,5 +1,5 @@
 /* engine_values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
- * mean over ranks; the barrier. All blocking, between steps, over the reduce communicator and the plan's
+ * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
  * staging. */
 #include "shard/engine/engine_inside.h"
 
@@ -52,12 +52,9 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
         return zr_engine_param_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_MASTER)
         return (char *)zr_engine_master_at(e, c->flat, first);
-    if (c->kind == ZR_VALUE_GRAD) {
-        int64_t own;
-        zr_flat_owned(c->flat, e->place, &own);
-        return e->reduce_base + zr_plan_sum(e->plan, c->flat, zr_where_of(&e->plan->place, e->place), 0) +
-               (first - own) * c->size;
-    }
+    if (c->kind == ZR_VALUE_GRAD)
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
+               (first - zr_engine_own(e, c->flat).first) * c->size;
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }
 
@@ -70,12 +67,24 @@ static bool whole(const struct zr_engine *e, const struct chunk *c)
     return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
-/* The part of the chunk that rank owns. */
-static int64_t part(const struct chunk *c, int rank, int64_t *first)
+static char *values_staging(const struct zr_engine *e)
 {
-    int64_t own, n = zr_flat_owned(c->flat, rank, &own);
-    *first = zr_max(own, c->first);
-    return zr_max(zr_min(own + n, c->first + c->n) - *first, 0);
+    return e->control_base + e->plan->values_at;
+}
+
+/* The part of the chunk that lies in the span. */
+static int64_t part(const struct chunk *c, struct zr_span s, int64_t *first)
+{
+    *first = zr_max(s.first, c->first);
+    return zr_max(zr_min(s.first + s.n, c->first + c->n) - *first, 0);
+}
+
+/* The part that is fine slice k, which one rank owns. */
+static int64_t owned_part(const struct chunk *c, int32_t k, int64_t *first)
+{
+    struct zr_span own;
+    own.n = zr_flat_owned(c->flat, k, &own.first);
+    return part(c, own, first);
 }
 
 static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
@@ -86,17 +95,18 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
             return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
         return 0;
     }
-    char *staging = e->reduce_base + e->plan->values_at;
+    char *staging = values_staging(e);
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
-    for (int r = 0; r < e->world; r++) {
-        int64_t first, n = part(c, r, &first), at = (first - c->first) * c->size;
+    for (int32_t k = 0; k < e->world; k++) {
+        int64_t first, n = owned_part(c, k, &first), at = (first - c->first) * c->size;
+        int32_t owner = zr_fine_place(e, k);
         if (n == 0)
             continue;
         int err = 0;
-        if (r == e->place)
+        if (owner == e->place)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
-            err = zr_control_broadcast(e, e->plan->values_at + at, n * c->size, r, &tag);
+            err = zr_control_broadcast(e, e->plan->values_at + at, n * c->size, owner, &tag);
         if (err)
             return err;
     }
@@ -107,7 +117,7 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
 {
     const struct zr_device_ops *d = e->dev->ops;
     enum zr_dtype dtype = c->flat->dtype;
-    const char *from = e->reduce_base + e->plan->values_at + (first - c->first) * c->size;
+    const char *from = values_staging(e) + (first - c->first) * c->size;
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
@@ -119,15 +129,23 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZR_F32)
         return 0;
-    int64_t kept, n = zr_engine_kept(e, c->flat, &kept);
-    int64_t first = zr_max(kept, c->first);
-    n = zr_min(kept + n, c->first + c->n) - first;
-    if (n <= 0)
+    struct zr_span kept;
+    kept.n = zr_engine_kept(e, c->flat, &kept.first);
+    int64_t first, n = part(c, kept, &first);
+    if (n == 0)
         return 0;
-    const char *from = e->reduce_base + e->plan->values_at + (first - c->first) * c->size;
+    const char *from = values_staging(e) + (first - c->first) * c->size;
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
     return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
                              n);
+}
+
+/* What this rank holds of the flat, as parameters or as states. */
+static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
+{
+    if (c->kind < 0)
+        return zr_flat_span(c->flat, e->at, e->plan->resident[c->flat->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
+    return zr_flat_span(c->flat, e->at, zr_level_of(e->plan->place.state));
 }
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
@@ -135,16 +153,12 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     int err = 0;
     if (e->place == 0)
-        err = e->dev->ops->copy(e->reduce_stream, e->reduce_base + e->plan->values_at, src, c->n * c->size);
+        err = e->dev->ops->copy(e->reduce_stream, values_staging(e), src, c->n * c->size);
     if (!err)
         err = zr_control_broadcast(e, e->plan->values_at, c->n * c->size, 0, &tag);
     if (err)
         return err;
-    int64_t first = c->first, n = c->n;
-    bool here =
-        c->kind >= 0 ? zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL : e->plan->resident[c->flat->unit];
-    if (!here)
-        n = part(c, e->place, &first);
+    int64_t first, n = part(c, held(e, c), &first);
     if (n)
         err = store(e, c, first, n);
     return err ? err : store_master(e, c);
@@ -246,7 +260,7 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
     if (err)
         return err;
     struct zr_tag tag = values_tag(e, -1, a);
-    char *slots = e->reduce_base + e->plan->exchange_at;
+    char *slots = e->control_base + e->plan->exchange_at;
     err = e->dev->ops->copy(e->reduce_stream, slots + e->place * (int64_t)ZR_EXCHANGE_BYTES, mine, n_bytes);
     if (!err)
         err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
