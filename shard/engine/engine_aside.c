@@ -1,4 +1,5 @@
-/* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place.
+/* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place, or whose sum
+ * over a group is.
  *
  * The plan keeps no sum beside such a gradient, as the order that it was made for has one backward bracket of
  * the unit in a step. A model that turns out to have more is followed all the same: what was reduced goes to
@@ -47,10 +48,10 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
     const struct zr_device_ops *d = e->dev->ops;
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    const struct zr_hop_run inner = zr_inner_hop(e);
+    const struct zr_hop_run last = zr_last_hop(e);
     float *aside = e->aside[unit], *sum;
     /* A peer may still be gathering this rank's part. */
-    int err = zr_hop_barrier(e, &inner, tag);
+    int err = zr_hop_barrier(e, &last, tag);
     for (int32_t i = 0; !err && i < n; i++) {
         if (!f[i].trainable)
             continue;
@@ -58,7 +59,9 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
         err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
         aside += f[i].fine_elems;
     }
-    return err ? err : d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
+    if (err || !e->plan->sum_in_place[unit])
+        return err;
+    return d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
 }
 
 int zr_aside_add(struct zr_engine *e, int32_t unit)

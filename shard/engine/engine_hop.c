@@ -7,14 +7,52 @@ struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
     return (struct zr_hop_run){.role = ZR_ROLE_REDUCE, .axis = ZR_INNER, .wire = e->opt.wire_dtype};
 }
 
-static struct zr_reduce_seg hop_seg(const struct zr_engine *e, const struct zr_flat *f,
-                                    const struct zr_action *a)
+struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
 {
+    (void)e;
+    /* Sums of groups are fp32, and are not rounded again. */
+    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER};
+}
+
+static bool has_outer(const struct zr_engine *e)
+{
+    return e->plan->hop[ZR_OUTER].size > 1;
+}
+
+struct zr_hop_run zr_last_hop(const struct zr_engine *e)
+{
+    return has_outer(e) ? zr_outer_hop(e) : zr_inner_hop(e);
+}
+
+/* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
+static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
+{
+    return (struct zr_cut){.each = f->fine_elems * (int64_t)sizeof(float),
+                           .total = zr_engine_inner(e, f).n * (int64_t)sizeof(float)};
+}
+
+/* A sum of the world is where the optimizer looks for it; one of a group is on its way to the outer hop. */
+static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
+                                      const struct zr_action *a)
+{
+    int64_t dst = has_outer(e) ? zr_plan_inner_sum(e->plan, f, e->at, a->partial)
+                               : zr_plan_sum(e->plan, f, e->at, a->sum);
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
-                                  .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
+                                  .dst = dst,
                                   .cut = f->inner,
                                   .dtype = f->dtype,
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
+}
+
+/* Out of a partial slot, or in place: then what the action adds was set aside. */
+static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr_flat *f,
+                                      const struct zr_action *a)
+{
+    return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->partial),
+                                  .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
+                                  .cut = group_sum_cut(e, f),
+                                  .dtype = ZR_F32,
+                                  .accumulate = a->accumulate && a->partial >= 0};
 }
 
 /* In place: the gradient is consumed by this reduce anyway. */
@@ -37,7 +75,8 @@ int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct 
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        struct zr_reduce_seg seg = hop_seg(e, &f[i], &job->action);
+        struct zr_reduce_seg seg =
+            h->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
         if (travels && zr_dtype_bytes(h->wire) < zr_dtype_bytes(seg.dtype))
             ZR_TRY(narrow(e, h->wire, &seg));
         e->i.reduce_segs[n_segs++] = seg;
@@ -46,25 +85,47 @@ int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct 
     return zr_role_reduce(e, h->role, e->i.reduce_segs, n_segs, &tag);
 }
 
+bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit)
+{
+    return h->axis == ZR_INNER ? e->plan->sum_in_place[unit] : !e->plan->outer_each;
+}
+
+int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    if (h->axis == ZR_OUTER && !e->plan->outer_each)
+        return zr_plan_inner_sum(e->plan, f, e->at, -1);
+    return zr_plan_sum(e->plan, f, (struct zr_where){0, 0}, 0);
+}
+
+int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    int64_t slice = h->axis == ZR_INNER ? f->inner_elems : f->fine_elems;
+    return slice * e->plan->hop[h->axis].size * (int64_t)sizeof(float);
+}
+
+static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    if (h->axis == ZR_OUTER)
+        return group_sum_cut(e, f);
+    return (struct zr_cut){.each = f->inner_elems * (int64_t)sizeof(float),
+                           .total = f->inner.total / zr_dtype_bytes(f->dtype) * (int64_t)sizeof(float)};
+}
+
 int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job)
 {
     int32_t n, n_segs = 0, unit = job->action.unit;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    bool in_place = e->plan->sum_in_place[unit];
-    int64_t at = e->plan->full_grad_at, size = e->plan->hop[h->axis].size;
+    bool in_place = zr_hop_in_place(e, h, unit);
+    int64_t at = e->plan->full_grad_at;
     if (!e->plan->hop[h->axis].sums_whole)
         return 0;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        int64_t shard = f[i].inner_elems * (int64_t)sizeof(float);
-        int64_t home = zr_plan_sum(e->plan, &f[i], (struct zr_where){0, 0}, 0);
+        int64_t home = zr_hop_sum(e, h, &f[i]);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
-            .src = home,
-            .dst = in_place ? home : at,
-            .in_place = in_place,
-            .cut = {shard, f[i].inner.total / zr_dtype_bytes(f[i].dtype) * (int64_t)sizeof(float)}};
-        at += shard * size;
+            .src = home, .dst = in_place ? home : at, .in_place = in_place, .cut = sum_cut(e, h, &f[i])};
+        at += zr_hop_sum_bytes(e, h, &f[i]);
     }
     struct zr_tag tag = zr_job_tag(job);
     return zr_role_gather(e, h->role, e->i.gather_segs, n_segs, &tag);

@@ -158,7 +158,7 @@ struct zr_issuer {
     struct zr_reduce_seg *reduce_segs;
     uint64_t n_norms;
     /* read by any thread */
-    _Atomic int64_t n_gather, n_reduce;
+    _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
 };
 
 /* Any thread. */
@@ -239,8 +239,8 @@ void zr_tables_close(struct zr_engine *e); /* also half opened ones; of the even
 /* For zr_engine_open: which communicators there are; and, once the streams are open, where they work. */
 void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES]);
 void zr_roles_streams(struct zr_engine *e);
-/* A collective of comm.h on the role's communicator and stream. barrier: an exchange of which only the end
- * counts. */
+/* A collective of comm.h on the role's communicator and stream. barrier: one of which only the end counts;
+ * of CONTROL, REDUCE or REDUCE_OUTER. */
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
                    const struct zr_tag *tag);
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,

@@ -73,6 +73,24 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
+/* The sum over a group, to one of the world. */
+static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_action *a = &job->action;
+    const struct zr_hop_run outer = zr_outer_hop(e);
+    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE_OUTER, a->unit,
+                            job->step, false));
+    ZR_TRY(zr_hop_reduce(e, &outer, job));
+    if (a->partial < 0 && a->accumulate)
+        ZR_TRY(zr_aside_add(e, a->unit));
+    if (a->partial < 0)
+        ZR_TRY(zr_hop_gather_sums(e, &outer, job));
+    e->i.n_outer_reduce++;
+    ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
+    return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE_OUTER, a->unit,
+                            job->step, true);
+}
+
 /* The whole gradient, where it lies in place, is zero. */
 static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t n)
 {
@@ -85,17 +103,31 @@ static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t 
     return 0;
 }
 
+/* All that this rank has of the group's sums is zero. No peer gathers any of it: that was before the
+ * agreement of the step before. */
+static int clear_group_sums(struct zr_engine *e, const struct zr_flat *f, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (f[i].trainable)
+            ZR_TRY(e->dev->ops->zero(e->reduce_stream,
+                                     e->reduce_base + zr_plan_inner_sum(e->plan, &f[i], e->at, -1),
+                                     f[i].inner_elems * (int64_t)sizeof(float)));
+    return 0;
+}
+
 static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
-    const struct zr_hop_run inner = zr_inner_hop(e);
+    const struct zr_hop_run last = zr_last_hop(e);
     struct zr_tag tag = zr_job_tag(job);
     if (e->plan->sum_in_place[job->action.unit])
         return clear_in_place(e, f, n);
+    if (last.axis == ZR_OUTER && !e->plan->outer_each)
+        return clear_group_sums(e, f, n);
     /* A peer may still be gathering this sum for its update of the step before, and in a step without any
      * gradient no reduce stands in between. */
-    ZR_TRY(zr_hop_barrier(e, &inner, &tag));
+    ZR_TRY(zr_hop_barrier(e, &last, &tag));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             ZR_TRY(e->dev->ops->zero(e->reduce_stream, zr_sum_at(e, &f[i], 0),
@@ -106,9 +138,9 @@ static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
 /* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
-    const struct zr_hop_run inner = zr_inner_hop(e);
+    const struct zr_hop_run last = zr_last_hop(e);
     struct zr_tag tag = zr_job_tag(job);
-    ZR_TRY(zr_hop_barrier(e, &inner, &tag));
+    ZR_TRY(zr_hop_barrier(e, &last, &tag));
     for (int32_t u = 0; u < e->layout->n_units; u++)
         if (e->plan->sum_in_place[u])
             ZR_TRY(
@@ -129,6 +161,8 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
         return issue_drop_sums(e, job);
     case ZR_ACT_REDUCE:
         return issue_reduce(e, job);
+    case ZR_ACT_REDUCE_OUTER:
+        return issue_reduce_outer(e, job);
     case ZR_ACT_FOLD:
         return issue_folds(e, job->action.unit, job->action.sum, job->action.n_folds);
     case ZR_ACT_NO_GRAD:

@@ -38,7 +38,16 @@ struct zr_hop_run {
     enum zr_dtype wire;
 };
 struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
-/* The gradient of the action's unit, reduced: this rank's slices to where the action says. */
+/* With groups only. last: the one behind which a sum is the world's. */
+struct zr_hop_run zr_outer_hop(const struct zr_engine *e);
+struct zr_hop_run zr_last_hop(const struct zr_engine *e);
+/* Of the last hop: the unit's sums are made whole where they are reduced, not for its update; where the flat's
+ * first sum is (whole, if that is so, else this rank's slice); and bytes of a whole one. */
+bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit);
+int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
+int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
+/* The gradient of the action's unit, or its sum over a group, reduced: this rank's slices to where the action
+ * says. */
 int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
 /* Every rank's slices of the unit's sums to all, as fp32, where the optimizer wants all of them: in place, or
  * end to end to full_grad_at. */

@@ -192,27 +192,38 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return e->dev->ops->update(e->reduce_stream, &k);
 }
 
-/* Where every rank updates everything, it needs the whole reduced gradient of the unit. */
+/* The reduced gradient of the flat's first kept element; full: where gather_sums put the flat's. */
+static const float *update_grad(const struct zr_engine *e, const struct zr_hop_run *last,
+                                const struct zr_flat *f, const float *full)
+{
+    if (full)
+        return full;
+    if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
+        return (const float *)(e->reduce_base + zr_hop_sum(e, last, f));
+    return zr_sum_at(e, f, 0);
+}
+
+/* Where every rank of an axis updates everything, each needs the whole reduced gradient of the unit. */
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    const struct zr_hop_run inner = zr_inner_hop(e);
-    bool in_place = e->plan->sum_in_place[unit], gathered = !in_place && e->plan->hop[ZR_INNER].sums_whole;
+    const struct zr_hop_run last = zr_last_hop(e);
+    bool in_place = e->plan->sum_in_place[unit];
+    bool gathered = !zr_hop_in_place(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             false));
     if (gathered)
-        ZR_TRY(zr_hop_gather_sums(e, &inner, job));
-    float *full = (float *)(e->reduce_base + e->plan->full_grad_at);
+        ZR_TRY(zr_hop_gather_sums(e, &last, job));
+    const char *full = e->reduce_base + e->plan->full_grad_at;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        struct updating up = {.e = e, .job = job, .grad = gathered ? full : zr_sum_at(e, &f[i], 0)};
-        if (in_place)
-            up.grad = (const float *)(e->reduce_base + zr_plan_grad_full(e->plan, &f[i], -1));
+        struct updating up = {
+            .e = e, .job = job, .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
         int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
-        full += f[i].inner_elems * e->plan->hop[ZR_INNER].size;
+        full += zr_hop_sum_bytes(e, &last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             true));

@@ -28,10 +28,16 @@ struct track {
     struct times *times;
 };
 
-static const char *const kind_name[ZR_SPAN_COUNT] = {
-    [ZR_SPAN_FORWARD] = "forward", [ZR_SPAN_BACKWARD] = "backward", [ZR_SPAN_WAIT] = "wait",
-    [ZR_SPAN_STEP] = "step",       [ZR_SPAN_GATHER] = "all_gather", [ZR_SPAN_REDUCE] = "reduce_scatter",
-    [ZR_SPAN_NORM] = "norm",       [ZR_SPAN_UPDATE] = "update"};
+static const char *const kind_name[ZR_SPAN_COUNT] = {[ZR_SPAN_FORWARD] = "forward",
+                                                     [ZR_SPAN_BACKWARD] = "backward",
+                                                     [ZR_SPAN_WAIT] = "wait",
+                                                     [ZR_SPAN_STEP] = "step",
+                                                     [ZR_SPAN_GATHER] = "all_gather",
+                                                     [ZR_SPAN_REDUCE] = "reduce_scatter",
+                                                     [ZR_SPAN_NORM] = "norm",
+                                                     [ZR_SPAN_UPDATE] = "update",
+                                                     [ZR_SPAN_REDUCE_OUTER] = "reduce_scatter outer",
+                                                     [ZR_SPAN_GATHER_OUTER] = "all_gather outer"};
 
 struct zr_timeline {
     struct zr_device *dev;
@@ -164,14 +170,18 @@ static void put_us(FILE *f, int64_t ns)
 
 int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
 {
-    static const char *const track_name[ZR_TRACK_COUNT] = {
-        [ZR_TRACK_MODEL] = "model", [ZR_TRACK_GATHER] = "gather", [ZR_TRACK_REDUCE] = "reduce"};
+    static const char *const track_name[ZR_TRACK_COUNT] = {[ZR_TRACK_MODEL] = "model",
+                                                           [ZR_TRACK_GATHER] = "gather",
+                                                           [ZR_TRACK_REDUCE] = "reduce",
+                                                           [ZR_TRACK_GATHER_OUTER] = "gather outer"};
     FILE *f = fopen(path, "w");
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
     fprintf(f, "{\"traceEvents\":[\n");
     for (int i = 0; i < ZR_TRACK_COUNT; i++) {
         const struct track *k = &t->track[i];
+        if (i == ZR_TRACK_GATHER_OUTER && k->n == 0) /* there are no groups */
+            continue;
         fprintf(f,
                 "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
                 rank, i, track_name[i]);

@@ -5,7 +5,7 @@
 
 #include "kernels/device.h"
 
-enum zr_track { ZR_TRACK_MODEL, ZR_TRACK_GATHER, ZR_TRACK_REDUCE, ZR_TRACK_COUNT };
+enum zr_track { ZR_TRACK_MODEL, ZR_TRACK_GATHER, ZR_TRACK_REDUCE, ZR_TRACK_GATHER_OUTER, ZR_TRACK_COUNT };
 
 enum zr_span_kind {
     ZR_SPAN_FORWARD,
@@ -16,6 +16,8 @@ enum zr_span_kind {
     ZR_SPAN_REDUCE,
     ZR_SPAN_NORM,
     ZR_SPAN_UPDATE,
+    ZR_SPAN_REDUCE_OUTER,
+    ZR_SPAN_GATHER_OUTER,
     ZR_SPAN_COUNT
 };
 

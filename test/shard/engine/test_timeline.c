@@ -121,8 +121,16 @@ static void an_empty_timeline(void **state)
 static void every_kind_on_its_track(void **state)
 {
     (void)state;
-    static const char *const name[ZR_SPAN_COUNT] = {"forward",    "backward",       "wait", "step",
-                                                    "all_gather", "reduce_scatter", "norm", "update"};
+    static const char *const name[ZR_SPAN_COUNT] = {"forward",
+                                                    "backward",
+                                                    "wait",
+                                                    "step",
+                                                    "all_gather",
+                                                    "reduce_scatter",
+                                                    "norm",
+                                                    "update",
+                                                    "reduce_scatter outer",
+                                                    "all_gather outer"};
     struct zr_timeline *t;
     assert_int_equal(zr_timeline_open(dev, 16, &t), 0);
     for (int k = 0; k < ZR_SPAN_COUNT; k++) {
