@@ -1,7 +1,7 @@
 /* engine_init.c: the parameters' first values by a callback, for models that no rank holds whole.
  *
- * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice; what
- * ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
+ * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice, whatever
+ * the groups; what ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
  * one that takes long is waited for no longer than that, and a failure on one is an error on all. */
 #include "comm/verdict.h"
 #include "kernels/check/guard.h"
@@ -114,6 +114,8 @@ int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
         err = agree(e, ask_unit(&a, u), all);
     free(a.room);
     free(all);
+    if (!err)
+        err = zr_engine_gather_inner(e);
     if (!err)
         err = zr_engine_gather_residents(e);
     return err ? err : fill_masters(e);

@@ -13,7 +13,11 @@
  *   grad_free[place]  reduce  -> compute  every rank has reduced it: its place may be written again
  *   step_compute      compute -> reduce   what came before zero_step is done with the parameters
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
- *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known */
+ *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known
+ * And where an update is of a fine slice, so that groups gather it (struct zr_core_spec, outer_gathers):
+ *   updated[unit]     reduce  -> outer    the optimizer wrote the fine slice
+ *   whole[unit]       outer   -> gather   the inner slice has every group's part, in place of updated
+ *   outer_tail        outer   -> reduce   every such gather of the old parameters is done */
 #ifndef ZR_SHARD_ENGINE_INSIDE_H
 #define ZR_SHARD_ENGINE_INSIDE_H
 
@@ -36,7 +40,9 @@ enum zr_event_class {
     ZR_EVENT_STEP_COMPUTE,
     ZR_EVENT_GATHER_TAIL,
     ZR_EVENT_STEP_NORM,
-    ZR_EVENT_DRAINED /* the model's thread waits for a stream's end */
+    ZR_EVENT_DRAINED, /* the model's thread waits for a stream's end */
+    ZR_EVENT_WHOLE,
+    ZR_EVENT_OUTER_TAIL
 };
 
 struct zr_events {
@@ -46,6 +52,8 @@ struct zr_events {
     uint8_t *class_of;
     int32_t n;
     struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
+    /* outer_gathers only: (n_units); (1) */
+    struct zr_event **whole, **outer_tail;
     struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 };
 
@@ -215,7 +223,8 @@ struct zr_engine {
      * job that does it */
     float **aside;
 
-    struct zr_stream *compute, *gather_stream, *reduce_stream;
+    /* outer_stream: of gathers between groups; NULL: no step has any */
+    struct zr_stream *compute, *gather_stream, *reduce_stream, *outer_stream;
     struct zr_events ev;
     /* NULL: not kept */
     struct zr_timeline *timeline;
@@ -308,7 +317,9 @@ void zr_tuned_open(struct zr_engine *e);
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
 /* The mean over ranks of the i-th double of n_bytes that each left in e->words (engine_values.c). */
 double zr_mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i);
-/* Collective, blocking: resident parameters, of which every rank has its part (engine_restore.c). */
+/* Collective, blocking: inner slices, of which every rank has its fine slice; resident parameters, of which
+ * every rank has its inner slice (engine_restore.c). */
+int zr_engine_gather_inner(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
 
 /* A further contribution, in one step, to a gradient that is summed in place (engine_aside.c). make: memory
@@ -366,6 +377,17 @@ static inline struct zr_span zr_engine_inner(const struct zr_engine *e, const st
 static inline struct zr_span zr_engine_own(const struct zr_engine *e, const struct zr_flat *f)
 {
     return zr_flat_span(f, e->at, ZR_LEVEL_FINE);
+}
+
+/* The flat's inner slice, whole from the fine slices of its groups. */
+static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e, const struct zr_flat *f)
+{
+    int64_t at = zr_plan_param_own(e->plan, f, e->at);
+    return (struct zr_gather_seg){
+        .src = at,
+        .dst = at,
+        .in_place = true,
+        .cut = {.each = f->fine.each, .total = zr_cut_bytes(&f->inner, e->at.inner)}};
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

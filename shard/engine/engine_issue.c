@@ -1,8 +1,15 @@
-/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce
+/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather, the reduce and the outer
  * stream. */
 #include "shard/engine/engine_issue.h"
 
 /* ---- gather ---- */
+
+/* What this rank's inner slice of the unit was written by last. */
+static struct zr_event *shard_written(const struct zr_engine *e, int32_t unit)
+{
+    bool groups = e->plan->spec.outer_gathers && e->layout->units[unit].trainable;
+    return groups ? e->ev.whole[unit] : e->ev.updated[unit];
+}
 
 static int issue_gather(struct zr_engine *e, const struct zr_job *job)
 {
@@ -23,7 +30,7 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
     struct zr_tag tag = zr_job_tag(job);
     if (slot >= 0)
         ZR_TRY(d->stream_wait(e->gather_stream, e->ev.param_free[slot]));
-    ZR_TRY(d->stream_wait(e->gather_stream, e->ev.updated[unit]));
+    ZR_TRY(d->stream_wait(e->gather_stream, shard_written(e, unit)));
     ZR_TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
                             false));
     ZR_TRY(zr_role_gather(e, ZR_ROLE_GATHER, e->i.gather_segs, n_segs, &tag));
@@ -31,6 +38,27 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
                             true));
     e->i.n_gather++;
     return d->event_record(e->ev.ready[unit], e->gather_stream);
+}
+
+/* What is frozen never changes. No peer of the group reads the slice before it has gathered the unit here,
+ * behind this. */
+static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int32_t unit = job->action.unit, n, n_segs = 0;
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    for (int32_t i = 0; i < n; i++)
+        if (f[i].trainable)
+            e->i.gather_segs[n_segs++] = zr_outer_gather_seg(e, &f[i]);
+    struct zr_tag tag = zr_job_tag(job);
+    ZR_TRY(d->stream_wait(e->outer_stream, e->ev.updated[unit]));
+    ZR_TRY(zr_timeline_mark(e->timeline, e->outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, unit,
+                            job->step, false));
+    ZR_TRY(zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->i.gather_segs, n_segs, &tag));
+    ZR_TRY(zr_timeline_mark(e->timeline, e->outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, unit,
+                            job->step, true));
+    e->i.n_outer_gather++;
+    return d->event_record(e->ev.whole[unit], e->outer_stream);
 }
 
 /* ---- reduce ---- */
@@ -153,6 +181,8 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     switch ((enum zr_action_kind)job->action.kind) {
     case ZR_ACT_GATHER:
         return issue_gather(e, job);
+    case ZR_ACT_GATHER_OUTER:
+        return issue_gather_outer(e, job);
     case ZR_ACT_SET_ASIDE: {
         struct zr_tag tag = zr_job_tag(job);
         return zr_aside_issue(e, job->action.unit, &tag);
@@ -178,7 +208,7 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
-/* A job puts at most one operation on each communicator. cfg.update on a GPU is called once it is known
+/* A job puts at most two operations on a communicator. cfg.update on a GPU is called once it is known
  * whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {

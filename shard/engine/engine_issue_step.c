@@ -56,14 +56,22 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
     return e->dev->ops->agree_end(e->reduce_stream, &end);
 }
 
+/* Everything on the stream is done before the reduce stream goes on. */
+static int wait_for_tail(struct zr_engine *e, struct zr_stream *s, struct zr_event *tail)
+{
+    ZR_TRY(e->dev->ops->event_record(tail, s));
+    return e->dev->ops->stream_wait(e->reduce_stream, tail);
+}
+
 /* Norm and agreement are one all-reduce, of a size that depends on neither the ranks nor what they carry. */
 int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = zr_job_tag(job);
     ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
-    ZR_TRY(d->event_record(e->ev.gather_tail, e->gather_stream));
-    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.gather_tail));
+    ZR_TRY(wait_for_tail(e, e->gather_stream, e->ev.gather_tail));
+    if (e->outer_stream)
+        ZR_TRY(wait_for_tail(e, e->outer_stream, e->ev.outer_tail[0]));
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e));

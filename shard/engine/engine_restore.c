@@ -32,6 +32,24 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
     return zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
 }
 
+static int gather_inner(struct zr_engine *e, int32_t unit)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    struct zr_tag tag = restore_tag(e, unit);
+    for (int32_t i = 0; i < u->n_flats; i++)
+        e->m.segs[i] = zr_outer_gather_seg(e, &e->layout->flats[u->first_flat + i]);
+    return zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->m.segs, u->n_flats, &tag);
+}
+
+int zr_engine_gather_inner(struct zr_engine *e)
+{
+    int err = e->plan->hop[ZR_OUTER].size > 1 ? zr_engine_drain(e) : 0;
+    for (int32_t u = 0; !err && e->plan->hop[ZR_OUTER].size > 1 && u < e->layout->n_units; u++)
+        err = gather_inner(e, u);
+    /* The gather of residents that follows drains, and ends with a barrier. */
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
 static int gather_residents(struct zr_engine *e)
 {
     int err = 0;

@@ -27,6 +27,8 @@ void zr_roles_streams(struct zr_engine *e)
         bool gathers = r == ZR_ROLE_GATHER || r == ZR_ROLE_GATHER_OUTER;
         e->role[r].stream = gathers ? e->gather_stream : e->reduce_stream;
     }
+    if (e->outer_stream)
+        e->role[ZR_ROLE_GATHER_OUTER].stream = e->outer_stream;
 }
 
 /* ---- collectives ---- */
