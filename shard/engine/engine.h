@@ -161,8 +161,11 @@ struct zr_engine_facts {
     int64_t n_waits, wait_ns;
     int64_t n_replans;
     int64_t n_gather, n_reduce;
-    /* received since zr_engine_adopt */
-    int64_t wire_bytes;
+    /* units gathered and reduced between groups */
+    int64_t n_outer_gather, n_outer_reduce;
+    /* received since zr_engine_adopt; and of it between groups, with what all ranks exchange where there are
+     * any */
+    int64_t wire_bytes, outer_bytes;
     int64_t allocated[ZR_MEM_COUNT];
     const char *backend, *device;
 };
@@ -228,7 +231,7 @@ int zr_engine_barrier(struct zr_engine *e);
 
 /* ---- checkpoints (engine_snapshot.c, engine_restore.c) ---- */
 
-/* One run of values that this rank owns and a checkpoint holds. */
+/* One run of values of this rank that a checkpoint holds. */
 struct zr_run {
     const struct zr_flat *flat;
     /* as in zr_engine_read */
@@ -239,11 +242,14 @@ struct zr_run {
     int64_t size;
     /* of element first */
     char *at;
-    /* bytes, in the snapshot */
-    int64_t snapshot_at;
+    /* bytes, in the snapshot, or where all runs of this walk lie end to end; and how many are kept for it */
+    int64_t snapshot_at, snapshot_bytes;
 };
-/* All of them, flat by flat. A non-zero result of fn ends the walk and is returned. */
+/* Flat by flat: what this rank owns, and no other; a non-zero result of fn ends the walk and is returned. */
 int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
+/* The same for what it reads from a checkpoint: all that it keeps in its group, for nothing is sent between
+ * groups. Without groups that is what it owns. */
+int zr_engine_runs_to_load(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 /* Calls fn for every range of elements of `flat` in [lo, hi) that belongs to one piece: first is the flat's
  * element. */
 typedef int (*zr_range_fn)(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
@@ -264,8 +270,8 @@ void zr_engine_forget_snapshot(struct zr_engine *e);
 void zr_engine_snapshot_read(struct zr_engine *e);
 
 /* Loading: collective, blocking, between steps. begin: nobody reads a shard any more. Then every rank writes
- * its runs (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads what every
- * rank holds of the others: resident parameters, and at stage 0 all state. */
+ * its runs to load (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads what
+ * every rank holds of the others: resident parameters, and at stage 0 all state. */
 int zr_engine_restore_begin(struct zr_engine *e);
 int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src);
 int zr_engine_restore_end(struct zr_engine *e);

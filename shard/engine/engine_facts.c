@@ -37,7 +37,10 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_replans = zr_core_counts(e->m.core).n_replans,
                                     .n_gather = e->i.n_gather,
                                     .n_reduce = e->i.n_reduce,
+                                    .n_outer_gather = e->i.n_outer_gather,
+                                    .n_outer_reduce = e->i.n_outer_reduce,
                                     .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
+                                    .outer_bytes = zr_roles_outer_bytes(e) - e->m.outer_at_open,
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
                                     .device = e->dev->ops->name};
     for (int i = 0; i < ZR_MEM_COUNT; i++)

@@ -154,7 +154,7 @@ struct zr_model_side {
 
     int64_t n_waits, wait_ns;
     /* what opening took from the others: not the model's traffic */
-    int64_t wire_at_open;
+    int64_t wire_at_open, outer_at_open;
     int64_t allocated[ZR_MEM_COUNT];
 };
 
@@ -262,13 +262,14 @@ int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_
                      const struct zr_tag *tag);
 /* Of all communicators: whether any may have a failure to tell; the first that has one; all fail; each can
  * take what a job puts on it without a wait; the work of any does not end (zr_comm_ops.stuck); bytes
- * received. */
+ * received, and of them by those that join groups: 0 where there is one. */
 bool zr_roles_alarmed(const struct zr_engine *e);
 int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
 bool zr_roles_have_room(const struct zr_engine *e);
 bool zr_roles_stuck(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
+int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 
 /* ---- engine.c, engine_step.c ---- */
 

@@ -112,7 +112,7 @@ static int zero_run(void *arg, const struct zr_run *run)
 
 int zr_engine_zero_states(struct zr_engine *e)
 {
-    int err = zr_engine_runs(e, zero_run, e);
+    int err = zr_engine_runs_to_load(e, zero_run, e);
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
 }
 

@@ -120,14 +120,28 @@ bool zr_roles_stuck(const struct zr_engine *e)
     return stuck;
 }
 
+static int64_t wire_bytes(struct zr_comm *c)
+{
+    struct zr_comm_stats s;
+    c->ops->stats(c, &s);
+    return s.wire_bytes;
+}
+
 int64_t zr_roles_wire_bytes(const struct zr_engine *e)
 {
     int64_t bytes = 0;
-    for (int i = 0; i < e->n_distinct; i++) {
-        struct zr_comm_stats s;
-        e->distinct[i]->ops->stats(e->distinct[i], &s);
-        bytes += s.wire_bytes;
-    }
+    for (int i = 0; i < e->n_distinct; i++)
+        bytes += wire_bytes(e->distinct[i]);
+    return bytes;
+}
+
+int64_t zr_roles_outer_bytes(const struct zr_engine *e)
+{
+    static const enum zr_role outer[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};
+    int64_t bytes = 0;
+    for (size_t i = 0; e->plan->hop[ZR_OUTER].size > 1 && i < sizeof outer / sizeof *outer; i++)
+        if (e->role[outer[i]].comm)
+            bytes += wire_bytes(e->role[outer[i]].comm);
     return bytes;
 }
 

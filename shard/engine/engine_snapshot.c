@@ -61,7 +61,28 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
     let_go(l);
 }
 
-int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
+/* What every group has a copy of, each reads for itself; what is inside a group is spread there. */
+static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
+{
+    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZR_F32);
+    return !param && e->plan->place.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
+}
+
+static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level level)
+{
+    const struct zr_flat *f = run->flat;
+    struct zr_span span = zr_flat_span(f, e->at, level);
+    run->first = span.first;
+    run->n = span.n;
+    run->size = run->kind == ZR_VALUE_PARAM ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float);
+    run->snapshot_bytes = (level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems) * run->size;
+    run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
+              : run->kind == ZR_VALUE_MASTER ? (char *)zr_engine_master_at(e, f, run->first)
+                                             : (char *)zr_engine_state_at(e, f, run->kind, run->first);
+}
+
+static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, const struct zr_run *run),
+                    void *arg)
 {
     int64_t at = 0;
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
@@ -69,25 +90,25 @@ int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run
         for (int kind = ZR_VALUE_PARAM; kind < e->plan->n_states; kind++) {
             if (!zr_plan_saves(e->plan, f, kind))
                 continue;
-            struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at, .size = (int64_t)sizeof(float)};
-            struct zr_span own = zr_engine_own(e, f);
-            run.first = own.first;
-            run.n = own.n;
-            if (kind == ZR_VALUE_PARAM) {
-                run.size = zr_dtype_bytes(f->dtype);
-                run.at = zr_engine_param_at(e, f, run.first);
-            } else if (kind == ZR_VALUE_MASTER) {
-                run.at = (char *)zr_engine_master_at(e, f, run.first);
-            } else {
-                run.at = (char *)zr_engine_state_at(e, f, kind, run.first);
-            }
-            at += zr_plan_snapshot_bytes(f, kind);
+            struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};
+            fill_run(e, &run, to_load ? level_to_load(e, f, kind) : ZR_LEVEL_FINE);
+            at += run.snapshot_bytes;
             int err = fn(arg, &run);
             if (err)
                 return err;
         }
     }
     return 0;
+}
+
+int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
+{
+    return for_runs(e, false, fn, arg);
+}
+
+int zr_engine_runs_to_load(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
+{
+    return for_runs(e, true, fn, arg);
 }
 
 static int copy_run(void *arg, const struct zr_run *run)

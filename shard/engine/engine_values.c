@@ -249,6 +249,7 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
             err = zr_engine_write(e, t, ZR_VALUE_PARAM, 0, x->n_elems, *x->param);
     }
     e->m.wire_at_open = zr_roles_wire_bytes(e);
+    e->m.outer_at_open = zr_roles_outer_bytes(e);
     return err;
 }
 

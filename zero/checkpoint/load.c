@@ -2,7 +2,7 @@
  * all of them could; only then is anything changed.
  *
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
- * they cover the model once, and reads the parts that meet what it owns. */
+ * they cover the model once, and reads the parts that meet what it keeps. */
 #include "comm/verdict.h"
 #include "zero/checkpoint/load_inside.h"
 
@@ -58,7 +58,7 @@ static int apply(struct zr_loading *l)
     struct zr_manifest *m = &l->manifest;
     int err = zr_engine_restore_begin(z->engine);
     if (!err && !l->direct)
-        err = zr_engine_runs(z->engine, restore_run, l);
+        err = zr_engine_runs_to_load(z->engine, restore_run, l);
     if (!err && z->layout->n_buffers)
         err = zr_engine_copy_buffers(z->engine, l->staged + l->buffers_at, true);
     if (!err)

@@ -301,7 +301,7 @@ static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x)
     return lo;
 }
 
-/* Lists, by file, the parts of the saved ranges that this rank owns; requests NULL: only counts them. */
+/* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them. */
 static void meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
 {
     for (int64_t i = 0; i < l->own.n; i++) {
@@ -365,7 +365,7 @@ static int fetch(struct zr_loading *l)
 
 static int add_bytes(void *arg, const struct zr_run *run)
 {
-    *(int64_t *)arg += zr_plan_snapshot_bytes(run->flat, run->kind);
+    *(int64_t *)arg += run->snapshot_bytes;
     return 0;
 }
 
@@ -383,7 +383,7 @@ static int read_direct(struct zr_loading *l)
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes of the buffers",
                        (long long)layout->buffer_bytes);
-    int err = zr_extents_of(l->z, NULL, 0, &l->own);
+    int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
     for (int64_t i = 0; !err && i < l->own.n; i++) { /* in the table's order */
         const struct zr_tensor *t = &layout->tensors[l->own.list[i].tensor];
@@ -410,13 +410,15 @@ int zr_loading_read(struct zr_loading *l)
     l->direct = is_direct(z);
     if (l->direct)
         return read_direct(l);
-    zr_engine_runs(z->engine, add_bytes, &l->buffers_at);
+    zr_engine_runs_to_load(z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
     /* Touching memory for the first time may take longer than reading the file: what is reserved is better,
-     * and nobody uses it now. */
-    l->staged = zr_engine_snapshot(z->engine) ? zr_engine_snapshot(z->engine) : malloc((size_t)bytes + 1);
+     * and nobody uses it now. In groups a rank reads more than it saves. */
+    l->staged = zr_engine_snapshot(z->engine);
+    if (!l->staged || bytes > z->plan->snapshot_bytes)
+        l->staged = malloc((size_t)bytes + 1);
     if (!l->staged)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the %lld bytes that this rank loads", (long long)bytes);
-    err = zr_extents_of(z, l->staged, l->buffers_at, &l->own);
+    err = zr_extents_to_load(z, l->staged, l->buffers_at, &l->own);
     return err ? err : fetch(l);
 }

@@ -34,6 +34,8 @@ struct zr_extents {
  * snapshot is. buffers_at: of the model's buffers there, if they are this rank's too; negative: they are not.
  * *out is released with free(out->list). ZR_ERR_NOMEM. */
 int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
+/* The same of what this rank reads: see zr_engine_runs_to_load. */
+int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 
 /* safetensors' name of the dtype that a kind of the tensor has. */
 const char *zr_kind_dtype(const struct zr_tensor *t, int kind);

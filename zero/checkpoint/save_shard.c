@@ -115,22 +115,36 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
     }
 }
 
-int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
+/* Of zr_engine_runs, or zr_engine_runs_to_load. */
+typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
+
+static int list_extents(struct zero_ctx *z, runs_fn runs, char *base, int64_t buffers_at,
+                        struct zr_extents *out)
 {
     *out = (struct zr_extents){0};
     struct collecting c = {.z = z, .base = base, .out = out};
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;
-    zr_engine_runs(z->engine, add_run, &c);
+    runs(z->engine, add_run, &c);
     out->n += n_buffers;
     struct zr_extent *list = malloc((size_t)(out->n + 1) * sizeof *list);
     if (!list)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %lld ranges", (long long)out->n);
     *out = (struct zr_extents){.list = list};
-    zr_engine_runs(z->engine, add_run, &c);
+    runs(z->engine, add_run, &c);
     if (n_buffers)
         add_buffers(z, base ? base + buffers_at : NULL, out);
     qsort(list, (size_t)out->n, sizeof *list, in_order);
     return 0;
+}
+
+int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
+{
+    return list_extents(z, zr_engine_runs, base, buffers_at, out);
+}
+
+int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out)
+{
+    return list_extents(z, zr_engine_runs_to_load, base, buffers_at, out);
 }
 
 /* ---- the head ---- */
