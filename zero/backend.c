@@ -115,14 +115,27 @@ static int open_nccl(struct zero_ctx *z)
     return err;
 }
 
+/* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
+static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
+{
+    bool groups = z->plan->place.size[ZR_OUTER] > 1;
+    if (role <= ZR_ROLE_REDUCE)
+        return groups ? &z->mesh.in : &z->mesh.all;
+    if (!groups)
+        return NULL;
+    return role == ZR_ROLE_CONTROL ? &z->mesh.all : &z->mesh.out;
+}
+
 static int open_shm(struct zero_ctx *z)
 {
     int err = 0;
-    for (int r = ZR_ROLE_GATHER; !err && r <= ZR_ROLE_REDUCE; r++)
-        err = zr_shm_open(z->rendezvous, z->device, &z->mesh.all, (enum zr_role)r,
-                          z->config.options.timeout_ms, &z->comm[r]);
-    if (!err)
-        zr_shm_pair(z->comm[ZR_ROLE_GATHER], z->comm[ZR_ROLE_REDUCE]);
+    for (int r = 0; !err && r < ZR_ROLES; r++)
+        if (group_of(z, (enum zr_role)r))
+            err = zr_shm_open(z->rendezvous, z->device, group_of(z, (enum zr_role)r), (enum zr_role)r,
+                              z->config.options.timeout_ms, &z->comm[r]);
+    for (int r = ZR_ROLE_GATHER; !err && r < ZR_ROLE_CONTROL; r += 2) /* those of one group */
+        if (z->comm[r])
+            zr_shm_pair(z->comm[r], z->comm[r + 1]);
     return err;
 }
 
@@ -139,15 +152,17 @@ int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
     int err = backend == ZERO_BACKEND_SELF  ? open_self(z)
               : backend == ZERO_BACKEND_SHM ? open_shm(z)
                                             : open_nccl(z);
-    for (int r = ZR_ROLE_GATHER; !err && z->check && r <= ZR_ROLE_REDUCE; r++)
-        err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
-    z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
+    for (int r = 0; !err && z->check && r < ZR_ROLES; r++)
+        if (z->comm[r])
+            err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
+    if (!z->comm[ZR_ROLE_CONTROL])
+        z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
     return err;
 }
 
 void zr_backend_close_comms(struct zero_ctx *z)
 {
-    for (int r = ZR_ROLE_GATHER; r <= ZR_ROLE_REDUCE; r++)
-        if (z->comm[r])
+    for (int r = 0; r < ZR_ROLES; r++)
+        if (z->comm[r] && (r < ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]))
             z->comm[r]->ops->close(z->comm[r]);
 }

@@ -140,6 +140,8 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);
+    s.traffic.n_outer = f.n_outer_gather + f.n_outer_reduce;
+    s.traffic.outer_bytes = f.outer_bytes;
     zr_copy_out(out, z->config.user.stats_size, &s, sizeof s);
     return 0;
 }

@@ -335,9 +335,9 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (err)
         return err;
     err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors, &backend));
-    if (!err && z->mesh.outer > 1)
-        err = zr_fail(ZR_ERR_NOTSUP, "hybrid: groups of %d of %d ranks can be planned only", z->mesh.inner,
-                      z->world.world);
+    if (!err && z->mesh.outer > 1 && backend == ZERO_BACKEND_NCCL)
+        err = zr_fail(ZR_ERR_NOTSUP, "hybrid: groups of %d of %d ranks can be planned only with NCCL",
+                      z->mesh.inner, z->world.world);
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)
