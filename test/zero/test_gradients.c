@@ -127,11 +127,11 @@ static void train(struct toy_rank *r)
 static void as_the_update_has_them(void **state)
 {
     (void)state;
-    for (int world = 1; world <= WORLDS; world++)
-        for (int stage = 0; stage <= 3; stage++)
+    for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
+        for (int stage = 0; stage < TOY_STAGES; stage++)
             for (int way = 0; way < 4; way++) {
                 bool brackets = way & 1, in_place = way & 2;
-                if (stage > 1 && !brackets)
+                if (!toy_has_stage(world, stage) || (stage > 1 && !brackets))
                     continue;
                 struct setup s = {.stage = stage,
                                   .accum = in_place || (world + stage) % 2 ? 3 : 1,
@@ -140,7 +140,7 @@ static void as_the_update_has_them(void **state)
                                   .asks = (way + stage + world) % 2,
                                   .clip = (stage + way / 2) % 2 ? 0.05f : 0,
                                   .grad_scale = stage == 2 ? -0.25 : 1};
-                struct toy_rank a[WORLDS], b[WORLDS];
+                struct toy_rank a[TOY_HYBRID_WORLD], b[TOY_HYBRID_WORLD];
                 char what[96];
                 snprintf(what, sizeof what, "stage %d, accum %d, brackets %d, in place %d", stage, s.accum,
                          brackets, in_place);

@@ -168,13 +168,22 @@ int toy_hash(zero_ctx *z, int n_states, uint64_t *hash)
 struct zero_config toy_config(struct toy_rank *r, int stage)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.stage = stage;
+    cfg.stage = stage < TOY_HSDP ? stage : 3;
+    if (stage >= TOY_HSDP) {
+        cfg.hybrid = stage == TOY_HSDP ? ZERO_HYBRID_HSDP : ZERO_HYBRID_HFSDP;
+        cfg.shard_group = 2;
+    }
     cfg.rank = r->rank;
     cfg.world = r->world;
     cfg.rendezvous = r->world > 1 ? r->url : NULL;
     cfg.timeout_ms = 30000;
     cfg.weight_decay = 0.1f;
     return cfg;
+}
+
+bool toy_has_stage(int world, int stage)
+{
+    return (stage >= TOY_HSDP) == (world == TOY_HYBRID_WORLD);
 }
 
 void toy_note(struct toy_rank *r, int code)

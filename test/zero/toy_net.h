@@ -55,7 +55,11 @@ struct toy_rank {
 };
 
 /* ZERO_CONFIG_INIT with rank, world and rendezvous filled in. */
+/* Behind stage 3: hybrids, in groups of 2 ranks. */
+enum { TOY_HSDP = 4, TOY_HFSDP = 5, TOY_STAGES = 6, TOY_HYBRID_WORLD = 4 };
 struct zero_config toy_config(struct toy_rank *r, int stage);
+/* Hybrids are tried in one world only, where there are two groups, and stages in smaller ones. */
+bool toy_has_stage(int world, int stage);
 /* Notes code and zero_last_error(). */
 void toy_note(struct toy_rank *r, int code);
 /* Appends to wrong. */
