@@ -58,7 +58,8 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 
 /* ---- opening ---- */
 
-/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has it. */
+/* An arena, made with the communicator of a role, and moved by that of another one, too, if anybody has
+ * it. */
 static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, int64_t bytes, char **base)
 {
     struct zr_comm *c = e->role[role].comm, *other = e->role[too].comm;

@@ -270,8 +270,8 @@ void zr_engine_forget_snapshot(struct zr_engine *e);
 void zr_engine_snapshot_read(struct zr_engine *e);
 
 /* Loading: collective, blocking, between steps. begin: nobody reads a shard any more. Then every rank writes
- * its runs to load (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads what
- * every rank holds of the others: resident parameters, and at stage 0 all state. */
+ * its runs to load (zr_engine_restore_run: n_bytes from host memory, over the whole run), and end spreads
+ * what every rank holds of the others: resident parameters, and at stage 0 all state. */
 int zr_engine_restore_begin(struct zr_engine *e);
 int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src);
 int zr_engine_restore_end(struct zr_engine *e);

@@ -1,8 +1,9 @@
 /* engine_init.c: the parameters' first values by a callback, for models that no rank holds whole.
  *
  * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice, whatever
- * the groups; what ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit by unit, so that
- * one that takes long is waited for no longer than that, and a failure on one is an error on all. */
+ * the groups; what ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit
+ * by unit, so that one that takes long is waited for no longer than that, and a failure on one is an error on
+ * all. */
 #include "comm/verdict.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/engine_inside.h"

@@ -1,5 +1,5 @@
-/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather, the reduce and the outer
- * stream. */
+/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather, the reduce and the
+ * outer stream. */
 #include "shard/engine/engine_issue.h"
 
 /* ---- gather ---- */

@@ -41,8 +41,8 @@ struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
 /* With groups only. last: the one behind which a sum is the world's. */
 struct zr_hop_run zr_outer_hop(const struct zr_engine *e);
 struct zr_hop_run zr_last_hop(const struct zr_engine *e);
-/* Of the last hop: the unit's sums are made whole where they are reduced, not for its update; where the flat's
- * first sum is (whole, if that is so, else this rank's slice); and bytes of a whole one. */
+/* Of the last hop: the unit's sums are made whole where they are reduced, not for its update; where the
+ * flat's first sum is (whole, if that is so, else this rank's slice); and bytes of a whole one. */
 bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit);
 int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
 int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);

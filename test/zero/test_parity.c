@@ -624,8 +624,8 @@ static void worlds_agree(void **state)
     }
 }
 
-/* In groups of as many ranks as a power of two, what a flat run has; in others, the same as HSDP and HFSDP, and
- * still AdamW. Where bits may differ, too. */
+/* In groups of as many ranks as a power of two, what a flat run has; in others, the same as HSDP and HFSDP,
+ * and still AdamW. Where bits may differ, too. */
 static void hybrids_agree(void **state)
 {
     (void)state;
