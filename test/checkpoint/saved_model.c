@@ -166,6 +166,9 @@ static void *run_rank(void *arg)
     void *own[MODEL_TENSORS];
     char url[64];
     cfg.stage = o->stage;
+    cfg.hybrid = o->hybrid;
+    if (o->hybrid)
+        cfg.shard_group = o->group;
     cfg.rank = s->rank;
     cfg.world = o->world;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", s->port);

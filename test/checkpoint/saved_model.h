@@ -24,8 +24,9 @@ struct model_rank {
 
 struct model_options {
     int world, stage;
-    int prefetch;   /* 0: the default; negative: none */
-    int64_t budget; /* 0: the default */
+    int prefetch;      /* 0: the default; negative: none */
+    int64_t budget;    /* 0: the default */
+    int hybrid, group; /* 0, 0: none */
     bool async;
     int keep;
     bool scrambled; /* begin from other weights: a load must replace all of them */

@@ -16,7 +16,15 @@
 #define MORE  10
 static const int worlds[] = {1, 2, 3, 4, 5, 8};
 #define N_WORLDS 6
-#define N_WAYS   (4 * N_WORLDS)
+#define N_STAGED (4 * N_WORLDS)
+
+/* Behind the stages. */
+static const struct {
+    int hybrid, world, group;
+} hybrids[] = {
+    {ZERO_HYBRID_HSDP, 4, 2}, {ZERO_HYBRID_HFSDP, 4, 2}, {ZERO_HYBRID_HSDP, 8, 4}, {ZERO_HYBRID_HFSDP, 8, 2}};
+#define N_HYBRIDS ((int)(sizeof hybrids / sizeof *hybrids))
+#define N_WAYS    (N_STAGED + N_HYBRIDS)
 
 static struct way {
     uint64_t hash, later; /* after STEPS, and after MORE steps on */
@@ -28,6 +36,14 @@ static struct memory_files *files;
 static struct model_options options_of(int way)
 {
     int stage = way / N_WORLDS;
+    if (way >= N_STAGED)
+        return (struct model_options){.stage = 3,
+                                      .world = hybrids[way - N_STAGED].world,
+                                      .hybrid = hybrids[way - N_STAGED].hybrid,
+                                      .group = hybrids[way - N_STAGED].group,
+                                      .prefetch = way % 2 ? -1 : 1,
+                                      .async = way % 3 == 1,
+                                      .files = memory_files_table(files)};
     return (struct model_options){.stage = stage,
                                   .world = worlds[way % N_WORLDS],
                                   .prefetch = way % 5 == 0 ? -1 : way % 3,
@@ -80,7 +96,7 @@ static void test_every_pair(void **state)
     files = memory_files_open();
     for (int i = 0; i < N_WAYS; i++) {
         struct model_options o = options_of(i);
-        snprintf(ways[i].dir, sizeof ways[i].dir, "/stage%d-world%d", o.stage, o.world);
+        snprintf(ways[i].dir, sizeof ways[i].dir, "/stage%d-world%d-%d", o.stage, o.world, o.hybrid);
         model_run(&o, save_one, &ways[i]);
     }
     for (int i = 0; i < N_WAYS; i++) {
@@ -101,6 +117,12 @@ static void test_across_stages(void **state)
             assert_true(ways[stage * N_WORLDS + w].hash == ways[w].hash);
             assert_true(ways[stage * N_WORLDS + w].later == ways[w].later);
         }
+    for (int i = 0; i < N_HYBRIDS; i++)
+        for (int w = 0; w < N_WORLDS; w++)
+            if (worlds[w] == hybrids[i].world) {
+                assert_true(ways[N_STAGED + i].hash == ways[w].hash);
+                assert_true(ways[N_STAGED + i].later == ways[w].later);
+            }
 }
 
 /* ---- a long asynchronous run ---- */

@@ -227,6 +227,9 @@ static void test_agreement(void **state)
                 mean_world = worlds[w];
                 run(agrees, &(struct plan){.stage = stage, .shift = shift}, worlds[w], 0, NULL);
             }
+    mean_world = TOY_HYBRID_WORLD;
+    for (int stage = TOY_HSDP; stage <= TOY_HFSDP; stage++)
+        run(agrees, &(struct plan){.stage = stage}, TOY_HYBRID_WORLD, 0, NULL);
 }
 
 /* A mean of counters that differ is not taken, and nothing is changed. */
