@@ -77,7 +77,7 @@ static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
                           const struct zr_tag *tag)
 {
     int err = zr_gather_check("sim all_gather", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
-    if (err)
+    if (err || zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_GATHER))
         return err;
     struct zr_sim_part p = {.op = ZR_OP_ALL_GATHER,
                             .gather = copy_of(seg, (size_t)n_seg * sizeof *seg),
@@ -112,13 +112,18 @@ static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, in
     return err ? err : zr_sim_meeting_join(c, s, &p);
 }
 
+/* An exchange, or an agreement in which nothing is added up, is left out. */
+static bool lacks_barrier(struct zr_comm *c)
+{
+    const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
+    bool of_job = zr_sim_speaker(d->w)->id % ZR_SIM_LINES == ZR_SIM_LOOP;
+    return zr_sim_comm_flawed(d, of_job ? ZR_SIM_NO_BARRIER_IN_STEP : ZR_SIM_NO_BARRIER);
+}
+
 static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                         const struct zr_tag *tag)
 {
-    if (zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_BARRIER_IN_STEP) && tag->unit >= 0)
-        return 0;
-    if (zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_BARRIER) && tag->unit < 0 &&
-        zr_sim_speaker(zr_sim_comm_of(c)->world->w)->id % ZR_SIM_LINES == ZR_SIM_MODEL)
+    if (lacks_barrier(c))
         return 0;
     int err = zr_range_check("sim exchange", zr_sim_comm_of(c)->arena_bytes, off, slot_bytes, c->group.size);
     struct zr_sim_part p = {.op = ZR_OP_EXCHANGE, .off = off, .bytes = slot_bytes, .tag = *tag};
@@ -130,6 +135,8 @@ static int sim_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_
 {
     int err = zr_agree_check("sim agree", zr_sim_comm_of(c)->arena_bytes, off, n_sum, n_max);
     int64_t bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
+    if (n_sum == 0 && lacks_barrier(c))
+        return err;
     struct zr_sim_part p = {.op = ZR_OP_AGREE, .off = off, .bytes = bytes, .n_sum = n_sum, .tag = *tag};
     return err ? err : zr_sim_meeting_join(c, s, &p);
 }

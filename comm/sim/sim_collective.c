@@ -95,12 +95,27 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
     zr_sim_spend(d->w, l, wire_ns(d, mine->bytes, me));
 }
 
-/* All words of the record at a place from part `p` on; *n: how many are in it. */
+/* The places that agree with the one at `me`: from first on, n of them. */
+struct agreeing {
+    int first, n;
+};
+
+static struct agreeing agreeing_with(const struct zr_sim_comm_world *d, int me)
+{
+    int half = d->n / 2;
+    if (!half || !zr_sim_comm_flawed(d, ZR_SIM_AGREE_APART))
+        return (struct agreeing){0, d->n};
+    return me < half ? (struct agreeing){0, half} : (struct agreeing){half, d->n - half};
+}
+
+/* All words of the record at a place from the part of place `p` on; *n: how many are in it. */
 static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_sim_part *mine, int place, int p,
                          int64_t *n)
 {
-    int64_t words = mine->bytes / (int64_t)sizeof(uint64_t), from = zr_agree_part(d->n, p, words);
-    *n = zr_agree_part(d->n, p + 1, words) - from;
+    struct agreeing with = agreeing_with(d, p);
+    int64_t words = mine->bytes / (int64_t)sizeof(uint64_t);
+    int64_t from = zr_agree_part(with.n, p - with.first, words);
+    *n = zr_agree_part(with.n, p - with.first + 1, words) - from;
     return (uint64_t *)(zr_sim_comm_at(d, place)->arena + mine->off) + from;
 }
 
@@ -108,9 +123,10 @@ static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_sim_
 static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *mine,
                          int me)
 {
-    int64_t n, first = zr_agree_part(d->n, me, mine->bytes / (int64_t)sizeof(uint64_t));
+    const struct agreeing with = agreeing_with(d, me);
+    int64_t n, first = zr_agree_part(with.n, me - with.first, mine->bytes / (int64_t)sizeof(uint64_t));
     uint64_t *to = part_of(d, mine, me, me, &n);
-    for (int p = 0; p < d->n; p++) {
+    for (int p = with.first; p < with.first + with.n; p++) {
         const uint64_t *from = part_of(d, mine, p, me, &n);
         zr_shadow_read(d->rec, l, from, n * (int64_t)sizeof *from);
         for (int64_t k = 0; k < n && p != me; k++)
@@ -129,7 +145,8 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
         zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));
         return;
     }
-    for (int p = 0; p < d->n; p++) {
+    const struct agreeing with = agreeing_with(d, me);
+    for (int p = with.first; p < with.first + with.n; p++) {
         int64_t n;
         const uint64_t *from = part_of(d, mine, p, p, &n);
         uint64_t *to = part_of(d, mine, me, p, &n);

@@ -85,7 +85,8 @@ static inline struct zr_sim_comm *zr_sim_comm_at(const struct zr_sim_comm_world 
 
 static inline bool zr_sim_comm_flawed(const struct zr_sim_comm_world *d, enum zr_sim_comm_flaw flaw)
 {
-    return zr_sim_config(d->w)->comm_flaws & flaw;
+    const struct zr_sim_options *o = zr_sim_config(d->w);
+    return (o->comm_flaws & flaw) && (!o->flawed_roles || o->flawed_roles >> d->role & 1);
 }
 
 /* sim_meet.c: puts a rank's part, which is taken over, on its stream. */

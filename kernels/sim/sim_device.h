@@ -15,7 +15,8 @@
 
 #include "kernels/check/recorder.h"
 
-enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM, ZR_SIM_LINES = 7 }; /* of one rank */
+/* Of one rank: three host threads, and five streams. */
+enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM, ZR_SIM_LINES = 8 };
 
 /* One rank's contribution to a gradient, as a number that may be added up: a lost or a doubled one changes
  * the sum. */
@@ -53,9 +54,11 @@ enum zr_sim_comm_flaw {
     ZR_SIM_BROADCAST_STARTS_ALONE = 32,
     ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
     ZR_SIM_NO_BARRIER = 128,
-    ZR_SIM_NO_BARRIER_IN_STEP = 256, /* those of a unit */
+    ZR_SIM_NO_BARRIER_IN_STEP = 256, /* those of jobs */
     ZR_SIM_AGREE_STARTS_ALONE = 512,
-    ZR_SIM_AGREE_LEAVES_ALONE = 1024
+    ZR_SIM_AGREE_LEAVES_ALONE = 1024,
+    ZR_SIM_AGREE_APART = 2048, /* each half of the ranks agrees by itself */
+    ZR_SIM_NO_GATHER = 4096
 };
 
 struct zr_sim_options {
@@ -81,8 +84,8 @@ struct zr_sim_options {
     void (*ran)(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                 int64_t to_ns);
     void *arg;
-    /* enum zr_sim_comm_flaw */
-    unsigned comm_flaws;
+    /* enum zr_sim_comm_flaw; of communicators of these roles, a bit each (1 << enum zr_role); 0: of all */
+    unsigned comm_flaws, flawed_roles;
 
     /* Time. 0 bytes per second: everything takes no time. */
     double memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
