@@ -6,6 +6,7 @@
  *   verify_rank.c     one rank of a case: engine, plan, loop and model thread
  *   verify_snapshot.c its snapshots, and what they must hold
  *   verify_turns.c    who goes on next: model threads, loops, ranks that die
+ *   verify_groups.c   the communicators of a case, by role and group
  *   verify_run.c      a case: the world below its ranks, and whether all ended as they should
  *   verify_time.c     a case on the virtual clock
  *   verify_mutants.c  schedules with one thing missing, to show that the checker would notice
@@ -86,6 +87,13 @@ struct zr_verify_case {
     int norms;
     /* percent of the steps before which one is begun and dropped */
     int drops;
+    /* ranks that share one copy of the parameters, of a hybrid: a number that divides the world; 0: no
+     * hybrid */
+    int group;
+    /* enum zr_hybrid: 0 none, 1 HSDP, 2 HFSDP; stage 3 only */
+    int hybrid;
+    /* ranks are dealt to the groups in turn, as by a launcher that goes around the hosts */
+    bool dealt;
 };
 
 struct zr_verify_result {
@@ -108,6 +116,8 @@ struct zr_verify_result {
 struct zr_mutant;
 
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out);
+/* It can be run: fields are in range and go together. */
+bool zr_verify_possible(const struct zr_verify_case *c);
 /* The model has its parameters and gradients outside brackets, too. */
 bool zr_verify_model_holds(const struct zr_verify_case *c);
 /* "stage=3 world=2 ..."; the same text read back gives the same case. */
@@ -149,7 +159,7 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
  * verify_search.c. */
 struct zr_search_result {
     int64_t n_configs, n_states, n_edges, n_bad;
-    char text[512];
+    char text[1024];
 };
 /* To show that the search would notice: the model's thread never waits for the loop; a job is never given to
  * it. */

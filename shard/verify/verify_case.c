@@ -5,9 +5,43 @@
 #include <stdlib.h>
 #include <string.h>
 
+static struct zr_options options_of(const struct zr_verify_case *c)
+{
+    return (struct zr_options){.stage = c->stage,
+                               .hybrid = (enum zr_hybrid)c->hybrid,
+                               .shard_group = c->group,
+                               .grad_in_place = c->grad_in_place};
+}
+
 bool zr_verify_model_holds(const struct zr_verify_case *c)
 {
-    return zr_placement_asked(&(struct zr_options){.stage = c->stage}).model_holds;
+    const struct zr_options o = options_of(c);
+    return zr_placement_asked(&o).model_holds;
+}
+
+int zr_verify_layout(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                     struct zr_layout **out)
+{
+    const struct zr_options o = options_of(c);
+    struct zr_placement place;
+    struct zr_tensor *tensors;
+    int32_t n;
+    int err = zr_placement_in(&o, c->world, &place);
+    if (!err)
+        err = zr_script_tensors(c, speed, &tensors, &n);
+    return err ? err
+               : zr_layout_make(tensors, n, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
+                                false, out);
+}
+
+bool zr_verify_possible(const struct zr_verify_case *c)
+{
+    bool sizes = c->world >= 1 && c->world <= 64 && c->n_units >= 1 && c->n_units <= 1000 && c->accum >= 1 &&
+                 c->accum <= 64 && c->n_steps >= 1 && c->n_steps <= 100;
+    bool groups = c->hybrid == ZR_HYBRID_NONE ? c->group == 0 && !c->dealt
+                                              : c->hybrid > 0 && c->hybrid <= ZR_HFSDP && c->stage == 3 &&
+                                                    c->group >= 1 && c->world % c->group == 0;
+    return sizes && groups && c->stage >= 0 && c->stage <= 3 && c->prefetch >= 0 && c->dead < c->world;
 }
 
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
@@ -89,7 +123,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(wire_bf16, bool) X(user_update, bool) X(stacked, bool) X(overwrite, bool) X(resident, bool) X(declared, bool)    \
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
-    X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)
+    X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
+    X(group, int) X(hybrid, int) X(dealt, bool)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
@@ -130,13 +165,12 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
         p++;
     if (*p)
         return zr_fail(ZR_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
-    if (c.world < 1 || c.world > 64 || c.stage < 0 || c.stage > 3 || c.n_units < 1 || c.accum < 1 ||
-        c.n_steps < 1 || c.n_units > 1000 || c.n_steps > 100 || c.accum > 64 || c.prefetch < 0 ||
-        c.dead >= c.world)
+    if (!zr_verify_possible(&c))
         return zr_fail(ZR_ERR_ARG,
                        "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
-                       "n_steps %d (1..100)",
-                       c.stage, c.world, c.n_units, c.accum, c.n_steps);
+                       "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
+                       "number that divides the world)",
+                       c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group);
     *out = c;
     return 0;
 }
@@ -151,28 +185,47 @@ static bool still_fails(const struct zr_verify_case *c, const struct zr_mutant *
     return true;
 }
 
+/* The least that a field may be, where 0 is not what is simplest. */
+static int least_of(const struct zr_verify_case *c, const char *field)
+{
+    if (!strcmp(field, "poison") || !strcmp(field, "dead"))
+        return -1;
+    if (!strcmp(field, "n_units") || !strcmp(field, "accum") || !strcmp(field, "n_steps"))
+        return 1;
+    if (!strcmp(field, "world"))
+        return c->world > 1 ? 2 : 1;
+    return !strcmp(field, "group") && c->hybrid ? 1 : 0;
+}
+
+/* Without a hybrid there are no groups. */
+static void settle_groups(struct zr_verify_case *c)
+{
+    if (c->hybrid)
+        return;
+    c->group = 0;
+    c->dealt = false;
+}
+
 void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)
 {
     /* Each field down to what is simplest, over and over until none gives. */
     for (bool smaller = true; smaller;) {
         smaller = false;
-#define X(field, type)                                                                                        \
-    {                                                                                                         \
-        int low = !strcmp(#field, "poison") || !strcmp(#field, "dead")                                   ? -1 \
-                  : !strcmp(#field, "n_units") || !strcmp(#field, "accum") || !strcmp(#field, "n_steps") ? 1  \
-                  : !strcmp(#field, "world") ? c->world > 1 ? 2 : 1                                           \
-                                             : 0;                                                             \
-        int now = (int)c->field;                                                                              \
-        int tries[] = {low, now / 2 > low ? now / 2 : low, now - 1 > low ? now - 1 : low};                    \
-        for (int i = 0; i < 3 && strcmp(#field, "stage") && now > low; i++) {                                 \
-            struct zr_verify_case t = *c;                                                                     \
-            t.field = (type)tries[i];                                                                         \
-            if (t.dead < t.world && still_fails(&t, mutant, out)) {                                           \
-                *c = t;                                                                                       \
-                smaller = true;                                                                               \
-                break;                                                                                        \
-            }                                                                                                 \
-        }                                                                                                     \
+#define X(field, type)                                                                                       \
+    {                                                                                                        \
+        int low = least_of(c, #field), now = (int)c->field;                                                  \
+        int step = !strcmp(#field, "world") && c->group ? c->group : 1; /* a group less */                   \
+        int tries[] = {low, now / 2 > low ? now / 2 : low, now - step > low ? now - step : low};             \
+        for (int i = 0; i < 3 && strcmp(#field, "stage") && now > low; i++) {                                \
+            struct zr_verify_case t = *c;                                                                    \
+            t.field = (type)tries[i];                                                                        \
+            settle_groups(&t);                                                                               \
+            if (zr_verify_possible(&t) && still_fails(&t, mutant, out)) {                                    \
+                *c = t;                                                                                      \
+                smaller = true;                                                                              \
+                break;                                                                                       \
+            }                                                                                                \
+        }                                                                                                    \
     }
         FIELDS(X)
 #undef X

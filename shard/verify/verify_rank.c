@@ -304,9 +304,7 @@ void zr_ranks_close(struct zr_verify_world *v)
         if (r->engine_open)
             zr_engine_close(&r->engine);
     }
-    for (int k = 0; k < v->n_opened; k++)
-        for (int id = 0; id < v->c->world; id++)
-            v->opened[k][id]->ops->close(v->opened[k][id]);
+    zr_groups_close(v);
     for (int id = 0; v->ranks && id < v->c->world; id++) {
         struct zr_verify_rank *r = &v->ranks[id];
         int64_t peak;

@@ -20,11 +20,12 @@ static struct zr_content whole_grad(void *arg, int32_t flat, uint32_t step)
     return tag;
 }
 
+/* In what rank 0 owns alone, so that the others have it from the agreement. It has the first slice of each
+ * flat, which is never empty. */
 static bool poisoned(void *arg, int rank, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
-    (void)rank;
-    return v->c->poison >= 0 && v->c->poison + 1 == (int)step;
+    return rank == 0 && v->c->poison >= 0 && v->c->poison + 1 == (int)step;
 }
 
 static int user_update(void *arg, const struct zr_user_update *u)
@@ -44,6 +45,8 @@ static void set_options(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
     v->opt = (struct zr_options){.stage = c->stage,
+                                 .hybrid = (enum zr_hybrid)c->hybrid,
+                                 .shard_group = c->group,
                                  .optimizer = c->sgd ? ZR_SGD : ZR_ADAMW,
                                  .clip = 1,
                                  .grad_scale = 1,
@@ -92,31 +95,13 @@ static void check_ends(struct zr_verify_world *v)
     }
 }
 
-static int open_role(struct zr_verify_world *v, enum zr_role role)
-{
-    struct zr_comm **of = calloc((size_t)v->c->world, sizeof(struct zr_comm *));
-    if (!of)
-        abort();
-    int err = zr_sim_comm_open(v->sim, role, 0, NULL, v->order, of);
-    if (err) {
-        free(of);
-        return err;
-    }
-    v->comm[role] = v->opened[v->n_opened++] = of;
-    return 0;
-}
-
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
 {
     const struct zr_verify_case *c = v->c;
     const struct zr_verify_speed *speed = v->speed;
-    struct zr_tensor *tensors;
-    int32_t n_tensors;
     int err = zr_script_make(c, &v->script);
     if (!err)
-        err = zr_script_tensors(c, speed, &tensors, &n_tensors);
-    if (!err)
-        err = zr_layout_make(tensors, n_tensors, c->world, 1, zr_verify_model_holds(c), false, &v->layout);
+        err = zr_verify_layout(c, speed, &v->layout);
     if (err)
         return err;
     set_options(v);
@@ -135,9 +120,11 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
                                .drop = v->mutant ? zr_mutant_drops : NULL,
                                .whole_grad = whole_grad,
                                .poisoned = poisoned,
-                               .comm_flaws =
-                                   v->mutant && v->mutant->what == ZR_FLAWED_COMM ? v->mutant->flaw : 0,
                                .arg = v};
+    if (v->mutant && v->mutant->what == ZR_FLAWED_COMM) {
+        o.comm_flaws = v->mutant->flaw;
+        o.flawed_roles = v->mutant->roles;
+    }
     if (speed) {
         o.ran = v->trace ? zr_trace_ran : NULL;
         o.memory_bytes_per_s = speed->memory_bytes_per_s;
@@ -156,9 +143,8 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         v->order = zr_sim_order_open(v->sim);
         err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
     }
-    for (int role = ZR_ROLE_GATHER; !err && role <= ZR_ROLE_REDUCE; role++)
-        err = open_role(v, (enum zr_role)role);
-    v->comm[ZR_ROLE_CONTROL] = v->comm[ZR_ROLE_REDUCE];
+    if (!err)
+        err = zr_groups_open(v);
     for (int id = 0; !err && id < c->world; id++)
         err = zr_rank_open(v, id);
     if (err)
@@ -203,8 +189,6 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
         if (rec->broken)
             err = zr_fail(ZR_ERR_NOMEM, "no memory to keep a record of the case");
     }
-    for (int k = 0; k < v->n_opened; k++)
-        free(v->opened[k]);
     zr_sim_close(v->sim);
     zr_sim_order_close(v->order);
     zr_plan_free(v->plan);

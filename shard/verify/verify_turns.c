@@ -48,9 +48,9 @@ static bool behind(const struct zr_verify_rank *r)
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
     uint64_t word[] = {
-        job->action.kind, (uint64_t)job->action.unit, (uint64_t)job->action.slot, job->action.fill,
-        job->action.sum,  job->action.accumulate,     job->action.n_folds,        job->call_hash,
-        job->step};
+        job->action.kind, (uint64_t)job->action.unit,   (uint64_t)job->action.slot, job->action.fill,
+        job->action.sum,  job->action.accumulate,       job->action.n_folds,        job->call_hash,
+        job->step,        (uint64_t)job->action.partial};
     for (size_t i = 0; i < sizeof word / sizeof *word; i++)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }
@@ -149,18 +149,31 @@ static void lose(struct zr_verify_world *v)
         zr_sim_comm_lose(v->opened[k][v->c->dead], v->c->dead);
 }
 
+static bool add_waits(void *arg, struct zr_comm *any)
+{
+    char *waits = arg;
+    size_t n = strlen(waits);
+    zr_sim_comm_waits(any, waits + n, ZR_ERROR_BYTES - n);
+    return n + 1 < ZR_ERROR_BYTES;
+}
+
+static bool end_group(void *arg, struct zr_comm *any)
+{
+    (void)arg;
+    any->ops->abort(any, ZR_ERR_TIMEOUT, "hang");
+    return true;
+}
+
 /* Nobody can go on, whatever the loops do. */
 static bool break_up(struct zr_verify_world *v)
 {
     char waits[ZR_ERROR_BYTES];
-    size_t n_waits = 0;
     if (v->c->dead >= 0 && v->ranks[v->c->dead].dead && !v->lost) {
         lose(v);
         return true;
     }
     waits[0] = 0;
-    for (int k = 0; k < v->n_opened && n_waits + 1 < sizeof waits; k++, n_waits = strlen(waits))
-        zr_sim_comm_waits(v->opened[k][0], waits + n_waits, sizeof waits - n_waits);
+    zr_groups_each(v, add_waits, waits);
     int saving = 0;
     while (saving < v->c->world && !v->ranks[saving].reading)
         saving++;
@@ -169,8 +182,7 @@ static bool break_up(struct zr_verify_world *v)
     if (v->ended)
         return false;
     v->ended = true;
-    for (int k = 0; k < v->n_opened; k++)
-        v->opened[k][0]->ops->abort(v->opened[k][0], ZR_ERR_TIMEOUT, "hang");
+    zr_groups_each(v, end_group, NULL);
     return true;
 }
 

@@ -62,6 +62,10 @@ struct zr_script {
     bool reordered;     /* the model changed its mind */
 };
 
+/* verify_case.c: where a case's tensors are, on its world's groups. */
+int zr_verify_layout(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
+                     struct zr_layout **out);
+
 /* tensors: freed by the layout they go into. */
 int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
@@ -97,12 +101,12 @@ struct zr_mutant {
     enum zr_mutation what;
     enum zr_event_class event;
     enum zr_stream_class stream;
-    const char *during; /* only while the host does this; NULL: always */
-    int action;         /* jobs, awaits: of this kind; 0: any */
-    int until;          /* late jobs: after the next job of this kind; 0: of any other */
-    const char *on;     /* configurations that it is looked for in, the seed apart; NULL: random ones */
-    unsigned flaw;
-    bool one_rank; /* only on the last rank */
+    const char *during;   /* only while the host does this; NULL: always */
+    int action;           /* jobs, awaits: of this kind; 0: any */
+    int until;            /* late jobs: after the next job of this kind; 0: of any other */
+    const char *on;       /* configurations that it is looked for in, the seed apart; NULL: random ones */
+    unsigned flaw, roles; /* of the communicators of these roles, a bit each; 0: of all */
+    bool one_rank;        /* only on the last rank */
 };
 
 struct zr_verify_rank {
@@ -152,7 +156,7 @@ struct zr_verify_world {
     struct zr_plan *plan;
     struct zr_sim *sim;
     struct zr_sim_order *order;
-    /* By role, (world) of each; NULL: nobody has it. Those that were opened, once each. */
+    /* By role, (world) of each, by rank; NULL: nobody has it. Those that were opened, once each. */
     struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
     int n_opened;
     struct zr_verify_rank *ranks;
@@ -178,6 +182,12 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
 int zr_script_zero(struct zr_verify_rank *r);
 /* What a piece's parameters are after so many updates. */
 struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
+
+/* verify_groups.c: the communicators of all roles, each of as many groups as the role has. */
+int zr_groups_open(struct zr_verify_world *v);
+void zr_groups_close(struct zr_verify_world *v);
+/* Calls fn with one communicator of each group of each that was opened, until it returns false. */
+void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struct zr_comm *any), void *arg);
 
 /* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
  * allowed; the communicators go with them. */

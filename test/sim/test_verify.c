@@ -95,6 +95,37 @@ static void replays(void **state)
     assert_int_equal(zr_verify_parse("stage=3 world", &c), ZR_ERR_ARG);
 }
 
+/* Groups are of a hybrid, which is of stage 3, and divide the world; without the fields there are none. */
+static void cases_of_groups(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int err;
+    } cases[] = {
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1", 0},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=1", 0},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=3 hybrid=2 dealt=1", 0},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=1 hybrid=2", 0},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=6 hybrid=1", 0},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=4 hybrid=1", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=0 hybrid=1", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=-2 hybrid=1", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=3", ZR_ERR_ARG},
+        {"stage=2 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=1", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 dealt=1", ZR_ERR_ARG},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct zr_verify_case c;
+        int err = zr_verify_parse(cases[i].text, &c);
+        if (err != cases[i].err)
+            fail_msg("%s: %d", cases[i].text, err);
+        if (!err)
+            assert_true(zr_verify_possible(&c));
+    }
+}
+
 /* One run of a configuration speaks for all orders of the device, since no answer of the device reaches the
  * core: whatever it says about events, and whenever the loop gets to its work, the same actions are taken. */
 static void decisions_depend_on_calls_only(void **state)
@@ -419,6 +450,7 @@ int main(void)
         cmocka_unit_test(once_failed),
         cmocka_unit_test(seeds),
         cmocka_unit_test(replays),
+        cmocka_unit_test(cases_of_groups),
         cmocka_unit_test(decisions_depend_on_calls_only),
         cmocka_unit_test(outside_a_bracket),
         cmocka_unit_test(dies_at_every_point),
