@@ -9,15 +9,24 @@
  * same call; a gather into a slot in use; a bracket whose slot holds something else; a state that is not the
  * end and from which nobody can go on. Each configuration is then run once on the simulated world, which
  * checks the graph itself. Ranks make the same calls, so states that differ in which rank is which are one.
- * Ranks meet in syncs alone; with three of them, what a model's thread does between two points where it may
- * have to wait is one move, which loses no standstill (two ranks take every move by itself). */
+ * Ranks meet in syncs alone, of whatever groups they are: of a world in groups two or three ranks are
+ * followed, though it has four. With three of them, what a model's thread does between two points where it
+ * may have to wait is one move, which loses no standstill (two ranks take every move by itself). */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_OPS = 1000, MOST_EVENTS = 128, MOST_JOBS = 500 };
+enum { MOST_OPS = 1000, MOST_JOBS = 500 };
+_Static_assert(MOST_OPS < 1024 && MOST_JOBS < 1024, "ten bits each: see pack()");
+
+/* Events of one class, numbered. Those of gathers between groups, behind the engine's:
+ *   whole[unit]  outer gather -> gather  the inner shard is up to date
+ *   outer_tail   outer gather -> reduce  as gather_tail */
+enum { OF_CLASS = 16 };
+enum search_class { EVENT_WHOLE = ZR_EVENT_DRAINED + 1, EVENT_OUTER_TAIL, N_CLASSES };
+enum { MOST_EVENTS = N_CLASSES * OF_CLASS };
 
 enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
 
@@ -28,7 +37,7 @@ struct host_op {
 };
 
 struct job_ops {
-    struct host_op op[5];
+    struct host_op op[8];
     int n;
 };
 
@@ -53,7 +62,7 @@ struct tracing {
 /* Events by number. */
 static int32_t event_of(int class, int32_t which)
 {
-    return class * 16 + which;
+    return class * OF_CLASS + which;
 }
 
 static void add_op(struct tracing *t, enum host_op_kind kind, int32_t number)
@@ -73,6 +82,8 @@ static void job_op(struct tracing *t, enum host_op_kind kind, int32_t event)
 {
     struct program *p = t->p;
     struct job_ops *j = &p->job[p->n_jobs - 1];
+    if (j->n == (int)(sizeof j->op / sizeof *j->op))
+        abort();
     if (kind == HOST_RECORD)
         p->recorded[event][p->n_recorded[event]++] = p->n_jobs - 1;
     j->op[j->n++] = (struct host_op){kind, event, -1};
@@ -86,12 +97,20 @@ static void wrong(struct tracing *t, const char *what, const struct zr_action *a
     t->wrong = true;
 }
 
+/* The end of a stream's jobs so far, for the job under way on another. */
+static void job_tail(struct tracing *t, int class)
+{
+    job_op(t, HOST_RECORD, event_of(class, 0));
+    job_op(t, HOST_WAIT, event_of(class, 0));
+}
+
 static void trace_job(struct tracing *t, const struct zr_action *a)
 {
     struct program *p = t->p;
     int32_t number = ++p->n_jobs;
     int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
     bool in_place = a->unit >= 0 && t->plan->sum_in_place[a->unit];
+    bool outer_gathers = t->plan->spec.outer_gathers;
     if (number > MOST_JOBS)
         abort();
     add_op(t, HOST_PUSH, number);
@@ -103,9 +122,13 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
             t->slot_unit[a->slot] = a->unit;
             job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
         }
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+        job_op(t, HOST_WAIT, event_of(outer_gathers ? EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
         t->unit_job[a->unit] = number;
+        break;
+    case ZR_ACT_GATHER_OUTER:
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+        job_op(t, HOST_RECORD, event_of(EVENT_WHOLE, a->unit));
         break;
     case ZR_ACT_REDUCE:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
@@ -115,6 +138,8 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         t->grad_job[place] = number;
         break;
     case ZR_ACT_SET_ASIDE:
+        if (!in_place) /* the sum of a group, not the gradient */
+            break;
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
         t->grad_job[place] = number;
         break;
@@ -124,8 +149,9 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_NORM:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GATHER_TAIL, 0));
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GATHER_TAIL, 0));
+        job_tail(t, ZR_EVENT_GATHER_TAIL);
+        if (outer_gathers)
+            job_tail(t, EVENT_OUTER_TAIL);
         t->norm_job = number;
         break;
     case ZR_ACT_UPDATE:
@@ -290,18 +316,21 @@ static uint64_t pack(const int32_t (*at)[2], int world)
 /* The record that a wait finds, of those made before position `at` by the thread that makes them. */
 static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32_t loop_at, bool by_model)
 {
-    int class = op->number / 16;
+    int class = op->number / OF_CLASS;
     bool of_model =
         class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
     /* A job's own records come before its waits where it has both. */
-    int32_t at = of_model ? model_at : by_model ? loop_at : loop_at + (class == ZR_EVENT_GATHER_TAIL), n = 0;
+    int32_t at = of_model   ? model_at
+                 : by_model ? loop_at
+                            : loop_at + (class == ZR_EVENT_GATHER_TAIL || class == EVENT_OUTER_TAIL),
+            n = 0;
     while (n < p->n_recorded[op->number] && p->recorded[op->number][n] < at)
         n++;
     if (op->found >= 0 && op->found != n) {
         snprintf(
             p->fault, sizeof p->fault,
             "a wait of %s for event class %d, number %d finds record %d or %d: it depends on the loop's pace",
-            by_model ? "the model's thread" : "the loop", class, op->number % 16, op->found, n);
+            by_model ? "the model's thread" : "the loop", class, op->number % OF_CLASS, op->found, n);
         return false;
     }
     op->found = n;
@@ -370,23 +399,23 @@ static bool search(struct program *p, int world, struct states *s, struct zr_sea
     return ended;
 }
 
-static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw, struct zr_search_result *out)
+/* n_ranks: of the world that are followed. */
+static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_search_flaw flaw,
+                       struct zr_search_result *out)
 {
     struct program *p = calloc(1, sizeof *p);
     struct zr_script script;
-    struct zr_tensor *tensors;
     struct zr_layout *layout = NULL;
     struct zr_plan *plan = NULL;
     struct zr_verify_result run;
     struct states s = {0};
-    int32_t n;
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "no memory to search");
     zr_script_make(c, &script);
-    int err = zr_script_tensors(c, NULL, &tensors, &n);
-    if (!err)
-        err = zr_layout_make(tensors, n, c->world, 1, zr_verify_model_holds(c), false, &layout);
+    int err = zr_verify_layout(c, NULL, &layout);
     struct zr_options opt = {.stage = c->stage,
+                             .hybrid = (enum zr_hybrid)c->hybrid,
+                             .shard_group = c->group,
                              .optimizer = ZR_ADAMW,
                              .grad_scale = 1,
                              .grad_accum_steps = c->accum,
@@ -403,7 +432,7 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
     if (!err)
         err = trace(p, plan, &script, flaw);
     if (!err) {
-        bool good = !p->fault[0] && search(p, c->world, &s, out);
+        bool good = !p->fault[0] && search(p, n_ranks, &s, out);
         out->n_configs++;
         out->n_states += s.n;
         err = zr_verify_run(c, NULL, &run);
@@ -412,7 +441,7 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
             snprintf(p->fault, sizeof p->fault, "%.150s", run.text);
         }
         if (!good && !out->n_bad++) {
-            char text[300];
+            char text[800];
             zr_verify_describe(c, text, sizeof text);
             snprintf(out->text, sizeof out->text, "%s: %s", text, p->fault);
         }
@@ -426,33 +455,39 @@ static int search_case(const struct zr_verify_case *c, enum zr_search_flaw flaw,
     return err;
 }
 
+/* All patterns, and once more the first with snapshots wherever they may be taken. */
+enum { N_PROGRAMS = 3 * 2 * 2 * (ZR_USE_PATTERNS + 1) };
+
+static struct zr_verify_case program_case(int units, int i)
+{
+    return (struct zr_verify_case){.seed = (uint64_t)units,
+                                   .n_units = units,
+                                   .prefetch = i % 3,
+                                   .accum = 1 + i / 3 % 2,
+                                   .deterministic = i / 6 % 2,
+                                   .pattern = (enum zr_verify_pattern)(i / 12 % ZR_USE_PATTERNS),
+                                   .snapshots = i / 12 == ZR_USE_PATTERNS ? 100 : 0,
+                                   .declared = true,
+                                   .n_steps = 2,
+                                   .pace = ZR_PACE_RANDOM,
+                                   .poison = -1,
+                                   .dead = -1};
+}
+
 int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
                      struct zr_search_result *out)
 {
     *out = (struct zr_search_result){0};
     if (most_units < 1 || most_units > 6 || most_ranks < 2 || most_ranks > 3)
         return zr_fail(ZR_ERR_ARG, "units is %d (1..6), ranks %d (2..3)", most_units, most_ranks);
+    int err = 0;
     for (int world = 2; world <= most_ranks; world++)
         for (int units = 1; units <= most_units; units++)
-            /* All patterns, and once more the first with snapshots wherever they may be taken. */
-            for (int i = 0; i < 4 * 3 * 2 * 2 * (ZR_USE_PATTERNS + 1); i++) {
-                struct zr_verify_case c = {.seed = (uint64_t)units,
-                                           .stage = i % 4,
-                                           .world = world,
-                                           .n_units = units,
-                                           .prefetch = i / 4 % 3,
-                                           .accum = 1 + i / 12 % 2,
-                                           .deterministic = i / 24 % 2,
-                                           .pattern = (enum zr_verify_pattern)(i / 48 % ZR_USE_PATTERNS),
-                                           .snapshots = i / 48 == ZR_USE_PATTERNS ? 100 : 0,
-                                           .declared = true,
-                                           .n_steps = 2,
-                                           .pace = ZR_PACE_RANDOM,
-                                           .poison = -1,
-                                           .dead = -1};
-                int err = search_case(&c, flaw, out);
-                if (err)
-                    return err;
+            for (int i = 0; i < 4 * N_PROGRAMS && !err; i++) {
+                struct zr_verify_case c = program_case(units, i / 4);
+                c.stage = i % 4;
+                c.world = world;
+                err = search_case(&c, world, flaw, out);
             }
-    return 0;
+    return err;
 }
