@@ -181,6 +181,29 @@ static int wrap(struct zr_verify_rank *r)
     return err;
 }
 
+/* Elements of one piece; there is padding between pieces. */
+static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct zr_verify_rank *r = arg;
+    struct zr_content tag = zr_script_values(&r->layout, (int32_t)(p - r->layout.pieces), r->n_done);
+    tag.first = first;
+    struct zr_sim_touch touch = {zr_engine_param_at(&r->engine, f, first), n * tag.size, ZR_SIM_READ, tag};
+    zr_sim_host_touch(r->v->sim, "look at what is kept", &touch, 1);
+    return 0;
+}
+
+/* Nothing is in flight: the parameters that this rank keeps are those of the last step, its own and its
+ * peers'. */
+static void look_at_kept(struct zr_verify_rank *r)
+{
+    struct zr_where at = zr_where_of(&r->plan.place, r->engine.place);
+    for (int32_t i = 0; i < r->layout.n_flats; i++) {
+        const struct zr_flat *f = &r->layout.flats[i];
+        struct zr_span kept = zr_flat_span(f, at, r->plan.resident[f->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
+        zr_flat_ranges(&r->layout, f, kept.first, kept.first + kept.n, expect_kept, r);
+    }
+}
+
 static void live(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
@@ -203,6 +226,8 @@ static void live(struct zr_verify_rank *r)
         err = zr_snapshot_end(r);
     if (!err)
         err = zr_engine_barrier(&r->engine);
+    if (!err)
+        look_at_kept(r);
     r->finished = !err;
     r->error = err;
 }
