@@ -44,6 +44,22 @@ bool zr_verify_possible(const struct zr_verify_case *c)
     return sizes && groups && c->stage >= 0 && c->stage <= 3 && c->prefetch >= 0 && c->dead < c->world;
 }
 
+/* Groups of any size that divides the world; one rank, and all of them, less often. */
+static void draw_groups(uint64_t *s, struct zr_verify_case *c)
+{
+    int size[64], n = 0;
+    for (int k = 1; k <= c->world; k++)
+        if (c->world % k == 0)
+            size[n++] = k;
+    if (c->stage != 3 || n < 3 || !zr_verify_chance(s, 60))
+        return;
+    c->hybrid = zr_verify_chance(s, 50) ? ZR_HSDP : ZR_HFSDP;
+    c->group = size[zr_verify_chance(s, 70) ? 1 + zr_verify_below(s, n - 2) : zr_verify_below(s, n)];
+    c->dealt = zr_verify_chance(s, 30);
+    if (c->fail_alloc) /* there is more to open */
+        c->fail_alloc = 1 + (int)zr_verify_below(s, (20 + 8 * c->n_units) * c->world);
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
@@ -112,6 +128,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.grad_in_place = true;
         c.deterministic = false;
     }
+    draw_groups(&s, &c);
     *out = c;
 }
 

@@ -8,6 +8,20 @@ static bool applies(const struct zr_verify_rank *r, const struct zr_mutant *m)
     return !m->one_rank || r->id == r->v->c->world - 1;
 }
 
+static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stream_class class)
+{
+    switch (class) {
+    case ZR_ON_COMPUTE:
+        return e->compute;
+    case ZR_ON_GATHER:
+        return e->gather_stream;
+    case ZR_ON_GATHER_OUTER:
+        return e->role[ZR_ROLE_GATHER_OUTER].stream;
+    default:
+        return e->reduce_stream;
+    }
+}
+
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream)
 {
@@ -24,9 +38,7 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
         return false;
     if (m->event && (!event || zr_event_class_of(&e->ev, event) != m->event))
         return false;
-    if (m->stream && stream != (m->stream == ZR_ON_COMPUTE  ? e->compute
-                                : m->stream == ZR_ON_GATHER ? e->gather_stream
-                                                            : e->reduce_stream))
+    if (m->stream && stream != stream_of(e, m->stream))
         return false;
     if (m->during && strcmp(m->during, zr_sim_speaker(v->sim)->during))
         return false;
@@ -57,7 +69,9 @@ void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
         break;
     case ZR_TWICE_JOB:
         zr_engine_issue(e, job);
-        if (changed.action.kind == ZR_ACT_REDUCE)
+        /* In place, what is added between groups is what was set aside. */
+        if (changed.action.kind == ZR_ACT_REDUCE ||
+            (changed.action.kind == ZR_ACT_REDUCE_OUTER && changed.action.partial >= 0))
             changed.action.accumulate = true;
         zr_engine_issue(e, &changed);
         break;
@@ -152,6 +166,8 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         c.fail_alloc = 0;
         if (c.world > 6)
             c.world = 2 + c.world % 3;
+        if (!zr_verify_possible(&c)) /* its groups do not divide that */
+            c.group = c.hybrid = c.dealt = 0;
         if (zr_verify_run(&c, m, out))
             continue;
         *n_acted += out->n_unmatched > 0 || m->what == ZR_FLAWED_COMM;

@@ -474,6 +474,25 @@ static struct zr_verify_case program_case(int units, int i)
                                    .dead = -1};
 }
 
+/* Two groups of two, of which two or three ranks are followed; three of a unit less, as programs are longer.
+ */
+static int search_groups(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
+                         struct zr_search_result *out)
+{
+    int err = 0;
+    for (int n_ranks = 2; n_ranks <= most_ranks; n_ranks++)
+        for (int units = 1; units == 1 || units <= most_units - (n_ranks > 2); units++)
+            for (int i = 0; i < 2 * N_PROGRAMS && !err; i++) {
+                struct zr_verify_case c = program_case(units, i / 2);
+                c.stage = 3;
+                c.world = 4;
+                c.group = 2;
+                c.hybrid = i % 2 ? ZR_HFSDP : ZR_HSDP;
+                err = search_case(&c, n_ranks, flaw, out);
+            }
+    return err;
+}
+
 int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
                      struct zr_search_result *out)
 {
@@ -489,5 +508,5 @@ int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw
                 c.world = world;
                 err = search_case(&c, world, flaw, out);
             }
-    return err;
+    return err ? err : search_groups(most_units, most_ranks, flaw, out);
 }

@@ -94,7 +94,7 @@ enum zr_mutation {
     ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
 };
 
-enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE };
+enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE, ZR_ON_GATHER_OUTER };
 
 struct zr_mutant {
     const char *name, *link;

@@ -54,6 +54,7 @@ static void seeds(void **state)
     const char *given = getenv("SEED");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
+    int n_hybrid[3] = {0};
     for (uint64_t s = first; s < first + 1000; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -65,11 +66,15 @@ static void seeds(void **state)
         n_reordered += r.reordered;
         n_snapshots += r.n_snapshots;
         n_refused += r.refused != 0;
+        n_hybrid[c.group > 1 && c.group < c.world ? c.hybrid : 0]++;
     }
-    print_message("%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused\n",
-                  (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
-                  (long long)n_refused);
+    print_message(
+        "%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused, %d "
+        "HSDP, %d HFSDP\n",
+        (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
+        (long long)n_refused, n_hybrid[1], n_hybrid[2]);
     assert_true(n_ops > 100000);
+    assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 
@@ -167,11 +172,51 @@ static void outside_a_bracket(void **state)
     assert_non_null(strstr(r.text, "of unit 0 in forward, step 1, outside its bracket"));
 }
 
-/* Whatever a rank is doing when it dies, opening included, the others learn of it and end. */
+/* A fault between groups is shown by as few of them as it takes. */
+static void groups_shrink(void **state)
+{
+    (void)state;
+    struct zr_verify_case c;
+    struct zr_verify_result r;
+    const struct zr_mutant *m = NULL;
+    assert_int_equal(zr_verify_parse("seed=1 stage=3 world=12 group=3 hybrid=2 dealt=1 n_units=5 accum=2 "
+                                     "n_steps=3 prefetch=2 pace=3 values=1 poison=-1 dead=-1",
+                                     &c),
+                     0);
+    for (int i = 0; i < zr_mutant_count(); i++)
+        if (!strcmp(zr_mutant_name(zr_mutant_at(i)), "a reduction between groups is left out"))
+            m = zr_mutant_at(i);
+    assert_non_null(m);
+    assert_int_equal(zr_verify_run(&c, m, &r), 0);
+    assert_true(r.n_reports > 0);
+    zr_verify_shrink(&c, m, &r);
+    assert_true(zr_verify_possible(&c));
+    assert_true(c.hybrid && c.world == 2 * c.group && c.group <= 3 && c.n_units == 1 && !c.dealt);
+    assert_int_equal(zr_verify_run(&c, m, &r), 0);
+    assert_true(r.n_reports > 0);
+}
+
+/* The stages, then the hybrids, in two groups of two. */
+enum { N_ROWS = 6 };
+
+static const char *set_row(struct zr_verify_case *c, int row)
+{
+    static const char *const name[N_ROWS] = {"stage 0", "stage 1", "stage 2", "stage 3", "HSDP", "HFSDP"};
+    c->stage = row < 3 ? row : 3;
+    if (row > 3) {
+        c->hybrid = row - 3;
+        c->world = 4;
+        c->group = 2;
+    }
+    return name[row];
+}
+
+/* Whatever a rank is doing when it dies, opening included, the others learn of it and end: those too that
+ * share no group with it. */
 static void dies_at_every_point(void **state)
 {
     (void)state;
-    for (int stage = 0; stage < 4; stage++) {
+    for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.died = true};
         assert_int_equal(
@@ -179,10 +224,10 @@ static void dies_at_every_point(void **state)
                             "snapshots=100 poison=-1 dead=1 stage=0",
                             &c),
             0);
-        c.stage = stage;
+        const char *name = set_row(&c, row);
         for (c.dead_at = 0; r.died; c.dead_at++)
             passes(&c, &r);
-        print_message("stage %d: %d points\n", stage, c.dead_at - 1);
+        print_message("%s: %d points\n", name, c.dead_at - 1);
         assert_true(c.dead_at > 100);
     }
 }
@@ -191,17 +236,17 @@ static void dies_at_every_point(void **state)
 static void every_allocation_refused(void **state)
 {
     (void)state;
-    for (int stage = 0; stage < 4; stage++) {
+    for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.starved = true};
         assert_int_equal(zr_verify_parse("seed=7 world=3 n_units=3 accum=1 n_steps=1 bf16=1 snapshots=100 "
                                          "poison=-1 dead=-1 stage=0",
                                          &c),
                          0);
-        c.stage = stage;
+        const char *name = set_row(&c, row);
         for (c.fail_alloc = 1; r.starved; c.fail_alloc++)
             passes(&c, &r);
-        print_message("stage %d: %d allocations\n", stage, c.fail_alloc - 2);
+        print_message("%s: %d allocations\n", name, c.fail_alloc - 2);
         assert_true(c.fail_alloc > 3 * 10);
     }
 }
@@ -453,6 +498,7 @@ int main(void)
         cmocka_unit_test(cases_of_groups),
         cmocka_unit_test(decisions_depend_on_calls_only),
         cmocka_unit_test(outside_a_bracket),
+        cmocka_unit_test(groups_shrink),
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
