@@ -21,12 +21,8 @@
 enum { MOST_OPS = 1000, MOST_JOBS = 500 };
 _Static_assert(MOST_OPS < 1024 && MOST_JOBS < 1024, "ten bits each: see pack()");
 
-/* Events of one class, numbered. Those of gathers between groups, behind the engine's:
- *   whole[unit]  outer gather -> gather  the inner shard is up to date
- *   outer_tail   outer gather -> reduce  as gather_tail */
-enum { OF_CLASS = 16 };
-enum search_class { EVENT_WHOLE = ZR_EVENT_DRAINED + 1, EVENT_OUTER_TAIL, N_CLASSES };
-enum { MOST_EVENTS = N_CLASSES * OF_CLASS };
+/* Events of one class, numbered. */
+enum { OF_CLASS = 16, MOST_EVENTS = (ZR_EVENT_OUTER_TAIL + 1) * OF_CLASS };
 
 enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
 
@@ -122,13 +118,13 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
             t->slot_unit[a->slot] = a->unit;
             job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
         }
-        job_op(t, HOST_WAIT, event_of(outer_gathers ? EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
+        job_op(t, HOST_WAIT, event_of(outer_gathers ? ZR_EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
         t->unit_job[a->unit] = number;
         break;
     case ZR_ACT_GATHER_OUTER:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
-        job_op(t, HOST_RECORD, event_of(EVENT_WHOLE, a->unit));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_WHOLE, a->unit));
         break;
     case ZR_ACT_REDUCE:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
@@ -151,7 +147,7 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
         job_tail(t, ZR_EVENT_GATHER_TAIL);
         if (outer_gathers)
-            job_tail(t, EVENT_OUTER_TAIL);
+            job_tail(t, ZR_EVENT_OUTER_TAIL);
         t->norm_job = number;
         break;
     case ZR_ACT_UPDATE:
@@ -322,7 +318,7 @@ static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32
     /* A job's own records come before its waits where it has both. */
     int32_t at = of_model   ? model_at
                  : by_model ? loop_at
-                            : loop_at + (class == ZR_EVENT_GATHER_TAIL || class == EVENT_OUTER_TAIL),
+                            : loop_at + (class == ZR_EVENT_GATHER_TAIL || class == ZR_EVENT_OUTER_TAIL),
             n = 0;
     while (n < p->n_recorded[op->number] && p->recorded[op->number][n] < at)
         n++;
