@@ -180,17 +180,23 @@ int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res,
 
 static void reap(struct zr_nccl *m);
 
-/* With the lock held. */
-static int keep_failure(struct zr_nccl *m, int code, const char *text)
+/* With the lock held. False where it had failed before. */
+static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 {
     if (atomic_load(&m->code))
-        return atomic_load(&m->code);
+        return false;
     snprintf(m->text, sizeof m->text, "%s", text);
     atomic_store(&m->code, code);
-    atomic_store(&m->pair->alarm, 1);
     m->abort_wanted = true;
-    pthread_cond_broadcast(&m->pair->wake);
-    return code;
+    return true;
+}
+
+/* With the lock held, and after every communicator that fails of one cause has its code: whoever hears the
+ * alarm asks them at once. */
+static void raise_alarm(struct zr_nccl_pair *p)
+{
+    atomic_store(&p->alarm, 1);
+    pthread_cond_broadcast(&p->wake);
 }
 
 int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...)
@@ -201,7 +207,9 @@ int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     pthread_mutex_lock(&m->pair->lock);
-    code = keep_failure(m, code, text);
+    if (keep_failure(m, code, text))
+        raise_alarm(m->pair);
+    code = atomic_load(&m->code);
     pthread_mutex_unlock(&m->pair->lock);
     return code;
 }
@@ -212,31 +220,54 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
     return zr_nccl_fail(m, code, "%s", zr_error_text());
 }
 
+static void report(struct zr_nccl_pair *p, int code, const char *text)
+{
+    char reported[ZR_NCCL_TEXT + 64];
+    raise_alarm(p);
+    snprintf(reported, sizeof reported, "%s (found by rank %d)", text, p->rank);
+    zr_rendezvous_report(p->rdv, code, reported);
+}
+
 /* With the lock held: a failure that was found here, and not by whoever asks. */
 static void found(struct zr_nccl *m, int code, const char *text)
 {
-    char reported[ZR_NCCL_TEXT + 64];
-    if (atomic_load(&m->code))
-        return;
-    keep_failure(m, code, text);
-    snprintf(reported, sizeof reported, "%s (found by rank %d)", text, m->pair->rank);
-    zr_rendezvous_report(m->pair->rdv, code, reported);
+    if (keep_failure(m, code, text))
+        report(m->pair, code, text);
 }
 
-void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
+/* Likewise, of what concerns both communicators. */
+static void found_in_both(struct zr_nccl_pair *p, int code, const char *text)
 {
-    struct zr_nccl_pair *p = m->pair;
-    if (atomic_load(&m->code) || p->in_doubt)
-        return;
-    if (!zr_rendezvous_compare(p->rdv, code, text)) {
-        found(m, code, text);
-        return;
-    }
+    bool gather = keep_failure(&p->gather, code, text), reduce = keep_failure(&p->reduce, code, text);
+    if (gather || reduce)
+        report(p, code, text);
+}
+
+/* False where nobody compares. */
+static bool begin_doubt(struct zr_nccl_pair *p, int code, const char *text)
+{
+    if (p->in_doubt)
+        return true;
+    if (!zr_rendezvous_compare(p->rdv, code, text))
+        return false;
     p->in_doubt = true;
     p->doubt_ends_ns = zr_now_ns() + DOUBT_NS;
     p->doubt_code = code;
     snprintf(p->doubt_text, sizeof p->doubt_text, "%s", text);
     pthread_cond_broadcast(&p->wake);
+    return true;
+}
+
+void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
+{
+    if (!atomic_load(&m->code) && !begin_doubt(m->pair, code, text))
+        found(m, code, text);
+}
+
+static void doubt_both(struct zr_nccl_pair *p, int code, const char *text)
+{
+    if ((!atomic_load(&p->gather.code) || !atomic_load(&p->reduce.code)) && !begin_doubt(p, code, text))
+        found_in_both(p, code, text);
 }
 
 /* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
@@ -247,8 +278,7 @@ static void end_doubt(struct zr_nccl_pair *p)
         return;
     snprintf(text, sizeof text, "%.600s; rank 0, which compares what the ranks called, has not answered",
              p->doubt_text);
-    found(&p->gather, p->doubt_code, text);
-    found(&p->reduce, p->doubt_code, text);
+    found_in_both(p, p->doubt_code, text);
 }
 
 /* ---- looking, all with the lock held ---- */
@@ -276,8 +306,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
                      "rank %d issued other collectives than rank %d up to exchange %llu (both %llu): another "
                      "order, unit, step, size or call of the model",
                      rank, first, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
-        zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
-        zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
+        doubt_both(p, ZR_ERR_MISMATCH, text);
         return;
     }
 }
@@ -304,8 +333,7 @@ static void compare_most(struct zr_nccl *m, int index)
             "ranks issued other collectives up to an agreement (all %llu): another order, unit, step, size "
             "or call of the model",
             (unsigned long long)most[2]);
-    zr_nccl_doubt(&p->gather, ZR_ERR_MISMATCH, text);
-    zr_nccl_doubt(&p->reduce, ZR_ERR_MISMATCH, text);
+    doubt_both(p, ZR_ERR_MISMATCH, text);
 }
 
 static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
@@ -478,8 +506,7 @@ static void watch(void *arg)
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        found(&p->gather, err, kept.text);
-        found(&p->reduce, err, kept.text);
+        found_in_both(p, err, kept.text);
     }
     while (!p->stop) {
         bool gather = watch_look(&p->gather), reduce = watch_look(&p->reduce);
