@@ -10,31 +10,32 @@
  *
  *     static void train(struct model *m)
  *     {
- *         struct zero_tensor tensors[] = {
- *             {.name = "w1", .param = (void **)&m->w1, .grad = (void **)&m->dw1, .shape = {N},
- *              .dtype = ZERO_F32, .unit = 0},
- *             {.name = "w2", .param = (void **)&m->w2, .grad = (void **)&m->dw2, .shape = {N},
- *              .dtype = ZERO_F32, .unit = 1}};
+ *         static const char *const name[LAYERS] = {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8"};
+ *         struct zero_tensor tensors[LAYERS];
  *         struct zero_config cfg = ZERO_CONFIG_INIT;
  *         zero_ctx *z;
  *
+ *         for (int l = 0; l < LAYERS; l++)
+ *             tensors[l] = (struct zero_tensor){.name = name[l], .param = (void **)&m->w[l],
+ *                                               .grad = (void **)&m->dw[l], .shape = {N},
+ *                                               .dtype = ZERO_F32, .unit = l};
  *         cfg.stage = 3;
- *         must(zero_wrap(&z, tensors, 2, &cfg));
+ *         must(zero_wrap(&z, tensors, LAYERS, &cfg));
  *         for (int step = 1; step <= 200; step++) {
- *             for (int unit = 0; unit < 2; unit++) {
- *                 must(zero_begin(z, unit, ZERO_FORWARD));
- *                 forward(m, unit);
- *                 must(zero_end(z, unit, ZERO_FORWARD));
+ *             for (int l = 0; l < LAYERS; l++) {
+ *                 must(zero_begin(z, l, ZERO_FORWARD));
+ *                 forward(m, l);
+ *                 must(zero_end(z, l, ZERO_FORWARD));
  *             }
- *             for (int unit = 1; unit >= 0; unit--) {
- *                 must(zero_begin(z, unit, ZERO_BACKWARD));
- *                 backward(m, unit);
- *                 must(zero_end(z, unit, ZERO_BACKWARD));
+ *             for (int l = LAYERS - 1; l >= 0; l--) {
+ *                 must(zero_begin(z, l, ZERO_BACKWARD));
+ *                 backward(m, l);
+ *                 must(zero_end(z, l, ZERO_BACKWARD));
  *             }
  *             must(zero_step(z, 3e-2f, NULL));
  *             must(zero_mean(z, &m->loss, 1));
  *             if (m->rank == 0 && step % 20 == 0)
- *                 printf("step %d loss %.6f\n", step, m->loss);
+ *                 printf("step %d loss %.4g\n", step, m->loss);
  *         }
  *         must(zero_unwrap(&z));
  *     }

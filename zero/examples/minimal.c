@@ -1,4 +1,4 @@
-/* minimal.c: a small network, trained by libzero, of which it includes zero/zero.h alone.
+/* minimal.c: a small network of eight layers, trained by libzero, of which it includes zero/zero.h alone.
  *
  *     cc minimal.c -o minimal $(pkg-config --cflags --libs libzero) -lm
  *     zero-run -n 4 ./minimal
@@ -9,38 +9,39 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { N = 32, SAMPLES = 48 };
+enum { LAYERS = 8, N = 128, SAMPLES = 48 };
 
-struct model { /* y = w2 tanh(w1 x), which is to be sin(3 x) */
-    float *w1, *w2, *dw1, *dw2, x[SAMPLES], h[SAMPLES][N], dh[SAMPLES][N], error[SAMPLES];
+struct model { /* h = h + tanh(w h), layer by layer, and the last one adds up w h, which is to be sin(3 x) */
+    float *w[LAYERS], *dw[LAYERS], x[SAMPLES], h[LAYERS][SAMPLES][N], dh[SAMPLES][N], error[SAMPLES];
     double loss;
     int32_t rank, world, n; /* n samples on each rank */
 };
 
-static void forward(struct model *m, int unit)
+static void forward(struct model *m, int l)
 {
     m->loss = 0;
     for (int s = 0; s < m->n; s++) {
         m->error[s] = -sinf(3 * m->x[s]);
-        for (int i = 0; i < N; i++)
-            if (unit == 0)
-                m->h[s][i] = tanhf(m->w1[i] * m->x[s]);
+        for (int i = 0; i < N; i++) {
+            float h = l == 0 ? m->h[0][s][i] = m->x[s] : m->h[l][s][i];
+            if (l < LAYERS - 1)
+                m->h[l + 1][s][i] = h + tanhf(m->w[l][i] * h);
             else
-                m->error[s] += m->w2[i] * m->h[s][i];
+                m->error[s] += m->w[l][i] * h;
+        }
         m->loss += m->error[s] * m->error[s] / (float)m->n;
     }
 }
 
-static void backward(struct model *m, int unit)
+static void backward(struct model *m, int l)
 {
     for (int s = 0; s < m->n; s++)
-        for (int i = 0; i < N; i++)
-            if (unit == 1) {
-                float h = m->h[s][i], dy = 2 * m->error[s] / (float)m->n;
-                m->dw2[i] += dy * h;
-                m->dh[s][i] = dy * m->w2[i] * (1 - h * h);
-            } else
-                m->dw1[i] += m->dh[s][i] * m->x[s];
+        for (int i = 0; i < N; i++) {
+            float w = m->w[l][i], h = m->h[l][s][i], t = tanhf(w * h);
+            float dy = l < LAYERS - 1 ? m->dh[s][i] * (1 - t * t) : 2 * m->error[s] / (float)m->n;
+            m->dw[l][i] += dy * h;
+            m->dh[s][i] = dy * w + (l < LAYERS - 1 ? m->dh[s][i] : 0);
+        }
 }
 
 static void must(int err) /* every call returns 0 or why it failed */
@@ -54,29 +55,31 @@ static void must(int err) /* every call returns 0 or why it failed */
 /* clang-format off */
 static void train(struct model *m)
 {
-    struct zero_tensor tensors[] = { /* the model's own pointers, which libzero sets from here on */
-        {.name = "w1", .param = (void **)&m->w1, .grad = (void **)&m->dw1, .shape = {N}, .dtype = ZERO_F32, .unit = 0},
-        {.name = "w2", .param = (void **)&m->w2, .grad = (void **)&m->dw2, .shape = {N}, .dtype = ZERO_F32, .unit = 1}};
+    static const char *const name[LAYERS] = {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8"};
+    struct zero_tensor tensors[LAYERS]; /* the model's own pointers, which libzero sets from here on */
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
 
+    for (int l = 0; l < LAYERS; l++)
+        tensors[l] = (struct zero_tensor){.name = name[l], .param = (void **)&m->w[l], .grad = (void **)&m->dw[l],
+                                          .shape = {N}, .dtype = ZERO_F32, .unit = l};
     cfg.stage = 3;
-    must(zero_wrap(&z, tensors, 2, &cfg));
+    must(zero_wrap(&z, tensors, LAYERS, &cfg));
     for (int step = 1; step <= 200; step++) {
-        for (int unit = 0; unit < 2; unit++) {
-            must(zero_begin(z, unit, ZERO_FORWARD)); /* its weights are here until zero_end */
-            forward(m, unit);
-            must(zero_end(z, unit, ZERO_FORWARD));
+        for (int l = 0; l < LAYERS; l++) {
+            must(zero_begin(z, l, ZERO_FORWARD)); /* its weights are here until zero_end */
+            forward(m, l);
+            must(zero_end(z, l, ZERO_FORWARD));
         }
-        for (int unit = 1; unit >= 0; unit--) {
-            must(zero_begin(z, unit, ZERO_BACKWARD)); /* and its gradients, which are zero */
-            backward(m, unit);
-            must(zero_end(z, unit, ZERO_BACKWARD)); /* they are averaged over the ranks */
+        for (int l = LAYERS - 1; l >= 0; l--) {
+            must(zero_begin(z, l, ZERO_BACKWARD)); /* and its gradients, which are zero */
+            backward(m, l);
+            must(zero_end(z, l, ZERO_BACKWARD)); /* they are added up over the ranks */
         }
-        must(zero_step(z, 3e-2f, NULL)); /* AdamW, each rank on its part of the weights */
+        must(zero_step(z, 3e-2f, NULL)); /* AdamW on the mean, each rank on its part of the weights */
         must(zero_mean(z, &m->loss, 1));
         if (m->rank == 0 && step % 20 == 0)
-            printf("step %d loss %.6f\n", step, m->loss);
+            printf("step %d loss %.4g\n", step, m->loss);
     }
     must(zero_unwrap(&z));
 }
@@ -84,12 +87,15 @@ static void train(struct model *m)
 
 int main(void)
 {
-    static float w1[N], w2[N]; /* not used again once zero_wrap has them */
-    static struct model m = {.w1 = w1, .w2 = w2};
+    static float w[LAYERS][N]; /* not used again once zero_wrap has them */
+    static struct model m;
 
     must(zero_find_rank(NULL, &m.rank, &m.world, NULL));
-    for (int i = 0; i < N; i++)
-        w1[i] = 3 * sinf((float)i), w2[i] = 2 * cosf((float)i);
+    for (int l = 0; l < LAYERS; l++) {
+        m.w[l] = w[l];
+        for (int i = 0; i < N; i++)
+            w[l][i] = (l < LAYERS - 1 ? 1.0f : 0.02f) * sinf((float)(l * N + i));
+    }
     for (m.n = 0; m.n < SAMPLES / m.world; m.n++)
         m.x[m.n] = (float)(m.n * m.world + m.rank) / (SAMPLES / 2) - 1;
     if (SAMPLES % m.world == 0)
