@@ -220,7 +220,7 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
     return zr_nccl_fail(m, code, "%s", zr_error_text());
 }
 
-static void report(struct zr_nccl_pair *p, int code, const char *text)
+static void report_failure(struct zr_nccl_pair *p, int code, const char *text)
 {
     char reported[ZR_NCCL_TEXT + 64];
     raise_alarm(p);
@@ -232,7 +232,7 @@ static void report(struct zr_nccl_pair *p, int code, const char *text)
 static void found(struct zr_nccl *m, int code, const char *text)
 {
     if (keep_failure(m, code, text))
-        report(m->pair, code, text);
+        report_failure(m->pair, code, text);
 }
 
 /* Likewise, of what concerns both communicators. */
@@ -240,7 +240,7 @@ static void found_in_both(struct zr_nccl_pair *p, int code, const char *text)
 {
     bool gather = keep_failure(&p->gather, code, text), reduce = keep_failure(&p->reduce, code, text);
     if (gather || reduce)
-        report(p, code, text);
+        report_failure(p, code, text);
 }
 
 /* False where nobody compares. */
