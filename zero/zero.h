@@ -43,7 +43,7 @@
  * Words. A *rank* is one process of the job, *world* their number. A *unit* is what is gathered together,
  * usually a layer. At stage 1 optimizer state is sharded over the ranks, at stage 2 gradients too, at stage 3
  * parameters too (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is the part that one rank keeps;
- * a *slot* is a place that units take in turn, while they are gathered or their gradients are written. A
+ * a *slot* is memory that units take in turn, while they are gathered or their gradients are written. A
  * *bracket* is a zero_begin/zero_end pair around the model's use of a unit. A *micro-batch* is one forward
  * and backward, and cfg.grad_accum_steps of them, with zero_step behind, are a *step*. A *buffer* is a tensor
  * that is not trained (ZERO_BUFFER). The *host* is the machine, and as a device its CPU and memory.
@@ -124,14 +124,18 @@ enum zero_value {
  * thread. */
 ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
-/* Applies "value" to the field named key ("stage" = "3", "dtype"-like fields by name: "bf16", ZERO_AUTO by
- * "auto"). ZERO_ERR_ARG names the nearest key when there is none of that name. Any thread. */
+/* Applies the text value to the field named key: numbers ("stage" = "3"; bytes also with k, M, G, T, Ki, Mi,
+ * Gi or Ti), names ("optimizer" = "lion", "wire_dtype" = "bf16"), ZERO_AUTO by "auto". Neither text is kept.
+ * ZERO_ERR_ARG, and nothing changed: an unknown key (the nearest is named), a value out of range (what is
+ * allowed is named), a pointer. ZERO_ERR_NOTSUP: the program's struct is older than the field. Local; any
+ * thread. */
 ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const char *value);
 
 /* Who this process is, by what zero_wrap goes by: cfg's rank and world, cfg's nccl_comm, or the variables of
  * zero-run, torchrun, Open MPI, MPICH or Slurm; rank 0 of world 1 where there is nothing. For what is done
  * before zero_wrap: reading this rank's part of the data, cudaSetDevice(*local_rank). cfg may be NULL:
- * ZERO_CONFIG_INIT; any of rank, world and local_rank (the rank among those of this host) may be NULL.
+ * ZERO_CONFIG_INIT; any of rank, world and local_rank (this process's number on its host as the launcher
+ * says; where it says none, the rank) may be NULL.
  * Refuses what zero_wrap would refuse of cfg and the variables (ZERO_ERR_ARG), and changes nothing then.
  * Local: talks to no other rank, and does not wait but for a cfg.nccl_comm that NCCL is still making, at most
  * cfg.timeout_ms. Any thread. */
@@ -140,7 +144,9 @@ ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_
 
 /* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
- * means trainable. The environment's ZERO_STAGE and the like override cfg here too. */
+ * means trainable. The environment's ZERO_STAGE and the like override cfg here too. out holds numbers only,
+ * nothing to free; bytes are of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and
+ * ZERO_ERR_BUDGET as of zero_wrap; *out is left alone then. Local; any thread. */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 
@@ -148,9 +154,13 @@ ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, con
  * says where they come from; *param that is NULL without is an error), *param and *grad of every tensor are
  * re-pointed (at stages 2 and 3 they are NULL outside brackets, or with cfg.check closed memory), and what
  * they pointed at may be freed afterwards (with cfg.check it was overwritten), but for buffers, whose memory
- * stays the model's. On failure *out is NULL, no pointer was changed and nothing is left behind. Memory is
- * checked against the plan first: ZERO_ERR_NOMEM comes with the plan's table, before anything was
- * allocated. */
+ * stays the model's. What *grad points at is not read; NULL is allowed. tensors, their names, cfg and
+ * cfg->order are copied; the pointers that param and grad are the addresses of must stay where they are until
+ * zero_unwrap, and so must what cfg's callbacks are given. *out is the caller's, to be closed by zero_unwrap.
+ * On failure *out is NULL, no pointer was changed and nothing is left behind. Memory is checked against the
+ * plan first: ZERO_ERR_NOMEM comes with the plan's table, before anything was allocated. ZERO_ERR_ARG, NOTSUP
+ * and BUDGET name the field or the tensor; ZERO_ERR_MISMATCH what differs between ranks; ZERO_ERR_PEER and
+ * TIMEOUT who did not come within cfg.timeout_ms; ZERO_ERR_SYSTEM what the system refused. All ranks fail. */
 ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
                        const struct zero_config *cfg);
 
@@ -167,23 +177,35 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * end they are being reduced, and *grad is NULL. Where one rank keeps all of a gradient (stage 0, and world
  * 1), it is f32 and a step reduces it once (grad_accum_steps 1, or grad_in_place), the sum has no other place
  * than the gradient: then *grad is NULL until zero_step. A second backward bracket of such a unit in one step
- * takes memory beyond the plan, and a line tells so, unless cfg.order declares it. */
+ * takes memory beyond the plan, and a line tells so, unless cfg.order declares it (ZERO_ERR_NOMEM where there
+ * is none). zero_end waits at stages 0 and 1 alone, where it ends a micro-batch: until the gradients are
+ * reduced (on a GPU cfg.stream waits). ZERO_ERR_ARG: no such unit or phase. ZERO_ERR_ORDER, and nothing
+ * changed: open already, not open, backward after zero_norm, parameters without values, a pointer that the
+ * model assigned. ZERO_ERR_BUDGET, nothing changed: open brackets hold all slots that are large enough. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 
 /* Ends a micro-batch, for models without brackets (stages 0 and 1) that accumulate gradients: call it after
- * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns. No
- * effect on units that were bracketed; not needed with cfg.grad_in_place. */
+ * each backward but the last (zero_step ends that one). Gradients are reduced, and zero when it returns (on a
+ * GPU: in the order of cfg.stream). No effect on units that were bracketed; not needed with
+ * cfg.grad_in_place. ZERO_ERR_ORDER, and nothing changed, inside a bracket, after zero_norm, and at the
+ * grad_accum_steps-th call in a step. */
 ZERO_API int zero_micro(zero_ctx *z);
 
 /* Collective. Reduces what is left, clips, updates, and starts gathering the new parameters. lr: learning
- * rate of this step. info may be NULL; if it is not, the call waits for the global norm (not for the update).
+ * rate of this step, finite (else ZERO_ERR_ARG) and the same on every rank: where it differs, or the calls
+ * since zero_wrap do, no weight is changed and the context ends with ZERO_ERR_MISMATCH, by this call where
+ * info is given, else by a later one. Waits for the norm of the step before. info may be NULL; if it is not,
+ * the call waits for this step's norm (not for the update). Where a gradient of any rank is not finite, the
+ * step is skipped on all: nothing is updated, 0 is returned, and info->skipped, or a warning, tells.
  * Refused with ZERO_ERR_ORDER, and nothing changed, while a bracket is open, when no backward bracket has
  * ended since the last step (of a model that uses them), or when the micro-batches counted are not
  * cfg.grad_accum_steps (which a model without brackets and with grad_accum_steps 1 is trusted to have run).
- * The unit with the most backward brackets counts. One or some of several may have more, as tied weights
- * have, but when all units have had twice their number or more, the step is refused, and so is the next
- * zero_begin in backward: a model that uses every unit several times in a pass says so in cfg.order.
+ * What is counted is the backward brackets of the unit that has most: a multiple of grad_accum_steps. A unit
+ * that a pass uses several times, as tied weights are, may have more; but when every unit has had twice
+ * grad_accum_steps or more (times its uses in cfg.order), a zero_step was forgotten: this one is refused, and
+ * so is the next zero_begin in backward. A model that uses every unit several times in a pass says so in
+ * cfg.order.
  * What backward left zero in the first step is told to cfg.log, by tensor (on the host); when every gradient
  * of every rank is zero then, nothing is trained, and the context ends with ZERO_ERR_ORDER: by this call
  * where info is given, else by a later one. */
@@ -196,11 +218,11 @@ ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 ZERO_API int zero_last_step(zero_ctx *z, struct zero_step_info *info);
 enum { ZERO_PENDING = 1 };
 
-/* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in an exchange that it makes
- * anyhow; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
+/* The next zero_step carries n (0..8) doubles of this rank, a loss and the like, in the all-reduce of its
+ * norm; their means over ranks, with the same bits whatever the order (the sum is exact), come with its
  * outcome: zero_step's info or zero_last_step. Copied; given again, the last ones count; zero_drop forgets
- * them. Every rank gives as many, else the step ends the context with ZERO_ERR_MISMATCH. Local; does not
- * wait. */
+ * them. Every rank gives as many, else the step ends the context with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for
+ * another n, or NULL. Local; does not wait. */
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
 /* Collective, blocking. Where a program has a rule of its own on the norm or the loss: reduces what is left,
@@ -222,10 +244,11 @@ ZERO_API int zero_drop(zero_ctx *z);
 /* Changes what the next zero_step and those after it are taken with: key is "clip", "beta1", "beta2", "eps"
  * or "weight_decay", within the field's range. optimizer: an enum zero_optimizer that a tensor has; 0:
  * cfg.optimizer's, with "weight_decay" every kind's, and with "clip", which is of the whole step, nothing
- * else. With cfg.update "clip" alone. A number that the kind does not use is refused, and a momentum (beta1)
- * of one that began with 0 and keeps none. Between steps. Every rank gives the same: does not wait, and where
- * ranks differ the next zero_step ends the context with ZERO_ERR_MISMATCH. Checkpoints do not hold these
- * numbers: after zero_load those of this context go on, as after zero_wrap those of cfg. */
+ * else. With cfg.update "clip" alone. ZERO_ERR_ARG for a number that the kind does not use, and for a
+ * momentum (beta1) of one that began with 0 and keeps none; ZERO_ERR_ORDER when a step has begun; nothing is
+ * changed then. Every rank gives the same: waits for no other rank, and where they differ the next zero_step
+ * ends the context with ZERO_ERR_MISMATCH. Checkpoints do not hold these numbers: after zero_load those of
+ * this context go on, as after zero_wrap those of cfg. */
 ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value);
 
 /* The number of the last step is t (0 to 1e17): the next is t + 1, for bias corrections, info.t, cfg.update
@@ -234,9 +257,12 @@ ZERO_API int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double v
  * steps. Every rank gives the same, as of zero_tune. Waits for the last step's norm. */
 ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
 
-/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor] to dst (host memory; element
- * size of the value's dtype). Every rank gives the same range; dst may be NULL on ranks that do not want it.
- * Outside brackets. */
+/* Collective, blocking. Copies elements [first, first + n) of tensors[tensor], row-major over the whole
+ * tensor, to dst: the caller's, host memory, n elements of the tensor's dtype (ZERO_VALUE_PARAM) or fp32 (the
+ * others). value: enum zero_value. Every rank gives the same tensor, value and range, else the context ends
+ * with ZERO_ERR_MISMATCH; dst may be NULL on ranks that do not want it. ZERO_ERR_ARG for a range or value
+ * that the tensor does not have; ZERO_ERR_ORDER inside a bracket, while it has no values, and for a gradient
+ * when zero_step would be refused. */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
 /* Collective, blocking. All parameters, at every stage, until zero_release_all: *param of every tensor points
@@ -257,14 +283,17 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 ZERO_API int zero_gather_all(zero_ctx *z, int where);
 ZERO_API int zero_release_all(zero_ctx *z);
 
-/* Collective, blocking. The reverse; rank 0's src counts, others may give NULL. Writing ZERO_VALUE_PARAM sets
- * the master weights to the same value; writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Outside
- * brackets. */
+/* Collective, blocking. The reverse: src is host memory, of the same dtype, read until the call returns; rank
+ * 0's counts, others may give NULL. Writing ZERO_VALUE_PARAM sets the master weights to the same value;
+ * writing ZERO_VALUE_MASTER sets the parameter to it, rounded. Errors as of zero_read, but a tensor without
+ * values takes them; also ZERO_ERR_ARG for ZERO_VALUE_GRAD, and ZERO_ERR_ORDER between zero_gather_all and
+ * zero_release_all. */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 
-/* Collective, blocking. values (n <= 64), host memory: each becomes its mean over ranks; with the same bits
- * whatever the order (the sum is exact). For losses and metrics. */
+/* Collective, blocking. values (n, 0 to 64, doubles), the caller's, host memory: each becomes its mean over
+ * ranks; with the same bits whatever the order (the sum is exact). For losses and metrics. Every rank gives
+ * as many, else the context ends with ZERO_ERR_MISMATCH. ZERO_ERR_ARG for another n, or NULL. */
 ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 
 /* How zero_sync_buffers makes the ranks' buffers equal. */
@@ -333,11 +362,12 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,
- * and zero_load brings them back on every rank. For what the library does not know: seeds, the position in
- * the data. Local. */
+ * and zero_load brings them back on every rank; what others give is not used. 0 bytes: none. For what the
+ * library does not know: seeds, the position in the data. ZERO_ERR_ARG for more bytes, ZERO_ERR_NOMEM; what
+ * was set before stays then. Local; does not wait. */
 ZERO_API int zero_set_user_data(zero_ctx *z, const void *data, int64_t bytes);
-/* *data: the bytes set or loaded last, valid until the next zero_set_user_data, zero_load or zero_unwrap;
- * NULL and 0 when there are none. */
+/* *data: the bytes set or loaded last, the library's, valid until the next zero_set_user_data, zero_load or
+ * zero_unwrap; NULL and 0 when there are none. Local; does not wait. */
 ZERO_API int zero_get_user_data(zero_ctx *z, const void **data, int64_t *bytes);
 
 /* This rank's own bytes, as many as memory and a file have room for, beside those that all share: the state
@@ -351,8 +381,9 @@ ZERO_API int zero_set_rank_data(zero_ctx *z, const void *data, int64_t bytes);
 
 /* Of the checkpoint loaded last: *n_saved ranks saved it, which need not be as many as there are now (0: none
  * was loaded); saved rank saved_rank, of 0..*n_saved - 1, gave *bytes, 0 if none. Any rank may ask for any
- * saved one: where the world has changed, who goes on from what is the program's to say. Either of n_saved
- * and bytes may be NULL; without bytes saved_rank is not looked at. Local. */
+ * saved one: where the world has changed, who goes on from what is the program's to say. One of n_saved
+ * and bytes may be NULL; without bytes saved_rank is not looked at. With bytes: ZERO_ERR_ORDER when no
+ * checkpoint was loaded, ZERO_ERR_ARG when saved_rank is none of its ranks. Local; does not wait. */
 ZERO_API int zero_find_rank_data(zero_ctx *z, int32_t saved_rank, int32_t *n_saved, int64_t *bytes);
 
 /* Reads bytes [first, first + n) of what saved rank saved_rank gave, from the checkpoint loaded last, to dst.
@@ -363,15 +394,17 @@ ZERO_API int zero_read_rank_data(zero_ctx *z, int32_t saved_rank, int64_t first,
 
 /* Collective, blocking. Writes the model's weights alone, in its dtype, for other programs: safetensors
  * dir/model-0000i-of-0000N.safetensors of at most max_file_bytes each (0: 5 GB; one tensor at least) and
- * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. map: names and pieces, n of
- * them; NULL: every tensor under its own name. On failure the files are incomplete, and nothing else is
- * changed. Outside brackets. */
+ * model.safetensors.index.json. Rank 0 writes; files of these names are replaced. dir is made if it is
+ * missing. map: names and pieces, n of them, the same on every rank, not kept; NULL: every tensor under its
+ * own name (n is not looked at). On failure (ZERO_ERR_IO, ZERO_ERR_ARG naming the entry) the files are
+ * incomplete, and nothing else is changed. Outside brackets. */
 ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                          int64_t max_file_bytes);
 
-/* Collective, blocking. The reverse: reads such files (or one, dir/model.safetensors), F32 or BF16, into
- * weights and master weights; optimizer states stay. What no entry of map names is left alone, in the files
- * and in the model. Names, shapes and dtypes are checked before anything is changed; a file that cannot be
+/* Collective, blocking. The reverse: rank 0 reads such files (or one, dir/model.safetensors), F32 or BF16,
+ * into weights and master weights of all; other ranks need not see dir. Optimizer states stay, and what no
+ * entry of map names is left alone. Every rank gives the same map. Names, shapes, dtypes are checked before
+ * anything is changed (ZERO_ERR_IO, ZERO_ERR_ARG or ZERO_ERR_NOTSUP name the entry); a file that cannot be
  * read to its end may leave some weights written. Outside brackets. */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
 
@@ -379,12 +412,15 @@ ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight 
  * NULL, or the configuration has no stats_size. */
 ZERO_API int zero_get_stats(zero_ctx *z, struct zero_stats *out);
 
-/* Writes this rank's timeline as Chrome trace JSON (Perfetto reads it): brackets, collectives, steps. Needs
- * cfg.trace, and has the latest part of a long run. Blocking. */
+/* Writes this rank's timeline to the file path as Chrome trace JSON (Perfetto reads it): brackets,
+ * collectives, steps. Needs cfg.trace (else ZERO_ERR_ARG), and has the latest part of a long run. Not
+ * collective: each rank to a file of its own. Waits until what was begun is done. ZERO_ERR_IO. */
 ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 
-/* Collective when the context is healthy, local when it has failed. Frees everything and sets *z to NULL;
- * pointers the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. */
+/* Collective and blocking when the context is healthy, local when it has failed. Frees everything and sets *z
+ * to NULL, also when it returns an error: that of an asynchronous save, or what ended the context. Pointers
+ * the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. In a forked
+ * child: ZERO_ERR_ORDER, and only *z is changed. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */

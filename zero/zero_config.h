@@ -93,7 +93,8 @@ enum {
 struct zero_tensor {
     /* unique; used in errors, traces and checkpoints */
     const char *name;
-    /* the model's OWN pointers; grad NULL = frozen */
+    /* addresses of the model's OWN pointers, which must stay where they are until zero_unwrap; grad NULL:
+     * frozen. *grad may be NULL, and its content is not used */
     void **param, **grad;
     /* row-major, ended by 0 (or by all 8) */
     int64_t shape[8];
@@ -200,7 +201,8 @@ struct zero_config {
      * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
      * else world 1 */
     int32_t rank, world;
-    /* "tcp://host:port" of rank 0; default NULL: from the environment */
+    /* "tcp://host:port" of rank 0, the same on all ranks; read by zero_wrap and not kept; default NULL: from
+     * the environment */
     const char *rendezvous;
     /* + how long an operation waits for other ranks; 1 and more; default 30000 */
     int64_t timeout_ms;
@@ -212,7 +214,8 @@ struct zero_config {
     /* + default ZERO_AUTO: by optimizer. 0, with a warning: a weight whose gradient was always 0 becomes
      * NaN */
     float eps;
-    /* + default 0 */
+    /* + 0 and more: per step, lr * weight_decay of the weight (decoupled) or weight_decay of it added to the
+     * gradient, by optimizer; not of tensors with ZERO_NO_DECAY; default 0 */
     float weight_decay;
     /* + global L2 norm above which gradients are scaled down; default 0: no clipping */
     float clip;
@@ -232,25 +235,27 @@ struct zero_config {
     int32_t grad_in_place;
     /* fp32 arrays like the weights that update keeps, 0 to 4; default 0 */
     int32_t n_states;
-    /* the model's own optimizer, element-wise; called on a thread of the library's (host) and must not call
-     * zero_*; non-zero: the step fails */
+    /* the model's own optimizer, element-wise; called on a thread of the library's, or where there is none (a
+     * world of 1) on the one that calls zero_step; one call at a time. Must not call zero_*. Non-zero: the
+     * context ends with ZERO_ERR_FAILED, naming the tensor and what was returned. NULL: none */
     int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
     /* + units gathered ahead; 0: none; default 2 */
     int32_t prefetch;
     /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
-     * micro-batches. 0: off. Default ZERO_AUTO: on where it costs nothing (not nccl, nor with
-     * grad_in_place) */
+     * micro-batches; with 3 and more micro-batches in a step it takes further gradient sums. 0: off.
+     * Default ZERO_AUTO: on, but off with nccl, where 1 is for up to 64 ranks, and with grad_in_place */
     int32_t deterministic;
     /* + memory for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch
      * needs */
     int64_t param_budget_bytes;
     /* + dtype of gradients on their way between ranks: f32, bf16; default 0: the tensor's own */
     int32_t wire_dtype;
-    /* n_order calls of one micro-batch; default NULL: each unit forward, then each backward, reversed. A hint
-     * that saves the first step's prefetch and sizes the slots, and says how often a pass uses each unit in
-     * backward (see zero_step) */
+    /* n_order calls of one micro-batch, copied; default NULL: each unit forward, then each backward,
+     * reversed. A hint: gathers ahead are right in the first step already, slots are sized for it, and it
+     * says how often a pass uses each unit in backward (see zero_step). A model that calls otherwise is
+     * followed, and its own order learned in one step */
     int32_t n_order;
     const struct zero_call *order;
 
@@ -317,7 +322,8 @@ struct zero_config {
      * nothing left of the hybrid, which a line in the log says */
     int32_t shard_group;
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
-     * ranks */
+     * ranks. With stage 3 only. With nccl it can be planned only so far: zero_wrap returns ZERO_ERR_NOTSUP
+     * where there are several groups of several ranks */
     int32_t hybrid;
 };
 
@@ -333,7 +339,8 @@ struct zero_config {
  *   moments        optimizer states
  *   snapshot       cfg.save_async: the copy that is written while training goes on
  *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
- *   exchange       a step's agreement over ranks, values on their way, and what rounding to pages costs */
+ *   exchange       small things that ranks tell each other (a step's agreement, exchanges, values on their
+ *                  way), and what rounding to pages costs */
 #define ZERO_MEM_MAP(X)                                                                                      \
     X(param_shards, "parameter shards")                                                                      \
     X(param_slots, "parameter slots")                                                                        \
@@ -395,6 +402,8 @@ struct zero_stats {
     /* "host", "cuda" */
     const char *device;
 
+    /* calls of zero_step, skipped ones too, in this context; steps that were skipped, with those of the
+     * checkpoint loaded last */
     int64_t n_steps, n_skipped;
     /* allocated: counted where memory was taken; equal to planned to the byte */
     struct zero_bytes allocated, planned;
@@ -406,8 +415,8 @@ struct zero_stats {
     int64_t wait_ns;
     /* times the call order changed and was learned anew */
     int64_t n_replans;
-    /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric windows"); valid until
-     * zero_unwrap */
+    /* how bytes travel, of a backend that has several ways ("NCCL 2.28.9, symmetric windows"); of others its
+     * name. The library's, valid until zero_unwrap */
     const char *path;
     /* steps given up by zero_drop; they count in nothing else */
     int64_t n_dropped;
@@ -418,15 +427,15 @@ struct zero_stats {
 struct zero_step_info {
     /* 1-based number of the step just taken; skipped ones do not count */
     int64_t t;
-    /* global, of the scaled gradient, before clipping */
+    /* global L2 norm, of the scaled gradient, before clipping; not finite where the step was skipped */
     double grad_norm;
     /* 1: it was above cfg.clip */
     int32_t clipped;
     /* 1: a gradient was not finite on some rank: nothing was updated, on any rank */
     int32_t skipped;
-    /* reserved: 0 */
+    /* how many values zero_carry gave to this step; and 0, for later versions */
     int32_t n_carried, reserved;
-    /* n_carried means over ranks of what zero_carry gave to this step */
+    /* their means over ranks; NaN where a rank's is not finite */
     double carried[8];
 };
 
