@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""What the READMEs name is there: files, folders, functions and other names of the code. So one who follows them arrives, and who renames
+something hears of the text that has to follow.
+
+    names_in_readmes.py ROOT         checks the tree, prints FILE:LINE: what is not there, exits 1 if anything is
+    names_in_readmes.py --self-test  checks the checker
+"""
+import fnmatch
+import os
+import re
+import sys
+
+from tree_clean import tracked
+
+# A file or a folder: by its ending, or because it begins with one of the tree's folders, or with one beside the text.
+PATH = re.compile(r"(?<![\w./:$-])((?:[\w*.-]+/)+[\w*.-]*|[\w*-]+\.(?:c|h|cu|cuh|inc|py|map))(?![\w/])")
+NAME = re.compile(r"(?<![\w.-])((?:zr|zero|ZR|ZERO)_\w*\w)\b(?!\*)")
+# In a picture: "core.c: begin, end; core_step.c: count_up".
+FUNCTIONS = re.compile(r"([\w/]+\.[ch]): ((?:[a-z]\w*)(?:, [a-z]\w*)*)(?=;|\s*$|\)| \()")
+PICTURE = re.compile(r"^    ")
+# In a table of files: `core`, `core_order` stand for core.c, core.h and so on.
+STEM = re.compile(r"`([\w*.]+)`")
+TABLE_OF_FILES = re.compile(r"^\| file \|")
+# A part that stands for any name, as in optimizer_NAME.h.
+STANDS_FOR = re.compile(r"NAME|SERIAL|KEY$")
+# Other people's files, and those that a reader makes.
+FOREIGN = {"llm.c", "nccl.h", "program.c"}
+
+
+class Tree:
+    """files: path -> text, of everything that is tracked."""
+
+    def __init__(self, files):
+        self.files = files
+        self.folders = {"/".join(path.split("/")[:n]) for path in files for n in range(1, path.count("/") + 1)}
+        self.words = set()
+        for path, text in files.items():
+            if not path.endswith(".md"):
+                self.words.update(re.findall(r"\w+", text))
+
+    def find(self, name, beside=""):
+        """The paths that a name in a text of folder beside may mean."""
+        name = name.rstrip("/")
+        found = []
+        for base in ("", beside + "/" if beside else ""):
+            found += [p for p in self.all_paths() if fnmatch.fnmatchcase(p, base + name)]
+        if not found and "/" not in name:
+            found = [p for p in self.files if fnmatch.fnmatchcase(os.path.basename(p), name)]
+        return found
+
+    def all_paths(self):
+        yield from self.files
+        yield from self.folders
+
+    def is_ours(self, name, beside):
+        first = name.split("/")[0]
+        return "/" not in name or first in self.folders or f"{beside}/{first}" in self.folders
+
+
+def paths_in(tree, line, beside):
+    for match in PATH.finditer(line):
+        name = match[1].rstrip(".")
+        if name not in FOREIGN and not STANDS_FOR.search(name) and tree.is_ours(name, beside) and not tree.find(name, beside):
+            yield f"there is no {name}"
+
+
+def names_in(tree, line):
+    for match in NAME.finditer(line):
+        if not STANDS_FOR.search(match[1]) and match[1] not in tree.words:
+            yield f"nothing is called {match[1]}"
+
+
+def functions_in(tree, line, beside):
+    for match in FUNCTIONS.finditer(line):
+        found = [p for p in tree.find(match[1], beside) if p in tree.files]
+        for name in match[2].split(", "):
+            if found and not any(re.search(rf"\b{name}\(", tree.files[p]) for p in found):
+                yield f"{found[0]} has no {name}()"
+
+
+def stems_in(tree, line, beside):
+    for stem in STEM.findall(line.split("|")[1]):
+        if not tree.find(stem, beside) and not tree.find(stem + ".*", beside):
+            yield f"there is no {stem} in {beside or 'the root'}"
+
+
+def faults_of(tree, path):
+    beside, in_table = os.path.dirname(path), False
+    for number, line in enumerate(tree.files[path].splitlines(), 1):
+        found = [*paths_in(tree, line, beside), *names_in(tree, line)]
+        if PICTURE.match(line):
+            found += functions_in(tree, line, beside)
+        in_table = line.startswith("|") and (in_table or bool(TABLE_OF_FILES.match(line)))
+        if in_table and not TABLE_OF_FILES.match(line):
+            found += stems_in(tree, line, beside)
+        yield from (f"{path}:{number}: {what}" for what in found)
+
+
+def check(root):
+    files = {}
+    for path in tracked(root):
+        with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
+            files[path] = f.read()
+    tree = Tree(files)
+    for path in sorted(files):
+        if path.endswith(".md"):
+            yield from faults_of(tree, path)
+
+
+def self_test():
+    code = {"zero/wrap.c": "int zero_wrap(void)\n{\n}\n", "zero/zero.h": "zero_wrap ZERO_STAGE", "shard/core.c": "static int begin(int a)\n{\n}",
+            "shard/engine/loop.c": "zr_loop_push(1);", "shard/engine/README.md": "", "test/run.sh": ""}
+    good = ("`zero/wrap.c` and `zero_wrap`, `shard/engine/`, `sh test/run.sh`, [it](engine/README.md), and/or, `zero_`", "see https://a.b/c/d.html, `ckpt/x`",
+            "    zero_wrap      zero/wrap.c: zero_wrap; loop.c: zr_loop_push", "| file | subject |\n|---|---|\n| `core`, [`engine/`](engine/README.md) | it |",
+            "`optimizer_NAME.h`, `zr_NAME_open`, `c*.c`, core.c: what it does", "    cc program.c; zero/wrap.c: opens a context")
+    bad = ("`zero/rap.c`", "`zero_rap`", "`engine/rap.h`", "rap.c", "    x   shard/core.c: end", "    x   shard/core.c: begin, end; loop.c: zr_loop_push",
+           "| file | subject |\n|---|---|\n| `core`, `cores` | it |", "ZERO_STAGES", "`shard/rap/`")
+    failures = []
+    for text, wanted in [(t, 0) for t in good] + [(t, 1) for t in bad]:
+        found = list(faults_of(Tree({**code, "shard/README.md": text}), "shard/README.md"))
+        if len(found) != wanted:
+            failures.append(f"{text!r}: {found}")
+    return failures
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    faults = self_test() if sys.argv[1] == "--self-test" else list(check(sys.argv[1]))
+    print("\n".join(faults) or "no fault")
+    sys.exit(1 if faults else 0)
