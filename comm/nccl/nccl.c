@@ -379,19 +379,22 @@ static void nccl_compare(struct zr_comm *c, int code, const char *what)
     pthread_mutex_unlock(&m->pair->lock);
 }
 
-static bool nccl_has_room(struct zr_comm *c)
+static bool room_for(struct zr_nccl *m, int n_ops)
+{
+    pthread_mutex_lock(&m->pair->lock);
+    bool room = m->n_put - m->n_got + (uint64_t)n_ops <= ZR_NCCL_PENDING;
+    pthread_mutex_unlock(&m->pair->lock);
+    return room;
+}
+
+/* Segments are no limit: what is put on a stream takes its own. */
+static bool nccl_has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    pthread_mutex_lock(&m->pair->lock);
-    bool full = m->n_put - m->n_got == ZR_NCCL_PENDING;
-    pthread_mutex_unlock(&m->pair->lock);
-    if (!full)
-        return true;
-    zr_nccl_reap(m);
-    pthread_mutex_lock(&m->pair->lock);
-    full = m->n_put - m->n_got == ZR_NCCL_PENDING;
-    pthread_mutex_unlock(&m->pair->lock);
-    return !full;
+    (void)n_seg;
+    if (!room_for(m, n_ops))
+        zr_nccl_reap(m);
+    return room_for(m, n_ops);
 }
 
 static bool nccl_stuck(struct zr_comm *c)

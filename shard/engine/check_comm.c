@@ -213,10 +213,10 @@ static void compare(struct zr_comm *c, int code, const char *what)
         inner->ops->abort(inner, code, what);
 }
 
-static bool has_room(struct zr_comm *c)
+static bool has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
     struct zr_comm *inner = of(c)->inner;
-    return !inner->ops->has_room || inner->ops->has_room(inner);
+    return !inner->ops->has_room || inner->ops->has_room(inner, n_ops, n_seg);
 }
 
 static bool stuck(struct zr_comm *c)

@@ -222,6 +222,8 @@ struct zr_engine {
     /* (n_units) of engine_aside.c: NULL but where a sum was set aside, from the model's thread by the
      * job that does it */
     float **aside;
+    /* of one operation of a job: flats of a unit */
+    int32_t most_segs;
 
     /* outer_stream: of gathers between groups; NULL: no step has any */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *outer_stream;
@@ -266,7 +268,8 @@ int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_
 bool zr_roles_alarmed(const struct zr_engine *e);
 int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
-bool zr_roles_have_room(const struct zr_engine *e);
+/* On each communicator, for n_ops operations more of any unit. */
+bool zr_roles_have_room(const struct zr_engine *e, int n_ops);
 bool zr_roles_stuck(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);

@@ -208,7 +208,10 @@ static int carry(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
-/* A job puts at most two operations on a communicator. cfg.update on a GPU is called once it is known
+/* What a job puts on a communicator at most: REDUCE, and the gather of what it summed. */
+enum { MOST_JOB_OPS = 2 };
+
+/* cfg.update on a GPU is called once it is known
  * whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
@@ -216,7 +219,7 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
     bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
     if (zr_engine_has_failed(e))
         return true;
-    if (!zr_roles_have_room(e))
+    if (!zr_roles_have_room(e, MOST_JOB_OPS))
         return false;
     if (!waits)
         return true;

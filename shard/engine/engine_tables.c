@@ -114,6 +114,9 @@ int zr_tables_open(struct zr_engine *e)
             return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
         memcpy(t[i].field, &at, sizeof at);
     }
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        if (e->layout->units[u].n_flats > e->most_segs)
+            e->most_segs = e->layout->units[u].n_flats;
     zr_core_init(e->m.core, &e->plan->spec);
     if (!e->plan->place.model_holds || !d->compute_on_caller)
         return 0;
