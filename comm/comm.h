@@ -52,10 +52,20 @@ const char *zr_role_name(enum zr_role r);
 /* Where a region is cut for the places of a group: place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which
  * may be none. See comm/segment.h. */
 struct zr_cut {
-    /* Slices of equal size, a multiple of 128, but for the last ones, which are short or empty. */
+    /* Slices of equal size, a multiple of 128, but for the last ones, which are short or empty; 0 where there
+     * are places. */
     int64_t each;
-    /* Bytes of the region; <= group.size * each. */
+    /* Bytes of the region; of equal slices <= group.size * each. */
     int64_t total;
+    /* NULL: equal slices. Else a list of places, ascending, (group.size * at_every + 1): the slice of place p
+     * is [at[p * at_every], at[(p + 1) * at_every]), counted from at[0] in steps of at_bytes bytes. It ends
+     * at a multiple of 64 bytes or at total; the last one at total. So one list, in elements, says where a
+     * flat is cut, whatever the dtype that travels, for the places of the world and for those of each of its
+     * groups (zr_cut_in, zr_cut_part, zr_cut_merged of segment.h). Equal on all ranks of the group. Borrowed
+     * until the call that it is given to returns. */
+    const int64_t *at;
+    /* 0 means 1 */
+    int32_t at_every, at_bytes;
 };
 
 /* One flat region that is gathered. Offsets are of the communicator's arena, equal on all its ranks but for

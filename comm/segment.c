@@ -50,10 +50,36 @@ int zr_agree_check(const char *who, int64_t arena_bytes, int64_t off, int32_t n_
     return zr_range_check(who, arena_bytes, off, sizeof(uint64_t), (int64_t)n_sum + n_max);
 }
 
+static int check_places(const char *who, int i, int size, const struct zr_cut *c)
+{
+    if (c->each != 0 || c->at_every < 0 || c->at_bytes < 0)
+        return zr_fail(
+            ZR_ERR_ARG,
+            "%s: segment %d: cut.each is %lld, at_every %d, at_bytes %d: with places each is 0, and 0 "
+            "or more are allowed",
+            who, i, (long long)c->each, c->at_every, c->at_bytes);
+    for (int p = 0; p < size; p++) {
+        int64_t from = zr_cut_at(c, p), end = zr_cut_at(c, p + 1);
+        if (end < from || end > c->total || (end % 64 && end != c->total))
+            return zr_fail(
+                ZR_ERR_ARG,
+                "%s: segment %d: place %d ends at byte %lld: a multiple of 64 from %lld, where it begins, "
+                "to cut.total, %lld, or that itself, is allowed",
+                who, i, p, (long long)end, (long long)from, (long long)c->total);
+    }
+    if (zr_cut_at(c, size) != c->total)
+        return zr_fail(ZR_ERR_ARG,
+                       "%s: segment %d: place %d, the last, ends at byte %lld: cut.total, %lld, is allowed",
+                       who, i, size - 1, (long long)zr_cut_at(c, size), (long long)c->total);
+    return 0;
+}
+
 /* What both kinds of segment have in common. */
 static int check_cut(const char *who, int i, int size, const struct zr_cut *c)
 {
     int64_t most;
+    if (c->at)
+        return check_places(who, i, size, c);
     if (c->each < 0 || c->each % 128 != 0 || __builtin_mul_overflow(c->each, (int64_t)size, &most))
         return zr_fail(ZR_ERR_ARG, "%s: segment %d: cut.each is %lld: a multiple of 128 is allowed", who, i,
                        (long long)c->each);

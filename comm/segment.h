@@ -4,10 +4,14 @@
 #define ZR_COMM_SEGMENT_H
 
 #include "comm/comm.h"
+#include "kernels/asserts.h"
 
 /* Where the slice of a place begins in its region. */
 static inline int64_t zr_cut_at(const struct zr_cut *c, int place)
 {
+    if (c->at)
+        return (c->at[(int64_t)place * (c->at_every ? c->at_every : 1)] - c->at[0]) *
+               (c->at_bytes ? c->at_bytes : 1);
     int64_t at = place * c->each;
     return at < c->total ? at : c->total;
 }
@@ -20,8 +24,41 @@ static inline int64_t zr_cut_bytes(const struct zr_cut *c, int place)
 /* Of the largest slice among size places. */
 static inline int64_t zr_cut_most(const struct zr_cut *c, int size)
 {
-    (void)size;
-    return zr_cut_bytes(c, 0);
+    int64_t most = zr_cut_bytes(c, 0);
+    for (int p = 1; c->at && p < size; p++) {
+        int64_t n = zr_cut_bytes(c, p);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* The same elements' cut, of bytes_then each where they are of bytes_now. Places are in elements. */
+static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now, int64_t bytes_then)
+{
+    struct zr_cut to = *c;
+    to.each = c->each / bytes_now * bytes_then;
+    to.total = c->total / bytes_now * bytes_then;
+    to.at_bytes = (int32_t)((c->at_bytes ? c->at_bytes : 1) * bytes_then / bytes_now);
+    ZR_ASSERT(!c->at || to.at_bytes > 0);
+    return to;
+}
+
+/* Of the slices of n places from first on: they are the places 0 to n - 1 of a region of their own. */
+static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n)
+{
+    struct zr_cut to = *c;
+    to.total = zr_cut_at(c, first + n) - zr_cut_at(c, first);
+    to.at = c->at ? c->at + (int64_t)first * (c->at_every ? c->at_every : 1) : NULL;
+    return to;
+}
+
+/* The slices of n places after each other are one place's. */
+static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
+{
+    struct zr_cut to = *c;
+    to.each = c->each * n;
+    to.at_every = (c->at_every ? c->at_every : 1) * n;
+    return to;
 }
 
 /* Where this rank's slice of what is gathered lies before. */

@@ -27,8 +27,8 @@ struct zr_hop_run zr_last_hop(const struct zr_engine *e)
 /* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
 static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
 {
-    return (struct zr_cut){.each = f->fine_elems * (int64_t)sizeof(float),
-                           .total = zr_engine_inner(e, f).n * (int64_t)sizeof(float)};
+    const struct zr_cut fine = zr_cut_part(&f->fine, e->at.inner * e->layout->outer, e->layout->outer);
+    return zr_cut_in(&fine, zr_dtype_bytes(f->dtype), sizeof(float));
 }
 
 /* A sum of the world is where the optimizer looks for it; one of a group is on its way to the outer hop. */
@@ -59,10 +59,9 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
 static int narrow(struct zr_engine *e, enum zr_dtype wire, struct zr_reduce_seg *seg)
 {
     void *grad = e->reduce_base + seg->src;
-    int64_t size = zr_dtype_bytes(seg->dtype), ratio = size / zr_dtype_bytes(wire);
+    int64_t size = zr_dtype_bytes(seg->dtype);
     ZR_TRY(e->dev->ops->cast(e->reduce_stream, grad, wire, grad, seg->dtype, seg->cut.total / size));
-    seg->cut.each /= ratio;
-    seg->cut.total /= ratio;
+    seg->cut = zr_cut_in(&seg->cut, size, zr_dtype_bytes(wire));
     seg->dtype = wire;
     return 0;
 }
@@ -107,8 +106,7 @@ static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run 
 {
     if (h->axis == ZR_OUTER)
         return group_sum_cut(e, f);
-    return (struct zr_cut){.each = f->inner_elems * (int64_t)sizeof(float),
-                           .total = f->inner.total / zr_dtype_bytes(f->dtype) * (int64_t)sizeof(float)};
+    return zr_cut_in(&f->inner, zr_dtype_bytes(f->dtype), sizeof(float));
 }
 
 int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job)

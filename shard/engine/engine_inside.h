@@ -391,7 +391,7 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
         .src = at,
         .dst = at,
         .in_place = true,
-        .cut = {.each = f->fine.each, .total = zr_cut_bytes(&f->inner, e->at.inner)}};
+        .cut = zr_cut_part(&f->fine, e->at.inner * e->layout->outer, e->layout->outer)};
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */
