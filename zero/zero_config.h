@@ -229,9 +229,11 @@ struct zero_config {
      * every micro-batch to them, so that they hold the sum and are reduced once per step. At stages 2 and 3
      * the library keeps each gradient whole until the last micro-batch, which takes the memory that those
      * stages save of it, and hands it to backward as the micro-batch before left it (as no_sync elsewhere).
-     * Default 0: each micro-batch starts from zero, is reduced when it ends and added up by the library,
+     * A backward that zeroes or stores inside its bracket leaves the last micro-batch alone: no call and no
+     * check notices that, at any stage. Gradients of bf16 add up in bf16, as the model does it. Default 0:
+     * each micro-batch starts from zero, is reduced when it ends and added up by the library, in fp32,
      * whatever the model does to its gradients between micro-batches. Gives up deterministic, which adds
-     * micro-batches up in a fixed order */
+     * micro-batches up in a fixed order: 1 of both is refused */
     int32_t grad_in_place;
     /* fp32 arrays like the weights that update keeps, 0 to 4; default 0 */
     int32_t n_states;
@@ -245,7 +247,8 @@ struct zero_config {
     int32_t prefetch;
     /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
      * micro-batches; with 3 and more micro-batches in a step it takes further gradient sums. 0: off.
-     * Default ZERO_AUTO: on, but off with nccl, where 1 is for up to 64 ranks, and with grad_in_place */
+     * Default ZERO_AUTO: on, but off with nccl, where 1 is for up to 64 ranks, with grad_in_place, and, where
+     * grad_accum_steps is above 1, for a hybrid whose groups lie on several hosts */
     int32_t deterministic;
     /* + memory for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch
      * needs */
@@ -268,8 +271,8 @@ struct zero_config {
      * keeps warnings from the standard error */
     void (*log)(void *arg, const char *line);
     void *log_arg;
-    /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its three tracks;
-     * default 0 */
+    /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its tracks (the model,
+     * gathers, reductions; of a hybrid, gathers between groups); default 0 */
     int32_t trace;
 
     /* + 1: check the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
@@ -327,16 +330,20 @@ struct zero_config {
     int32_t hybrid;
 };
 
-/* Memory per rank, by category. X(name, text)
+/* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with
+ * HFSDP, for master and moments, again the world's. X(name, text)
  *   param_shards   parameters as they are kept: 1/N of a unit at stage 3, all of it where it is resident
- *   param_slots    places for gathered copies (stage 3)
+ *   param_slots    memory for gathered copies (stage 3)
  *   grad_shards    reduced gradients, fp32, 1/N; none of those that are reduced where they lie: f32, once a
  *                  step, at stage 0 or on one rank
- *   grad_slots     where backward writes: whole at stages 0 and 1 and on one rank, else a few units
- *   grad_sums      further sums of gradients, which deterministic accumulation takes
- *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies
- *   master         fp32 copies of weights that are not fp32 themselves
- *   moments        optimizer states
+ *   grad_slots     where backward writes: whole at stages 0 and 1, on one rank and with grad_in_place, else
+ *                  a few units
+ *   grad_sums      further sums of gradients, which deterministic accumulation takes; of a hybrid grad_shards
+ *                  are then of the world's 1/N, and one unit's sum in a group is here
+ *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies;
+ *                  of HSDP with deterministic accumulation 1/N of it
+ *   master         fp32 copies of weights that are not fp32 themselves, 1/N (stage 0: all)
+ *   moments        optimizer states, 1/N (stage 0: all)
  *   snapshot       cfg.save_async: the copy that is written while training goes on
  *   comm           the communicators' own: NCCL's room for packed slices and for what arrives
  *   exchange       small things that ranks tell each other (a step's agreement, exchanges, values on their
