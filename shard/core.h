@@ -10,13 +10,14 @@
  * the order of calls is known. A slot is taken from the unit whose next use is farthest away (Belady, 1966:
  * optimal when the order is known). Open brackets pin their slot.
  *
- * Gradients. Resident (stages 0 and 1: whole) or handed out in slots (stages 2 and 3), and reduced into an
- * fp32 shard. The contributions of one step are added in the shape of a binary counter when `n_sums` lets
- * them, which makes the sum over global micro-batch ids one fixed binary tree at every power-of-two world.
- * A resident gradient is the model's own buffer, which it may zero between micro-batches, brackets or not; so
- * where a micro-batch ends, its gradients are returned: no reduction reads them any more. One that is summed
- * in place is itself the sum, and returned when the step has used it. It takes one contribution in a step;
- * for each further one what is there is set aside first, which takes memory that no plan has.
+ * Gradients. They have memory of their own, whole (stages 0 and 1; elsewhere with grad_in_place), or slots
+ * (stages 2 and 3), and are reduced into an fp32 shard. The contributions of one step are added in the shape
+ * of a binary counter when `n_sums` lets them, which makes the sum over global micro-batch ids one fixed
+ * binary tree at every power-of-two world. At stages 0 and 1 a gradient is the model's own buffer, which it
+ * may zero between micro-batches, brackets or not; so where a micro-batch ends, its gradients are returned:
+ * no reduction reads them any more. One that is summed in place is itself the sum, and returned when the step
+ * has used it. It takes one contribution in a step; for each further one what is there is set aside first,
+ * which takes memory that no plan has.
  *
  * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
  * It is the declared one until the model's own is known: calls are recorded, and a step whose calls

@@ -36,9 +36,9 @@ struct zr_guard_region {
     int64_t align; /* a power of two, at most a page. The rest of its multiple after the end is not closed */
 };
 
-/* n regions, all closed. tell(arg), unless NULL, runs on a thread of its own after the first forbidden touch,
- * while the thread that touched waits, 2 s at most. ZR_ERR_NOMEM where address space or the number of guards
- * in the process (64) runs out, ZR_ERR_SYSTEM without a handler or a thread. */
+/* n regions, all closed. report(arg), unless NULL, runs on a thread of its own after the first forbidden
+ * touch, while the thread that touched waits, 2 s at most. ZR_ERR_NOMEM where address space or the number of
+ * guards in the process (64) runs out, ZR_ERR_SYSTEM without a handler or a thread. */
 int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(void *arg), void *arg,
                   struct zr_guard **out);
 void zr_guard_close(struct zr_guard *g); /* NULL is allowed */

@@ -20,7 +20,7 @@ enum { WAIT_MS = 2000 };
 struct zr_reporter {
     struct zr_thread thread;
     pid_t process;
-    int wake, reported; /* told: readable for ever once it is */
+    int wake, reported; /* reported: readable for ever once it is */
     _Atomic bool asked, done, gave_up;
     void (*report)(void *arg);
     void *arg;

@@ -9,9 +9,9 @@
 
 struct zr_reporter;
 
-/* tell(arg) runs on the thread when it was asked for, once at most. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
+/* report(arg) runs on the thread when it was asked for, once at most. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
 int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out);
-/* Waits for a call of tell that is under way. NULL is allowed. */
+/* Waits for a call of report that is under way. NULL is allowed. */
 void zr_reporter_close(struct zr_reporter *r);
 
 /* Both from any thread, and from a handler of a signal. */

@@ -1,7 +1,8 @@
-/* check_in_place.c: gradients that must not change outside brackets, watched (cfg.check) where the model
- * brackets backward. With cfg.grad_in_place, what a gradient held at the unit's last zero_end it must hold at
- * the next zero_begin of the same step. Where a gradient is summed in place, at world 1, what it held at the
- * last zero_end it must hold at zero_step. (At stage 0 among several ranks it is being reduced meanwhile.) */
+/* check_in_place.c: gradients that must not change outside brackets, watched (cfg.check) at stages 0 and 1
+ * where the model brackets backward; at stages 2 and 3 they are closed then. With cfg.grad_in_place, what a
+ * gradient held at the unit's last zero_end it must hold at the next zero_begin of the same step. Where a
+ * gradient is summed in place, at world 1, what it held at the last zero_end it must hold at zero_step. (At
+ * stage 0 among several ranks it is being reduced meanwhile.) */
 #include "shard/engine/engine_inside.h"
 
 #define XXH_INLINE_ALL

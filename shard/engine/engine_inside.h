@@ -171,7 +171,7 @@ struct zr_issuer {
 
 /* Any thread. */
 struct zr_shared {
-    /* for the step's record */
+    /* for the step's agreement, of which the least over ranks counts */
     _Atomic uint64_t own_least;
     /* of snapshots; NULL: the plan has none */
     struct zr_snapshot_listener *listener;
@@ -327,7 +327,7 @@ int zr_engine_gather_inner(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
 
 /* A further contribution, in one step, to a gradient that is summed in place (engine_aside.c). make: memory
- * for what is to be set aside, when the unit needs some for the first time; model's thread. carry: sets it
+ * for what is to be set aside, when the unit needs some for the first time; model's thread. issue: sets it
  * aside; add: adds it to the sum again; jobs. */
 int zr_aside_make(struct zr_engine *e, int32_t unit);
 int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag);

@@ -1,12 +1,12 @@
 /* save.c: zero_save and zero_save_kept: who does what when, over all ranks.
  *
  * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's.
- * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes: the
- *    model's thread waits, or (asynchronous) the snapshot is read.
- * 3. All learn that every file is written and synced: by exchanges while they wait, or from the records of a
- *    step.
- * 4. Rank 0's thread checks the others' tables, writes the manifest, gives the folder its name and removes
- *    old ones.
+ * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes (the
+ *    model's thread waits, or, asynchronous, the snapshot is read), and reads the file's head back.
+ * 3. All learn that every file is written and synced: by exchanges while they wait, or from the agreement of
+ *    a step.
+ * 4. Rank 0's thread checks the others' tables, writes the manifest, reads it back, gives the folder its name
+ *    and removes old ones.
  * 5. All learn that, or of the failure, by exchanges in zero_save_wait, the next zero_save, zero_load or
  *    zero_unwrap.
  *
