@@ -38,8 +38,10 @@ static void reduce_outer(struct zr_core *c, int32_t u, struct zr_action *out, in
     x->outer_done = true;
 }
 
-/* Adds up in the group. What has been reduced over groups already, as fewer contributions were declared, is
- * set aside: sums of groups and of the world cannot be added. */
+/* Adds up in the group until as many contributions as declared are there, or as many again. What has been
+ * reduced over groups already, as fewer were declared, is set aside: sums of groups and of the world cannot
+ * be added. Where one is declared, each is reduced alone, so that deterministic runs add up in a flat run's
+ * order. */
 static void reduce_in_group(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
     struct unit *x = &units(c)[u];
@@ -50,7 +52,7 @@ static void reduce_in_group(struct zr_core *c, int32_t u, int32_t slot, struct z
         x->outer_done = false;
     }
     zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->accumulate = !first;
-    if (x->n_bwd == x->uses * c->accum)
+    if (x->n_bwd % (x->uses * c->accum) == 0)
         reduce_outer(c, u, out, n);
 }
 

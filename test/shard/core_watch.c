@@ -157,13 +157,19 @@ static bool grad_fits(const struct watch *w, int32_t u)
     return false;
 }
 
-/* Of a unit's backward passes since the step: at least twice what a step has, its declared uses counted. */
-static bool has_overrun(const struct watch *w, int32_t unit)
+/* A unit's backward passes in a step, its declared uses counted. */
+static int32_t declared_passes(const struct watch *w, int32_t unit)
 {
     int32_t uses = 0;
     for (int32_t i = 0; i < w->spec.n_order; i++)
         uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
-    return w->unit[unit].n_bwd >= 2 * (uses ? uses : 1) * w->spec.grad_accum_steps;
+    return (uses ? uses : 1) * w->spec.grad_accum_steps;
+}
+
+/* Of a unit's backward passes since the step: at least twice what a step has. */
+static bool has_overrun(const struct watch *w, int32_t unit)
+{
+    return w->unit[unit].n_bwd >= 2 * declared_passes(w, unit);
 }
 
 /* All trainable units have, or of those used at least two. */
@@ -473,6 +479,10 @@ static void reduce(struct watch *w, const struct zr_action *a)
     if (w->spec.outer) {
         EXPECT(!u->outer_done && a->accumulate == (*u->inner != 0) && a->sum == 0 && a->n_folds == 0);
         add_text(u->inner, what);
+        /* Over the groups where the declared contributions end, and where as many again do: of one that is
+         * declared, each alone. */
+        bool ends = w->collective || u->n_bwd % declared_passes(w, a->unit) == 0;
+        EXPECT((a + 1 < w->out + w->n_out && a[1].kind == ZR_ACT_REDUCE_OUTER) == ends);
         return;
     }
     add_to_sum(w, a, what);

@@ -1019,6 +1019,40 @@ static void groups_reduce_again(void **state)
     }
 }
 
+/* More contributions than were declared: those that are declared as one sum of the world, and as many more as
+ * another, so that each of a unit that is declared once is added as a flat run adds it. */
+static void groups_reduce_undeclared_uses(void **state)
+{
+    (void)state;
+    static const char *const flat[] = {"0", "(0+1)", "((0+1)+2)", "(((0+1)+2)+3)", "((((0+1)+2)+3)+4)"};
+    for (int way = 0; way < 6; way++) {
+        int declared = way < 3 ? 1 : 2;
+        struct model m;
+        struct watch w;
+        make_model(&m, 2, 2, 1, declared == 1 ? "0(0) 1(1) 1[1] 0[0]" : "0(0) 1(1) 1[1] 1[1] 0[0]");
+        m.spec.outer = true;
+        m.spec.outer_gathers = way % 3 == 1;
+        watch_open(&w, &m.spec);
+        for (int step = 0; step < 3; step++) {
+            watch_run(&w, "0(0) 1(1) 0[0]");
+            for (int use = 1; use <= 5; use++) {
+                watch_run(&w, "1[1]");
+                assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), use % declared == 0);
+                assert_int_equal(n_actions(&w, ZR_ACT_SET_ASIDE, 1),
+                                 use > declared && use % declared == 1 % declared);
+                assert_int_equal(w.unit[1].n_outer, use / declared);
+                if (declared == 1)
+                    assert_string_equal(w.unit[1].sum[0], flat[use - 1]);
+            }
+            watch_run(&w, way % 3 == 2 ? "N S" : "S");
+            assert_string_equal(w.unit[1].last_sum, declared == 1 ? flat[4] : "(((0+1)+(2+3))+4)");
+            /* Dropped in the middle: the next step begins anew. */
+            watch_run(&w, "0(0) 1(1) 1[1] 1[1] 1[1] X");
+        }
+        watch_close(&w);
+    }
+}
+
 /* Declared uses of a unit are one sum of the world. */
 static void groups_wait_for_declared_uses(void **state)
 {
@@ -1418,6 +1452,7 @@ int main(void)
         cmocka_unit_test(whole_until_the_last_micro_batch),
         cmocka_unit_test(groups_reduce_again),
         cmocka_unit_test(groups_wait_for_declared_uses),
+        cmocka_unit_test(groups_reduce_undeclared_uses),
         cmocka_unit_test(reduces_once),
         cmocka_unit_test(gradients_are_returned),
         cmocka_unit_test(gradients_of_a_long_step),

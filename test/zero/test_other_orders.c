@@ -1,0 +1,250 @@
+/* test_other_orders.c: models whose calls are not those of the order: units used more often than declared,
+ * less often, or in some micro-batches only; steps that are dropped half way, whose norm was asked for, or
+ * before which a number was changed. Hybrids and every stage have to end with the bits of flat stage 3.
+ *
+ * What a step does is drawn from a seed, which every rank knows. SEED and N_CASES in the environment. */
+#include "test/kernels/random.h"
+#include "test/zero/toy_net.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 4, WORLD = TOY_HYBRID_WORLD, MOST_ACCUM = 4, MOST_USES = 4, MOST_ORDER = 4 * TOY_UNITS + 2 };
+
+struct program {
+    uint64_t seed;
+    int accum, declared; /* declared: uses of unit 1 in cfg.order; 0: no order is declared */
+    bool bf16_wire;
+};
+
+/* One way to run it. */
+struct way {
+    const struct program *p;
+    int stage;
+    double norm[STEPS]; /* rank 0's */
+};
+
+static int below(uint64_t *s, int n)
+{
+    return (int)(random_next(s) % (uint64_t)n);
+}
+
+static bool one_in(uint64_t *s, int n)
+{
+    return below(s, n) == 0;
+}
+
+static void drop_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)line;
+}
+
+static int use(struct toy *m, zero_ctx *z, int unit, int step, int micro)
+{
+    int err = zero_begin(z, unit, ZERO_BACKWARD);
+    if (err)
+        return err;
+    toy_add_gradient(m, unit, step, micro);
+    return zero_end(z, unit, ZERO_BACKWARD);
+}
+
+/* Uses of every unit in every micro-batch. Unit 0 has no more than a step may have, so that no count of the
+ * others says that micro-batches were undeclared; the last micro-batch makes the largest count a multiple. */
+static void draw_uses(uint64_t *s, int accum, int uses[MOST_ACCUM][TOY_UNITS])
+{
+    int total[TOY_UNITS] = {0}, top = 0;
+    for (int a = 0; a < accum; a++)
+        for (int u = 0; u < TOY_UNITS; u++) {
+            uses[a][u] = u == 0         ? a == 0 || a + 1 == accum || !one_in(s, 4)
+                         : one_in(s, 3) ? below(s, MOST_USES + 1)
+                                        : 1;
+            total[u] += uses[a][u];
+        }
+    for (int u = 1; u < TOY_UNITS; u++)
+        top = total[u] > total[top] ? u : top;
+    if (top == 0 && total[0] % accum)
+        top = 1, uses[accum - 1][1] += total[0] - total[1], total[1] = total[0];
+    while (total[top]++ % accum)
+        uses[accum - 1][top]++;
+}
+
+/* Micro-batch a: all uses in an order that is drawn. */
+static int micro_batch(struct toy *m, zero_ctx *z, uint64_t *s, const int uses[TOY_UNITS], int step,
+                       int micro)
+{
+    int left[TOY_UNITS], n = 0, err = one_in(s, 4) ? 0 : toy_forward(m, z, true);
+    for (int u = 0; u < TOY_UNITS; u++)
+        n += left[u] = uses[u];
+    bool mixed = one_in(s, 2);
+    for (int u = TOY_UNITS - 1; !err && n > 0; n--) {
+        u = mixed ? below(s, TOY_UNITS) : u;
+        while (left[u] == 0)
+            u = (u + TOY_UNITS - 1) % TOY_UNITS;
+        left[u]--;
+        err = use(m, z, u, step, micro + n * 1000);
+    }
+    return err;
+}
+
+/* The gradients of a step; stop: after so many micro-batches. */
+static int backward(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step, int stop)
+{
+    const struct way *w = r->arg;
+    int uses[MOST_ACCUM][TOY_UNITS], err = 0;
+    draw_uses(s, w->p->accum, uses);
+    for (int a = 0; !err && a < w->p->accum && a < stop; a++)
+        err = micro_batch(m, z, s, uses[a], step, a * WORLD + r->rank);
+    return err;
+}
+
+static int tune(zero_ctx *z, uint64_t *s)
+{
+    switch (below(s, 4)) {
+    case 0:
+        return zero_tune(z, 0, "clip", one_in(s, 2) ? 0.05 : 0);
+    case 1:
+        return zero_set_step(z, 1 + below(s, 100));
+    case 2:
+        return zero_tune(z, ZERO_ADAMW, "beta1", 0.5);
+    }
+    return 0;
+}
+
+/* A first try that is given up: before its last micro-batch, after it, or after its norm. */
+static int give_up(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step)
+{
+    int how = below(s, 3);
+    const struct way *w = r->arg;
+    double norm;
+    int err = backward(r, m, z, s, step + 10, how ? MOST_ACCUM : 1 + below(s, w->p->accum));
+    if (!err && how == 2)
+        err = zero_norm(z, &norm);
+    return err ? err : zero_drop(z);
+}
+
+static int one_step(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step)
+{
+    struct way *w = r->arg;
+    struct zero_step_info info;
+    double norm;
+    int err = one_in(s, 3) ? give_up(r, m, z, s, step) : 0;
+    if (!err && one_in(s, 2))
+        err = tune(z, s);
+    if (!err)
+        err = backward(r, m, z, s, step, MOST_ACCUM);
+    if (!err && one_in(s, 3)) {
+        err = zero_norm(z, &norm);
+        if (!err && one_in(s, 2))
+            toy_expect(r, zero_begin(z, 1, ZERO_BACKWARD), ZERO_ERR_ORDER, "after zero_norm");
+    }
+    if (!err)
+        err = zero_step(z, 1e-2f, &info);
+    if (!err && info.skipped)
+        toy_wrong(r, "step %d was skipped", step);
+    if (!err && r->rank == 0)
+        w->norm[step] = info.grad_norm;
+    return err;
+}
+
+static int32_t declare(struct zero_call *out, int uses)
+{
+    int32_t n = 0;
+    for (int u = 0; u < TOY_UNITS; u++)
+        for (int end = 0; end < 2; end++)
+            out[n++] = (struct zero_call){.unit = u, .phase = ZERO_FORWARD, .is_end = end};
+    for (int u = TOY_UNITS; u-- > 0;)
+        for (int k = 0; k < 2 * (u == 1 ? uses : 1); k++)
+            out[n++] = (struct zero_call){.unit = u, .phase = ZERO_BACKWARD, .is_end = k % 2};
+    return n;
+}
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct way *w = r->arg;
+    struct toy m;
+    struct zero_call order[MOST_ORDER];
+    zero_ctx *z = NULL;
+    uint64_t s = random_mix(w->p->seed);
+    int err = 0;
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, w->stage);
+    cfg.grad_accum_steps = w->p->accum;
+    cfg.log = drop_line;
+    if (w->p->bf16_wire)
+        cfg.wire_dtype = ZERO_BF16;
+    if (w->p->declared) {
+        cfg.n_order = declare(order, w->p->declared);
+        cfg.order = order;
+    }
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; step < STEPS; step++)
+        TOY_TRY(one_step(r, &m, z, &s, step));
+    TOY_TRY(toy_hash(z, 2, &r->hash));
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void run_way(struct way *w, uint64_t *hash)
+{
+    struct toy_rank r[WORLD];
+    char what[128];
+    snprintf(what, sizeof what, "seed 0x%llx, stage %d, accumulation %d, %d declared",
+             (unsigned long long)w->p->seed, w->stage, w->p->accum, w->p->declared);
+    toy_ranks(WORLD, run_rank, w, r);
+    toy_assert_well(r, WORLD, what);
+    *hash = r[0].hash;
+}
+
+static void assert_as_flat(const struct program *p, const int *stages, int n)
+{
+    struct way flat = {.p = p, .stage = 3};
+    uint64_t expected, hash;
+    run_way(&flat, &expected);
+    for (int i = 0; i < n; i++) {
+        struct way w = {.p = p, .stage = stages[i]};
+        run_way(&w, &hash);
+        for (int step = 0; step < STEPS; step++)
+            if (w.norm[step] != flat.norm[step])
+                fail_msg(
+                    "seed 0x%llx, accumulation %d, %d declared: norm of step %d is %.17g at stage %d, %.17g "
+                    "at stage 3",
+                    (unsigned long long)p->seed, p->accum, p->declared, step, w.norm[step], stages[i],
+                    flat.norm[step]);
+        if (hash != expected)
+            fail_msg(
+                "seed 0x%llx, accumulation %d, %d declared: stage %d ends with other values than stage 3",
+                (unsigned long long)p->seed, p->accum, p->declared, stages[i]);
+    }
+}
+
+static void any_calls_give_the_same_bits(void **state)
+{
+    (void)state;
+    const char *seed = getenv("SEED"), *n = getenv("N_CASES");
+    uint64_t first = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) * 1000;
+    int n_cases = n ? atoi(n) : 8;
+    printf("SEED=%llu\n", (unsigned long long)first);
+    for (int i = 0; i < n_cases; i++) {
+        uint64_t s = first + (uint64_t)i;
+        struct program p = {.seed = s};
+        p.accum = one_in(&s, 2) ? 1 : 1 + below(&s, MOST_ACCUM);
+        p.declared = one_in(&s, 2) ? 0 : 1 + below(&s, 2);
+        p.bf16_wire = one_in(&s, 4);
+        const int stages[] = {i % 3, TOY_HSDP, TOY_HFSDP};
+        assert_as_flat(&p, stages, 3);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(any_calls_give_the_same_bits)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
