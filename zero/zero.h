@@ -59,7 +59,7 @@
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
  * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
  * longer than for what the model is to read or write next: parameters that are being gathered or updated, a
- * place whose gradients are being reduced.
+ * memory whose gradients are being reduced.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. The library has no global state (but while cfg.check is
@@ -165,23 +165,29 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
                        const struct zero_config *cfg);
 
 /* Makes unit's parameters readable (and in backward its gradients writable, zeroed unless
- * ZERO_GRAD_OVERWRITE) and points the model at them until the matching zero_end. Brackets of different units
- * may nest and overlap, and a unit may be open in forward and in backward at once (recompute), but not twice
- * in one phase. At stages 2 and 3 the base of a stacked tensor fits the layer begun last, so two layers of
- * one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second begin is refused. Once one of
- * them ends, the base fits one that is still open. Each outermost backward bracket gives one gradient
- * contribution, reduced when it ends. On the host it returns when the parameters are readable; on a GPU it
- * only enqueues. Optional at stages 0 and 1, where it buys overlap: use it around every use of a unit or
- * around none. There the model may zero its gradients where it likes between the end of a micro-batch's
- * backward brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that
- * end they are being reduced, and *grad is NULL. Where one rank keeps all of a gradient (stage 0, and world
- * 1), it is f32 and a step reduces it once (grad_accum_steps 1, or grad_in_place), the sum has no other place
- * than the gradient: then *grad is NULL until zero_step. A second backward bracket of such a unit in one step
- * takes memory beyond the plan, and a line tells so, unless cfg.order declares it (ZERO_ERR_NOMEM where there
- * is none). zero_end waits at stages 0 and 1 alone, where it ends a micro-batch: until the gradients are
- * reduced (on a GPU cfg.stream waits). ZERO_ERR_ARG: no such unit or phase. ZERO_ERR_ORDER, and nothing
- * changed: open already, not open, backward after zero_norm, parameters without values, a pointer that the
- * model assigned. ZERO_ERR_BUDGET, nothing changed: open brackets hold all slots that are large enough. */
+ * ZERO_GRAD_OVERWRITE) and points the model at them until the matching zero_end. On the host zero_begin
+ * returns when the parameters are readable; on a GPU it only enqueues. zero_end waits at stages 0 and 1
+ * alone, where it ends a micro-batch: until the gradients are reduced (on a GPU cfg.stream waits). Each
+ * outermost backward bracket gives one gradient contribution, reduced when it ends.
+ *
+ * Brackets of different units may nest and overlap, and a unit may be open in forward and in backward at once
+ * (recompute), but not twice in one phase. At stages 2 and 3 the base of a stacked tensor fits the layer
+ * begun last, so two layers of one are open at once only if it has ZERO_POINTER_PER_BEGIN; else the second
+ * begin is refused. Once one of them ends, the base fits one that is still open.
+ *
+ * At stages 0 and 1 brackets are optional, and buy overlap: use them around every use of a unit or around
+ * none. There the model may zero its gradients where it likes between the end of a micro-batch's backward
+ * brackets and its next backward: nothing reads them then. From a unit's backward zero_end to that end they
+ * are being reduced, and *grad is NULL.
+ *
+ * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
+ * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until
+ * zero_step. A second backward bracket of such a unit in one step takes memory beyond the plan, and a warning
+ * says so, unless cfg.order declares it (ZERO_ERR_NOMEM where there is none).
+ *
+ * ZERO_ERR_ARG: no such unit or phase. ZERO_ERR_ORDER: open already, not open, backward after zero_norm,
+ * parameters without values, a pointer that the model assigned. ZERO_ERR_BUDGET: open brackets hold all slots
+ * that are large enough. Nothing is changed by these. */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 

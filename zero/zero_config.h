@@ -83,13 +83,13 @@ enum {
 };
 
 /* One tensor of the model. Copied by zero_wrap, but param and grad stay the model's: the library re-points
- * *param and *grad whenever the tensor's place changes. The model does not assign them between zero_wrap and
+ * *param and *grad whenever the tensor is moved. The model does not assign them between zero_wrap and
  * zero_unwrap: zero_begin and zero_end (of its unit), zero_micro and zero_step return ZERO_ERR_ORDER when
  * they find another value, NULL included, and change nothing; the message has the value to put back.
  *
  * A buffer (ZERO_BUFFER) is the exception: its memory, of the host or of cfg.device, and its pointer stay the
  * model's. It is valid at any time, never NULL, in no unit (unit is not looked at), of any size, and may be
- * ZERO_I32 or ZERO_I64; the model may give it another place of that size between two calls. */
+ * ZERO_I32 or ZERO_I64; the model may move it to other memory of that size between two calls. */
 struct zero_tensor {
     /* unique; used in errors, traces and checkpoints */
     const char *name;
@@ -266,9 +266,9 @@ struct zero_config {
      * with a warning (cudaStreamLegacy: the same without): where the model's kernels run on another one,
      * nothing orders them with the library */
     zero_stream stream;
-    /* a line without newline; may be called from the library's threads. NULL: warnings go to the standard
-     * error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well, ZERO_LOG=off
-     * keeps warnings from the standard error */
+    /* takes a line of text without newline; may be called from the library's threads. NULL: warnings go to
+     * the standard error, each once. ZERO_LOG=stderr or a file in the environment takes every line as well,
+     * ZERO_LOG=off keeps warnings from the standard error */
     void (*log)(void *arg, const char *line);
     void *log_arg;
     /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its tracks (the model,
@@ -322,7 +322,7 @@ struct zero_config {
     /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
      * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
      * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
-     * nothing left of the hybrid, which a line in the log says */
+     * nothing left of the hybrid, which a warning says */
     int32_t shard_group;
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
      * ranks. With stage 3 only. With nccl it can be planned only so far: zero_wrap returns ZERO_ERR_NOTSUP
