@@ -195,6 +195,11 @@ const struct option_word option_dtypes[] = {{"f32", ZERO_F32}, {"bf16", ZERO_BF1
 
 const struct option_word option_devices[] = {{"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {0}};
 
+const struct option_word option_hybrids[] = {
+    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {0}};
+
+const struct option_word option_on_off[] = {{"on", 1}, {"off", 0}, {0}};
+
 #define WORD(name, value, key, text) {#key, value},
 const struct option_word option_optimizers[] = {ZERO_OPTIMIZER_MAP(WORD){0}};
 #undef WORD

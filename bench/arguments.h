@@ -85,9 +85,11 @@ int options_parse(const struct option_table *table, const char *name, int argc, 
 /* Their names for --help: " adamw adam ...". */
 #define OPTION_OPTIMIZER(name, value, key, text) " " #key
 #define OPTION_OPTIMIZERS                        ZERO_OPTIMIZER_MAP(OPTION_OPTIMIZER)
-extern const struct option_word option_dtypes[];                        /* f32, bf16: enum zero_dtype */
-extern const struct option_word option_devices[];                       /* host, cuda: enum zero_device */
-extern const struct option_word option_optimizers[];                    /* adamw, ...: enum zero_optimizer */
+extern const struct option_word option_dtypes[];     /* f32, bf16: enum zero_dtype */
+extern const struct option_word option_devices[];    /* host, cuda: enum zero_device */
+extern const struct option_word option_optimizers[]; /* adamw, ...: enum zero_optimizer */
+extern const struct option_word option_hybrids[];    /* none, hsdp, hfsdp: enum zero_hybrid */
+extern const struct option_word option_on_off[];     /* on 1, off 0 */
 const char *option_word_of(const struct option_word *words, int value); /* the reverse; "unknown" if none */
 
 /* Adds a word to a list such as "host, cuda or tpu"; text is cut where text_bytes are full. */

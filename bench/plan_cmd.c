@@ -8,13 +8,14 @@
 #include "kernels/device.h"
 
 #include <math.h>
+#include <string.h>
 
 struct plan_options {
     struct model_options model;
     int64_t params; /* 0: the model's own */
     int64_t world, accum, prefetch, budget;
     int64_t shard_group; /* 0: no hybrids */
-    int dtype, optimizer, wire_dtype;
+    int dtype, optimizer, wire_dtype, deterministic;
     bool json;
 };
 
@@ -35,6 +36,9 @@ static const struct option_row rows[] = {
      OPTION_BYTES(struct plan_options, budget, 1)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
      OPTION_WORD(struct plan_options, wire_dtype, option_dtypes)},
+    {"deterministic", "on|off",
+     "Sums in a fixed order (on; with --shard-group and --accum above 1 off, each group taken for a host)", 2,
+     OPTION_WORD(struct plan_options, deterministic, option_on_off)},
     {"json", NULL, "A JSON line per stage", 3, OPTION_FLAG(struct plan_options, json)},
     {0},
 };
@@ -93,6 +97,14 @@ static int32_t describe(const struct plan_options *o, struct zero_tensor out[TRA
     return n;
 }
 
+/* For cfg.log behind stage 0, which has been warned of everything else: what comes of groups. */
+static void report_groups(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "hybrid is ") || strstr(line, "deterministic is off"))
+        fprintf(stderr, "libzero: %s\n", line);
+}
+
 static int plan_column(const struct plan_options *o, int column, const struct zero_tensor *tensors, int32_t n,
                        int32_t layers, struct zero_plan_info *info, int64_t *ns)
 {
@@ -101,7 +113,7 @@ static int plan_column(const struct plan_options *o, int column, const struct ze
     cfg.hybrid = hybrid_of_column(column);
     if (cfg.hybrid)
         cfg.shard_group = (int32_t)o->shard_group;
-    cfg.log = column > 0 && !cfg.hybrid ? report_warning : NULL; /* what stage 0 has been warned of */
+    cfg.log = column > 0 ? report_groups : NULL;
     cfg.world = (int32_t)o->world;
     cfg.optimizer = o->optimizer;
     cfg.beta1 = 0.9f;
@@ -109,6 +121,7 @@ static int plan_column(const struct plan_options *o, int column, const struct ze
     cfg.prefetch = (int32_t)o->prefetch;
     cfg.param_budget_bytes = o->budget;
     cfg.wire_dtype = o->wire_dtype;
+    cfg.deterministic = o->deterministic;
     struct zero_call *order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *order);
     if (!order) {
         fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
@@ -158,7 +171,7 @@ static void print_line(int column, const struct zero_plan_info *info, int64_t ns
                              "wire_bytes", (json_int_t)info->traffic.wire_bytes, "plan_ns", (json_int_t)ns);
     int hybrid = hybrid_of_column(column);
     if (hybrid) {
-        json_object_set_new(line, "hybrid", json_string(hybrid == ZERO_HYBRID_HSDP ? "hsdp" : "hfsdp"));
+        json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, hybrid)));
         json_object_set_new(line, "shard_group", json_integer(info->shard_group));
         json_object_set_new(line, "outer_bytes", json_integer(info->traffic.outer_bytes));
     }
@@ -171,6 +184,7 @@ int plan_command(const char *name, int argc, char **argv)
                              .accum = 1,
                              .prefetch = 2,
                              .budget = ZERO_AUTO,
+                             .deterministic = ZERO_AUTO,
                              .dtype = ZERO_BF16,
                              .optimizer = ZERO_ADAMW};
     int status = options_parse(&table, name, argc, argv, &o);

@@ -9,10 +9,6 @@
 
 #define UNSET (-1.0)
 
-static const struct option_word hybrids[] = {
-    {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {0}};
-static const struct option_word on_off[] = {{"on", 1}, {"off", 0}, {0}};
-
 static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
 {
     (void)state, (void)row;
@@ -91,7 +87,7 @@ static const struct option_row rows[] = {
     {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)", 3,
      OPTION_INT(struct train_options, stage, 0, 3)},
     {"hybrid", "none|hsdp|hfsdp", "With --stage 3: sharded in groups of ranks, with a copy in each (none)", 3,
-     OPTION_WORD(struct train_options, hybrid, hybrids)},
+     OPTION_WORD(struct train_options, hybrid, option_hybrids)},
     {"shard-group", "N", "With --hybrid: ranks of a group (those of a host)", 3,
      OPTION_INT(struct train_options, shard_group, 1, 1000000)},
     {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
@@ -100,7 +96,7 @@ static const struct option_row rows[] = {
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 3,
      OPTION_WORD(struct train_options, wire_dtype, option_dtypes)},
     {"deterministic", "on|off", "The same bits at every stage and power-of-two world (on)", 3,
-     OPTION_WORD(struct train_options, deterministic, on_off)},
+     OPTION_WORD(struct train_options, deterministic, option_on_off)},
     {.help = "Checkpoints:", .group = 4},
     {"save", "DIR", "Save checkpoints into DIR, at the end and as --save-every says", 4,
      OPTION_TEXT(struct train_options, save)},

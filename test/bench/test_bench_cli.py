@@ -188,6 +188,25 @@ class Plan(unittest.TestCase):
         self.assertRegex(text, r'\nper rank +stage 0 +stage 1 +stage 2 +stage 3 +HSDP +HFSDP\n')
         self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){6}$')
 
+    def test_groups_taken_for_hosts_are_told_of(self):
+        """A plan knows no hosts, and between hosts sums of each micro-batch would be dear: they are not deterministic unless that is asked for."""
+        args = ['--world=8', '--shard-group=2', '--json']
+        said = {accum: bench('plan', *args, f'--accum={accum}') for accum in [1, 4]}
+        self.assertEqual(said[1].stderr, '')
+        self.assertEqual([line.split(';')[0] for line in said[4].stderr.splitlines()],
+                         2 * ['libzero: deterministic is off: groups of 2 ranks span hosts and a step has 4 micro-batches, each of which would be '
+                              'reduced over the network between them'])
+        on = bench('plan', *args, '--accum=4', '--deterministic=on')
+        self.assertEqual((on.returncode, on.stderr), (0, ''))
+        off = lines(said[4].stdout)
+        for s, t in zip(lines(on.stdout), off):
+            self.assertEqual(s['bytes'] == t['bytes'], 'hybrid' not in s)
+            self.assertEqual(s.get('outer_bytes', 0) > t.get('outer_bytes', 0), 'hybrid' in s)
+        off = bench('plan', *args, '--accum=4', '--deterministic=off')
+        self.assertEqual((off.returncode, off.stderr), (0, ''))
+        alone = bench('plan', '--world=8', '--shard-group=8', '--json')
+        self.assertIn('hybrid is hsdp with one group of all ranks: this runs as stage 3', alone.stderr)
+
     def test_the_number_asked_for_is_met(self):
         for n in [1, 17, 1000, 123457, 10**6, 99999999, 10**8, 10**9 + 7, 175 * 10**9]:
             text = bench('plan', f'--params={n}').stdout
