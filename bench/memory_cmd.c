@@ -17,6 +17,7 @@
 struct memory_options {
     struct model_options model;
     int64_t ranks, steps, batch;
+    int64_t shard_group; /* 0: no hybrids */
     int dtype;
     const char *plot;
     bool json;
@@ -39,6 +40,8 @@ static const struct option_row rows[] = {
     {"batch", "N", "Rows in a micro-batch of one rank (4)", 1,
      OPTION_INT(struct memory_options, batch, 1, 1000000)},
     {"ranks", "N", "Ranks to run on (4)", 1, OPTION_INT(struct memory_options, ranks, 1, 4096)},
+    {"shard-group", "N", "Groups of N ranks, a number that divides --ranks: HSDP and HFSDP, too", 1,
+     OPTION_INT(struct memory_options, shard_group, 1, 4096)},
     {"steps", "N", "Steps at each stage (3)", 1, OPTION_INT(struct memory_options, steps, 1, 1000000)},
     {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", 1, OPTION_BY(read_plot)},
     {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct memory_options, json)},
@@ -47,7 +50,8 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a few steps at every stage and compares the memory that was planned, allocated and "
+    .doc = "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
+           "was planned, allocated and "
            "really resident.",
     .read_word = option_refuse_word,
     OPTIONS_WITH_MODEL(struct memory_options),
@@ -108,7 +112,7 @@ static int read_summary(FILE *lines, struct memory_stage *out)
     return err;
 }
 
-static int run_stage(const struct memory_options *o, int stage, struct memory_stage *out)
+static int run_column(const struct memory_options *o, int column, struct memory_stage *out)
 {
     const struct gpt2_config *c = &o->model.config;
     char self[PATH_MAX], zero_run[PATH_MAX + 32];
@@ -119,7 +123,9 @@ static int run_stage(const struct memory_options *o, int stage, struct memory_st
     }
     self[n] = 0;
     find_zero_run(self, zero_run);
-    struct argument ranks, a[8];
+    struct argument ranks, a[9];
+    char name[STAGE_TABLE_NAME];
+    int hybrid = hybrid_of_column(column);
     snprintf(ranks.text, sizeof ranks.text, "%lld", (long long)o->ranks);
     char *argv[] = {
         zero_run,
@@ -130,7 +136,7 @@ static int run_stage(const struct memory_options *o, int stage, struct memory_st
         "train",
         "--json",
         o->dtype == ZERO_BF16 ? "--dtype=bf16" : "--dtype=f32",
-        option(&a[0], "stage", stage),
+        option(&a[0], "stage", stage_of_column(column)),
         option(&a[1], "steps", o->steps),
         option(&a[2], "batch", o->batch),
         option(&a[3], "layers", c->layers),
@@ -138,6 +144,10 @@ static int run_stage(const struct memory_options *o, int stage, struct memory_st
         option(&a[5], "channels", c->channels),
         option(&a[6], "context", c->context),
         option(&a[7], "vocab", c->vocab),
+        hybrid == ZERO_HYBRID_HSDP ? "--hybrid=hsdp"
+        : hybrid                   ? "--hybrid=hfsdp"
+                                   : NULL,
+        option(&a[8], "shard-group", o->shard_group),
         NULL,
     };
     struct child child;
@@ -147,25 +157,31 @@ static int run_stage(const struct memory_options *o, int stage, struct memory_st
     }
     int err = read_summary(child.pipe, out), code = child_close(&child);
     if (code || err) {
-        fprintf(stderr, "zero-bench memory: the run at stage %d ended with code %d%s\n", stage, code,
-                code ? "" : " but without a summary");
+        fprintf(stderr, "zero-bench memory: the run of %s ended with code %d%s\n", column_name(column, name),
+                code, code ? "" : " but without a summary");
         return code == EXIT_USAGE ? EXIT_USAGE : EXIT_FAILURE;
     }
     return 0;
 }
 
-static void print_json(const struct memory_stage *m, int stage)
+static void print_json(const struct memory_options *o, const struct memory_stage *m, int column)
 {
-    report_line(json_pack("{s:i, s:o, s:o, s:I}", "stage", stage, "planned_bytes",
-                          report_bytes_json(&m->planned), "bytes", report_bytes_json(&m->allocated),
-                          "peak_rss_bytes", (json_int_t)m->peak_resident));
+    json_t *line = json_pack("{s:i, s:o, s:o, s:I}", "stage", stage_of_column(column), "planned_bytes",
+                             report_bytes_json(&m->planned), "bytes", report_bytes_json(&m->allocated),
+                             "peak_rss_bytes", (json_int_t)m->peak_resident);
+    if (hybrid_of_column(column)) {
+        json_object_set_new(line, "hybrid",
+                            json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
+        json_object_set_new(line, "shard_group", json_integer(o->shard_group));
+    }
+    report_line(line);
 }
 
-static void print_table(const struct memory_options *o, const struct memory_stage stages[N_STAGES])
+static void print_table(const struct memory_options *o, const struct memory_stage *stages, int n)
 {
-    struct zero_bytes planned[N_STAGES];
-    int64_t allocated[N_STAGES], resident[N_STAGES];
-    for (int s = 0; s < N_STAGES; s++) {
+    struct zero_bytes planned[N_COLUMNS];
+    int64_t allocated[N_COLUMNS], resident[N_COLUMNS];
+    for (int s = 0; s < n; s++) {
         planned[s] = stages[s].planned;
         allocated[s] = stages[s].allocated.total;
         resident[s] = stages[s].peak_resident;
@@ -174,10 +190,10 @@ static void print_table(const struct memory_options *o, const struct memory_stag
            (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
            (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch,
            (long long)o->model.config.context);
-    stage_table_head("memory per rank", N_STAGES);
-    stage_table_memory(planned, "planned", N_STAGES);
-    stage_table_bytes("allocated", allocated, N_STAGES);
-    stage_table_bytes("peak resident", resident, N_STAGES);
+    stage_table_head("memory per rank", n);
+    stage_table_memory(planned, "planned", n);
+    stage_table_bytes("allocated", allocated, n);
+    stage_table_bytes("peak resident", resident, n);
     printf("\nPlanned and allocated are libzero's: weights, gradients, optimizer state. Resident is all of a "
            "rank: those,\n"
            "activations, text and code, pages that several ranks map counted in equal parts.\n");
@@ -187,16 +203,17 @@ int memory_command(const char *name, int argc, char **argv)
 {
     struct memory_options o = {.ranks = 4, .steps = 3, .batch = 4, .dtype = ZERO_F32};
     int status = options_parse(&table, name, argc, argv, &o);
-    struct memory_stage stages[N_STAGES] = {0};
-    for (int s = 0; !status && s < N_STAGES; s++) {
-        status = run_stage(&o, s, &stages[s]);
+    struct memory_stage stages[N_COLUMNS] = {0};
+    int n = o.shard_group ? N_COLUMNS : N_STAGES;
+    for (int s = 0; !status && s < n; s++) {
+        status = run_column(&o, s, &stages[s]);
         if (!status && o.json)
-            print_json(&stages[s], s);
+            print_json(&o, &stages[s], s);
     }
     if (!status && !o.json)
-        print_table(&o, stages);
+        print_table(&o, stages, n);
     if (!status && o.plot) {
-        status = memory_plot(o.plot, o.model.name, (int)o.ranks, stages);
+        status = memory_plot(o.plot, o.model.name, (int)o.ranks, stages, n);
         if (!status && !o.json)
             printf("Drawn in %s.\n", o.plot);
     }

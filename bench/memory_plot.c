@@ -37,16 +37,17 @@ static void put_quoted(FILE *f, const char *text)
     fputc('\'', f);
 }
 
-static void put_data(FILE *f, const struct memory_stage stages[N_STAGES])
+static void put_data(FILE *f, const struct memory_stage *stages, int n)
 {
     fputs("$memory << END\nstage", f);
 #define NAME(name, text) fputs(" \"" text "\"", f);
     ZERO_MEM_MAP(NAME)
 #undef NAME
     fputs(" \"the rest: activations, text, code\"\n", f);
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < n; s++) {
+        char name[STAGE_TABLE_NAME];
         int64_t rest = stages[s].peak_resident - stages[s].allocated.total;
-        fprintf(f, "\"stage %d\"", s);
+        fprintf(f, "\"%s\"", column_name(s, name));
 #define VALUE(name, text) fprintf(f, " %.6f", (double)stages[s].allocated.name * 1e-6);
         ZERO_MEM_MAP(VALUE)
 #undef VALUE
@@ -55,7 +56,7 @@ static void put_data(FILE *f, const struct memory_stage stages[N_STAGES])
     fputs("END\n", f);
 }
 
-int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage stages[N_STAGES])
+int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage *stages, int n)
 {
     struct child gnuplot;
     char *argv[] = {"gnuplot", "-", NULL};
@@ -68,7 +69,7 @@ int memory_plot(const char *path, const char *model, int ranks, const struct mem
 #define COUNT(name, text) n_categories++;
     ZERO_MEM_MAP(COUNT)
 #undef COUNT
-    put_data(f, stages);
+    put_data(f, stages, n);
     fprintf(f, "set terminal %s\nset output ", terminal_for(path));
     put_quoted(f, path);
     fprintf(f, "\nset title \"%s, memory per rank on %d ranks\"\n", model, ranks);

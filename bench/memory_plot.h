@@ -13,7 +13,7 @@ struct memory_stage {
 
 /* Does the name end in a kind of picture that can be drawn? */
 bool memory_plot_can_draw(const char *path);
-/* Draws through gnuplot. Returns 0, or 1 after one line on stderr. */
-int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage stages[N_STAGES]);
+/* Draws n columns (N_STAGES or N_COLUMNS) through gnuplot. Returns 0, or 1 after one line on stderr. */
+int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage *stages, int n);
 
 #endif

@@ -1,5 +1,6 @@
 /* report.c: see report.h. */
 #include "bench/report.h"
+#include "bench/arguments.h"
 
 #include "kernels/device.h"
 
@@ -148,6 +149,10 @@ static void print_summary(const struct report *r, const struct report_summary *s
            (double)s->traffic.n_all_gather / (double)r->n_steps,
            (double)s->traffic.n_reduce_scatter / (double)r->n_steps,
            (double)s->traffic.n_all_reduce / (double)r->n_steps);
+    if (s->hybrid)
+        printf("of these from other groups: %s in %.1f reductions and gathers\n",
+               report_bytes(s->traffic.outer_bytes / (r->n_steps ? r->n_steps : 1)).text,
+               (double)s->traffic.n_outer / (double)r->n_steps);
     printf("\n%-20s %12s %12s\n", "memory per rank", "planned", "allocated");
 #define ROW(field, title)                                                                                    \
     if (s->planned_bytes.field || s->bytes.field) {                                                          \
@@ -176,7 +181,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_pack("{s:I, s:I, s:I, s:I}", "all_gather", (json_int_t)s->traffic.n_all_gather, "reduce_scatter",
                   (json_int_t)s->traffic.n_reduce_scatter, "all_reduce", (json_int_t)s->traffic.n_all_reduce,
                   "wire_bytes", (json_int_t)s->traffic.wire_bytes);
-    report_line(json_pack(
+    json_t *line = json_pack(
         "{s:s, s:i, s:o, s:s, s:o, s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "summary",
         "world", (int)s->world, "stage", s->stage < 0 ? json_null() : json_integer(s->stage), "device",
         s->device, "loss", report_number(s->loss), "state_sha256", s->state_sha256, "bytes",
@@ -184,7 +189,14 @@ void report_summary(struct report *r, const struct report_summary *s)
         (json_int_t)s->peak_rss_bytes, "peak_device_bytes", (json_int_t)s->peak_device_bytes, "ms_median",
         report_number(report_ms_median(r)), "tokens_per_s", report_number(tokens_per_s(r, s)),
         "flop_per_token", report_number(s->flop_per_token), "mfu", report_number(used_share(r, s)),
-        "collectives", collectives));
+        "collectives", collectives);
+    if (s->hybrid) {
+        json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, s->hybrid)));
+        json_object_set_new(line, "shard_group", json_integer(s->shard_group));
+        json_object_set_new(collectives, "outer", json_integer(s->traffic.n_outer));
+        json_object_set_new(collectives, "outer_bytes", json_integer(s->traffic.outer_bytes));
+    }
+    report_line(line);
 }
 
 void report_close(struct report *r)

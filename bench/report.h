@@ -19,7 +19,8 @@ struct report_step {
 };
 
 struct report_summary {
-    int32_t world, stage; /* stage -1: not wrapped */
+    int32_t world, stage;        /* stage -1: not wrapped */
+    int32_t hybrid, shard_group; /* as in struct zero_stats */
     const char *device;
     double loss; /* of the last step */
     char state_sha256[STATE_HASH_CHARS];

@@ -4,14 +4,19 @@
 
 #include <stdio.h>
 
+const char *column_name(int column, char text[STAGE_TABLE_NAME])
+{
+    int hybrid = hybrid_of_column(column);
+    snprintf(text, STAGE_TABLE_NAME, "stage %d", stage_of_column(column));
+    return !hybrid ? text : hybrid == ZERO_HYBRID_HSDP ? "HSDP" : "HFSDP";
+}
+
 void stage_table_head(const char *title, int n)
 {
     printf("%-22s", title);
     for (int s = 0; s < n; s++) {
-        if (hybrid_of_column(s))
-            printf(" %10s", hybrid_of_column(s) == ZERO_HYBRID_HSDP ? "HSDP" : "HFSDP");
-        else
-            printf("    stage %d", s);
+        char name[STAGE_TABLE_NAME];
+        printf(" %10s", column_name(s, name));
     }
     putchar('\n');
 }

@@ -19,6 +19,10 @@ static inline int hybrid_of_column(int column)
     return column < N_STAGES ? ZERO_HYBRID_NONE : ZERO_HYBRID_HSDP + column - N_STAGES;
 }
 
+/* "stage 2", "HSDP"; text is for the words that are not constant. */
+enum { STAGE_TABLE_NAME = 24 };
+const char *column_name(int column, char text[STAGE_TABLE_NAME]);
+
 /* All tables have n columns: N_STAGES, or N_COLUMNS. */
 void stage_table_head(const char *title, int n);
 /* A row of bytes, one figure per column; a negative one is left blank. */

@@ -350,6 +350,8 @@ static int summarize(struct run *r, double loss)
         TRY(state_hash(s.state_sha256, r->rank == 0, r->tensors, TRAIN_N_TENSORS, n_states, read_wrapped,
                        r->z));
         s.stage = stats.stage;
+        s.hybrid = stats.hybrid;
+        s.shard_group = stats.shard_group;
         s.bytes = stats.allocated;
         s.planned_bytes = stats.planned;
         s.traffic = stats.traffic;
@@ -382,12 +384,15 @@ static int load_text(struct run *r)
 static void introduce(const struct run *r)
 {
     const struct train_options *o = r->o;
-    char how[48] = "not wrapped";
+    char how[96] = "not wrapped", groups[48] = "";
     if (r->z) {
         struct zero_stats s;
         zero_get_stats(r->z, &s);
-        snprintf(how, sizeof how, "stage %d on %d rank%s (%s)", s.stage, s.world, s.world == 1 ? "" : "s",
-                 s.backend);
+        if (s.hybrid)
+            snprintf(groups, sizeof groups, " as %s in groups of %d",
+                     option_word_of(option_hybrids, s.hybrid), s.shard_group);
+        snprintf(how, sizeof how, "stage %d%s on %d rank%s (%s)", s.stage, groups, s.world,
+                 s.world == 1 ? "" : "s", s.backend);
     }
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n", o->model.name,
                 (double)gpt2_n_params(&o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,

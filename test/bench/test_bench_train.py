@@ -1,7 +1,15 @@
-"""Training from outside: the same numbers plain and wrapped, at every stage, world, prefetch and budget; what is printed."""
+"""Training from outside: the same numbers plain and wrapped, at every stage, world, prefetch and budget; what is printed.
+
+Of the hybrids a sample is run, drawn from SEED (printed; else the time). All of them, in some minutes:
+
+    N_HYBRIDS=all python3 test/bench/test_bench_train.py build-test/bench/zero-bench build-test/zero/zero-run Hybrids
+"""
+import functools
 import os
+import random
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -60,6 +68,13 @@ class Shape(unittest.TestCase):
         self.assertTrue(all(line.startswith('[0]') for line in done.stdout.splitlines()), done.stdout)
         self.assertIn('stage 3 on 3 ranks', done.stdout)
         self.assertIn('tokens/s', done.stdout)
+
+    def test_groups_are_told(self):
+        done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'train', *TINY, '--layers=6', '--steps=1', '--prefetch=0', '--stage=3', '--hybrid=hfsdp',
+                    '--shard-group=2'])
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        self.assertIn('stage 3 as hfsdp in groups of 2 on 4 ranks', done.stdout)
+        self.assertRegex(done.stdout, r'\nof these from other groups: [0-9.]+ kB in [0-9.]+ reductions and gathers\n')
 
 
 class Parity(unittest.TestCase):
@@ -122,6 +137,64 @@ class Parity(unittest.TestCase):
                 self.assertIn(beside, range(0, 16384), f'stage {stage} {args}')  # the losses, which are no part of a plan
 
 
+class Hybrids(unittest.TestCase):
+    """Groups of ranks. Those of a power of two give the bits of flat runs; others their own, the same each time. No run may hold or move other bytes
+    than zero-bench plan says, within a group and between groups; what a step moves besides, the mean of its losses, is the same in all."""
+    SIZES = ['--layers=6', '--heads=2', '--channels=32', '--context=16']
+
+    @functools.lru_cache(maxsize=None)
+    def run_of(self, n_steps, world, accum, dtype, prefetch, *how):
+        args = [*self.SIZES, f'--accum={accum}', f'--dtype={dtype}', f'--prefetch={prefetch}']
+        steps, summary = train(world, *TINY, *args, f'--steps={n_steps}', *how)
+        self.assertEqual(len(steps), n_steps)
+        self.assertEqual(summary['bytes'], summary['planned_bytes'])
+        return [(s['loss'], s['grad_norm']) for s in steps], summary
+
+    @functools.lru_cache(maxsize=None)
+    def plan_of(self, world, group, accum, dtype, prefetch):
+        args = [*self.SIZES, f'--accum={accum}', f'--dtype={dtype}', f'--prefetch={prefetch}']
+        done = bench('plan', '--json', f'--world={world}', f'--shard-group={group}', '--deterministic=on', *args)
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        return {s.get('hybrid', s['stage']): s for s in lines(done.stdout)}
+
+    def beside(self, planned, *how):
+        """Bytes that the last of STEPS steps received besides what was planned: all, and from other groups."""
+        (_, summary), (_, before) = self.run_of(STEPS, *how), self.run_of(STEPS - 1, *how)
+        self.assertEqual(summary['bytes'], planned['bytes'])
+        return [summary['collectives'].get(tier, 0) - before['collectives'].get(tier, 0) - planned.get(tier, 0) for tier in ('wire_bytes', 'outer_bytes')]
+
+    def check(self, world, group, hybrid, *how):
+        plan = self.plan_of(world, group, *how)
+        flat, flat_summary = self.run_of(STEPS, world, *how, '--stage=3')
+        groups = ['--stage=3', f'--hybrid={hybrid}', f'--shard-group={group}']
+        got, summary = self.run_of(STEPS, world, *how, *groups)
+        self.assertEqual((summary['hybrid'], summary['shard_group'], summary['stage']), (hybrid, group, 3))
+        besides, outer = self.beside(plan[3], world, *how, '--stage=3')
+        self.assertIn(besides, range(1, 8192))
+        self.assertEqual(outer, 0)
+        self.assertEqual(self.beside(plan[hybrid], world, *how, *groups), [besides, besides])  # of all ranks, and so counted between groups
+        if group & (group - 1):
+            again, summary_again = self.run_of.__wrapped__(self, STEPS, world, *how, *groups)
+            self.assertEqual((again, summary_again['state_sha256']), (got, summary['state_sha256']))
+            self.assertAlmostEqual(got[-1][0], flat[-1][0], delta=1e-2)
+            return
+        whole, whole_summary = self.run_of(STEPS, world, *how, '--stage=0')
+        self.assertEqual((got, summary['state_sha256']), (flat, flat_summary['state_sha256']))
+        self.assertEqual((got, summary['state_sha256']), (whole, whole_summary['state_sha256']))
+
+    def test_groups(self):
+        seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
+        print(f'SEED={seed}', flush=True)
+        draw = random.Random(seed)
+        everything = os.environ.get('N_HYBRIDS') == 'all'
+        for world, group in [(8, 2), (8, 4), (6, 2), (6, 3)]:
+            cases = [(hybrid, accum, dtype, prefetch) for hybrid in ['hsdp', 'hfsdp'] for accum in [1, 4] for dtype in ['f32', 'bf16']
+                     for prefetch in ([0, 2] if everything else [draw.randrange(3)])]
+            for hybrid, *how in cases if everything else draw.sample(cases, 1):
+                with self.subTest(world=world, group=group, hybrid=hybrid, accum=how[0], dtype=how[1], prefetch=how[2]):
+                    self.check(world, group, hybrid, *how)
+
+
 class Learning(unittest.TestCase):
     def test_the_loss_falls(self):
         steps, _ = train(1, '--plain', '--layers=1', '--steps=80', '--data', TEXT)
@@ -153,6 +226,22 @@ class Others(unittest.TestCase):
             self.assertEqual(s['planned_bytes'], s['bytes'])
             self.assertGreater(s['peak_rss_bytes'], s['bytes']['total'])
 
+    def test_memory_of_hybrids(self):
+        done = bench(*self.MEMORY, '--ranks=4', '--shard-group=2', '--layers=6', '--json')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        columns = lines(done.stdout)
+        self.assertEqual([(s['stage'], s.get('hybrid'), s.get('shard_group')) for s in columns],
+                         [(0, None, None), (1, None, None), (2, None, None), (3, None, None), (3, 'hsdp', 2), (3, 'hfsdp', 2)])
+        for s in columns:
+            self.assertEqual(s['planned_bytes'], s['bytes'])
+        *_, hsdp, hfsdp = [s['bytes'] for s in columns]
+        self.assertEqual(hsdp['moments'], 2 * hfsdp['moments'])  # a copy in each group; one in the world
+        self.assertEqual(hsdp['grad_shards'], hfsdp['grad_shards'])
+        done = bench(*self.MEMORY, '--ranks=4', '--shard-group=3')
+        self.assertEqual((done.returncode, done.stdout), (2, ''))
+        self.assertIn('shard_group is 3, world is 4', done.stderr)
+        self.assertIn('zero-bench memory: the run of HSDP ended with code 2', done.stderr)
+
     def test_memory_table_and_plot(self):
         with tempfile.TemporaryDirectory() as folder:
             for kind, magic in [('svg', b'<?xml'), ('png', b'\x89PNG')]:
@@ -162,6 +251,7 @@ class Others(unittest.TestCase):
                 self.assertRegex(done.stderr, self.SMALL)
                 for word in ['planned', 'allocated', 'peak resident', 'stage 3']:
                     self.assertIn(word, done.stdout)
+                self.assertNotIn('HSDP', done.stdout)
                 with open(path, 'rb') as f:
                     self.assertTrue(f.read().startswith(magic))
 
