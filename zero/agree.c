@@ -81,7 +81,8 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     c->wire_dtype = o->wire_dtype;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
-    c->check = z->layout->gaps; /* elsewhere one rank alone may check */
+    /* Elsewhere one rank alone may check. */
+    c->check = z->layout->gaps || (o->check && z->plan->hop[ZR_OUTER].sums_whole);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
     c->plan_hash = z->plan->hash;

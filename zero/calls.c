@@ -134,6 +134,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     if (!err) {
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
         zr_save_notice(z);
+        err = zr_engine_check_replicas(z->engine);
     }
     if (!err && info)
         give_step_info(z, &r, info);

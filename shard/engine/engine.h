@@ -226,6 +226,9 @@ int zr_engine_init(struct zr_engine *e,
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
+/* With cfg.check and HSDP, after steps 1, 2, 4, ...: whether the groups' copies are equal (check_replicas.c);
+ * else nothing. Collective, after a step. ZR_ERR_MISMATCH, on every rank, ends the context. */
+int zr_engine_check_replicas(struct zr_engine *e);
 /* Everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 
