@@ -396,7 +396,7 @@ static void report_residents(const struct zero_ctx *z)
             n_declared == n ? ""
             : z->config.options.param_budget_bytes >= 0
                 ? ", the others because param_budget_bytes holds them all"
-                : ", the others because the places for gathering prefetch units ahead would hold them all");
+                : ", the others because the slots for gathering prefetch units ahead would hold them all");
     else if (n_resident)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT", n_resident, n, n_declared);
 }

@@ -58,8 +58,8 @@
  *
  * "Collective" means: every rank must make the call, in the same order relative to its other collective
  * calls. zero_begin, zero_end and zero_micro are collective in this sense. They wait for other ranks no
- * longer than for what the model is to read or write next: parameters that are being gathered or updated, a
- * memory whose gradients are being reduced.
+ * longer than for what the model is to read or write next: parameters that are being gathered or updated,
+ * memory of gradients that are being reduced.
  *
  * Thread-safety: one context is used by one thread at a time (the model's thread). Different contexts, and
  * the functions without a context, are independent. The library has no global state (but while cfg.check is
