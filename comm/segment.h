@@ -61,6 +61,27 @@ static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
     return to;
 }
 
+/* Puts the list of places, if there is one, in bytes, where it outlives the call that it was given to:
+ * size + 1 numbers. Returns how many. */
+static inline int64_t zr_cut_keep(struct zr_cut *c, int size, int64_t *to)
+{
+    if (!c->at)
+        return 0;
+    for (int p = 0; p <= size; p++)
+        to[p] = zr_cut_at(c, p);
+    *c = (struct zr_cut){.total = c->total, .at = to};
+    return size + 1;
+}
+
+/* Each place has the same bytes. */
+static inline bool zr_cut_same(const struct zr_cut *a, const struct zr_cut *b, int size)
+{
+    bool same = a->total == b->total;
+    for (int p = 1; p <= size && same; p++)
+        same = zr_cut_at(a, p) == zr_cut_at(b, p);
+    return same;
+}
+
 /* Where this rank's slice of what is gathered lies before. */
 static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
 {

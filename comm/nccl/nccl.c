@@ -122,6 +122,13 @@ static ncclResult_t end_group(const struct zr_nccl_pair *p, ncclResult_t res)
     return res ? res : ended;
 }
 
+static int check_equal(const char *who, int i, const struct zr_cut *c)
+{
+    return c->at ? zr_fail(ZR_ERR_NOTSUP,
+                           "%s: segment %d: cut has places of its own: equal slices are allowed", who, i)
+                 : 0;
+}
+
 /* ---- all_gather ---- */
 
 static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
@@ -132,6 +139,8 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     int err = nccl_check_ready(m, i.op);
     if (!err)
         err = zr_gather_check("nccl all_gather", c->group.size, m->usable_bytes, seg, n_seg);
+    for (int k = 0; k < n_seg && !err; k++)
+        err = check_equal("nccl all_gather", k, &seg[k].cut);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
@@ -166,6 +175,8 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
         err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
     if (!err)
         err = zr_reduce_check("nccl reduce_scatter", c->group.size, m->usable_bytes, seg, n_seg);
+    for (int k = 0; k < n_seg && !err; k++)
+        err = check_equal("nccl reduce_scatter", k, &seg[k].cut);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;

@@ -37,23 +37,47 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
 
 /* --- putting operations on the stream --- */
 
-/* Copies n segments of seg_bytes each where the stream finds them; waits while there is no room. */
-static const union zr_shm_seg *keep_segs(struct zr_shm *m, const void *seg, size_t seg_bytes, int n,
-                                         uint64_t *end)
+static struct zr_cut *cut_of(union zr_shm_seg *x, int32_t op)
+{
+    return op == ZR_OP_ALL_GATHER ? &x->gather.cut : &x->reduce.cut;
+}
+
+/* Waits while n entries have no room in the ring; from which on they have. */
+static uint64_t ring_room(struct zr_shm *m, uint64_t n)
 {
     uint64_t at = m->ring_put % ZR_SHM_SEGS;
-    uint64_t skip = at + (uint64_t)n > ZR_SHM_SEGS ? ZR_SHM_SEGS - at : 0; /* never around the end */
-    uint64_t put = m->ring_put + skip;
+    uint64_t put = m->ring_put + (at + n > ZR_SHM_SEGS ? ZR_SHM_SEGS - at : 0); /* never around the end */
     pthread_mutex_lock(&m->lock);
-    while (put + (uint64_t)n - m->ring_got > ZR_SHM_SEGS &&
+    while (put + n - m->ring_got > ZR_SHM_SEGS &&
            m->ring_got != m->ring_put) /* all is free once all are done */
         pthread_cond_wait(&m->ring_moved, &m->lock);
     pthread_mutex_unlock(&m->lock);
+    return put;
+}
+
+/* Copies the operation's segments of seg_bytes each, and behind them the lists of places that n_lists of
+ * them have, where the stream finds them; waits while there is no room. */
+static int keep_segs(struct zr_shm *m, struct zr_shm_op *op, const void *seg, size_t seg_bytes, int n_lists)
+{
+    int size = m->base.group.size;
+    const uint64_t n = op->post.n_seg, each = sizeof(union zr_shm_seg);
+    uint64_t lists = ((uint64_t)n_lists * (uint64_t)(size + 1) * sizeof(int64_t) + each - 1) / each;
+    if (n + lists > ZR_SHM_SEGS)
+        return zr_fail(ZR_ERR_ARG,
+                       "%s %s: %d of %d segments have places of their own: room for %d segments is "
+                       "allowed, they take that of %llu",
+                       m->name, zr_op_name(op->post.op), n_lists, (int)n, ZR_SHM_SEGS,
+                       (unsigned long long)(n + lists));
+    uint64_t put = ring_room(m, n + lists);
     union zr_shm_seg *to = &m->ring[put % ZR_SHM_SEGS];
-    for (int i = 0; i < n; i++)
-        memcpy(&to[i], (const char *)seg + (size_t)i * seg_bytes, seg_bytes);
-    *end = put + (uint64_t)n;
-    return to;
+    int64_t *places = (int64_t *)&to[n];
+    for (uint64_t i = 0; i < n; i++) {
+        memcpy(&to[i], (const char *)seg + i * seg_bytes, seg_bytes);
+        places += zr_cut_keep(cut_of(&to[i], op->post.op), size, places);
+    }
+    op->seg = to;
+    op->seg_end = put + n + lists;
+    return 0;
 }
 
 /* Numbers the operation and puts it on the stream. */
@@ -81,6 +105,16 @@ static uint64_t hash_numbers(uint64_t seed, const int64_t *v, size_t n)
     return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
 }
 
+/* What peers compare of a segment's cut. */
+static void post_cut(struct zr_shm_op *op, const struct zr_cut *c, int size)
+{
+    op->post.bytes += c->total;
+    for (int p = 1; c->at && p < size; p++) {
+        int64_t at = zr_cut_at(c, p);
+        op->post.seg_hash = hash_numbers(op->post.seg_hash, &at, 1);
+    }
+}
+
 static int shm_check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
 {
     if (!m->mapped)
@@ -101,15 +135,17 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
         err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
         return err;
+    int n_lists = 0;
     for (int i = 0; i < n_seg; i++) {
         const struct zr_gather_seg *g = &seg[i];
         const int64_t v[] = {g->in_place, g->src, g->cut.each, g->cut.total};
-        op.post.bytes += g->cut.total;
         op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
+        post_cut(&op, &g->cut, c->group.size);
+        n_lists += g->cut.at != NULL;
     }
     if (n_seg)
-        op.seg = keep_segs(m, seg, sizeof *seg, n_seg, &op.seg_end);
-    return issue(m, s, &op, tag);
+        err = keep_segs(m, &op, seg, sizeof *seg, n_lists);
+    return err ? err : issue(m, s, &op, tag);
 }
 
 static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
@@ -122,15 +158,17 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
         err = zr_reduce_check("shm reduce_scatter", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || atomic_load(&m->code))
         return err;
+    int n_lists = 0;
     for (int i = 0; i < n_seg; i++) {
         const struct zr_reduce_seg *g = &seg[i];
         const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
-        op.post.bytes += g->cut.total;
         op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
+        post_cut(&op, &g->cut, c->group.size);
+        n_lists += g->cut.at != NULL;
     }
     if (n_seg)
-        op.seg = keep_segs(m, seg, sizeof *seg, n_seg, &op.seg_end);
-    return issue(m, s, &op, tag);
+        err = keep_segs(m, &op, seg, sizeof *seg, n_lists);
+    return err ? err : issue(m, s, &op, tag);
 }
 
 /* Broadcast and exchange: a range instead of segments. */

@@ -64,12 +64,19 @@ static int sim_attach(struct zr_comm *c, struct zr_arena *a)
     return 0;
 }
 
-static void *copy_of(const void *from, size_t bytes)
+/* A copy of n segments of seg_bytes each, whose cut lies cut_at bytes in, and behind them of their places. */
+static void *copy_of(const void *seg, size_t seg_bytes, size_t cut_at, int n, int size)
 {
-    void *p = malloc(bytes + 1);
+    size_t n_lists = 0;
+    for (int i = 0; i < n; i++)
+        n_lists += ((const struct zr_cut *)((const char *)seg + (size_t)i * seg_bytes + cut_at))->at != NULL;
+    char *p = malloc((size_t)n * seg_bytes + n_lists * (size_t)(size + 1) * sizeof(int64_t) + 1);
     if (!p)
         abort();
-    memcpy(p, from, bytes);
+    memcpy(p, seg, (size_t)n * seg_bytes);
+    int64_t *places = (int64_t *)(p + (size_t)n * seg_bytes);
+    for (int i = 0; i < n; i++)
+        places += zr_cut_keep((struct zr_cut *)(p + (size_t)i * seg_bytes + cut_at), size, places);
     return p;
 }
 
@@ -79,10 +86,11 @@ static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
     int err = zr_gather_check("sim all_gather", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
     if (err || zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_GATHER))
         return err;
-    struct zr_sim_part p = {.op = ZR_OP_ALL_GATHER,
-                            .gather = copy_of(seg, (size_t)n_seg * sizeof *seg),
-                            .n_seg = n_seg,
-                            .tag = *tag};
+    struct zr_sim_part p = {
+        .op = ZR_OP_ALL_GATHER,
+        .gather = copy_of(seg, sizeof *seg, offsetof(struct zr_gather_seg, cut), n_seg, c->group.size),
+        .n_seg = n_seg,
+        .tag = *tag};
     if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
         free(p.gather);
     return zr_sim_meeting_join(c, s, &p);
@@ -95,10 +103,11 @@ static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
         zr_reduce_check("sim reduce_scatter", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
-    struct zr_sim_part p = {.op = ZR_OP_REDUCE_SCATTER,
-                            .reduce = copy_of(seg, (size_t)n_seg * sizeof *seg),
-                            .n_seg = n_seg,
-                            .tag = *tag};
+    struct zr_sim_part p = {
+        .op = ZR_OP_REDUCE_SCATTER,
+        .reduce = copy_of(seg, sizeof *seg, offsetof(struct zr_reduce_seg, cut), n_seg, c->group.size),
+        .n_seg = n_seg,
+        .tag = *tag};
     if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
         free(p.reduce);
     return zr_sim_meeting_join(c, s, &p);

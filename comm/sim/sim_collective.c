@@ -27,7 +27,7 @@ void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
     zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
     for (int i = 0; i < mine->n_seg; i++) {
         const struct zr_gather_seg *g = &mine->gather[i];
-        each += g->cut.each;
+        each += zr_cut_most(&g->cut, d->n);
         for (int p = 0; p < d->n; p++) {
             int64_t n = zr_cut_bytes(&g->cut, p);
             const char *from = zr_sim_comm_at(d, p)->arena + zr_gather_own(&m->part[p].gather[i], p);
@@ -54,7 +54,7 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         int size = (int)zr_dtype_bytes(g->dtype);
         char *to = zr_sim_comm_at(d, me)->arena + g->dst;
         int64_t out = n / size * (int64_t)sizeof(float);
-        each += g->cut.each;
+        each += zr_cut_most(&g->cut, d->n);
         for (int p = 0; p < d->n; p++)
             zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->arena + g->src + first, n);
         if (g->accumulate)

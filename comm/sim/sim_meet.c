@@ -74,19 +74,19 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
 
 /* ---- meeting ---- */
 
-static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b)
+static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b, int size)
 {
     if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
         a->tag.call_hash != b->tag.call_hash || a->n_seg != b->n_seg || a->root != b->root ||
         a->off != b->off || a->bytes != b->bytes || a->n_sum != b->n_sum)
         return false;
     for (int i = 0; i < a->n_seg; i++) {
-        if (a->gather &&
-            (a->gather[i].src != b->gather[i].src || a->gather[i].cut.total != b->gather[i].cut.total))
+        if (a->gather && (a->gather[i].src != b->gather[i].src ||
+                          !zr_cut_same(&a->gather[i].cut, &b->gather[i].cut, size)))
             return false;
-        if (a->reduce &&
-            (a->reduce[i].src != b->reduce[i].src || a->reduce[i].cut.total != b->reduce[i].cut.total ||
-             a->reduce[i].dtype != b->reduce[i].dtype))
+        if (a->reduce && (a->reduce[i].src != b->reduce[i].src ||
+                          !zr_cut_same(&a->reduce[i].cut, &b->reduce[i].cut, size) ||
+                          a->reduce[i].dtype != b->reduce[i].dtype))
             return false;
     }
     return true;
@@ -96,7 +96,7 @@ static bool parts_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting
 {
     for (int r = 1; r < d->n; r++) {
         const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
-        if (same_part(a, b))
+        if (same_part(a, b, d->n))
             continue;
         char why[512];
         snprintf(why, sizeof why,

@@ -29,6 +29,7 @@ struct fixture_kind {
     bool exact;                                 /* reduces in the fixed tree and leaves src alone */
     bool same_order;                            /* all ranks must mix the communicators alike */
     bool one_reduces;                           /* the second only */
+    bool no_places;                             /* takes equal cuts only */
 };
 
 extern const struct fixture_kind fixture_self, fixture_shm;

@@ -80,22 +80,77 @@ static float tree(const float *x, int n)
 
 /* --- one operation: drawn, prepared, expected --- */
 
+enum { MOST_PLACES = 2 * MOST_RANKS + 1 };
+
 struct drawn {
     enum zr_op op;
     int n_seg, root;
     struct zr_gather_seg gather[MOST_SEGS];
     struct zr_reduce_seg reduce[MOST_SEGS];
+    int64_t begin[MOST_SEGS][MOST_RANKS + 1]; /* of a place's slice, bytes: what the cut should mean */
+    int64_t list[MOST_SEGS][MOST_PLACES];     /* of a cut's places */
     int64_t off, bytes;
     int32_t n_sum, n_max;
     struct zr_tag tag;
     int64_t wire; /* bytes this rank takes */
 };
 
-static int64_t slice(int64_t shard, int64_t total, int rank)
+static int64_t begin_of(const struct drawn *d, int seg, int place)
 {
-    int64_t from = shard * rank < total ? shard * rank : total,
-            to = shard * (rank + 1) < total ? shard * (rank + 1) : total;
-    return to - from;
+    return d->begin[seg][place];
+}
+
+static int64_t bytes_of(const struct drawn *d, int seg, int place)
+{
+    return d->begin[seg][place + 1] - d->begin[seg][place];
+}
+
+static int64_t longest(const struct drawn *d, int seg, int size)
+{
+    int64_t most = 0;
+    for (int p = 0; p < size; p++)
+        most = bytes_of(d, seg, p) > most ? bytes_of(d, seg, p) : most;
+    return most;
+}
+
+/* Slices that are equal, or whose last are short or empty. */
+static struct zr_cut draw_equal(uint64_t *rng, int size, int64_t elem, int64_t *begin)
+{
+    int64_t each = 128 * random_in(rng, 0, random_in(rng, 0, 3) ? 8 : 100);
+    int64_t total = random_in(rng, 0, 2) == 0 ? each * size : random_in(rng, 0, each * size);
+    total -= total % elem;
+    for (int p = 0; p <= size; p++)
+        begin[p] = each * p < total ? each * p : total;
+    return (struct zr_cut){.each = each, .total = total};
+}
+
+/* Slices of any size, none of some places. The list counts in bytes or elements, from anything on, and may
+ * have numbers between those that count. */
+static struct zr_cut draw_ragged(uint64_t *rng, int size, int64_t elem, int64_t *begin, int64_t *list)
+{
+    int64_t most = 64 * random_in(rng, 0, random_in(rng, 0, 3) ? 16 : 200), at = 0,
+            origin = random_in(rng, 0, 999);
+    int every = (int)random_in(rng, 1, 2), unit = (int)(random_in(rng, 0, 1) ? elem : 1);
+    for (int p = 0; p <= size; p++) {
+        begin[p] = at;
+        at += random_in(rng, 0, 2) ? 64 * random_in(rng, 0, most / 64) : 0;
+    }
+    /* total may be no multiple of 64, and then several places may end there */
+    int64_t total = begin[size] - (begin[size] ? random_in(rng, 0, 16) * elem : 0);
+    for (int p = 0; p <= size; p++)
+        begin[p] = begin[p] < total ? begin[p] : total;
+    for (int k = 0; k < MOST_PLACES; k++)
+        list[k] = -1 - k;
+    for (int p = 0; p <= size; p++)
+        list[p * every] = origin + begin[p] / unit;
+    return (struct zr_cut){.total = total, .at = list, .at_every = every, .at_bytes = unit};
+}
+
+static struct zr_cut draw_cut(uint64_t *rng, int size, int64_t elem, bool places, struct drawn *d, int seg)
+{
+    bool ragged = random_in(rng, 0, 1);
+    return ragged && places ? draw_ragged(rng, size, elem, d->begin[seg], d->list[seg])
+                            : draw_equal(rng, size, elem, d->begin[seg]);
 }
 
 /* A place in [*at, end) of the arena, aligned, with a gap before it. -1: no room. */
@@ -109,8 +164,8 @@ static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int
 }
 
 /* The same on every rank of a group, but for the place of a reduce that goes in place. */
-static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int64_t end, int number,
-                 struct drawn *d)
+static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int me, bool reduces, int64_t at,
+                 int64_t end, int number, struct drawn *d)
 {
     memset(d, 0, sizeof *d);
     d->op = (enum zr_op)random_in(rng, 1, 5);
@@ -139,28 +194,26 @@ static void draw(uint64_t *rng, int world, int me, bool reduces, int64_t at, int
     }
     int n = (int)random_in(rng, 0, MOST_SEGS);
     for (int i = 0; i < n; i++) {
-        int64_t shard = 128 * random_in(rng, 0, random_in(rng, 0, 3) ? 8 : 100);
-        /* whole, ragged, and so short that the last ranks have nothing */
-        int64_t total = random_in(rng, 0, 2) == 0 ? shard * world : random_in(rng, 0, shard * world);
+        enum zr_dtype t = d->op == ZR_OP_REDUCE_SCATTER && random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
+        int64_t elem = d->op == ZR_OP_REDUCE_SCATTER ? zr_dtype_bytes(t) : 1;
+        struct zr_cut cut = draw_cut(rng, world, elem, !kind->no_places, d, i);
+        int64_t most = longest(d, i, world);
         if (d->op == ZR_OP_ALL_GATHER) {
             bool in_place = random_in(rng, 0, 1);
-            int64_t dst = place(rng, &at, end, total, 8),
-                    src = in_place ? dst : place(rng, &at, end, shard, 8);
+            int64_t dst = place(rng, &at, end, cut.total, 8),
+                    src = in_place ? dst : place(rng, &at, end, most, 8);
             if (dst < 0 || src < 0)
                 break;
-            d->gather[i] = (struct zr_gather_seg){src, dst, in_place, {shard, total}};
-            d->wire += total - slice(shard, total, me);
+            d->gather[i] = (struct zr_gather_seg){src, dst, in_place, cut};
+            d->wire += cut.total - bytes_of(d, i, me);
         } else {
-            enum zr_dtype t = random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
-            total -= total % zr_dtype_bytes(t);
             bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
-            int64_t src = place(rng, &at, end, total, 8);
-            int64_t dst = in_place ? src + (me * shard < total ? me * shard : total)
-                                   : place(rng, &at, end, shard * 2, 4);
+            int64_t src = place(rng, &at, end, cut.total, 8);
+            int64_t dst = in_place ? src + begin_of(d, i, me) : place(rng, &at, end, most / elem * 4, 4);
             if (src < 0 || dst < 0)
                 break;
-            d->reduce[i] = (struct zr_reduce_seg){src, dst, {shard, total}, t, accumulate && !in_place};
-            d->wire += slice(shard, total, me) * (world - 1);
+            d->reduce[i] = (struct zr_reduce_seg){src, dst, cut, t, accumulate && !in_place};
+            d->wire += bytes_of(d, i, me) * (world - 1);
         }
         d->n_seg = i + 1;
     }
@@ -195,16 +248,15 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
 {
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++) {
         const struct zr_gather_seg *g = &d->gather[i];
-        put_bytes(arena + g->src + (g->in_place ? me * g->cut.each : 0), seed, op, 0, g->dst,
-                  me * g->cut.each, slice(g->cut.each, g->cut.total, me));
+        put_bytes(arena + g->src + (g->in_place ? begin_of(d, i, me) : 0), seed, op, 0, g->dst,
+                  begin_of(d, i, me), bytes_of(d, i, me));
     }
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
         int64_t size = zr_dtype_bytes(g->dtype);
         put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->cut.total / size);
         if (g->accumulate)
-            put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst,
-                         slice(g->cut.each, g->cut.total, me) / size);
+            put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst, bytes_of(d, i, me) / size);
     }
     if (d->op == ZR_OP_BROADCAST && me == d->root)
         put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
@@ -226,19 +278,19 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
     double worst = 0;
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER && got; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t own = g->src + me * g->cut.each;
-        memcpy(arena + own, got + own, (size_t)slice(g->cut.each, g->cut.total, me));
+        int64_t own = g->src + begin_of(d, i, me);
+        memcpy(arena + own, got + own, (size_t)bytes_of(d, i, me));
     }
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_ALL_GATHER; i++)
         put_bytes(arena + d->gather[i].dst, seed, op, 0, d->gather[i].dst, 0, d->gather[i].cut.total);
     for (int i = 0; i < d->n_seg && d->op == ZR_OP_REDUCE_SCATTER; i++) {
         const struct zr_reduce_seg *g = &d->reduce[i];
-        int64_t size = zr_dtype_bytes(g->dtype), n = slice(g->cut.each, g->cut.total, me) / size;
+        int64_t size = zr_dtype_bytes(g->dtype), n = bytes_of(d, i, me) / size;
         for (int64_t k = 0; k < n; k++) {
             float x[MOST_RANKS], old, sum;
             double exact = 0, magnitude = 0;
             for (int r = 0; r < world; r++) {
-                x[r] = element(seed, g->dtype, op, r, g->src, me * g->cut.each / size + k);
+                x[r] = element(seed, g->dtype, op, r, g->src, begin_of(d, i, me) / size + k);
                 exact += x[r];
                 magnitude += fabs((double)x[r]);
             }
@@ -272,13 +324,29 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
     return worst;
 }
 
+/* The segments, with lists of places that are another operation's after the call. */
+static int put_segments(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
+{
+    static const int64_t used_again = 0x5555555555555555;
+    struct drawn lent = *d;
+    for (int i = 0; i < d->n_seg; i++) {
+        struct zr_cut *cut = d->op == ZR_OP_ALL_GATHER ? &lent.gather[i].cut : &lent.reduce[i].cut;
+        cut->at = cut->at ? lent.list[i] : NULL;
+    }
+    int err = d->op == ZR_OP_ALL_GATHER ? c->ops->all_gather(c, s, lent.gather, d->n_seg, &d->tag)
+                                        : c->ops->reduce_scatter(c, s, lent.reduce, d->n_seg, &d->tag);
+    for (int i = 0; i < MOST_SEGS; i++)
+        for (int k = 0; k < MOST_PLACES; k++)
+            *(volatile int64_t *)&lent.list[i][k] = used_again;
+    return err;
+}
+
 static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
 {
     switch (d->op) {
     case ZR_OP_ALL_GATHER:
-        return c->ops->all_gather(c, s, d->gather, d->n_seg, &d->tag);
     case ZR_OP_REDUCE_SCATTER:
-        return c->ops->reduce_scatter(c, s, d->reduce, d->n_seg, &d->tag);
+        return put_segments(c, s, d);
     case ZR_OP_BROADCAST:
         return c->ops->broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
     case ZR_OP_EXCHANGE:
@@ -345,7 +413,7 @@ void comm_suite_conform(struct rank *me)
         int k = i % 2;
         struct zr_comm *c = o.comm[k];
         struct drawn d;
-        draw(&rng, size, own, k == 1 || !p->kind->one_reduces, 0, ARENA_BYTES, i, &d);
+        draw(&rng, p->kind, size, own, k == 1 || !p->kind->one_reduces, 0, ARENA_BYTES, i, &d);
         memset(arena, POISON, ARENA_BYTES);
         prepare(&d, seed, i, size, own, arena);
         memcpy(expected, arena, ARENA_BYTES);
@@ -489,7 +557,7 @@ void comm_suite_mixed(struct rank *me)
         memset(expected[k], POISON, (size_t)bytes);
         for (int i = 0; i < N_MIXED; i++) {
             struct drawn *e = &d[k * N_MIXED + i];
-            draw(&rng, size, own, k == 1 || !p->kind->one_reduces, (int64_t)i * SLOT_BYTES,
+            draw(&rng, p->kind, size, own, k == 1 || !p->kind->one_reduces, (int64_t)i * SLOT_BYTES,
                  (int64_t)(i + 1) * SLOT_BYTES, i, e);
             prepare(e, seed, i, size, own, expected[k]);
         }

@@ -72,26 +72,42 @@ static void deep_queue(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, (int64_t)MOST * 256) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
-    struct zr_gather_seg *seg = calloc(MOST + 1, sizeof *seg);
+    struct zr_gather_seg *seg = calloc(MOST + 1, sizeof *seg), *places = calloc(MOST, sizeof *places);
     for (int i = 0; i <= MOST; i++)
         seg[i] = (struct zr_gather_seg){
             .src = i % MOST * 256, .in_place = true, .dst = i % MOST * 256, .cut = {128, 256}};
+    memcpy(places, seg, MOST * sizeof *places);
     for (int i = 0; i < MOST; i++)
         memset(o.base[0] + i * 256 + me->w.rank * 128, i % 100 + me->w.rank, 128);
     if (me->w.rank == 1)
         nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000}, NULL); /* so rank 0's queue fills */
-    for (int i = 0; i < N_OPS; i++)
-        RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg + (i % 3) * N_SEGS, N_SEGS, &tag) == 0, "%s",
-                   zr_error_text());
+    /* Every other operation has segments with places of their own, which are kept too. */
+    for (int i = 0; i < N_OPS; i++) {
+        int64_t list[] = {5, 5 + 128, 5 + 256};
+        for (int k = 0; k < N_SEGS; k++)
+            places[k].cut = k % 3 ? (struct zr_cut){.total = 256, .at = list} : seg[k].cut;
+        RANK_CHECK(
+            me, c->ops->all_gather(c, o.stream[0], i % 2 ? places : seg + i % 3 * N_SEGS, N_SEGS, &tag) == 0,
+            "%s", zr_error_text());
+        *(volatile int64_t *)&list[1] = 0;
+    }
     /* As many as there is room for in all, from the middle of the ring. */
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZR_ERR_ARG,
                "too many were taken");
+    const int64_t list[] = {0, 128, 256};
+    memcpy(places, seg, MOST * sizeof *places);
+    places[MOST - 1].cut = (struct zr_cut){.total = 256, .at = list};
+    RANK_CHECK(me,
+               c->ops->all_gather(c, o.stream[0], places, MOST, &tag) == ZR_ERR_ARG &&
+                   strstr(zr_error_text(), "1 of 8192 segments have places of their own"),
+               "\"%s\"", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 0, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
     for (int i = 0; i < MOST * 256; i++)
         RANK_CHECK(me, o.base[0][i] == i / 256 % 100 + i / 128 % 2, "byte %d", i);
+    free(places);
     free(seg);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }

@@ -26,6 +26,7 @@ enum difference {
     OTHER_HASH,
     OTHER_BYTES,
     OTHER_SHARD,
+    OTHER_PLACES,
     OTHER_COUNT,
     OTHER_ROOT,
     AGREE_OTHER_UNIT,
@@ -40,6 +41,7 @@ static const char *const said[N_DIFFERENCES][2] = {
     {"of step 8", "of step 7"},
     {"other calls of the program", "reduce_scatter seq 3 unit 14"},
     {"with 1024 bytes", "with 512 bytes"},
+    {"other segments", "reduce_scatter seq 3 unit 14"},
     {"other segments", "reduce_scatter seq 3 unit 14"},
     {"with 2 segments, rank", "with 1 segments, rank 3 with 2"},
     {"with root 0", "with root 1"},
@@ -67,6 +69,9 @@ static void differ(struct rank *me)
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
     struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
                                  {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZR_F32}};
+    int64_t places[] = {0, 128, 128, 384, 512};
+    if (what == OTHER_PLACES)
+        r[0].cut = (struct zr_cut){.total = 512, .at = places};
     int n = 1, err;
     if (odd) {
         tag.unit -= what == OTHER_UNIT;
@@ -75,6 +80,7 @@ static void differ(struct rank *me)
         if (what == OTHER_BYTES)
             r[0].cut = (struct zr_cut){256, 1024};
         r[0].cut.each += what == OTHER_SHARD ? 128 : 0;
+        places[2] += what == OTHER_PLACES ? 64 : 0;
         n += what == OTHER_COUNT;
     }
     if (what == AGREE_OTHER_UNIT)
@@ -540,6 +546,12 @@ static void refuse_arguments(struct rank *me)
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     int64_t w = me->w.world;
+    /* of one place or of three; a place that is no multiple of 64, and one that ends before it begins */
+    const int64_t of_three[] = {10, 138, 138, 394}, of_one[] = {10, 394};
+    const int64_t odd_three[] = {0, 100, 128, 200}, odd_one[] = {0, 100};
+    const int64_t back_three[] = {0, 64, 0, 384}, back_one[] = {0, -64};
+    const int64_t *places = w > 1 ? of_three : of_one, *odd = w > 1 ? odd_three : odd_one,
+                  *back = w > 1 ? back_three : back_one;
     const struct {
         struct zr_gather_seg seg;
         const char *text;
@@ -553,9 +565,17 @@ static void refuse_arguments(struct rank *me)
         {{-8, 0, false, {128, 128}}, "src is -8"},
         {{65536 - 127, 0, false, {128, 128}}, "src is 65409"},
         {{0, INT64_MAX - 3, false, {128, 128}}, "dst is"},
-        {{0, 0, false, {INT64_C(1) << 62, 128}}, w > 1 ? "cut.each is" : ""},
+        {{0, 0, false, {w > 1 ? INT64_C(1) << 62 : 100, 128}}, "cut.each is"},
+        {{0, 0, false, {.each = 128, .total = 384, .at = places}}, "cut.each is 128"},
+        {{0, 0, false, {.total = 384, .at = places, .at_bytes = -1}}, "at_bytes -1"},
+        {{0, 0, false, {.total = 448, .at = places}},
+         "the last, ends at byte 384: cut.total, 448, is allowed"},
+        {{0, 0, false, {.total = 320, .at = places}}, "ends at byte 384"},
+        {{0, 0, false, {.total = 200, .at = odd}}, w > 1 ? "place 0 ends at byte 100" : "ends at byte 100"},
+        {{0, 0, false, {.total = 384, .at = back}}, w > 1 ? "place 1 ends at byte 0" : "ends at byte -64"},
+        {{65536 - 64, 0, false, {.total = 384, .at = places}}, "src is 65472"},
     };
-    for (size_t i = 0; i + (w == 1) < sizeof gathers / sizeof *gathers; i++)
+    for (size_t i = 0; i < sizeof gathers / sizeof *gathers; i++)
         RANK_CHECK(me,
                    c->ops->all_gather(c, s, &gathers[i].seg, 1, &tag) == ZR_ERR_ARG &&
                        strstr(zr_error_text(), gathers[i].text),

@@ -84,4 +84,5 @@ const struct fixture_kind fixture_custom = {.open_device = open_custom_device,
                                             .open_comms = open_custom,
                                             .reserve_bytes = custom_reserve,
                                             .same_order = true,
+                                            .no_places = true,
                                             .one_reduces = true};

@@ -53,10 +53,12 @@ const struct fixture_kind fixture_nccl = {.open_device = open_device,
                                           .open_comms = open_fast,
                                           .reserve_bytes = reserve_fast,
                                           .same_order = true,
+                                          .no_places = true,
                                           .one_reduces = true};
 const struct fixture_kind fixture_nccl_fixed = {.open_device = open_device,
                                                 .open_comms = open_fixed,
                                                 .reserve_bytes = reserve_fixed,
                                                 .exact = true,
                                                 .same_order = true,
+                                                .no_places = true,
                                                 .one_reduces = true};
