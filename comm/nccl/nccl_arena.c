@@ -30,7 +30,23 @@ struct nccl_arena {
     struct zr_arena base;
     struct zr_nccl_pair *pair; /* whose calls made it, and free it */
     bool of_nccl;
+    /* of those left behind */
+    atomic_bool left;
+    struct nccl_arena *next;
 };
+
+/* In a place where a leak checker finds them, and through them their pairs. */
+static struct nccl_arena *_Atomic left_behind;
+
+void zr_nccl_leave_arena(struct zr_arena *a)
+{
+    struct nccl_arena *own = (struct nccl_arena *)a;
+    if (!own || atomic_exchange(&own->left, true))
+        return;
+    own->next = atomic_load(&left_behind);
+    while (!atomic_compare_exchange_weak(&left_behind, &own->next, own))
+        ;
+}
 
 static void free_nccl_arena(struct zr_arena *a)
 {
@@ -274,9 +290,10 @@ int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        if (zr_nccl_settle(m) &&
-            zr_nccl_close_window(m) == 0) /* else it stays NCCL's: it may yet be registered */
+        if (zr_nccl_settle(m) && zr_nccl_close_window(m) == 0)
             zr_arena_drop(a);
+        else /* it may yet be registered */
+            zr_nccl_leave_arena(a);
         m->held = NULL;
         return zr_say_again(&kept);
     }

@@ -278,6 +278,8 @@ void zr_nccl_version_text(int v, char *text, size_t n_text);
 /* ---- nccl_arena.c ---- */
 int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
+/* Keeps it for good, as a call into NCCL that has not come back may still use it. NULL is allowed. */
+void zr_nccl_leave_arena(struct zr_arena *a);
 /* Gives back what is there. 0, or the call did not come back. */
 int zr_nccl_close_window(struct zr_nccl *m);
 

@@ -304,6 +304,8 @@ void zr_nccl_close(struct zr_comm *c)
     if (well)
         zr_arena_drop(m->held);
     else
+        zr_nccl_leave_arena(m->held);
+    if (!well)
         zr_warn(
             p->opt.log,
             "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
