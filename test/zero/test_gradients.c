@@ -155,6 +155,29 @@ static void as_the_update_has_them(void **state)
             }
 }
 
+/* A model that adds up its micro-batches itself: each rank has one contribution, reduced once, so a world has
+ * one hash, whatever is cut. */
+static void in_place_has_one_hash_at_every_stage(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= WORLDS; world++) {
+        uint64_t expected = 0;
+        for (int stage = 0; stage <= 3; stage++) {
+            struct setup s = {
+                .stage = stage, .accum = 3, .brackets = true, .in_place = true, .grad_scale = 1};
+            struct toy_rank r[WORLDS];
+            char what[64];
+            snprintf(what, sizeof what, "in place, world %d, stage %d", world, stage);
+            toy_ranks(world, train, &s, r);
+            toy_assert_well(r, world, what);
+            expected = stage ? expected : r[0].hash;
+            for (int k = 0; k < world; k++)
+                if (r[k].hash != expected)
+                    fail_msg("%s: rank %d ends in other weights than at stage 0", what, k);
+        }
+    }
+}
+
 /* One gradient is no number, of one rank: reading tells which tensor, before a step that would be skipped. */
 static void find_what_is_not_finite(struct toy_rank *r)
 {
@@ -281,9 +304,8 @@ static void ranks_that_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_the_update_has_them),
-        cmocka_unit_test(finds_what_is_not_finite),
-        cmocka_unit_test(wrong_calls),
+        cmocka_unit_test(as_the_update_has_them),   cmocka_unit_test(in_place_has_one_hash_at_every_stage),
+        cmocka_unit_test(finds_what_is_not_finite), cmocka_unit_test(wrong_calls),
         cmocka_unit_test(ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
