@@ -178,13 +178,32 @@ static void add_line(struct search *s, char *line)
     }
 }
 
+/* Free KiB of swap that is compressed memory, by lines of /proc/swaps: file, type, size, used, priority. */
+static int64_t zram_free_kib(const char *root)
+{
+    char path[PATH_BYTES], *line = NULL;
+    size_t n_line = 0;
+    int64_t kib = 0;
+    snprintf(path, sizeof path, "%s/proc/swaps", root);
+    FILE *f = fopen(path, "re");
+    while (f && getline(&line, &n_line, f) > 0) {
+        long long size, used;
+        if (!strncmp(line, "/dev/zram", 9) && sscanf(line, "%*s %*s %lld %lld", &size, &used) == 2)
+            kib += not_negative(size - used);
+    }
+    free(line);
+    if (f)
+        fclose(f);
+    return kib;
+}
+
 void zr_host_memory_look(const char *root, struct zr_host_memory *out)
 {
     char path[PATH_BYTES], *line = NULL;
     size_t n_line = 0;
     *out = (struct zr_host_memory){0};
     int64_t available_kib = read_in(root, "/proc", "meminfo", "MemAvailable:"),
-            swap_kib = read_in(root, "/proc", "meminfo", "SwapFree:");
+            swap_kib = read_in(root, "/proc", "meminfo", "SwapFree:") - zram_free_kib(root);
     struct search s = {.root = root, .out = out, .swap = not_negative(swap_kib) * 1024};
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");

@@ -1,7 +1,8 @@
 /* host_memory.h: how much of the host's memory is left to take: by what the host has available, and by
  * what each memory control group (version 1 or 2) that this process is in leaves to it; free swap counts
- * as memory. Pages of shared memory, and large private ones, are handed out until the kernel kills
- * somebody for them, so whoever takes much asks first. */
+ * as memory, but for swap in compressed memory (zram), which takes what it gives. Pages of shared memory,
+ * and large private ones, are handed out until the kernel kills somebody for them, so whoever takes much
+ * asks first. */
 #ifndef ZR_KERNELS_HOST_MEMORY_H
 #define ZR_KERNELS_HOST_MEMORY_H
 
@@ -11,7 +12,8 @@ enum { ZR_MOST_MEMORY_GROUPS = 16, ZR_GROUP_PATH_BYTES = 512 };
 
 /* A memory control group that has a limit. */
 struct zr_memory_group {
-    uint64_t id; /* the same number in every process of this host that is in it */
+    uint64_t
+        id; /* the same number in every process of this machine that is in it; other machines have it too */
     int64_t free_bytes;
     int32_t n_ranks; /* in the group: 1, until whoever asks the others writes it */
     char path[ZR_GROUP_PATH_BYTES];

@@ -47,6 +47,20 @@ struct row {
 static const struct row rows[] = {
     {"no groups", {MEMINFO}, 1000, {{0}}, 1000},
     {"swap", {MEMINFO_SWAP}, 1200, {{0}}, 1200},
+    {"swap, half of it in compressed memory, which is no more of it",
+     {MEMINFO_SWAP,
+      {"proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+                     "/dev/zram0                              partition\t204800\t\t102400\t\t100\n"
+                     "/dev/sda2                               partition\t102400\t\t0\t\t-2\n"}},
+     1100,
+     {{0}},
+     1100},
+    {"swap in compressed memory alone, as far as it can be read",
+     {MEMINFO_SWAP,
+      {"proc/swaps", "Filename Type Size Used Priority\n/dev/zram0 partition 307200 0 100\n/dev/zram1 x\n"}},
+     1000,
+     {{0}},
+     1000},
     {"nothing can be read", {{"sys/x", ""}}, -1, {{0}}, -1},
     {"folders where files should be", {{"proc/meminfo", NULL}, {"proc/self/cgroup", NULL}}, -1, {{0}}, -1},
     {"meminfo without what is looked for",
