@@ -195,11 +195,6 @@ static bool is_segment(int fd, const struct card *c)
 static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
 {
     const struct card *c = &p->cards[rank];
-    if (p->fd < 0 || c->fd < 0) {
-        f->cannot = rank;
-        snprintf(f->text, sizeof f->text, "%.120s", p->fd < 0 ? p->cards[p->rank].text : c->text);
-        return false;
-    }
     int fd = zr_identity_open(p->id, rank, c->pid, c->fd);
     bool same = fd >= 0 && is_segment(fd, c);
     if (!same) {
@@ -236,13 +231,17 @@ static bool same_machine(const struct card *a, const struct card *b)
     return same_text(a->machine, b->machine, sizeof a->machine);
 }
 
-/* Those that ask each other. */
+/* Whether two ranks ask each other. One that could make no segment has nothing to open, and is by itself. */
+static bool may_ask(const struct card *a, const struct card *b)
+{
+    return a->fd >= 0 && b->fd >= 0 && same_machine(a, b) && a->pid_namespace == b->pid_namespace;
+}
+
 static void find_lowest(struct probe *p)
 {
     for (int32_t r = 0; r < p->world; r++) {
         int32_t low = 0;
-        while (low < r && (p->lowest[low] != low || !same_machine(&p->cards[low], &p->cards[r]) ||
-                           p->cards[low].pid_namespace != p->cards[r].pid_namespace))
+        while (low < r && (p->lowest[low] != low || !may_ask(&p->cards[low], &p->cards[r])))
             low++;
         p->lowest[r] = low;
     }
@@ -263,16 +262,27 @@ static void say_why(const struct probe *p, int32_t rank, struct zr_host *h)
              f->text);
 }
 
-/* Of two ranks of one machine that did not even ask each other. */
-static void say_containers(const struct probe *p, int32_t rank, struct zr_host *h)
+/* The lowest below rank on its machine that could make a segment, or could not; rank: none. */
+static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_segment)
 {
     int32_t r = 0;
-    while (r < rank && !same_machine(&p->cards[r], &p->cards[rank]))
+    while (r < rank && ((p->cards[r].fd >= 0) != has_segment || !same_machine(&p->cards[r], &p->cards[rank])))
         r++;
-    if (r < rank)
+    return r;
+}
+
+/* Of two ranks of one machine that did not even ask each other. */
+static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h)
+{
+    int32_t other = earlier_on_machine(p, rank, true), without = earlier_on_machine(p, rank, false);
+    bool lacks = p->cards[rank].fd < 0;
+    if (other < rank && !lacks)
         snprintf(h->why, sizeof h->why,
-                 "rank %d and rank %d are in different process namespaces (containers) of one machine", r,
+                 "rank %d and rank %d are in different process namespaces (containers) of one machine", other,
                  rank);
+    else if (other < rank || without < rank)
+        snprintf(h->why, sizeof h->why, "rank %d can share no memory: %.120s", lacks ? rank : without,
+                 p->cards[lacks ? rank : without].text);
 }
 
 static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
@@ -282,7 +292,7 @@ static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
     snprintf(h->machine, sizeof h->machine, "%.47s", c->machine);
     h->pid_namespace = c->pid_namespace;
     if (p->lowest[rank] == rank)
-        say_containers(p, rank, h);
+        say_not_asked(p, rank, h);
     else
         say_why(p, rank, h);
 }
@@ -358,6 +368,20 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
 }
 
 /* --- what is asked of it --- */
+
+int32_t zr_topology_on_machine(const struct zr_topology *t)
+{
+    int32_t n = 0;
+    for (int32_t r = 0; r < t->world; r++)
+        n += zr_topology_same_machine(t, r);
+    return n;
+}
+
+bool zr_topology_same_machine(const struct zr_topology *t, int32_t rank)
+{
+    const struct zr_host *a = &t->hosts[t->host], *b = &t->hosts[t->host_of[rank]];
+    return same_text(a->machine, b->machine, sizeof a->machine);
+}
 
 int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n)
 {

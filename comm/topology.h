@@ -2,8 +2,9 @@
  *
  * Two ranks are on one host where each can map the other's memory: the same boot of the same machine, the
  * same process namespace, and a segment of the one that the other could open (topology.c). Names of hosts
- * count for nothing. Shared memory opens among the ranks of one host; NCCL uses copy engines there; host
- * memory is divided among them; and places number them one after the other.
+ * count for nothing. Shared memory opens among the ranks of one host; NCCL uses copy engines there; and
+ * places number them one after the other. What a machine has (memory, cores) is divided among the ranks of
+ * the machine, which may be several hosts: containers.
  *
  * The place of a rank: ranks are put in order host by host, hosts by their lowest rank, the ranks of a host
  * by number. So place 0 is rank 0, and on one host places are ranks. Whatever has an order over ranks that
@@ -59,6 +60,10 @@ void zr_topology_free(struct zr_topology *t);
 /* 0 where n ranks (members) are all on one host; else ZR_ERR_NOTSUP, naming two that are not, their hosts,
  * and why. */
 int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n);
+
+/* Ranks on this rank's machine, itself included, whether or not they share memory; whether rank is one. */
+int32_t zr_topology_on_machine(const struct zr_topology *t);
+bool zr_topology_same_machine(const struct zr_topology *t, int32_t rank);
 
 /* "host 0 has 4 ranks (0 to 3), host 1 has 3 (4, 5, 7)", cut where there is no more room. */
 void zr_topology_list_hosts(const struct zr_topology *t, char *text, size_t n_text);

@@ -24,10 +24,22 @@ struct posed {
     const char *what;
     int machine[MOST_RANKS], container[MOST_RANKS]; /* of a rank: any numbers */
     int (*open[MOST_RANKS])(void *arg, int rank, int pid, int fd);
-    int host[MOST_RANKS]; /* expected: any numbers, equal where ranks are on one host */
-    const char *why;      /* expected to be in it; NULL: "" is */
-    bool real;            /* nothing is pretended */
+    int host[MOST_RANKS];   /* expected: any numbers, equal where ranks are on one host */
+    const char *why;        /* expected to be in it; NULL: "" is */
+    bool real;              /* nothing is pretended */
+    bool lacks[MOST_RANKS]; /* it may make no file */
 };
+
+static _Thread_local bool may_make_no_file;
+
+int __real_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags);
+
+int __wrap_memfd_create(const char *name, unsigned flags)
+{
+    errno = EMFILE;
+    return may_make_no_file ? -1 : __real_memfd_create(name, flags);
+}
 
 static void pose(const struct posed *p, int rank, struct zr_identity *id)
 {
@@ -126,6 +138,7 @@ static void probe_posed(struct rank *me)
     struct zr_topology t;
     int before = count_descriptors();
     pose(p, me->w.rank, &id);
+    may_make_no_file = p->lacks[me->w.rank];
     RANK_CHECK(me, meet_and_probe(me, p->real ? NULL : &id, 0, &t) == 0, "%s: %s", p->what, zr_error_text());
     RANK_CHECK(me, !me->forked || count_descriptors() == before, "%s: %d descriptors, %d before", p->what,
                count_descriptors(), before);
@@ -249,6 +262,45 @@ static void test_cannot_open(void **state)
                           .host = {0, 0, 1, 0, 0},
                           .why = "rank 2 cannot open the memory of rank 0: another file is in its place"};
     struct posed *const all[] = {&last, &two, &head, &second_host, &shorter, &zeros};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        run_posed(all[i], 5, false);
+        run_posed(all[i], 5, true);
+    }
+}
+
+/* --- ranks that have nothing to open --- */
+
+/* Such a rank is by itself; the others of its host stay together. */
+static void test_cannot_make(void **state)
+{
+    (void)state;
+    struct posed last = {.what = "rank 3 has no file",
+                         .lacks = {[3] = true},
+                         .host = {0, 0, 0, 1, 0},
+                         .why =
+                             "rank 3 can share no memory: making a shared memory file: Too many open files"};
+    struct posed first = {.what = "rank 0 has no file",
+                          .lacks = {[0] = true},
+                          .host = {0, 1, 1, 1, 1},
+                          .why = "rank 0 can share no memory: making a shared memory file"};
+    struct posed two = {.what = "ranks 0 and 2 have no file",
+                        .lacks = {[0] = true, [2] = true},
+                        .host = {0, 1, 2, 1, 1},
+                        .why = "rank 0 can share no memory"};
+    struct posed all_of_them = {.what = "nobody has a file",
+                                .lacks = {true, true, true, true, true},
+                                .host = {0, 1, 2, 3, 4},
+                                .why = "rank 1 can share no memory"};
+    struct posed containers = {.what = "a container, and no file",
+                               .container = {5, 6, 5, 6, 5},
+                               .lacks = {[4] = true},
+                               .host = {0, 1, 0, 1, 2},
+                               .why = "rank 0 and rank 1 are in different process namespaces"};
+    struct posed machines = {.what = "no file on a machine of its own",
+                             .machine = {0, 1, 0, 0, 0},
+                             .lacks = {[1] = true},
+                             .host = {0, 1, 0, 0, 0}};
+    struct posed *const all[] = {&last, &first, &two, &all_of_them, &containers, &machines};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         run_posed(all[i], 5, false);
         run_posed(all[i], 5, true);
@@ -499,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_several_hosts),
         cmocka_unit_test(test_posed_containers),
         cmocka_unit_test(test_cannot_open),
+        cmocka_unit_test(test_cannot_make),
         cmocka_unit_test(test_containers),
         cmocka_unit_test(test_failure_before),
         cmocka_unit_test(test_failure_within),
