@@ -141,13 +141,14 @@ static int compare(struct zero_ctx *z, const struct card *cards)
     return 0;
 }
 
+/* A group's number is one of its machine: other machines have the same. */
 static void count_in_groups(struct zero_ctx *z, const struct card *cards)
 {
     for (int i = 0; i < z->memory.n_groups; i++) {
         struct zr_memory_group *g = &z->memory.group[i];
         g->n_ranks = 0;
         for (int r = 0; r < z->world.world; r++)
-            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
+            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS && zr_topology_same_machine(&z->topology, r); k++)
                 g->n_ranks += cards[r].groups[k] == g->id;
     }
 }

@@ -20,15 +20,16 @@ static void look(const struct zero_ctx *z, struct zr_host_memory *m)
                 m->group[i].n_ranks = z->memory.group[k].n_ranks;
 }
 
-/* Whether there are so many bytes for each rank; else in where[WHERE_BYTES], "of 2 ranks on this host", who
- * they are, and in *free_bytes what there is for all of them. */
-static bool fits_host(int64_t bytes, int n_local, char *where, int64_t *free_bytes)
+/* Whether there are so many bytes for each rank; else in where[WHERE_BYTES], "of 2 ranks on this machine",
+ * who they are, and in *free_bytes what there is for all of them. */
+static bool fits_host(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
 {
     struct zr_host_memory m;
+    int n_ranks = zr_topology_on_machine(&z->topology);
     zr_host_memory_look("", &m);
     *free_bytes = m.free_bytes;
-    snprintf(where, WHERE_BYTES, "of %d ranks on this host", n_local);
-    return bytes <= *free_bytes / n_local;
+    snprintf(where, WHERE_BYTES, "of %d ranks on this machine", n_ranks);
+    return bytes <= *free_bytes / n_ranks;
 }
 
 static bool fits_groups(const struct zero_ctx *z, int64_t bytes, char *where, int64_t *free_bytes)
@@ -120,7 +121,7 @@ int zr_memory_check(struct zero_ctx *z)
     int64_t free_bytes;
     char where[WHERE_BYTES];
     int err = zr_memory_check_gpu(z, false);
-    if (!err && !fits_host(on_host(z), z->topology.local_size, where, &free_bytes))
+    if (!err && !fits_host(z, on_host(z), where, &free_bytes))
         err = refuse(z->plan, on_host(z), where, free_bytes, "");
     return err;
 }
@@ -139,8 +140,7 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host)
     int64_t free_bytes = -1, total_bytes;
     char where[WHERE_BYTES];
     if (host)
-        return fits_host(bytes, z->topology.local_size, where, &free_bytes) &&
-                       fits_groups(z, bytes, where, &free_bytes)
+        return fits_host(z, bytes, where, &free_bytes) && fits_groups(z, bytes, where, &free_bytes)
                    ? 0
                    : zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each %s, which has %lld free",
                              (long long)bytes, where, (long long)free_bytes);

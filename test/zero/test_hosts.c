@@ -1,6 +1,7 @@
 /* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, what
  * is logged, and, on GPUs that are a stand-in, that training, values and checkpoints follow places. */
 #include "comm/identity.h"
+#include "kernels/host/host_memory.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
@@ -27,6 +28,8 @@ struct setup {
     /* Of training: each rank's micro-batch; the folder of a checkpoint to go on from, or to save one into. */
     int stage, micro[WORLD];
     const char *load, *save;
+    /* That each machine has 1 byte left, or a memory control group, of the same number on all, has. */
+    bool machine_is_full, group_is_full;
 };
 
 /* --- posing --- */
@@ -54,6 +57,21 @@ void __wrap_zr_identity_read(struct zr_identity *out)
     snprintf(out->host_name, sizeof out->host_name, "node%d", s->machine[rank_here]);
     out->pid_namespace = (uint64_t)s->container[rank_here];
     out->open = s->cannot_open == rank_here ? refuse : NULL;
+}
+
+void __real_zr_host_memory_look(const char *root, struct zr_host_memory *out);
+void __wrap_zr_host_memory_look(const char *root, struct zr_host_memory *out);
+
+void __wrap_zr_host_memory_look(const char *root, struct zr_host_memory *out)
+{
+    const struct setup *s = setup_here;
+    __real_zr_host_memory_look(root, out);
+    if (s && s->machine_is_full)
+        out->free_bytes = 1;
+    if (s && s->group_is_full) {
+        out->n_groups = 1;
+        out->group[0] = (struct zr_memory_group){.id = 77, .free_bytes = 1, .n_ranks = 1, .path = "/slice"};
+    }
 }
 
 static void pose(const struct toy_rank *r)
@@ -261,6 +279,60 @@ static void train_on_hosts(struct toy_rank *r)
     toy_free(&m);
 }
 
+/* --- whose memory it is --- */
+
+static void wrap_where_memory_is_short(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z = NULL;
+    pose(r);
+    toy_make(&m);
+    open_cfg = toy_config(r, 2);
+    where_open(r->rank, &open_cfg);
+    toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &open_cfg));
+    zero_unwrap(&z);
+    where_close(&open_cfg);
+    toy_free(&m);
+}
+
+static void expect_short(const struct setup *s)
+{
+    struct toy_rank r[WORLD];
+    toy_ranks(WORLD, wrap_where_memory_is_short, (void *)s, r);
+    for (int k = 0; k < WORLD; k++)
+        if (r[k].err != ZERO_ERR_NOMEM || !strstr(r[k].text, s->says))
+            fail_msg("%s: rank %d: %d \"%s\", expected \"%s\"", s->what, k, r[k].err, r[k].text, s->says);
+}
+
+/* Ranks in containers share no memory, but a machine. Machines share no control group, though the numbers of
+ * theirs be equal. */
+static void memory_is_divided_among_the_ranks_of_a_machine(void **state)
+{
+    (void)state;
+    const struct setup containers = {.what = "containers",
+                                     .container = {7, 8, 9, 7},
+                                     .cannot_open = -1,
+                                     .machine_is_full = true,
+                                     .says = "bytes for each of 4 ranks on this machine, which has 1 free"};
+    const struct setup machines = {.what = "machines",
+                                   .machine = {0, 1, 0, 1},
+                                   .cannot_open = -1,
+                                   .machine_is_full = true,
+                                   .says = "bytes for each of 2 ranks on this machine, which has 1 free"};
+    const struct setup groups = {.what = "groups of one number",
+                                 .machine = {0, 1, 0, 1},
+                                 .cannot_open = -1,
+                                 .group_is_full = true,
+                                 .says = "each of 2 ranks in memory control group /slice, which has 1 free"};
+    if (!where_has_gpu) {
+        print_message("skipped: no NCCL here\n");
+        return;
+    }
+    expect_short(&containers);
+    expect_short(&machines);
+    expect_short(&groups);
+}
+
 static uint64_t hash_of(const struct setup *s, const char *what)
 {
     struct toy_rank r[WORLD];
@@ -315,6 +387,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_memory_is_refused),
         cmocka_unit_test(local_ranks_are_compared),
+        cmocka_unit_test(memory_is_divided_among_the_ranks_of_a_machine),
         cmocka_unit_test(bits_follow_places),
     };
     return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
