@@ -88,6 +88,30 @@ static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
     return g->in_place ? g->dst + zr_cut_at(&g->cut, place) : g->src;
 }
 
+/* Bytes that a rank takes of the others' for one segment. packs_up_to: 0 for self, shm, sim and NCCL's fixed
+ * tree; NCCL's gathers and sums pack slices that a list of places makes where the longest is of at most that
+ * many bytes (zr_nccl_options.small_bytes): from each of the others comes a row of the longest slice, rounded
+ * up to 128. Of all other segments a rank takes what they are. */
+static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
+{
+    return c->at && zr_cut_most(c, size) <= packs_up_to;
+}
+
+static inline int64_t zr_cut_rows(const struct zr_cut *c, int size)
+{
+    return (zr_cut_most(c, size) + 127) / 128 * 128 * (size - 1);
+}
+
+static inline int64_t zr_gather_wire(const struct zr_cut *c, int size, int place, int64_t packs_up_to)
+{
+    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : c->total - zr_cut_bytes(c, place);
+}
+
+static inline int64_t zr_reduce_wire(const struct zr_cut *c, int size, int place, int64_t packs_up_to)
+{
+    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : zr_cut_bytes(c, place) * (size - 1);
+}
+
 /* Which of n words of an agreement a place puts together: [zr_agree_part(p), zr_agree_part(p + 1)). */
 static inline int64_t zr_agree_part(int size, int place, int64_t n)
 {

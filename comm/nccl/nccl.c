@@ -122,11 +122,14 @@ static ncclResult_t end_group(const struct zr_nccl_pair *p, ncclResult_t res)
     return res ? res : ended;
 }
 
-static int check_equal(const char *who, int i, const struct zr_cut *c)
+/* What ranks compare of a list of places. */
+static uint64_t hash_places(uint64_t sizes, const struct zr_cut *c, int size)
 {
-    return c->at ? zr_fail(ZR_ERR_NOTSUP,
-                           "%s: segment %d: cut has places of its own: equal slices are allowed", who, i)
-                 : 0;
+    for (int p = 1; c->at && p < size; p++) {
+        int64_t at = zr_cut_at(c, p);
+        sizes = hash_words(sizes, &at, 1);
+    }
+    return sizes;
 }
 
 /* ---- all_gather ---- */
@@ -139,8 +142,6 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     int err = nccl_check_ready(m, i.op);
     if (!err)
         err = zr_gather_check("nccl all_gather", c->group.size, m->usable_bytes, seg, n_seg);
-    for (int k = 0; k < n_seg && !err; k++)
-        err = check_equal("nccl all_gather", k, &seg[k].cut);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
@@ -149,8 +150,9 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
         const struct zr_gather_seg *g = &seg[k];
         const int64_t v[] = {g->src, g->in_place, g->dst, g->cut.each, g->cut.total};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
+        sizes = hash_places(sizes, &g->cut, c->group.size);
         total += g->cut.total;
-        i.count.wire_bytes += g->cut.total - zr_cut_bytes(&g->cut, c->group.rank);
+        i.count.wire_bytes += zr_gather_wire(&g->cut, c->group.size, c->group.rank, m->pair->opt.small_bytes);
     }
     enter(m, i.op, tag, sizes);
     err = begin_issue(&i);
@@ -175,16 +177,16 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
         err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
     if (!err)
         err = zr_reduce_check("nccl reduce_scatter", c->group.size, m->usable_bytes, seg, n_seg);
-    for (int k = 0; k < n_seg && !err; k++)
-        err = check_equal("nccl reduce_scatter", k, &seg[k].cut);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
+    const int64_t packs_up_to = m->pair->opt.deterministic ? 0 : m->pair->opt.small_bytes;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_reduce_seg *g = &seg[k];
         const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
-        i.count.wire_bytes += zr_cut_bytes(&g->cut, c->group.rank) * (c->group.size - 1);
+        sizes = hash_places(sizes, &g->cut, c->group.size);
+        i.count.wire_bytes += zr_reduce_wire(&g->cut, c->group.size, c->group.rank, packs_up_to);
     }
     enter(m, i.op, tag, sizes);
     err = begin_issue(&i);

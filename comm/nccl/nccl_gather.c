@@ -56,7 +56,10 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
     ncclResult_t res = ncclSuccess;
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_gather_seg *g = &seg[i];
-        if (g->cut.total > 0 && !zr_nccl_packs(p, i))
+        bool as_it_lies = g->cut.total > 0 && !zr_nccl_packs(p, i);
+        if (as_it_lies && g->cut.at)
+            res = zr_nccl_gather_places(m, native, g);
+        else if (as_it_lies)
             res = m->pair->api.AllGather(own_slice(m, g), m->arena + g->dst,
                                          (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm,
                                          native);

@@ -10,35 +10,54 @@ static bool is_short(const struct zr_nccl *m, const struct zr_nccl_shape *x)
     return x->cut.total < m->base.group.size * x->cut.each;
 }
 
+static int64_t longest_slice(const struct zr_nccl *m, const struct zr_nccl_shape *x)
+{
+    return zr_cut_most(&x->cut, m->base.group.size);
+}
+
+/* As it lies it would take a call for each place. */
+static bool has_small_places(const struct zr_nccl *m, const struct zr_nccl_shape *x)
+{
+    return x->cut.at && longest_slice(m, x) <= m->pair->opt.small_bytes;
+}
+
+/* A collective of NCCL's cannot take it, or not at once. */
+static bool must_pack(const struct zr_nccl *m, const struct zr_nccl_shape *x)
+{
+    return x->cut.at ? has_small_places(m, x) : is_short(m, x);
+}
+
 static bool is_ours(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
 {
     return x->cut.total > 0 && (!p->dtype || x->dtype == p->dtype);
 }
 
 void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_shape_of *of, const void *seg,
-                       int n_seg, int dtype, bool takes_long_ones)
+                       int n_seg, int dtype, bool takes_uneven)
 {
     *p = (struct zr_nccl_pack){.m = m,
                                .of = of,
                                .seg = seg,
                                .n_seg = m->base.group.size > 1 ? n_seg : 0,
                                .dtype = dtype,
-                               .takes_long_ones = takes_long_ones};
-    int n_small = 0, n_short = 0;
+                               .takes_uneven = takes_uneven};
+    int n_small = 0, n_forced = 0;
     for (int i = 0; i < p->n_seg; i++) {
         const struct zr_nccl_shape x = of(seg, i);
         if (!is_ours(p, &x))
             continue;
-        bool forced = takes_long_ones && is_short(m, &x);
-        n_short += forced;
-        n_small += !forced && x.cut.each <= m->pair->opt.small_bytes;
+        bool forced = takes_uneven && must_pack(m, &x);
+        n_forced += forced;
+        n_small += !forced && !x.cut.at && x.cut.each <= m->pair->opt.small_bytes;
     }
-    p->small_bytes = n_short + n_small > 1 ? m->pair->opt.small_bytes : 0;
+    p->small_bytes = n_forced + n_small > 1 ? m->pair->opt.small_bytes : 0;
 }
 
 static bool packs(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
 {
-    return is_ours(p, x) && (x->cut.each <= p->small_bytes || (p->takes_long_ones && is_short(p->m, x)));
+    if (!is_ours(p, x))
+        return false;
+    return (p->takes_uneven && must_pack(p->m, x)) || (!x->cut.at && x->cut.each <= p->small_bytes);
 }
 
 bool zr_nccl_packs(const struct zr_nccl_pack *p, int i)
@@ -65,8 +84,7 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
     p->room = m->arena + m->room_at + *used;
     while (p->next < p->n_seg && p->n < ZR_NCCL_PARTS) {
         const struct zr_nccl_shape x = p->of(p->seg, p->next);
-        /* the slice of the first place is the longest */
-        int64_t left = packs(p, &x) ? zr_cut_most(&x.cut, size) - p->at : 0;
+        int64_t left = packs(p, &x) ? longest_slice(m, &x) - p->at : 0;
         if (left <= 0) {
             p->next++, p->at = 0;
             continue;
@@ -84,7 +102,7 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
 
 /* ---- copies ---- */
 
-/* Of places [0, end) together: only the last that has any may have less than n. */
+/* Of equal slices of places [0, end) together: only the last that has any may have less than n. */
 static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_part *part, int end)
 {
     int64_t full = x->cut.total / x->cut.each;
@@ -97,7 +115,8 @@ static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_
 int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place)
 {
     const struct zr_nccl_shape x = p->of(p->seg, part->seg);
-    return bytes_before(&x, part, place + 1) - bytes_before(&x, part, place);
+    int64_t left = zr_cut_bytes(&x.cut, place) - part->at;
+    return left <= 0 ? 0 : left < part->n ? left : part->n;
 }
 
 int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,
@@ -116,10 +135,29 @@ int zr_nccl_copy_end(const struct zr_nccl *m, struct zr_stream *s, struct zr_ncc
     return n ? m->pair->dev->ops->copy_rows(s, t->c, n) : 0;
 }
 
+/* Slices of any size: one place after the other. */
+static int copy_places(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x,
+                       const struct zr_nccl_part *part, int first, int end, bool into_room,
+                       struct zr_stream *s, struct zr_nccl_copies *t)
+{
+    int err = 0;
+    for (int place = first; place < end && !err; place++) {
+        char *flat = p->m->arena + x->flat + zr_cut_at(&x->cut, place) + part->at,
+             *room = zr_nccl_part_at(p, part, place);
+        int64_t n = zr_nccl_part_bytes(p, part, place);
+        struct zr_copy_rows c = {
+            .row_bytes = n, .bytes = n, .dst = into_room ? room : flat, .src = into_room ? flat : room};
+        err = zr_nccl_copy(p->m, s, t, &c);
+    }
+    return err;
+}
+
 int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int first, int end,
                       bool into_room, struct zr_stream *s, struct zr_nccl_copies *t)
 {
     const struct zr_nccl_shape x = p->of(p->seg, part->seg);
+    if (x.cut.at)
+        return copy_places(p, &x, part, first, end, into_room, s, t);
     char *flat = p->m->arena + x.flat + first * x.cut.each + part->at,
          *room = zr_nccl_part_at(p, part, first);
     struct zr_copy_rows c = {.row_bytes = part->n,

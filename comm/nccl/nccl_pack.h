@@ -10,6 +10,9 @@
  * Packed are
  *   - segments whose last slices are short, however long the others (but not by the fixed tree: a send may be
  *     of any length);
+ *   - segments with places of their own whose slices are up to opt.small_bytes: rows are of the largest slice
+ *     (not by the fixed tree either). Larger ones travel place by place, each as a broadcast from it or a sum
+ *     to it (zr_nccl_gather_places, zr_nccl_reduce_places);
  *   - segments with slices up to opt.small_bytes, where there are at least two of them or such as above.
  * All others travel as they lie, without a copy: copying a large one would take longer than what one call
  * fewer saves. The choice, the rows and the rounds are the same on all ranks. */
@@ -40,10 +43,10 @@ struct zr_nccl_pack {
     zr_nccl_shape_of *of;
     const void *seg;
     int n_seg;
-    int dtype;            /* only segments of this one; 0: all */
-    int64_t small_bytes;  /* slices up to this are packed; 0: none */
-    bool takes_long_ones; /* packs short last slices whatever the others' length */
-    int next;             /* the first segment that is not packed to its end, and how far it is */
+    int dtype;           /* only segments of this one; 0: all */
+    int64_t small_bytes; /* slices up to this are packed; 0: none */
+    bool takes_uneven;   /* packs slices that are short or of any size, but not by the fixed tree */
+    int next;            /* the first segment that is not packed to its end, and how far it is */
     int64_t at;
     /* Of this round: */
     int n;
@@ -54,7 +57,7 @@ struct zr_nccl_pack {
 
 /* The segments' packing, before its first round. */
 void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_shape_of *of, const void *seg,
-                       int n_seg, int dtype, bool takes_long_ones);
+                       int n_seg, int dtype, bool takes_uneven);
 /* Whether segment i travels packed. */
 bool zr_nccl_packs(const struct zr_nccl_pack *p, int i);
 /* The next round: from *used bytes of the room on, which grow, rows up to most_bytes. false: nothing was
@@ -67,6 +70,13 @@ static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct z
 {
     return p->room + place * p->row + part->place;
 }
+
+/* nccl_places.c: one segment with places of its own, as it lies, inside a group of calls: every place's slice
+ * to all ranks; and the sum of every place's slice to it, on this rank to own. */
+ncclResult_t zr_nccl_gather_places(const struct zr_nccl *m, cudaStream_t native,
+                                   const struct zr_gather_seg *g);
+ncclResult_t zr_nccl_reduce_places(const struct zr_nccl *m, cudaStream_t native,
+                                   const struct zr_reduce_seg *g, char *own, ncclDataType_t type);
 
 /* Copies on their way into as few kernels as they fit into. */
 struct zr_nccl_copies {

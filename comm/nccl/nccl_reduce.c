@@ -89,7 +89,10 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
         const struct zr_reduce_seg *g = &seg[i];
         char *src = m->arena + g->src,
              *own = goes_straight(g) ? m->arena + g->dst : src + zr_cut_at(&g->cut, me);
-        if (g->cut.total > 0 && !goes_packed(p, i))
+        bool as_it_lies = g->cut.total > 0 && !goes_packed(p, i);
+        if (as_it_lies && g->cut.at)
+            res = zr_nccl_reduce_places(m, native, g, own, type_of(g->dtype));
+        else if (as_it_lies)
             res =
                 m->pair->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
                                            type_of(g->dtype), ncclSum, m->comm, native);
@@ -119,7 +122,7 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
         const struct zr_reduce_seg *g = &seg[i];
         const char *own = m->arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
         float *dst = (float *)(m->arena + g->dst);
-        int64_t n = g->cut.total / m->base.group.size / zr_dtype_bytes(g->dtype);
+        int64_t n = zr_cut_bytes(&g->cut, m->base.group.rank) / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
         err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
@@ -251,7 +254,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
     zr_nccl_pack_open(&p, m, reduce_shape_of, seg, n_seg, 0, false);
     for (int i = 0; !err && !*res;) {
         /* First what is packed. Then as many pieces as there is room for, alike on all ranks: measured by
-         * the slice of the first place, the longest. */
+         * the longest slice. */
         int n = 0;
         int64_t in_room = 0;
         bool packed = zr_nccl_pack_next(&p, &in_room, room);

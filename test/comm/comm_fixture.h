@@ -29,7 +29,8 @@ struct fixture_kind {
     bool exact;                                 /* reduces in the fixed tree and leaves src alone */
     bool same_order;                            /* all ranks must mix the communicators alike */
     bool one_reduces;                           /* the second only */
-    bool no_places;                             /* takes equal cuts only */
+    /* Slices of any size are packed up to this longest one: all ranks' rows travel whole. */
+    int64_t gather_packs, reduce_packs;
 };
 
 extern const struct fixture_kind fixture_self, fixture_shm;

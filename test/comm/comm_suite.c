@@ -146,11 +146,10 @@ static struct zr_cut draw_ragged(uint64_t *rng, int size, int64_t elem, int64_t 
     return (struct zr_cut){.total = total, .at = list, .at_every = every, .at_bytes = unit};
 }
 
-static struct zr_cut draw_cut(uint64_t *rng, int size, int64_t elem, bool places, struct drawn *d, int seg)
+static struct zr_cut draw_cut(uint64_t *rng, int size, int64_t elem, struct drawn *d, int seg)
 {
-    bool ragged = random_in(rng, 0, 1);
-    return ragged && places ? draw_ragged(rng, size, elem, d->begin[seg], d->list[seg])
-                            : draw_equal(rng, size, elem, d->begin[seg]);
+    return random_in(rng, 0, 1) ? draw_ragged(rng, size, elem, d->begin[seg], d->list[seg])
+                                : draw_equal(rng, size, elem, d->begin[seg]);
 }
 
 /* A place in [*at, end) of the arena, aligned, with a gap before it. -1: no room. */
@@ -196,8 +195,8 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
     for (int i = 0; i < n; i++) {
         enum zr_dtype t = d->op == ZR_OP_REDUCE_SCATTER && random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
         int64_t elem = d->op == ZR_OP_REDUCE_SCATTER ? zr_dtype_bytes(t) : 1;
-        struct zr_cut cut = draw_cut(rng, world, elem, !kind->no_places, d, i);
-        int64_t most = longest(d, i, world);
+        struct zr_cut cut = draw_cut(rng, world, elem, d, i);
+        int64_t most = longest(d, i, world), rows = (most + 127) / 128 * 128 * (world - 1);
         if (d->op == ZR_OP_ALL_GATHER) {
             bool in_place = random_in(rng, 0, 1);
             int64_t dst = place(rng, &at, end, cut.total, 8),
@@ -205,7 +204,7 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
             if (dst < 0 || src < 0)
                 break;
             d->gather[i] = (struct zr_gather_seg){src, dst, in_place, cut};
-            d->wire += cut.total - bytes_of(d, i, me);
+            d->wire += cut.at && most <= kind->gather_packs ? rows : cut.total - bytes_of(d, i, me);
         } else {
             bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
             int64_t src = place(rng, &at, end, cut.total, 8);
@@ -213,7 +212,7 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
             if (src < 0 || dst < 0)
                 break;
             d->reduce[i] = (struct zr_reduce_seg){src, dst, cut, t, accumulate && !in_place};
-            d->wire += bytes_of(d, i, me) * (world - 1);
+            d->wire += cut.at && most <= kind->reduce_packs ? rows : bytes_of(d, i, me) * (world - 1);
         }
         d->n_seg = i + 1;
     }

@@ -84,5 +84,6 @@ const struct fixture_kind fixture_custom = {.open_device = open_custom_device,
                                             .open_comms = open_custom,
                                             .reserve_bytes = custom_reserve,
                                             .same_order = true,
-                                            .no_places = true,
+                                            .gather_packs = NCCL_SMALL_BYTES,
+                                            .reduce_packs = NCCL_SMALL_BYTES,
                                             .one_reduces = true};

@@ -459,6 +459,53 @@ static void test_packed_alone(void **state)
     assert_int_equal(even.kernels, none.kernels);
 }
 
+/* Of three places, whose second has nothing: a large segment and a small one. Their bits are the suite's. */
+static void move_places(struct rank *me)
+{
+    const bool moves = *(bool *)me->arg;
+    static const int64_t large[] = {0, 2048, 2048, 8192}, small[] = {0, 64, 64, 256};
+    const struct zr_gather_seg g[] = {{0, 0, true, {.total = 8192, .at = large}},
+                                      {8192, 8192, true, {.total = 256, .at = small}}};
+    const struct zr_reduce_seg r[] = {{0, 16384, {.total = 8192, .at = large}, ZR_F32, false},
+                                      {8192, 24576, {.total = 256, .at = small}, ZR_F32, true}};
+    struct zr_tag tag = {.unit = 1};
+    struct zr_comm_stats got[2];
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    int err = moves ? o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], g, 2, &tag) : 0;
+    if (!err && moves)
+        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], r, 2, &tag);
+    note_error(me, err);
+    for (int k = 0; k < 2; k++)
+        o.dev->ops->stream_sync(o.stream[k]);
+    for (int k = 0; k < 2; k++)
+        o.comm[k]->ops->stats(o.comm[k], &got[k]);
+    int64_t own = large[me->w.rank + 1] - large[me->w.rank], rows = 2 * 256;
+    RANK_CHECK(me, !moves || got[0].wire_bytes == 8192 - own + rows, "%lld bytes",
+               (long long)got[0].wire_bytes);
+    RANK_CHECK(me, !moves || got[1].wire_bytes == 2 * own + rows, "%lld bytes", (long long)got[1].wire_bytes);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* A large segment takes a call for each place that has any of it, a small one a row: all are one group. */
+static void test_places(void **state)
+{
+    (void)state;
+    struct nccl_stand_in_counts n[3];
+    customize(false, LONG_MS);
+    for (int moves = 0; moves < 2; moves++) {
+        bool arg = moves;
+        nccl_stand_in_counts(&n[moves]);
+        struct rank *r = run_ranks(false, 3, move_places, &arg, NULL);
+        for (int i = 0; i < 3; i++)
+            expect_rank(&r[i], 0, "");
+    }
+    nccl_stand_in_counts(&n[2]);
+    assert_int_equal(n[2].n_calls - n[1].n_calls - (n[1].n_calls - n[0].n_calls), 3 * 2 * (2 + 1));
+    assert_int_equal(n[2].n_groups - n[1].n_groups - (n[1].n_groups - n[0].n_groups), 3 * 2);
+}
+
 /* --- opening that fails --- */
 
 static void note_open(struct rank *me)
@@ -781,6 +828,7 @@ int main(void)
         TEST(test_packed),
         TEST(test_packed_fixed),
         TEST(test_packed_alone),
+        TEST(test_places),
         TEST(test_group_apart),
 #if HEADER_HAS_WINDOWS
         TEST(test_window_twice),
