@@ -137,6 +137,16 @@ static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
     return taken;
 }
 
+/* Words that the operation does not raise, and nobody waits for in it, go on with it: they are compared by
+ * difference, which may not become as large as half of what they count. */
+static void pass_words(struct zr_shm_head *own, int32_t op, uint64_t seq)
+{
+    if (op != ZR_OP_AGREE)
+        atomic_store(&own->middle, (uint32_t)seq);
+    if (op == ZR_OP_ALL_GATHER)
+        atomic_store(&own->done, (uint32_t)seq);
+}
+
 static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
 {
     uint64_t seq = op->post.seq;
@@ -145,7 +155,9 @@ static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
                     "operations of one communicator were put on streams that ran them out of order");
         return;
     }
-    m->peer[m->base.group.rank].head->post[seq % ZR_SHM_POSTS] = op->post;
+    struct zr_shm_head *own = m->peer[m->base.group.rank].head;
+    own->post[seq % ZR_SHM_POSTS] = op->post;
+    pass_words(own, op->post.op, seq);
     zr_shm_raise(m, ZR_SHM_ENTERED, seq);
     if (zr_shm_wait(m, &op->post, ZR_SHM_ENTERED))
         return;

@@ -1,4 +1,5 @@
 /* test_comm.c: the suite of comm_suite.h for self, and for shm with ranks as threads and as processes. */
+#include "comm/shm/shm.h"
 #include "test/comm/comm_suite.h"
 
 #include <setjmp.h>
@@ -118,6 +119,55 @@ static void test_deep_queue(void **state)
     run_ranks(true, 2, deep_queue, NULL, NULL);
 }
 
+/* --- more operations than a word counts --- */
+
+/* As if 2^30 operations more had passed. The stream is idle. */
+static void pass_operations(struct zr_comm *c)
+{
+    struct zr_shm *m = (struct zr_shm *)c;
+    m->next_seq += 1 << 30;
+    atomic_fetch_add(&m->run_seq, 1 << 30);
+}
+
+/* An operation whose word the others do not raise, behind as many of them as half of what a word counts and
+ * more: a rank must still wait for those that are not there yet. */
+static void numbers_wrap(struct rank *me)
+{
+    struct fixture o;
+    char why[512];
+    struct zr_tag tag = {.unit = 1};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, 4096) == 0, "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    struct zr_stream *s = o.stream[0];
+    uint64_t *word = (uint64_t *)o.base[0];
+    struct zr_gather_seg g = {.src = 1024, .dst = 1024, .in_place = true, .cut = {128, 384}};
+    for (int round = 0; round < 6; round++) {
+        for (int i = 0; i < 3; i++) {
+            RANK_CHECK(me, c->ops->all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+            o.dev->ops->stream_sync(s);
+            pass_operations(c);
+        }
+        /* The last of all comes last. */
+        RANK_CHECK(me, all_at(me, round + 1), "a rank is missing");
+        if (me->w.rank == round % me->w.world)
+            nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
+        word[0] = (uint64_t)me->w.rank + 1;
+        word[1] = (uint64_t)(round + me->w.rank);
+        RANK_CHECK(me, c->ops->agree(c, s, 0, 1, 1, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(s);
+        RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
+        RANK_CHECK(me, word[0] == 6 && word[1] == (uint64_t)round + 2, "%llu and %llu",
+                   (unsigned long long)word[0], (unsigned long long)word[1]);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_numbers_wrap(void **state)
+{
+    (void)state;
+    run_ranks(true, 3, numbers_wrap, NULL, NULL);
+}
+
 /* --- on the caller's own stream --- */
 
 static void on_caller(struct rank *me)
@@ -148,9 +198,9 @@ int main(void)
     /* What forks comes before what makes threads in this process. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shm_processes), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_caller_stream),
-        cmocka_unit_test(test_self),          cmocka_unit_test(test_shm_threads),
-        cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_numbers_wrap),
+        cmocka_unit_test(test_caller_stream), cmocka_unit_test(test_self),
+        cmocka_unit_test(test_shm_threads),   cmocka_unit_test(test_mixed),
     };
     return cmocka_run_group_tests_name("communicators", tests, NULL, NULL);
 }
