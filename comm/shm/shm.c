@@ -42,26 +42,31 @@ static struct zr_cut *cut_of(union zr_shm_seg *x, int32_t op)
     return op == ZR_OP_ALL_GATHER ? &x->gather.cut : &x->reduce.cut;
 }
 
-/* Waits while n entries have no room in the ring; from which on they have. */
+/* From which on n entries have room in the ring. Who has not asked has_room waits while they have none. */
 static uint64_t ring_room(struct zr_shm *m, uint64_t n)
 {
-    uint64_t at = m->ring_put % ZR_SHM_SEGS;
-    uint64_t put = m->ring_put + (at + n > ZR_SHM_SEGS ? ZR_SHM_SEGS - at : 0); /* never around the end */
+    uint64_t at = m->ring_put % ZR_SHM_RING;
+    uint64_t put = m->ring_put + (at + n > ZR_SHM_RING ? ZR_SHM_RING - at : 0); /* never around the end */
     pthread_mutex_lock(&m->lock);
-    while (put + n - m->ring_got > ZR_SHM_SEGS &&
-           m->ring_got != m->ring_put) /* all is free once all are done */
+    while (put + n - m->ring_got > ZR_SHM_RING)
         pthread_cond_wait(&m->ring_moved, &m->lock);
     pthread_mutex_unlock(&m->lock);
     return put;
 }
 
+/* Entries of the ring that lists of places take. */
+static uint64_t entries_of_lists(const struct zr_shm *m, uint64_t n_lists)
+{
+    const uint64_t each = sizeof(union zr_shm_seg), places = (uint64_t)m->base.group.size + 1;
+    return (n_lists * places * sizeof(int64_t) + each - 1) / each;
+}
+
 /* Copies the operation's segments of seg_bytes each, and behind them the lists of places that n_lists of
- * them have, where the stream finds them; waits while there is no room. */
+ * them have, where the stream finds them. */
 static int keep_segs(struct zr_shm *m, struct zr_shm_op *op, const void *seg, size_t seg_bytes, int n_lists)
 {
     int size = m->base.group.size;
-    const uint64_t n = op->post.n_seg, each = sizeof(union zr_shm_seg);
-    uint64_t lists = ((uint64_t)n_lists * (uint64_t)(size + 1) * sizeof(int64_t) + each - 1) / each;
+    const uint64_t n = op->post.n_seg, lists = entries_of_lists(m, (uint64_t)n_lists);
     if (n + lists > ZR_SHM_SEGS)
         return zr_fail(ZR_ERR_ARG,
                        "%s %s: %d of %d segments have places of their own: room for %d segments is "
@@ -69,7 +74,7 @@ static int keep_segs(struct zr_shm *m, struct zr_shm_op *op, const void *seg, si
                        m->name, zr_op_name(op->post.op), n_lists, (int)n, ZR_SHM_SEGS,
                        (unsigned long long)(n + lists));
     uint64_t put = ring_room(m, n + lists);
-    union zr_shm_seg *to = &m->ring[put % ZR_SHM_SEGS];
+    union zr_shm_seg *to = &m->ring[put % ZR_SHM_RING];
     int64_t *places = (int64_t *)&to[n];
     for (uint64_t i = 0; i < n; i++) {
         memcpy(&to[i], (const char *)seg + i * seg_bytes, seg_bytes);
@@ -216,6 +221,19 @@ static int shm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_
     return issue(m, s, &op, tag);
 }
 
+/* Every segment may have a list, and at most one operation skips the end of the ring, less than it takes. */
+static bool shm_has_room(struct zr_comm *c, int n_ops, int n_seg)
+{
+    struct zr_shm *m = shm_of(c);
+    uint64_t each = (uint64_t)n_seg + entries_of_lists(m, (uint64_t)n_seg);
+    if (each > ZR_SHM_SEGS)
+        each = ZR_SHM_SEGS;
+    pthread_mutex_lock(&m->lock);
+    uint64_t queued = m->ring_put - m->ring_got;
+    pthread_mutex_unlock(&m->lock);
+    return queued == 0 || (uint64_t)(n_ops + 1) * each <= ZR_SHM_RING - queued;
+}
+
 /* --- the rest --- */
 
 static void shm_abort(struct zr_comm *c, int code, const char *why)
@@ -309,6 +327,7 @@ static const struct zr_comm_ops shm_ops = {
     .stats = shm_stats,
     .last = shm_last,
     .called = shm_called,
+    .has_room = shm_has_room,
     .close = shm_close,
 };
 
@@ -342,7 +361,7 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
                        dev->ops->name);
     struct zr_shm *m = calloc(1, sizeof *m);
-    union zr_shm_seg *ring = calloc(ZR_SHM_SEGS, sizeof *ring);
+    union zr_shm_seg *ring = calloc(ZR_SHM_RING, sizeof *ring);
     if (!m || !ring) {
         free(m);
         free(ring);

@@ -26,8 +26,11 @@ enum {
     ZR_SHM_SIZE = 64,
     /* a peer is ahead by one operation at most: it cannot enter the one after before we have entered ours */
     ZR_SHM_POSTS = 64,
-    /* segments of operations that are queued and not run yet */
+    /* segments of one operation */
     ZR_SHM_SEGS = 8192,
+    /* of those that are queued and not run yet: two of the largest, and as many again where one would go
+     * around the ring's end */
+    ZR_SHM_RING = 4 * ZR_SHM_SEGS,
     ZR_SHM_TEXT = 1024,
     ZR_SHM_HEAD_BYTES = 65536,
 };
@@ -104,7 +107,7 @@ struct zr_shm {
 
     uint64_t next_seq;           /* issuing thread */
     _Atomic uint64_t run_seq;    /* stream's thread: the last that has begun */
-    union zr_shm_seg *ring;      /* (ZR_SHM_SEGS) */
+    union zr_shm_seg *ring;      /* (ZR_SHM_RING) */
     uint64_t ring_put, ring_got; /* ever; the second under the lock */
     pthread_cond_t ring_moved;
 

@@ -119,6 +119,58 @@ static void test_deep_queue(void **state)
     run_ranks(true, 2, deep_queue, NULL, NULL);
 }
 
+/* A peer that does not come: whoever asks is told that there is no room, and is not held up. */
+static void full_queue(struct rank *me)
+{
+    /* As if each segment had a list of its three places, and an operation had to skip the end of the ring. */
+    enum {
+        N_SEGS = 1000,
+        MOST = N_SEGS + N_SEGS * 3 * sizeof(int64_t) / sizeof(union zr_shm_seg) + 1,
+        FIT = (ZR_SHM_RING - 2 * MOST) / N_SEGS + 1
+    };
+    struct fixture o;
+    char why[512];
+    struct zr_tag tag = {.unit = 1};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, (int64_t)ZR_SHM_SEGS * 256) == 0,
+               "%s", zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    struct zr_stream *s = o.stream[0];
+    struct zr_gather_seg *seg = calloc(ZR_SHM_SEGS, sizeof *seg);
+    for (int i = 0; i < ZR_SHM_SEGS; i++)
+        seg[i] = (struct zr_gather_seg){.src = i * 256, .in_place = true, .dst = i * 256, .cut = {128, 256}};
+    for (int round = 0; round < 3; round++) {
+        int n = 0;
+        if (me->w.rank == round % 2)
+            RANK_CHECK(me, all_at(me, 2 * round + 1), "the other does not fill its queue");
+        for (; n < FIT; n++) {
+            RANK_CHECK(me, me->w.rank == round % 2 || c->ops->has_room(c, 1, N_SEGS), "no room for number %d",
+                       n);
+            RANK_CHECK(me, c->ops->all_gather(c, s, seg, N_SEGS, &tag) == 0, "%s", zr_error_text());
+        }
+        if (me->w.rank != round % 2) {
+            RANK_CHECK(me, !c->ops->has_room(c, 1, N_SEGS), "round %d: room for %d more", round, N_SEGS);
+            RANK_CHECK(me, c->ops->has_room(c, 1, 0), "no room for what has no segments");
+            RANK_CHECK(me, all_at(me, 2 * round + 1), "the other does not come");
+        }
+        o.dev->ops->stream_sync(s);
+        /* Wherever the ring is, there is room for the two largest that a job can put there. */
+        RANK_CHECK(me, c->ops->has_room(c, 2, ZR_SHM_SEGS), "no room in an empty queue");
+        for (int i = 0; i < 2; i++)
+            RANK_CHECK(me, c->ops->all_gather(c, s, seg, ZR_SHM_SEGS, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(s);
+        RANK_CHECK(me, all_at(me, 2 * round + 2), "a rank is missing");
+    }
+    RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
+    free(seg);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_full_queue(void **state)
+{
+    (void)state;
+    run_ranks(true, 2, full_queue, NULL, NULL);
+}
+
 /* --- more operations than a word counts --- */
 
 /* As if 2^30 operations more had passed. The stream is idle. */
@@ -198,9 +250,10 @@ int main(void)
     /* What forks comes before what makes threads in this process. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shm_processes), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_numbers_wrap),
-        cmocka_unit_test(test_caller_stream), cmocka_unit_test(test_self),
-        cmocka_unit_test(test_shm_threads),   cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_full_queue),
+        cmocka_unit_test(test_numbers_wrap),  cmocka_unit_test(test_caller_stream),
+        cmocka_unit_test(test_self),          cmocka_unit_test(test_shm_threads),
+        cmocka_unit_test(test_mixed),
     };
     return cmocka_run_group_tests_name("communicators", tests, NULL, NULL);
 }
