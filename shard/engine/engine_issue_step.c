@@ -97,10 +97,12 @@ struct user_call {
     struct zr_user_update u;
 };
 
+/* Not where a communicator has failed since the agreement either: what was gathered behind it may not be
+ * whole. */
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
-    if (c->e->agreed->skipped || c->e->agreed->differs || zr_engine_has_failed(c->e))
+    if (c->e->agreed->skipped || c->e->agreed->differs || zr_engine_status(c->e))
         return;
     zr_guard_callback("cfg.update");
     int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
