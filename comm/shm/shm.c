@@ -30,8 +30,8 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
     m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
-    if (atomic_load(&m->code)) /* an abort came when no peer could be told yet */
-        zr_shm_fail(m, m->code, zr_shm_self(m), m->text);
+    if (zr_first_code(&m->failure)) /* an abort came when no peer could be told yet */
+        zr_shm_fail(m, zr_first_code(&m->failure), zr_shm_self(m), m->failure.text);
     return 0;
 }
 
@@ -138,7 +138,7 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
     int err = shm_check_ready(m, ZR_OP_ALL_GATHER, n_seg);
     if (!err)
         err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     int n_lists = 0;
     for (int i = 0; i < n_seg; i++) {
@@ -161,7 +161,7 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
     int err = shm_check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
     if (!err)
         err = zr_reduce_check("shm reduce_scatter", c->group.size, m->arena_bytes, seg, n_seg);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     int n_lists = 0;
     for (int i = 0; i < n_seg; i++) {
@@ -185,7 +185,7 @@ static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, 
     if (!err)
         err = zr_range_check(which == ZR_OP_EXCHANGE ? "shm exchange" : "shm broadcast", m->arena_bytes, off,
                              bytes, n);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     op.post.seg_hash = hash_numbers(0, &off, 1);
     return issue(m, s, &op, tag);
@@ -213,7 +213,7 @@ static int shm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_
     int err = shm_check_ready(m, ZR_OP_AGREE, 0);
     if (!err)
         err = zr_agree_check("shm agree", m->arena_bytes, off, n_sum, n_max);
-    if (err || atomic_load(&m->code))
+    if (err || zr_first_code(&m->failure))
         return err;
     const int64_t v[] = {off, n_sum, n_max};
     op.post.bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
@@ -252,9 +252,9 @@ static int shm_status(struct zr_comm *c, char *why, size_t why_bytes)
     if (!code)
         why[0] = 0;
     else if (m->found_by == zr_shm_self(m))
-        snprintf(why, why_bytes, "%s", m->text);
+        snprintf(why, why_bytes, "%s", m->failure.text);
     else
-        snprintf(why, why_bytes, "%s (found by rank %d)", m->text, m->found_by);
+        snprintf(why, why_bytes, "%s (found by rank %d)", m->failure.text, m->found_by);
     return code;
 }
 

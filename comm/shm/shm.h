@@ -17,6 +17,7 @@
 
 #include "comm/meet/called.h"
 #include "comm/segment.h"
+#include "kernels/first_failure.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -98,10 +99,9 @@ struct zr_shm {
     int64_t arena_bytes;
     struct zr_shm_peer peer[ZR_SHM_SIZE]; /* (group.size), mine too */
 
-    pthread_mutex_t lock; /* of the failure and of the ring */
-    atomic_int code;      /* the first failure; text is written before */
-    char text[ZR_SHM_TEXT];
-    int found_by;           /* the rank of the world that found it */
+    struct zr_first failure;
+    pthread_mutex_t lock;   /* of found_by, of what peers are told, and of the ring */
+    int found_by;           /* the rank of the world that found the failure; written before it is kept */
     _Atomic uint32_t alarm; /* while there are no headers */
     atomic_bool mapped;     /* peers can be told */
 

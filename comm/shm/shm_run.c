@@ -11,7 +11,7 @@ enum {
 
 static bool run_failed(struct zr_shm *m)
 {
-    return atomic_load_explicit(&m->code, memory_order_relaxed) != 0;
+    return zr_first_code(&m->failure) != 0;
 }
 
 static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)

@@ -60,8 +60,7 @@ static void write_abort(struct zr_shm *m, int found_by)
 {
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     h->abort_rank = found_by;
-    memcpy(h->abort_text, m->text, sizeof m->text);
-    atomic_store(&h->abort_code, m->code);
+    atomic_store(&h->abort_code, zr_first_report(&m->failure, h->abort_text, sizeof h->abort_text));
     for (int i = 0; i < m->base.group.size; i++)
         atomic_store(&m->peer[i].head->alarm, 1);
 }
@@ -69,11 +68,10 @@ static void write_abort(struct zr_shm *m, int found_by)
 int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
 {
     pthread_mutex_lock(&m->lock);
-    bool first = atomic_load(&m->code) == 0;
+    bool first = !zr_first_code(&m->failure);
     if (first) {
-        snprintf(m->text, sizeof m->text, "%s", text);
         m->found_by = found_by;
-        atomic_store(&m->code, code);
+        zr_first_keep(&m->failure, code, text);
         atomic_store(&m->alarm, 1);
     }
     if (m->mapped && m->peer[m->base.group.rank].head->abort_code == 0)
@@ -82,7 +80,7 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
     pthread_mutex_unlock(&m->lock);
     if (report)
         zr_shm_wake_all(m);
-    return atomic_load(&m->code);
+    return zr_first_code(&m->failure);
 }
 
 void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text)
@@ -138,7 +136,7 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int p
     int rank = zr_comm_rank(&m->base, place), own = zr_shm_self(m);
     char op[96], what[512], more[256] = "";
     if (fail_called(m, mine, place))
-        return atomic_load(&m->code);
+        return zr_first_code(&m->failure);
     zr_shm_describe(theirs, op, sizeof op);
     if (mine->op == theirs->op && mine->unit == theirs->unit) {
         if (mine->step != theirs->step)
@@ -195,7 +193,7 @@ static bool process_ended(const struct zr_shm_peer *peer)
 int zr_shm_adopt(struct zr_shm *m)
 {
     char text[ZR_SHM_TEXT];
-    for (int i = 0; m->mapped && i < m->base.group.size && !atomic_load(&m->code); i++) {
+    for (int i = 0; m->mapped && i < m->base.group.size && !zr_first_code(&m->failure); i++) {
         const struct zr_shm_head *h = m->peer[i].head;
         int code = i == m->base.group.rank ? 0 : atomic_load(&h->abort_code);
         if (code) {
@@ -203,7 +201,7 @@ int zr_shm_adopt(struct zr_shm *m)
             zr_shm_fail(m, code, h->abort_rank, text);
         }
     }
-    return atomic_load(&m->code);
+    return zr_first_code(&m->failure);
 }
 
 /* Are the missing still to come, and to the same operation? They had their last chance when missing was
@@ -214,14 +212,14 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
     for (uint64_t left = missing; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         if (fail_called(m, mine, i))
-            return atomic_load(&m->code);
+            return zr_first_code(&m->failure);
         bool closed = atomic_load(&m->peer[i].head->closed);
         if (!closed && !process_ended(&m->peer[i]))
             continue;
         if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
             continue; /* it was the last thing that it did */
         if (zr_shm_adopt(m))
-            return m->code;
+            return zr_first_code(&m->failure);
         /* Asks who may know why: the rendezvous, or a rank that was told something before the other ended. */
         int64_t now = zr_now_ns();
         m->ended_ns = m->ended_ns ? m->ended_ns : now;
@@ -233,7 +231,7 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
                  zr_comm_rank(&m->base, i));
         return fail_op(m, ZR_ERR_PEER, mine, what);
     }
-    return atomic_load(&m->code);
+    return zr_first_code(&m->failure);
 }
 
 bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last)
@@ -348,7 +346,7 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
     uint64_t all = size == 64 ? UINT64_MAX : (UINT64_C(1) << size) - 1;
     uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.group.rank));
     if (!missing)
-        return atomic_load(&m->code);
+        return zr_first_code(&m->failure);
     int64_t began = zr_now_ns(), looked = began;
     while (missing && !zr_shm_adopt(m)) {
         int64_t left = began + m->timeout_ns - zr_now_ns();
@@ -357,10 +355,10 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
                      left < SLICE_NS ? left : SLICE_NS);
         missing = take_arrived(m, mine, which, missing);
         int64_t now = zr_now_ns();
-        if (!missing || atomic_load(&m->code))
+        if (!missing || zr_first_code(&m->failure))
             break;
         if (now - began >= m->timeout_ns)
-            return zr_shm_adopt(m) ? m->code : fail_late(m, mine, missing);
+            return zr_shm_adopt(m) ? zr_first_code(&m->failure) : fail_late(m, mine, missing);
         if (now - looked >= SLICE_NS) {
             looked = now;
             if (look_for_lost(m, mine, which, missing))
@@ -368,5 +366,5 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
             missing = take_arrived(m, mine, which, missing);
         }
     }
-    return atomic_load(&m->code);
+    return zr_first_code(&m->failure);
 }
