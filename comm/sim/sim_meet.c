@@ -117,7 +117,7 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
 {
     struct zr_vclock *all = zr_vclock_new(d->rec);
     for (int r = 0; r < d->n; r++)
-        zr_vclock_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->stamp);
+        zr_vclock_join(d->rec, all, entries ? m->part[r].entry : zr_sim_line_of(m->part[r].stream)->clock);
     for (int r = 0; r < d->n; r++)
         zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), all);
     zr_vclock_drop(all);
@@ -170,7 +170,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
     for (int r = 0; op == ZR_OP_BROADCAST && r < d->n; r++)
         if (r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_LEAVES_ALONE))
             zr_line_join(d->rec, zr_sim_line_of(m->part[root].stream),
-                         zr_sim_line_of(m->part[r].stream)->stamp);
+                         zr_sim_line_of(m->part[r].stream)->clock);
 }
 
 /* Meetings that everyone has left are forgotten. */

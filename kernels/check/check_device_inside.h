@@ -35,7 +35,7 @@ struct zr_stream {
 struct zr_event {
     struct zr_check *check;
     struct zr_event *inner;
-    struct zr_vclock *stamp; /* of the latest record; NULL: none */
+    struct zr_vclock *clock; /* of the latest record; NULL: none */
 };
 
 static inline struct zr_check *zr_check_of(struct zr_device *dev)

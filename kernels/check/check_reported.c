@@ -43,7 +43,7 @@ void zr_check_reader(struct zr_check *c, struct zr_stream *s, const void *at, in
 {
     pthread_mutex_lock(&c->lock);
     struct zr_line *l = &c->rec.lines[ZR_CHECK_READER], *host = zr_check_host_line(c);
-    zr_line_join(&c->rec, l, s->line->stamp);
+    zr_line_join(&c->rec, l, s->line->clock);
     zr_line_begin(&c->rec, l, "read of a snapshot", host->during, host->unit, host->step);
     zr_shadow_read(&c->rec, l, at, bytes);
     pthread_mutex_unlock(&c->lock);
@@ -52,7 +52,7 @@ void zr_check_reader(struct zr_check *c, struct zr_stream *s, const void *at, in
 void zr_check_reader_done(struct zr_check *c)
 {
     pthread_mutex_lock(&c->lock);
-    zr_line_join(&c->rec, zr_check_host_line(c), c->rec.lines[ZR_CHECK_READER].stamp);
+    zr_line_join(&c->rec, zr_check_host_line(c), c->rec.lines[ZR_CHECK_READER].clock);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -70,8 +70,8 @@ static void meet(struct zr_check *c, struct zr_line *l)
 static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
 {
     struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
-    zr_vclock_drop(t->stamp);
-    t->stamp = zr_vclock_hold(l);
+    zr_vclock_drop(t->clock);
+    t->clock = zr_vclock_hold(l);
     struct zr_vclock *s = zr_line_own(&c->rec, t);
     if (s)
         s->at[t->id] = s->at[l->id];
@@ -86,7 +86,7 @@ void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *na
     pthread_mutex_lock(&c->lock);
     struct zr_line *host = zr_check_host_line(c);
     if (l != host)
-        zr_line_join(&c->rec, l, host->stamp);
+        zr_line_join(&c->rec, l, host->clock);
     /* On entering a collective: what follows is not known to anyone by it. */
     if (starts)
         meet(c, l);

@@ -15,7 +15,7 @@ struct zr_line *zr_check_issue(struct zr_stream *s, const char *name)
     pthread_mutex_lock(&c->lock);
     struct zr_line *host = zr_check_host_line(c);
     if (s->line != host)
-        zr_line_join(&c->rec, s->line, host->stamp);
+        zr_line_join(&c->rec, s->line, host->clock);
     zr_line_begin(&c->rec, s->line, name, host->during, host->unit, host->step);
     return s->line;
 }
@@ -69,7 +69,7 @@ void zr_check_stream_close(struct zr_stream *s)
     struct zr_check *c = s->check;
     c->inner->ops->stream_close(s->inner);
     pthread_mutex_lock(&c->lock);
-    zr_line_join(&c->rec, zr_check_host_line(c), s->line->stamp); /* it was waited for */
+    zr_line_join(&c->rec, zr_check_host_line(c), s->line->clock); /* it was waited for */
     c->used[s->line->id] = false;
     pthread_mutex_unlock(&c->lock);
     free(s->declared);
@@ -99,7 +99,7 @@ static void join_host(struct zr_check *c, struct zr_vclock *known, bool done)
 int zr_check_stream_sync(struct zr_stream *s)
 {
     struct zr_check *c = s->check;
-    struct zr_vclock *known = hold(c, &s->line->stamp);
+    struct zr_vclock *known = hold(c, &s->line->clock);
     int err = c->inner->ops->stream_sync(s->inner);
     join_host(c, known, !err);
     return err;
@@ -139,7 +139,7 @@ void zr_check_event_close(struct zr_event *e)
         return;
     e->check->inner->ops->event_close(e->inner);
     pthread_mutex_lock(&e->check->lock);
-    zr_vclock_drop(e->stamp);
+    zr_vclock_drop(e->clock);
     pthread_mutex_unlock(&e->check->lock);
     free(e);
 }
@@ -151,8 +151,8 @@ int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
     if (err)
         return err;
     struct zr_line *l = zr_check_issue(s, "record");
-    zr_vclock_drop(e->stamp);
-    e->stamp = zr_vclock_hold(l);
+    zr_vclock_drop(e->clock);
+    e->clock = zr_vclock_hold(l);
     zr_check_issued(s);
     return 0;
 }
@@ -160,14 +160,14 @@ int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
 int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e)
 {
     struct zr_line *l = zr_check_issue(s, "wait");
-    zr_line_join(&s->check->rec, l, e->stamp);
+    zr_line_join(&s->check->rec, l, e->clock);
     zr_check_issued(s);
     return s->check->inner->ops->stream_wait(s->inner, e->inner);
 }
 
 int zr_check_event_sync(struct zr_event *e)
 {
-    struct zr_vclock *known = hold(e->check, &e->stamp);
+    struct zr_vclock *known = hold(e->check, &e->clock);
     int err = e->check->inner->ops->event_sync(e->inner);
     join_host(e->check, known, !err);
     return err;
@@ -175,7 +175,7 @@ int zr_check_event_sync(struct zr_event *e)
 
 int zr_check_event_query(struct zr_event *e)
 {
-    struct zr_vclock *known = hold(e->check, &e->stamp);
+    struct zr_vclock *known = hold(e->check, &e->clock);
     int done = e->check->inner->ops->event_query(e->inner);
     join_host(e->check, known, done == 1);
     return done;

@@ -15,8 +15,8 @@ int zr_recorder_open(struct zr_recorder *r, int32_t n_lines)
     r->cap_infos = FIRST_INFOS;
     bool ok = r->lines && r->infos;
     for (int32_t i = 0; ok && i < n_lines; i++) {
-        r->lines[i] = (struct zr_line){.id = i, .name = "", .unit = -1, .stamp = zr_vclock_new(r)};
-        ok = r->lines[i].stamp != NULL;
+        r->lines[i] = (struct zr_line){.id = i, .name = "", .unit = -1, .clock = zr_vclock_new(r)};
+        ok = r->lines[i].clock != NULL;
     }
     if (ok)
         return 0;
@@ -28,7 +28,7 @@ void zr_recorder_close(struct zr_recorder *r)
 {
     zr_shadow_close(r);
     for (int32_t i = 0; r->lines && i < r->n_lines; i++)
-        zr_vclock_drop(r->lines[i].stamp);
+        zr_vclock_drop(r->lines[i].clock);
     free(r->lines);
     free(r->infos);
     *r = (struct zr_recorder){0};
@@ -57,9 +57,9 @@ struct zr_vclock *zr_vclock_new(struct zr_recorder *r)
 
 struct zr_vclock *zr_vclock_hold(struct zr_line *l)
 {
-    if (l->stamp)
-        l->stamp->refs++;
-    return l->stamp;
+    if (l->clock)
+        l->clock->refs++;
+    return l->clock;
 }
 
 void zr_vclock_drop(struct zr_vclock *s)
@@ -70,15 +70,15 @@ void zr_vclock_drop(struct zr_vclock *s)
 
 struct zr_vclock *zr_line_own(struct zr_recorder *r, struct zr_line *l)
 {
-    if (r->broken || l->stamp->refs == 1)
-        return r->broken ? NULL : l->stamp;
+    if (r->broken || l->clock->refs == 1)
+        return r->broken ? NULL : l->clock;
     struct zr_vclock *copy = zr_vclock_new(r);
     if (!copy)
         return NULL;
-    copy->now_ns = l->stamp->now_ns;
-    memcpy(copy->at, l->stamp->at, (size_t)r->n_lines * sizeof *copy->at);
-    l->stamp->refs--;
-    return l->stamp = copy;
+    copy->now_ns = l->clock->now_ns;
+    memcpy(copy->at, l->clock->at, (size_t)r->n_lines * sizeof *copy->at);
+    l->clock->refs--;
+    return l->clock = copy;
 }
 
 void zr_vclock_join(struct zr_recorder *r, struct zr_vclock *into, const struct zr_vclock *s)
@@ -92,11 +92,11 @@ void zr_vclock_join(struct zr_recorder *r, struct zr_vclock *into, const struct 
 
 void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclock *s)
 {
-    if (r->broken || !s || l->stamp == s)
+    if (r->broken || !s || l->clock == s)
         return;
-    bool news = s->now_ns > l->stamp->now_ns;
+    bool news = s->now_ns > l->clock->now_ns;
     for (int32_t i = 0; !news && i < r->n_lines; i++)
-        news = s->at[i] > l->stamp->at[i];
+        news = s->at[i] > l->clock->at[i];
     if (news)
         zr_vclock_join(r, zr_line_own(r, l), s);
 }

@@ -36,7 +36,7 @@ struct zr_line {
     int32_t id;
     int rank; /* negative: of the other ranks, taken as one */
     const char *name;
-    struct zr_vclock *stamp; /* copied when somebody else holds it and it changes */
+    struct zr_vclock *clock; /* copied when somebody else holds it and it changes */
     const char *during;      /* host threads: the action being taken; goes into what is issued */
     int32_t unit;
     uint32_t step;
@@ -74,7 +74,7 @@ void zr_report(struct zr_recorder *r, const char *fmt, ...) __attribute__((forma
 /* Of an operation that is not too long ago; else one that says so. */
 const struct zr_info *zr_info_at(const struct zr_recorder *r, uint32_t number);
 
-/* Clocks. Stamps may be NULL where a recorder is broken. */
+/* Clocks. They may be NULL where a recorder is broken. */
 struct zr_vclock *zr_vclock_new(struct zr_recorder *r); /* at nothing; give it back with zr_vclock_drop */
 struct zr_vclock *zr_vclock_hold(struct zr_line *l);    /* the line's clock now; likewise */
 void zr_vclock_drop(struct zr_vclock *s);

@@ -206,7 +206,7 @@ static void race(struct zr_recorder *rec, const struct zr_block *b, const struct
 
 static bool ordered(const struct epoch *e, const struct zr_line *l)
 {
-    return e->tick <= l->stamp->at[e->line];
+    return e->tick <= l->clock->at[e->line];
 }
 
 void zr_shadow_read(struct zr_recorder *rec, struct zr_line *l, const void *at, int64_t bytes)
@@ -216,7 +216,7 @@ void zr_shadow_read(struct zr_recorder *rec, struct zr_line *l, const void *at, 
     struct zr_block *b = bytes > 0 ? find(rec, at, bytes, &off) : NULL;
     if (!b)
         return;
-    struct epoch me = {.line = l->id, .info = l->info, .tick = l->stamp->at[l->id]};
+    struct epoch me = {.line = l->id, .info = l->info, .tick = l->clock->at[l->id]};
     int32_t last = cut(rec, b, off + bytes);
     int32_t n = b->n_ranges, i = cut(rec, b, off);
     for (last += b->n_ranges - n; i < last; i++) {
@@ -250,7 +250,7 @@ void zr_shadow_write(struct zr_recorder *rec, struct zr_line *l, const void *at,
             if (!ordered(&r->readers[k], l))
                 race(rec, b, r, &r->readers[k], "reads", l, "overwrites");
         r->n_readers = 0;
-        r->writer = (struct epoch){.line = l->id, .info = l->info, .tick = l->stamp->at[l->id]};
+        r->writer = (struct epoch){.line = l->id, .info = l->info, .tick = l->clock->at[l->id]};
     }
 }
 

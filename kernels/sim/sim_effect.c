@@ -6,7 +6,7 @@
 
 int64_t zr_sim_now(const struct zr_line *line)
 {
-    return line->stamp->now_ns;
+    return line->clock->now_ns;
 }
 
 void zr_sim_begin(struct zr_sim *w, struct zr_line *l, const char *name, int32_t unit, uint32_t step)
@@ -16,7 +16,7 @@ void zr_sim_begin(struct zr_sim *w, struct zr_line *l, const char *name, int32_t
 
 void zr_sim_spend(struct zr_sim *w, struct zr_line *l, int64_t ns)
 {
-    int64_t from = l->stamp->now_ns;
+    int64_t from = l->clock->now_ns;
     if (ns > 0)
         zr_line_own(&w->rec, l)->now_ns += ns;
     if (w->opt.ran)

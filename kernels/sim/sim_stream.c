@@ -11,7 +11,7 @@
 struct zr_sim_record {
     int refs;
     bool done;
-    struct zr_vclock *stamp; /* when done */
+    struct zr_vclock *clock; /* when done */
     struct zr_stream *waiters;
 };
 
@@ -35,7 +35,7 @@ bool zr_sim_idle(const struct zr_stream *s)
 static void unref_record(struct zr_sim_record *r)
 {
     if (r && --r->refs == 0) {
-        zr_vclock_drop(r->stamp);
+        zr_vclock_drop(r->clock);
         free(r);
     }
 }
@@ -63,7 +63,7 @@ static void make_ready(struct zr_stream *s)
 static void complete(struct zr_sim_record *r, struct zr_line *l)
 {
     r->done = true;
-    r->stamp = zr_vclock_hold(l);
+    r->clock = zr_vclock_hold(l);
     while (r->waiters) {
         struct zr_stream *s = r->waiters;
         r->waiters = s->next_waiter;
@@ -89,7 +89,7 @@ static bool run_head(struct zr_stream *s)
             op->record->waiters = s;
             return false;
         }
-        zr_line_join(&w->rec, l, op->record->stamp);
+        zr_line_join(&w->rec, l, op->record->clock);
         return true;
     }
     if (op->kind == ZR_SIM_OP_RECORD) {
@@ -253,7 +253,7 @@ int zr_sim_stream_sync(struct zr_stream *s)
     if (zr_sim_dropped(w, ZR_SIM_STREAM_SYNC, s->dev->rank, NULL, s))
         return 0;
     wait_empty(s);
-    zr_line_join(&w->rec, w->host, s->line->stamp);
+    zr_line_join(&w->rec, w->host, s->line->clock);
     return 0;
 }
 
@@ -316,7 +316,7 @@ int zr_sim_event_sync(struct zr_event *e)
     r->refs++;
     while (!r->done)
         yield(w);
-    zr_line_join(&w->rec, w->host, r->stamp);
+    zr_line_join(&w->rec, w->host, r->clock);
     unref_record(r);
     return 0;
 }
@@ -331,6 +331,6 @@ int zr_sim_event_query(struct zr_event *e)
     if (w->opt.event_done == 1)
         zr_sim_event_sync(e);
     if (e->latest->done)
-        zr_line_join(&w->rec, w->host, e->latest->stamp);
+        zr_line_join(&w->rec, w->host, e->latest->clock);
     return e->latest->done;
 }

@@ -75,7 +75,7 @@ int zr_snapshot_end(struct zr_verify_rank *r)
     }
     if (!err)
         zr_line_join(zr_sim_recorder(r->v->sim), zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL),
-                     reader_of(r)->stamp);
+                     reader_of(r)->clock);
     return err;
 }
 
