@@ -53,10 +53,6 @@ int zr_mesh_make(const struct zr_topology *t, int32_t inner, struct zr_mesh *out
         fill_members(t, i, m.inner, m.outer, across);
         m.outer_spans_hosts |= spans_hosts(t, across, m.outer);
     }
-    for (int32_t g = 0; g < m.outer; g++) {
-        fill_members(t, g * m.inner, 1, m.inner, in);
-        m.inner_spans_hosts |= spans_hosts(t, in, m.inner);
-    }
     m.all = group_of(t, 0, 1, t->world, m.members);
     m.in = group_of(t, place / m.inner * m.inner, 1, m.inner, in);
     m.out = group_of(t, place % m.inner, m.inner, m.outer, across);

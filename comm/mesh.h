@@ -18,8 +18,8 @@ struct zr_mesh {
     struct zr_group all, in, out;
     /* Of all three; the mesh's own. */
     int32_t *members;
-    /* Some outer group, on all ranks the same answer, has members on two hosts; likewise some inner group. */
-    bool outer_spans_hosts, inner_spans_hosts;
+    /* Some outer group, on all ranks the same answer, has members on two hosts. */
+    bool outer_spans_hosts;
 };
 
 /* inner: ranks of a group. Local. ZR_ERR_ARG where it does not divide the world, ZR_ERR_NOMEM; then *out
