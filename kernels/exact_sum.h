@@ -39,9 +39,6 @@ ZR_HOST_DEVICE void zr_exact_carry(struct zr_exact_sum *a)
     a->n_added = 0;
 }
 
-/* Adds all that was added to b; b stays. a and b may be the same. */
-void zr_exact_merge(struct zr_exact_sum *a, const struct zr_exact_sum *b);
-
 /* The sum rounded once, to nearest, ties to even. NaN when anything not finite was added, an infinity when
  * the exact sum is beyond the doubles; a sum of zero is +0. */
 ZR_HOST_DEVICE double zr_exact_value(const struct zr_exact_sum *sum)

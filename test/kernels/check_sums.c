@@ -1,5 +1,6 @@
 /* check_sums.c: checks and times sum_tree and sum_squares. */
 #include "test/kernels/check.h"
+#include "test/kernels/exact_merge.h"
 
 static struct random_source rng;
 
@@ -156,8 +157,8 @@ static void check_squares_pieces(void **state)
         step = step < N - at ? step : N - at;
         k->sum_squares(&pieces[random_below(&rng, 3)], x + at, step);
     }
-    zr_exact_merge(&pieces[2], &pieces[0]);
-    zr_exact_merge(&pieces[2], &pieces[1]);
+    exact_merge(&pieces[2], &pieces[0]);
+    exact_merge(&pieces[2], &pieces[1]);
     assert_true(zr_exact_value(&pieces[2]) == zr_exact_value(&whole));
     free(x);
 }
@@ -182,7 +183,7 @@ static void check_squares_carry(void **state)
         for (int i = 0; i < ZR_EXACT_TOP; i++) /* as much as that many additions can leave behind */
             acc.limb[i] = (random_below(&rng, 2) ? 1 : -1) * (int64_t)(*n * UINT64_C(0xffffffff));
         want = acc;
-        zr_exact_merge(&want, &whole);
+        exact_merge(&want, &whole);
         acc.n_added = *n;
         k->sum_squares(&acc, x, N);
         assert_true(acc.n_added < ZR_EXACT_MAX_ADDED);

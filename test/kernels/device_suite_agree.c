@@ -2,6 +2,7 @@
  * what agree_end makes of it, against the exact sum of all ranks' numbers. */
 #include "kernels/agreement.h"
 #include "test/kernels/device_suite_parts.h"
+#include "test/kernels/exact_merge.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -146,7 +147,7 @@ static double merged_norm(const struct given *g)
     struct zr_exact_sum all;
     zr_exact_reset(&all);
     for (int r = 0; r < g->n_ranks; r++)
-        zr_exact_merge(&all, &g->norm[r]);
+        exact_merge(&all, &g->norm[r]);
     return sqrt(zr_exact_value(&all)) * fabs(g->scale);
 }
 

@@ -166,36 +166,6 @@ static void test_cancellation(void **state)
     }
 }
 
-static void test_merge(void **state)
-{
-    (void)state;
-    enum { N = 300 };
-    for (int round = 0; round < 100; round++) {
-        struct zr_exact_sum part[4], whole;
-        zr_exact_reset(&whole);
-        for (int i = 0; i < 4; i++)
-            zr_exact_reset(&part[i]);
-        for (int i = 0; i < N; i++) {
-            double x = any_double();
-            zr_exact_add(&whole, x);
-            zr_exact_add(&part[random_below(&rng, 4)], x);
-        }
-        double want = zr_exact_value(&whole);
-        struct zr_exact_sum up = part[0], down = part[3];
-        for (int i = 1; i < 4; i++) {
-            zr_exact_merge(&up, &part[i]);
-            zr_exact_merge(&down, &part[3 - i]);
-        }
-        assert_same_double(zr_exact_value(&up), want);
-        assert_same_double(zr_exact_value(&down), want);
-    }
-    struct zr_exact_sum a;
-    zr_exact_reset(&a);
-    zr_exact_add(&a, -3);
-    zr_exact_merge(&a, &a);
-    assert_same_double(zr_exact_value(&a), -6);
-}
-
 /* Carries wait until the counter is full; one that is set near its end stands for a billion additions. */
 static void test_carries(void **state)
 {
@@ -218,15 +188,6 @@ static void test_carries(void **state)
             zr_exact_add(&carried, sign * -DBL_MAX);
         }
         assert_same_double(zr_exact_value(&a), zr_exact_value(&carried));
-        /* Two full ones still merge. */
-        struct zr_exact_sum full = carried;
-        for (int i = 0; i < ZR_EXACT_LIMBS - 6; i++)
-            full.limb[i] = sign * (int64_t)(ZR_EXACT_MAX_ADDED - 1) * UINT32_MAX;
-        full.n_added = ZR_EXACT_MAX_ADDED - 1;
-        struct zr_exact_sum twice = full, half = full;
-        zr_exact_merge(&twice, &full);
-        zr_exact_carry(&half);
-        assert_same_double(zr_exact_value(&twice), 2 * zr_exact_value(&half));
     }
 }
 
@@ -244,11 +205,6 @@ static void test_nonfinite(void **state)
         zr_exact_add(&a, 3);
         assert_int_equal(a.nonfinite, 1);
         assert_true(isnan(zr_exact_value(&a)));
-        zr_exact_add(&b, 1);
-        zr_exact_merge(&b, &a);
-        assert_int_equal(b.nonfinite, 1);
-        assert_true(isnan(zr_exact_value(&b)));
-        zr_exact_reset(&b);
         assert_same_double(zr_exact_value(&b), 0);
     }
 }
@@ -261,7 +217,6 @@ int main(void)
         cmocka_unit_test(test_against_integers),
         cmocka_unit_test(test_any_order),
         cmocka_unit_test(test_cancellation),
-        cmocka_unit_test(test_merge),
         cmocka_unit_test(test_carries),
         cmocka_unit_test(test_nonfinite),
     };
