@@ -21,10 +21,9 @@
 
 /* Words that every rank must give alike, and one of which the least counts. */
 enum zr_agree_word {
-    ZR_AGREE_CALLS,  /* hash of the model's calls so far */
-    ZR_AGREE_SERIAL, /* of this agreement */
-    ZR_AGREE_LR,     /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
-    ZR_AGREE_LEAST,  /* the program's own: may differ, the least over ranks is told to all */
+    ZR_AGREE_CALLS, /* hash of the model's calls so far */
+    ZR_AGREE_LR,    /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
+    ZR_AGREE_LEAST, /* the program's own: may differ, the least over ranks is reported to all */
     ZR_AGREE_WORDS
 };
 

@@ -164,7 +164,6 @@ struct zr_issuer {
     struct zr_gather_seg *gather_segs;
     /* (n_flats) */
     struct zr_reduce_seg *reduce_segs;
-    uint64_t n_norms;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
 };

@@ -33,7 +33,6 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
     struct zr_agree_begin b = {.norm = zr_engine_norm_at(e),
                                .out = zr_engine_agreement(e),
                                .words = {[ZR_AGREE_CALLS] = job->call_hash,
-                                         [ZR_AGREE_SERIAL] = ++e->i.n_norms,
                                          [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
                                          [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least)},
                                .n_carried = job->given->n};

@@ -130,8 +130,7 @@ static struct given *some_ranks(int n)
     g->n_carried = (int)random_below(&suite_rng, ZR_MAX_CARRIED + 1);
     g->scale = -0.125;
     for (int r = 0; r < n; r++) {
-        const uint64_t words[] = {UINT64_MAX - 77, 12, zr_agree_lr_word(0.1f, r),
-                                  (uint64_t)(1000 + (n - r) % 7)};
+        const uint64_t words[] = {UINT64_MAX - 77, zr_agree_lr_word(0.1f, r), (uint64_t)(1000 + (n - r) % 7)};
         memcpy(g->words[r], words, sizeof words);
         for (int i = 0; i < 20; i++)
             zr_exact_add(&g->norm[r], wide());
