@@ -103,7 +103,7 @@ struct zr_options {
     int n_order;
 
     /* That the communicators want for themselves at the end of their arenas; multiples of 256. */
-    int64_t gather_scratch_bytes, reduce_scratch_bytes;
+    int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes;
 
     /* for peers, in every operation; > 0 */
     int64_t timeout_ms;

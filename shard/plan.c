@@ -225,7 +225,7 @@ static int64_t values_bytes(const struct zr_plan *p)
     return l->n_buffers ? zr_max(bytes, (int64_t)p->world * ZR_PIECE_ALIGN) : bytes;
 }
 
-static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
+static void place_grads(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
     int64_t end = 0;
@@ -246,12 +246,13 @@ static void place_grads(struct zr_plan *p, int64_t scratch_bytes)
     p->agreement_at = take(at, sizeof(struct zr_agreement));
     p->values_bytes = values_bytes(p);
     p->values_at = take(at, p->values_bytes);
-    p->control_bytes = zr_round_up(control, 4096);
-    p->reduce_bytes = zr_round_up(end, 4096) + scratch_bytes;
-    p->bytes[ZR_MEM_COMM] += scratch_bytes;
-    p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch_bytes -
-                                 p->bytes[ZR_MEM_GRAD_SLOTS] - p->bytes[ZR_MEM_GRAD_SHARDS] -
-                                 p->bytes[ZR_MEM_GRAD_SUMS] - p->bytes[ZR_MEM_GRAD_GATHERED];
+    p->control_bytes = control ? zr_round_up(control, 4096) + opt->control_scratch_bytes : 0;
+    p->reduce_bytes = zr_round_up(end, 4096) + opt->reduce_scratch_bytes;
+    int64_t scratch = opt->reduce_scratch_bytes + (control ? opt->control_scratch_bytes : 0);
+    p->bytes[ZR_MEM_COMM] += scratch;
+    p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch - p->bytes[ZR_MEM_GRAD_SLOTS] -
+                                 p->bytes[ZR_MEM_GRAD_SHARDS] - p->bytes[ZR_MEM_GRAD_SUMS] -
+                                 p->bytes[ZR_MEM_GRAD_GATHERED];
 }
 
 /* How many states each kind in use keeps. */
@@ -473,7 +474,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     for (int32_t u = 0; u < l->n_units; u++)
         p->resident[u] = p->spec.units[u].resident;
     place_params(p, opt->gather_scratch_bytes);
-    place_grads(p, opt->reduce_scratch_bytes);
+    place_grads(p, opt);
     place_state(p, opt);
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         p->total_bytes += p->bytes[i];

@@ -115,8 +115,8 @@ struct zr_plan {
     int64_t full_grad_at, full_grad_bytes;
 
     int64_t values_at, values_bytes;
-    /* of an arena for exchange_at, agreement_at and values_at, where there are groups; 0: they are in this
-     * one */
+    /* of an arena for exchange_at, agreement_at and values_at, where there are groups, the last
+     * opt->control_scratch_bytes the communicator's; 0: they are in this one */
     int64_t control_bytes;
     /* the last opt->reduce_scratch_bytes of them are the communicator's */
     int64_t reduce_bytes;

@@ -1,8 +1,10 @@
 /* backend.c: which device and which communicator a context works with, and opening them. */
+#include "comm/nccl/nccl_options.h"
 #include "shard/engine/check_comm.h"
 #include "zero/context.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static bool on_gpu(const struct zr_config *c)
 {
@@ -36,23 +38,45 @@ int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *ou
     return 0;
 }
 
-/* Bytes of a flat's slices on the wire, at least and at most: gradients may be narrowed for it, and where
- * every rank has all of the sums those are gathered too, in fp32. */
-static int64_t least_slice(const struct zr_flat *f, const struct zr_options *o)
+/* A flat's slices on the wire of one axis: bytes at least and at most, whether the last ones are short, and
+ * whether any travel. */
+struct slices {
+    int64_t least, most;
+    bool is_short, travel;
+};
+
+/* Gradients may be narrowed for it, and where every rank has all of the sums those are gathered too, in fp32.
+ */
+static struct slices inner_slices(const struct zr_layout *l, const struct zr_options *o,
+                                  const struct zr_flat *f)
 {
-    return o->wire_dtype ? zr_min(f->inner.each, f->fine_elems * zr_dtype_bytes(o->wire_dtype))
-                         : f->inner.each;
+    const struct zr_placement asked = zr_placement_asked(o);
+    int64_t each = f->inner.each;
+    bool sums = l->outer == 1 && asked.all_reduces && f->trainable;
+    return (struct slices){
+        .least = o->wire_dtype ? zr_min(each, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : each,
+        .most = sums ? f->inner_elems * (int64_t)sizeof(float) : each,
+        .is_short = f->inner.total < each * l->inner,
+        .travel = f->trainable || asked.shards_params};
 }
 
-static int64_t most_slice(const struct zr_flat *f, const struct zr_options *o)
+/* Between groups: parameters, and sums in fp32. */
+static struct slices outer_slices(const struct zr_layout *l, const struct zr_options *o,
+                                  const struct zr_flat *f)
 {
-    return zr_placement_asked(o).all_reduces && f->trainable ? f->fine_elems * (int64_t)sizeof(float)
-                                                             : f->inner.each;
+    (void)o;
+    return (struct slices){.least = f->fine.each,
+                           .most = f->fine_elems * (int64_t)sizeof(float),
+                           .is_short = f->fine.total < f->fine.each * l->world,
+                           .travel = true};
 }
+
+typedef struct slices slices_of(const struct zr_layout *l, const struct zr_options *o,
+                                const struct zr_flat *f);
 
 /* Of one rank, in one unit: slices that NCCL's communicators pack, because they are small or the last ones
  * short. */
-static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *o)
+static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *o, slices_of *of)
 {
     int64_t most = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
@@ -60,13 +84,11 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
         int n = 0;
         bool any_short = false;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
-            const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
-            bool is_short = f->inner.total < f->inner.each * l->world;
-            if ((!f->trainable && !zr_placement_asked(o).shards_params) ||
-                (!is_short && least_slice(f, o) > ZR_NCCL_SMALL_BYTES))
+            const struct slices s = of(l, o, &l->flats[l->units[u].first_flat + i]);
+            if (!s.travel || (!s.is_short && s.least > ZR_NCCL_SMALL_BYTES))
                 continue;
-            bytes += most_slice(f, o);
-            any_short |= is_short;
+            bytes += s.most;
+            any_short |= s.is_short;
             n++;
         }
         if (any_short || n > 1)
@@ -75,44 +97,46 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
     return most;
 }
 
+/* What every role's communicator is to move; of which group is left open. */
+static void ask_roles(const struct zr_layout *l, const struct zr_options *o, struct zr_role_ask ask[ZR_ROLES])
+{
+    int64_t inner = 0, outer = 0;
+    memset(ask, 0, ZR_ROLES * sizeof *ask);
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        inner = f->trainable ? zr_max(inner, f->inner.each) : inner;
+        outer = f->trainable ? zr_max(outer, f->fine_elems * (int64_t)sizeof(float)) : outer;
+    }
+    ask[ZR_ROLE_REDUCE].largest_bytes = inner;
+    ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
+    ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(l, o, inner_slices);
+    ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
+        packed_bytes(l, o, outer_slices);
+}
+
 void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
 {
     struct zr_options *o = &config->options;
-    int64_t largest = 0;
-    for (int32_t i = 0; i < layout->n_flats; i++)
-        if (layout->flats[i].trainable)
-            largest = zr_max(largest, layout->flats[i].inner.each);
+    struct zr_role_ask ask[ZR_ROLES];
+    int64_t bytes[ZR_ROLES] = {0};
+    const struct zr_group sizes[] = {
+        {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
     if (backend != ZERO_BACKEND_NCCL)
         return;
-    int64_t packed = packed_bytes(layout, o);
-    o->gather_scratch_bytes = zr_nccl_room_bytes(layout->world, packed);
-    o->reduce_scratch_bytes = zr_nccl_reserve_bytes(layout->world, o->deterministic, largest, packed);
+    ask_roles(layout, o, ask);
+    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLES : ZR_ROLE_GATHER_OUTER); r++) {
+        ask[r].group = &sizes[r / 2]; /* roles come in pairs of one group */
+        bytes[r] = zr_nccl_role_bytes((enum zr_role)r, &ask[r], o->deterministic);
+    }
+    o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
+    o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
+    o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
 }
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
     return on_gpu(&z->config) || z->lent ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
                                          : zr_host_device_open(&z->device);
-}
-
-static int open_nccl(struct zero_ctx *z)
-{
-    const struct zr_options *o = &z->config.options;
-    int copy_engine = z->config.user.copy_engine;
-    const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
-                                         .deterministic = o->deterministic,
-                                         .packed_bytes = packed_bytes(z->layout, o),
-                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
-                                         .reserve_bytes = o->reduce_scratch_bytes,
-                                         .copy_engine = copy_engine == ZERO_AUTO ? 0
-                                                        : copy_engine            ? 1
-                                                                                 : -1,
-                                         .lent = z->config.user.nccl_comm,
-                                         .log = o->log};
-    int err = zr_nccl_open(z->rendezvous, z->device, &z->mesh.all, &nccl, &z->comm[ZR_ROLE_GATHER],
-                           &z->comm[ZR_ROLE_REDUCE]);
-    z->nccl = err ? NULL : z->comm[ZR_ROLE_GATHER];
-    return err;
 }
 
 /* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
@@ -124,6 +148,27 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
     if (!groups)
         return NULL;
     return role == ZR_ROLE_CONTROL ? &z->mesh.all : &z->mesh.out;
+}
+
+static int open_nccl(struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    int copy_engine = z->config.user.copy_engine;
+    const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
+                                         .deterministic = o->deterministic,
+                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
+                                         .copy_engine = copy_engine == ZERO_AUTO ? 0
+                                                        : copy_engine            ? 1
+                                                                                 : -1,
+                                         .lent = z->config.user.nccl_comm,
+                                         .log = o->log};
+    struct zr_role_ask ask[ZR_ROLES];
+    ask_roles(z->layout, o, ask);
+    for (int r = 0; r < ZR_ROLES; r++)
+        ask[r].group = group_of(z, (enum zr_role)r);
+    int err = zr_nccl_open(z->rendezvous, z->device, &nccl, ask, z->comm);
+    z->nccl = err ? NULL : z->comm[ZR_ROLE_GATHER];
+    return err;
 }
 
 static int open_shm(struct zero_ctx *z)

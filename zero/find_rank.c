@@ -1,4 +1,5 @@
 /* find_rank.c: which rank this process is, for zero_wrap, and for programs that must know before it. */
+#include "comm/nccl/nccl_options.h"
 #include "zero/context.h"
 
 int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out)

@@ -69,7 +69,8 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
 {
     const struct zr_plan *p = z->plan;
     const int64_t size = sizeof(float);
-    int64_t bytes = on_gpu(p->gather_bytes) + on_gpu(p->reduce_bytes) + on_gpu(p->master_elems * size);
+    int64_t bytes = on_gpu(p->gather_bytes) + on_gpu(p->reduce_bytes) + on_gpu(p->control_bytes) +
+                    on_gpu(p->master_elems * size);
     for (int i = 0; i < p->n_states; i++)
         bytes += on_gpu(p->state_elems[i] * size);
     return bytes + (z->config.options.check && !p->place.model_holds ? zr_places_need(z->layout) : 0);
@@ -77,9 +78,17 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
 
 /* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each
  * channel and direction, buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and by the constants of its
- * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch; there are two
- * communicators. A guess, and so not refused. */
-enum { NCCL_CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, NCCL_CHANNELS = 32, NCCL_COMMS = 2 };
+ * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch. A guess, and so
+ * not refused. */
+enum { NCCL_CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, NCCL_CHANNELS = 32 };
+
+static int n_communicators(const struct zero_ctx *z)
+{
+    int n = 0;
+    for (int r = 0; r < ZR_ROLES; r++)
+        n += z->comm[r] && (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]);
+    return n;
+}
 
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
 {
@@ -101,7 +110,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
     if (wanted > free_bytes)
         return refuse(z->plan, exact, "rank on its GPU", free_bytes, more);
     z->gpu_free_bytes = free_bytes;
-    int64_t later = (int64_t)NCCL_CHANNEL_BYTES * NCCL_CHANNELS * NCCL_COMMS;
+    int64_t later = (int64_t)NCCL_CHANNEL_BYTES * NCCL_CHANNELS * n_communicators(z);
     if (communicators && wanted + later > free_bytes)
         zr_warn(
             z->config.options.log,

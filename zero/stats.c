@@ -1,4 +1,5 @@
 /* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
+#include "comm/nccl/nccl_options.h"
 #include "zero/context.h"
 
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)

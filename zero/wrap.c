@@ -4,6 +4,7 @@
  * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
  * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
  * again; the model's own pointers are touched last, when nothing can fail any more. */
+#include "comm/nccl/nccl_options.h"
 #include "kernels/check/check_device.h"
 #include "zero/context.h"
 
@@ -336,9 +337,6 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (err)
         return err;
     err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors, &backend));
-    if (!err && z->mesh.outer > 1 && backend == ZERO_BACKEND_NCCL)
-        err = zr_fail(ZR_ERR_NOTSUP, "hybrid: groups of %d of %d ranks can be planned only with NCCL",
-                      z->mesh.inner, z->world.world);
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)

@@ -326,8 +326,7 @@ struct zero_config {
      * nothing left of the hybrid, which a warning says */
     int32_t shard_group;
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
-     * ranks. With stage 3 only. With nccl it can be planned only so far: zero_wrap returns ZERO_ERR_NOTSUP
-     * where there are several groups of several ranks */
+     * ranks. With stage 3 only */
     int32_t hybrid;
 };
 

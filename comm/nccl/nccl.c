@@ -32,12 +32,14 @@ static int nccl_check_ready(const struct zr_nccl *m, enum zr_op op)
     return 0;
 }
 
-/* The ledger is written first: it says what all ranks must do alike, also where this rank then cannot. */
+/* The ledger is written first: it says what all ranks must do alike, also where this rank then cannot. Sizes
+ * between groups are those of a part, which are not the same for all parts. */
 static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, uint64_t sizes)
 {
-    struct zr_nccl_ledger *l = &m->pair->ledger;
-    const int64_t words[] = {m == &m->pair->reduce, op, tag->unit, tag->step, (int64_t)tag->call_hash,
-                             (int64_t)sizes};
+    struct zr_nccl_ledger *l = &m->set->ledger;
+    bool same = m->base.role != ZR_ROLE_GATHER_OUTER && m->base.role != ZR_ROLE_REDUCE_OUTER;
+    const int64_t words[] = {
+        m->base.role, op, tag->unit, tag->step, (int64_t)tag->call_hash, same ? (int64_t)sizes : 0};
     l->hash = hash_words(l->hash, words, sizeof words / sizeof *words);
     l->n_issued++;
 }
@@ -48,7 +50,7 @@ static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, ui
 static int begin_issue(struct issue *i)
 {
     struct zr_nccl *m = i->m;
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     for (;;) {
         zr_nccl_reap(m);
         pthread_mutex_lock(&p->lock);
@@ -83,7 +85,7 @@ static void describe_issue(const struct issue *i, char *text, size_t n_text)
 static int end_issue(struct issue *i, int err, ncclResult_t res)
 {
     struct zr_nccl *m = i->m;
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct zr_nccl_pending *e = &m->pending[m->n_put % ZR_NCCL_PENDING];
     char what[96];
     describe_issue(i, what, sizeof what);
@@ -116,7 +118,7 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
 }
 
 /* A group ends whatever happened in it. */
-static ncclResult_t end_group(const struct zr_nccl_pair *p, ncclResult_t res)
+static ncclResult_t end_group(const struct zr_nccl_set *p, ncclResult_t res)
 {
     ncclResult_t ended = p->api.GroupEnd();
     return res ? res : ended;
@@ -141,7 +143,7 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
     struct issue i = {.m = m, .s = s, .op = ZR_OP_ALL_GATHER, .tag = tag, .count = {.n_all_gather = 1}};
     int err = nccl_check_ready(m, i.op);
     if (!err)
-        err = zr_gather_check("nccl all_gather", c->group.size, m->usable_bytes, seg, n_seg);
+        err = zr_gather_check("nccl all_gather", c->group.size, zr_nccl_usable(m), seg, n_seg);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
@@ -152,7 +154,7 @@ static int nccl_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
         sizes = hash_words(sizes, v, sizeof v / sizeof *v);
         sizes = hash_places(sizes, &g->cut, c->group.size);
         total += g->cut.total;
-        i.count.wire_bytes += zr_gather_wire(&g->cut, c->group.size, c->group.rank, m->pair->opt.small_bytes);
+        i.count.wire_bytes += zr_gather_wire(&g->cut, c->group.size, c->group.rank, m->set->opt.small_bytes);
     }
     enter(m, i.op, tag, sizes);
     err = begin_issue(&i);
@@ -173,14 +175,14 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     struct issue i = {
         .m = m, .s = s, .op = ZR_OP_REDUCE_SCATTER, .tag = tag, .count = {.n_reduce_scatter = 1}};
     int err = nccl_check_ready(m, i.op);
-    if (!err && m != &m->pair->reduce)
-        err = zr_fail(ZR_ERR_ARG, "nccl gather: reduce_scatter is the reduce communicator's");
+    if (!err && !zr_role_reduces(c->role))
+        err = zr_fail(ZR_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
     if (!err)
-        err = zr_reduce_check("nccl reduce_scatter", c->group.size, m->usable_bytes, seg, n_seg);
+        err = zr_reduce_check("nccl reduce_scatter", c->group.size, zr_nccl_usable(m), seg, n_seg);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;
-    const int64_t packs_up_to = m->pair->opt.deterministic ? 0 : m->pair->opt.small_bytes;
+    const int64_t packs_up_to = m->set->opt.deterministic ? 0 : m->set->opt.small_bytes;
     for (int k = 0; k < n_seg; k++) {
         const struct zr_reduce_seg *g = &seg[k];
         const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
@@ -193,8 +195,8 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     if (err)
         return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
-    err = m->pair->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
-                                     : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
+    err = m->set->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
+                                    : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
     return end_issue(&i, err, res);
 }
 
@@ -205,7 +207,7 @@ static int begin_range(struct issue *i, int64_t off, int64_t bytes, int64_t n, i
     struct zr_nccl *m = i->m;
     int err = nccl_check_ready(m, i->op);
     if (!err)
-        err = zr_range_check(i->op == ZR_OP_EXCHANGE ? "nccl exchange" : "nccl broadcast", m->usable_bytes,
+        err = zr_range_check(i->op == ZR_OP_EXCHANGE ? "nccl exchange" : "nccl broadcast", zr_nccl_usable(m),
                              off, bytes, n);
     if (err)
         return err;
@@ -229,13 +231,13 @@ static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
     i.count.wire_bytes = c->group.rank == root ? 0 : bytes;
     ncclResult_t res = ncclSuccess;
     if (bytes > 0)
-        res = m->pair->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
-                                     i.native);
+        res = m->set->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
+                                    i.native);
     return end_issue(&i, 0, res);
 }
 
 /* Room for the ranks' ledgers on the host, or -1. */
-static int32_t free_ledgers(struct zr_nccl_pair *p)
+static int32_t free_ledgers(struct zr_nccl_set *p)
 {
     int32_t k = 0;
     pthread_mutex_lock(&p->lock);
@@ -252,14 +254,14 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
                          const struct zr_tag *tag)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     const struct zr_device_ops *d = p->dev->ops;
     struct issue i = {.m = m, .s = s, .op = ZR_OP_EXCHANGE, .tag = tag, .count = {.n_exchange = 1}};
     int err = begin_range(&i, off, slot_bytes, c->group.size, -1);
     if (err)
         return err < 0 ? err : 0;
     i.count.wire_bytes = slot_bytes * (c->group.size - 1);
-    bool ledgers = m == &p->reduce && c->group.size > 1;
+    bool ledgers = m->compares && c->group.size > 1;
     const int64_t size = sizeof p->ledger;
     char *all = m->arena + m->ledgers_at, *slots = m->arena + off;
     if (ledgers) {
@@ -292,7 +294,7 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
 /* The ledger's words and their complements go into the reserve, to be put together in the same group. */
 static int put_ledger(struct issue *i)
 {
-    struct zr_nccl_pair *p = i->m->pair;
+    struct zr_nccl_set *p = i->m->set;
     p->ledger.exchange++;
     const uint64_t words[4] = {p->ledger.hash, ~p->ledger.hash, p->ledger.n_issued, ~p->ledger.n_issued};
     _Static_assert(sizeof words == sizeof p->ledger, "they lie where a ledger does");
@@ -302,7 +304,7 @@ static int put_ledger(struct issue *i)
 static ncclResult_t agree_all(const struct issue *i, char *at, int32_t n_sum, int32_t n_max, bool ledgers)
 {
     struct zr_nccl *m = i->m;
-    const struct zr_nccl_api *api = &m->pair->api;
+    const struct zr_nccl_api *api = &m->set->api;
     char *maxima = at + n_sum * (int64_t)sizeof(int64_t), *words = m->arena + m->ledgers_at;
     ncclResult_t res = api->GroupStart();
     if (res)
@@ -313,18 +315,18 @@ static ncclResult_t agree_all(const struct issue *i, char *at, int32_t n_sum, in
         res = api->AllReduce(maxima, maxima, (size_t)n_max, ncclUint64, ncclMax, m->comm, i->native);
     if (ledgers && !res)
         res = api->AllReduce(words, words, 4, ncclUint64, ncclMax, m->comm, i->native);
-    return end_group(m->pair, res);
+    return end_group(m->set, res);
 }
 
 static int nccl_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                       const struct zr_tag *tag)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct issue i = {.m = m, .s = s, .op = ZR_OP_AGREE, .tag = tag, .count = {.n_agree = 1}, .most = true};
     int err = nccl_check_ready(m, i.op);
     if (!err)
-        err = zr_agree_check("nccl agree", m->usable_bytes, off, n_sum, n_max);
+        err = zr_agree_check("nccl agree", zr_nccl_usable(m), off, n_sum, n_max);
     if (err)
         return err;
     const int64_t v[] = {off, n_sum, n_max};
@@ -333,7 +335,7 @@ static int nccl_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32
     if (err)
         return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
     i.count.wire_bytes = zr_agree_wire(c->group.size, c->group.rank, n_sum, n_max);
-    bool ledgers = m == &p->reduce && c->group.size > 1;
+    bool ledgers = m->compares && c->group.size > 1;
     ncclResult_t res = ncclSuccess;
     if (ledgers)
         err = put_ledger(&i);
@@ -369,9 +371,9 @@ static void nccl_stats(struct zr_comm *c, struct zr_comm_stats *out)
 {
     struct zr_nccl *m = zr_nccl_of(c);
     zr_nccl_reap(m);
-    pthread_mutex_lock(&m->pair->lock);
+    pthread_mutex_lock(&m->set->lock);
     *out = m->done;
-    pthread_mutex_unlock(&m->pair->lock);
+    pthread_mutex_unlock(&m->set->lock);
 }
 
 const char *zr_nccl_path(const struct zr_comm *c)
@@ -381,22 +383,22 @@ const char *zr_nccl_path(const struct zr_comm *c)
 
 static void nccl_called(struct zr_comm *c, const struct zr_called *call)
 {
-    zr_rendezvous_called(zr_nccl_of(c)->pair->rdv, call);
+    zr_rendezvous_called(zr_nccl_of(c)->set->rdv, call);
 }
 
 static void nccl_compare(struct zr_comm *c, int code, const char *what)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    pthread_mutex_lock(&m->pair->lock);
+    pthread_mutex_lock(&m->set->lock);
     zr_nccl_doubt(m, code, what);
-    pthread_mutex_unlock(&m->pair->lock);
+    pthread_mutex_unlock(&m->set->lock);
 }
 
 static bool room_for(struct zr_nccl *m, int n_ops)
 {
-    pthread_mutex_lock(&m->pair->lock);
+    pthread_mutex_lock(&m->set->lock);
     bool room = m->n_put - m->n_got + (uint64_t)n_ops <= ZR_NCCL_PENDING;
-    pthread_mutex_unlock(&m->pair->lock);
+    pthread_mutex_unlock(&m->set->lock);
     return room;
 }
 

@@ -16,13 +16,14 @@ struct outcome {
 };
 
 /* The others, who wait to compare, are told. */
-static int no_memory_to_compare(struct zr_nccl_pair *p, int err)
+static int no_memory_to_compare(struct zr_nccl_set *p, int err)
 {
     err = err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
     return zr_rendezvous_fail(p->rdv, err);
 }
 
-int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t)
+int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
+                  struct zr_nccl_tally *t)
 {
     struct outcome mine = {.number = number}, *all = malloc((size_t)p->world * sizeof *all);
     zr_verdict_put(&mine, err);
@@ -32,8 +33,8 @@ int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_ncc
     met = zr_verdict(met, &mine, all, p->world, p->rank);
     if (!met && t)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
-    for (int i = 0; !met && t && i < p->group.size; i++)
-        t->sum += all[zr_group_member(&p->group, i)].number;
+    for (int i = 0; !met && t && i < m->base.group.size; i++)
+        t->sum += all[zr_comm_rank(&m->base, i)].number;
     for (int r = 0; !met && t && r < p->world; r++) {
         if (t->odd < 0 && all[r].number != t->first)
             t->odd = r, t->odd_number = all[r].number;
@@ -42,7 +43,7 @@ int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_ncc
     return met;
 }
 
-static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card *all)
+static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card *all)
 {
     for (int r = 1; r < p->world; r++) {
         if (all[r].version != all[0].version) {
@@ -59,26 +60,46 @@ static int compare_cards(const struct zr_nccl_pair *p, const struct zr_nccl_card
                    (long long)all[r].field, r, (long long)all[0].field)
         SAME(deterministic, "deterministic");
         SAME(copy_engine, "copy_engine");
-        SAME(reserve_bytes, "reserve_bytes");
-        SAME(packed_bytes, "packed_bytes");
         SAME(small_bytes, "small_bytes");
         SAME(lent, "the use of a communicator that was lent");
+        for (int i = 0; i < ZR_ROLES; i++) {
+            char what[64];
+            const char *name = zr_role_name((enum zr_role)i);
+            snprintf(what, sizeof what, "the largest slice (%s)", name);
+            SAME(largest[i], what);
+            snprintf(what, sizeof what, "packed_bytes (%s)", name);
+            SAME(packed[i], what);
+        }
 #undef SAME
     }
     return 0;
 }
 
-int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out)
+/* Whether this rank makes the id by which the communicator of m's group is made. */
+static bool makes_id(const struct zr_nccl *m)
 {
-    struct zr_nccl_card mine = {.version = p->api.version,
-                                .deterministic = p->opt.deterministic,
-                                .copy_engine = p->opt.copy_engine,
-                                .lent = p->opt.lent != NULL,
-                                .reserve_bytes = p->opt.reserve_bytes,
-                                .packed_bytes = p->opt.packed_bytes,
-                                .small_bytes = p->opt.small_bytes};
-    for (int i = 0; !err && p->group.rank == 0 && !p->opt.lent && i < 2; i++) {
-        ncclResult_t res = p->api.GetUniqueId(&mine.id[i]);
+    return m->base.group.rank == 0 && !m->set->opt.lent && !zr_nccl_splits(m);
+}
+
+static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
+{
+    *card = (struct zr_nccl_card){.version = p->api.version,
+                                  .deterministic = p->opt.deterministic,
+                                  .copy_engine = p->opt.copy_engine,
+                                  .lent = p->opt.lent != NULL,
+                                  .small_bytes = p->opt.small_bytes};
+    for (int i = 0; i < p->n_open; i++) {
+        card->largest[p->open[i]->base.role] = p->open[i]->largest;
+        card->packed[p->open[i]->base.role] = p->open[i]->packed;
+    }
+}
+
+int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId id[ZR_ROLES])
+{
+    struct zr_nccl_card mine;
+    write_card(p, &mine);
+    for (int i = 0; !err && i < p->n_open; i++) {
+        ncclResult_t res = makes_id(p->open[i]) ? p->api.GetUniqueId(&mine.id[p->open[i]->base.role]) : 0;
         if (res)
             err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
     }
@@ -90,8 +111,10 @@ int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out)
     met = zr_verdict(met, &mine, all, p->world, p->rank);
     if (!met)
         met = compare_cards(p, all);
-    if (!met)
-        *out = all[zr_group_member(&p->group, 0)];
+    for (int i = 0; !met && i < p->n_open; i++) {
+        enum zr_role role = p->open[i]->base.role;
+        id[role] = all[zr_comm_rank(&p->open[i]->base, 0)].id[role];
+    }
     free(all);
     return met;
 }

@@ -28,14 +28,15 @@ static ncclResult_t free_memory(void *arg)
 
 struct nccl_arena {
     struct zr_arena base;
-    struct zr_nccl_pair *pair; /* whose calls made it, and free it */
+    struct zr_nccl_set *set; /* whose calls made it, and free it */
     bool of_nccl;
+    int64_t taken; /* bytes at the end, by those that it is attached to, for themselves */
     /* of those left behind */
     atomic_bool left;
     struct nccl_arena *next;
 };
 
-/* In a place where a leak checker finds them, and through them their pairs. */
+/* In a place where a leak checker finds them, and through them their sets. */
 static struct nccl_arena *_Atomic left_behind;
 
 void zr_nccl_leave_arena(struct zr_arena *a)
@@ -51,7 +52,7 @@ void zr_nccl_leave_arena(struct zr_arena *a)
 static void free_nccl_arena(struct zr_arena *a)
 {
     struct nccl_arena *own = (struct nccl_arena *)a;
-    struct zr_nccl_pair *p = own->pair;
+    struct zr_nccl_set *p = own->set;
     struct memory mem = {.api = p->api, .at = a->base};
     ncclResult_t res;
     if (a->base && own->of_nccl)
@@ -59,11 +60,11 @@ static void free_nccl_arena(struct zr_arena *a)
     else if (a->base)
         p->dev->ops->free(p->dev, a->base, a->bytes);
     free(own);
-    zr_nccl_pair_drop(p);
+    zr_nccl_set_drop(p);
 }
 
 /* Not registered yet. */
-static int take_memory(struct zr_nccl_pair *p, int64_t bytes, struct nccl_arena *a)
+static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *a)
 {
     const struct zr_device_ops *d = p->dev->ops;
     struct zr_stream *s = NULL;
@@ -87,13 +88,13 @@ static int take_memory(struct zr_nccl_pair *p, int64_t bytes, struct nccl_arena 
     return err;
 }
 
-static int make_nccl_arena(struct zr_nccl_pair *p, int64_t bytes, struct nccl_arena **out)
+static int make_nccl_arena(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena **out)
 {
     struct nccl_arena *a = *out = calloc(1, sizeof *a);
     if (!a)
         return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for an arena");
     a->base = (struct zr_arena){.free = free_nccl_arena, .bytes = bytes, .n_held = 1};
-    a->pair = p;
+    a->set = p;
     atomic_fetch_add(&p->n_users, 1);
     return take_memory(p, bytes, a);
 }
@@ -101,21 +102,21 @@ static int make_nccl_arena(struct zr_nccl_pair *p, int64_t bytes, struct nccl_ar
 int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct zr_nccl_tally t;
     struct nccl_arena *a = NULL;
     int err = 0;
     if (bytes <= 0)
         err = zr_fail(ZR_ERR_ARG, "nccl %s: the arena is %lld bytes: more than 0 are allowed", m->name,
                       (long long)bytes);
-    err = zr_nccl_agree(p, err, bytes, &t);
+    err = zr_nccl_agree(p, err, bytes, m, &t);
     if (!err && t.odd >= 0)
         err = zr_fail(ZR_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
                       m->name, (long long)t.odd_number, t.odd, (long long)t.first);
     if (err)
         return err;
     err = make_nccl_arena(p, bytes, &a);
-    err = zr_nccl_agree(p, err, 0, NULL);
+    err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (!err) {
         *out = &a->base;
         return 0;
@@ -153,7 +154,7 @@ static ncclResult_t deregister_window(void *arg)
 /* The window stays NULL, and no error is returned, where NCCL or the machine has none. */
 static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct registering r = {.api = p->api, .comm = m->comm, .at = base, .bytes = (size_t)bytes};
     ncclResult_t res = ncclSuccess;
     int err =
@@ -166,7 +167,7 @@ static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
 
 int zr_nccl_close_window(struct zr_nccl *m)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct registering r = {.api = p->api, .comm = m->comm, .window = m->window};
     ncclResult_t res;
     if (!m->window)
@@ -205,14 +206,14 @@ static bool can_register(const struct zr_nccl_api *api)
 /* The fixed tree's slices travel by send and receive, which use no windows. */
 static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
 {
-    const struct zr_nccl_pair *p = m->pair;
-    if (p->opt.deterministic && m == &p->reduce)
+    const struct zr_nccl_set *p = m->set;
+    if (p->opt.deterministic && zr_role_reduces(m->base.role))
         return "plain, sums in the fixed tree";
     if (!can_register(&p->api) || p->api.version < ZR_NCCL_HAS_WINDOWS)
         return "plain: symmetric windows need 2.27, here and when it was built";
-    if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->group.size))
+    if (zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, m->base.group.size))
         return "plain: this version's symmetric windows are faulty";
-    if (n_of_nccl < p->group.size)
+    if (n_of_nccl < m->base.group.size)
         return "plain: ncclMemAlloc gave no memory";
     return NULL;
 }
@@ -220,86 +221,95 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
 /* Registers on all ranks of the group or on none, and writes the path. */
 static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_of_nccl)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     struct zr_nccl_tally with;
     char version[32];
     const char *plain = why_plain(m, n_of_nccl);
     zr_nccl_version_text(p->api.version, version, sizeof version);
     int err = plain ? 0 : open_window(m, base, bytes);
     /* All ranks of the world come here, also those of a group that has no windows. */
-    err = zr_nccl_agree(p, err, m->window != NULL, &with);
+    err = zr_nccl_agree(p, err, m->window != NULL, m, &with);
     if (err)
         return err;
-    if (!plain && with.sum < p->group.size) {
+    if (!plain && with.sum < m->base.group.size) {
         plain = "plain: no symmetric windows on this machine";
         err = zr_nccl_close_window(m);
         if (err)
             return err;
     }
-    bool engine = !plain && m == &p->gather && p->opt.copy_engine > 0;
+    bool engine = !plain && m->copy_engine;
     snprintf(m->path, sizeof m->path, "NCCL %s, %s", version,
              plain    ? plain
              : engine ? "symmetric windows, copy engine"
                       : "symmetric windows");
     zr_info(p->opt.log, "nccl %s: %s", m->name, m->path);
-    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, p->group.size);
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, m->base.group.size);
     if (f && can_register(&p->api))
         zr_info(p->opt.log, "nccl %s: no symmetric windows with NCCL %s: %s (%s)", m->name, version, f->what,
                 f->source);
-    if (plain && m == &p->gather && p->opt.copy_engine > 0)
-        zr_warn(p->opt.log, "nccl gather: no copy engine without symmetric windows");
+    if (plain && m->copy_engine)
+        zr_warn(p->opt.log, "nccl %s: no copy engine without symmetric windows", m->name);
     return 0;
 }
 
-/* The end of the arena: the room for what travels packed; of the reduce arena then ledgers, and the fixed
- * tree's scratch. */
-static void share_reserve(struct zr_nccl *m)
+/* What is the communicator's own of the arena's end, from at on: the room for what travels packed; where it
+ * may have them, ledgers, and the fixed tree's scratch. */
+static void share_reserve(struct zr_nccl *m, int64_t at)
 {
-    const struct zr_nccl_pair *p = m->pair;
-    int64_t ledgers = (p->group.size * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) /
-                      ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
-    m->room_at = m->usable_bytes;
-    m->room_bytes = zr_nccl_room_bytes(p->group.size, p->opt.packed_bytes);
-    if (m != &p->reduce)
+    int size = m->base.group.size;
+    int64_t ledgers =
+        (size * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
+    m->room_at = at;
+    m->room_bytes = zr_nccl_room_bytes(size, m->packed);
+    if (!m->compares && !zr_role_reduces(m->base.role))
         return;
     m->ledgers_at = m->room_at + m->room_bytes;
     m->scratch_at = m->ledgers_at + ledgers;
-    m->scratch_bytes = m->arena_bytes - m->scratch_at;
+    m->scratch_bytes = at + m->reserve - m->scratch_at;
+}
+
+int64_t zr_nccl_usable(const struct zr_nccl *m)
+{
+    return m->held->bytes - ((const struct nccl_arena *)m->held)->taken;
+}
+
+/* Without the window, if it could not be given back. */
+static int attach_no_more(struct zr_nccl *m, struct nccl_arena *a, int err)
+{
+    struct zr_kept kept;
+    zr_keep(&kept, err);
+    a->taken -= m->reserve;
+    if (zr_nccl_settle(m) && zr_nccl_close_window(m) == 0)
+        zr_arena_drop(&a->base);
+    else /* it may yet be registered */
+        zr_nccl_leave_arena(&a->base);
+    m->held = NULL;
+    return zr_say_again(&kept);
 }
 
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
-    int64_t reserve =
-        m == &p->reduce ? p->opt.reserve_bytes : zr_nccl_room_bytes(p->group.size, p->opt.packed_bytes);
+    struct nccl_arena *own = (struct nccl_arena *)a;
+    int64_t taken = own->taken + m->reserve;
     struct zr_nccl_tally t;
     int err = 0;
     if (m->held)
         return zr_fail(ZR_ERR_ORDER, "nccl %s: an arena is attached once", m->name);
-    if (a->bytes <= reserve || (reserve && a->bytes % ZR_NCCL_ALIGN))
-        err = zr_fail(
-            ZR_ERR_ARG, "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
-            m->name, (long long)a->bytes, (long long)reserve, reserve ? ", a multiple of 256," : "");
-    err = zr_nccl_agree(p, err, ((struct nccl_arena *)a)->of_nccl, &t);
+    if (a->bytes <= taken || (taken && a->bytes % ZR_NCCL_ALIGN))
+        err = zr_fail(ZR_ERR_ARG,
+                      "nccl %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
+                      m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
+    err = zr_nccl_agree(m->set, err, own->of_nccl, m, &t);
     if (err)
         return err;
     atomic_fetch_add(&a->n_held, 1);
     m->held = a;
+    own->taken = taken;
     err = choose_path(m, a->base, a->bytes, t.sum);
-    if (err) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
-        if (zr_nccl_settle(m) && zr_nccl_close_window(m) == 0)
-            zr_arena_drop(a);
-        else /* it may yet be registered */
-            zr_nccl_leave_arena(a);
-        m->held = NULL;
-        return zr_say_again(&kept);
-    }
+    if (err)
+        return attach_no_more(m, own, err);
     m->arena = a->base;
-    m->arena_bytes = a->bytes;
-    m->usable_bytes = a->bytes - reserve;
-    share_reserve(m);
+    share_reserve(m, a->bytes - taken);
     return 0;
 }

@@ -25,11 +25,13 @@
  * and one that writes into theirs begins with one. So no operation needs a fence of ours.
  *
  * Ranks that do different things. NCCL cannot tell: it hangs, or, when sizes happen to agree, moves the wrong
- * bytes. Each pair of communicators therefore keeps a ledger: how many operations were issued on either, and
- * a hash over their kind, order, tags and sizes. An exchange on the reduce communicator gathers all ranks'
- * ledgers, in 32 bytes per rank at the end of its arena; an agreement makes of them the largest of each
- * word and of its complement, 32 bytes in all, and so shows that they differ, not whose. They are copied to
- * the host behind it and compared when that copy is done. Nobody waits for it.
+ * bytes. The communicators of a context, one for each role, therefore keep a ledger together: how many
+ * operations were issued on any, and a hash over their roles, kinds, order, tags and sizes. Sizes between
+ * groups are left out: they are not the same for all parts of a copy. An exchange on the control communicator
+ * gathers all ranks' ledgers, in 32 bytes per rank at the end of its arena; an agreement makes of them the
+ * largest of each word and of its complement, 32 bytes in all, and so shows that they differ, not whose. They
+ * are copied to the host behind it and compared when that copy is done. Nobody waits for it. Where nobody has
+ * a communicator for control, all others are of one group, and this is done on the reduce communicator.
  *
  * One issuing thread. NCCL wants the calls of a process in the same order on all ranks over all
  * communicators, so one thread at a time issues: while a context opens and closes the caller's, in between
@@ -42,7 +44,7 @@
  * It is a doubt then, not yet a failure: the ranks' calls are compared over the rendezvous, and what comes of
  * that is the failure of all ranks. Until it is there, or DOUBT_NS are over, nothing is aborted.
  *
- * Nothing hangs. A thread of the pair (nccl_watch.c) looks after what was issued: completions, NCCL's
+ * Nothing hangs. A thread of theirs (nccl_watch.c) looks after what was issued: completions, NCCL's
  * asynchronous errors, ledgers, and the deadline of whatever the stream has begun. Calls that have no
  * deadline of their own (opening, registering, aborting, destroying) are made by a helper thread that is left
  * behind when it does not come back (zr_nccl_within). Communicators are blocking ones in NCCL's sense:
@@ -68,6 +70,7 @@
 #ifndef ZR_COMM_NCCL_COMM_H
 #define ZR_COMM_NCCL_COMM_H
 
+#include "comm/nccl/nccl_options.h"
 #include "comm/segment.h"
 #include "comm/verdict.h"
 #include "kernels/thread.h"
@@ -136,7 +139,7 @@ enum {
 
 /* What ranks compare. Travels through device memory. */
 struct zr_nccl_ledger {
-    uint64_t hash;     /* of all operations so far, on both communicators, in order */
+    uint64_t hash;     /* of all operations so far, on all communicators, in order */
     uint64_t n_issued; /* how many */
     uint64_t exchange; /* number of the exchange that carries it */
     uint64_t unused;   /* 0 */
@@ -154,19 +157,23 @@ struct zr_nccl_pending {
     struct zr_comm_stats count;
 };
 
-struct zr_nccl_pair;
+/* The communicators of a context, by role. */
+struct zr_nccl_set;
 
 struct zr_nccl {
     struct zr_comm base; /* first: callers hold its address */
-    struct zr_nccl_pair *pair;
-    const char *name; /* "gather", "reduce" */
-    ncclComm_t comm;  /* NULL: there is none, or it was aborted. Changed under pair->lock */
-    bool lent;        /* the caller's own: not ours to abort or destroy */
+    struct zr_nccl_set *set;
+    const char *name;        /* "gather", "reduce outer" */
+    ncclComm_t comm;         /* NULL: there is none, or it was aborted. Changed under set->lock */
+    bool lent;               /* the caller's own: not ours to abort or destroy */
+    bool compares;           /* the ranks' ledgers */
+    bool copy_engine;        /* where it gets a window */
+    int64_t largest, packed; /* of what it was asked for */
+    int64_t reserve;         /* zr_nccl_role_bytes */
 
     struct zr_arena *held;
-    char *arena;                       /* its */
-    int64_t arena_bytes, usable_bytes; /* the rest is ours: room, ledgers, scratch */
-    zr_nccl_window window;             /* NULL: not a symmetric window */
+    char *arena;           /* its */
+    zr_nccl_window window; /* NULL: not a symmetric window */
     char path[128];
 
     /* The issuing thread. */
@@ -174,7 +181,7 @@ struct zr_nccl {
     int64_t ledgers_at, scratch_at, scratch_bytes; /* in the arena */
     int64_t room_at, room_bytes;                   /* for what travels packed */
 
-    /* Under pair->lock. */
+    /* Under set->lock. */
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
     uint64_t n_put, n_got; /* ever */
     struct zr_comm_stats done;
@@ -188,16 +195,18 @@ struct zr_nccl {
     _Atomic int code; /* the first failure; text is written before */
 };
 
-struct zr_nccl_pair {
+struct zr_nccl_set {
     struct zr_nccl_api api;
     struct zr_device *dev;
     struct zr_rendezvous *rdv;
     struct zr_nccl_options opt;
-    struct zr_comm_ops ops; /* of both communicators */
-    struct zr_group group;  /* of both */
+    struct zr_comm_ops ops; /* of all of them */
     int rank, world;        /* this rank of all: opening is collective over the world */
     int64_t timeout_ns;
-    struct zr_nccl gather, reduce;
+    struct zr_nccl of[ZR_ROLES];
+    struct zr_nccl *open[ZR_ROLES]; /* those that somebody has, the one whose group is the world first */
+    int n_open;
+    struct zr_nccl *comparing;
 
     /* The issuing thread. */
     struct zr_nccl_ledger ledger;
@@ -207,11 +216,11 @@ struct zr_nccl_pair {
     pthread_cond_t wake;
     struct zr_thread watcher;
     bool stop, idle;
-    _Atomic uint32_t alarm; /* of both */
+    _Atomic uint32_t alarm; /* of all of them */
     /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for
      * the device. */
     bool stuck;
-    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, group.size) of the host, as copied from the device */
+    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, size of comparing) of the host, as copied */
     int64_t ledgers_bytes;
     bool ledger_busy[ZR_NCCL_LEDGERS]; /* copied to, not compared yet */
 
@@ -236,29 +245,28 @@ int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...) __attribute_
 int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what);
 /* Writes "ncclX: unhandled system error (the library's own words)" as this thread's message. Returns a code
  * that fits. */
-int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res, const char *what);
+int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, const char *what);
 int zr_nccl_code(ncclResult_t res);
 /* "reduce_scatter seq 812 unit 14" */
 void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text);
 
-/* What was found, on either communicator, may come of calls that differ: it has the ranks compare them, and
- * fails both when nothing has come of that in time; m alone and at once where they cannot be compared. Any
+/* What was found, on any communicator, may come of calls that differ: it has the ranks compare them, and
+ * fails all when nothing has come of that in time; m alone and at once where they cannot be compared. Any
  * thread, the lock held. */
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text);
 
 /* Starts and stops the watching thread. */
-int zr_nccl_watch(struct zr_nccl_pair *p);
-void zr_nccl_unwatch(struct zr_nccl_pair *p);
+int zr_nccl_watch(struct zr_nccl_set *p);
+void zr_nccl_unwatch(struct zr_nccl_set *p);
 /* Counts what is complete. Any thread, the lock not held. */
 void zr_nccl_reap(struct zr_nccl *m);
-/* Waits, where there was a failure, until the abort has come back or was given up. false: the pair is stuck.
- */
+/* Waits, where there was a failure, until the abort has come back or was given up. false: the set is stuck. */
 bool zr_nccl_settle(struct zr_nccl *m);
 
 /* Calls fn(copy of arg) on a thread of its own and waits at most ms for it: then *res is what it returned and
  * arg is copied back. Otherwise ZR_ERR_TIMEOUT with a message, and the thread is left to itself. The
  * device is made current on it. what: "ncclCommAbort". */
-int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
+int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
                    void *arg, size_t bytes, ncclResult_t *res);
 
 /* ---- nccl_lent.c ---- */
@@ -269,9 +277,11 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
                            int64_t until_ns);
 
 /* ---- nccl_open.c ---- */
+/* Whether m is split off another communicator: what was lent, or that of all ranks. */
+bool zr_nccl_splits(const struct zr_nccl *m);
 void zr_nccl_close(struct zr_comm *c);
-/* Gives up one use of the pair; with the last it is freed. */
-void zr_nccl_pair_drop(struct zr_nccl_pair *p);
+/* Gives up one use of the set; with the last it is freed. */
+void zr_nccl_set_drop(struct zr_nccl_set *p);
 /* "2.28.9" */
 void zr_nccl_version_text(int v, char *text, size_t n_text);
 
@@ -282,31 +292,34 @@ int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
 void zr_nccl_leave_arena(struct zr_arena *a);
 /* Gives back what is there. 0, or the call did not come back. */
 int zr_nccl_close_window(struct zr_nccl *m);
+/* Of the arena, where operations may work: what communicators have of it for themselves is behind. */
+int64_t zr_nccl_usable(const struct zr_nccl *m);
 
 /* ---- nccl_agree.c: all ranks call, and wait for each other. ---- */
 
 /* What a rank tells the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t version, deterministic, copy_engine, lent;
-    int64_t reserve_bytes, packed_bytes, small_bytes;
-    ncclUniqueId id[2]; /* of the rank at its group's first place */
+    int64_t small_bytes, largest[ZR_ROLES], packed[ZR_ROLES];
+    ncclUniqueId id[ZR_ROLES]; /* of the rank at its group's first place */
     ZR_VERDICT(400);
 };
 
 /* What ranks said beside their error. */
 struct zr_nccl_tally {
-    int64_t sum;   /* over the group */
+    int64_t sum;   /* over a group */
     int64_t first; /* of rank 0 of the world */
     int odd;       /* the first rank of the world that has another number than rank 0; -1: none */
     int64_t odd_number;
 };
 
-/* Compares all ranks' cards. err: of this rank, with its message. out: the card of the group's first
- * place, with its ids. */
-int zr_nccl_meet(struct zr_nccl_pair *p, int err, struct zr_nccl_card *out);
+/* Compares all ranks' cards. err: of this rank, with its message. id: of each role's group, where it has one.
+ */
+int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId id[ZR_ROLES]);
 /* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
- * numbers (t may be NULL). */
-int zr_nccl_agree(struct zr_nccl_pair *p, int err, int64_t number, struct zr_nccl_tally *t);
+ * numbers, where it is wanted, over m's group (both may be NULL). */
+int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
+                  struct zr_nccl_tally *t);
 
 /* ---- nccl_gather.c, nccl_reduce.c: put one operation's work on the stream. Return 0, an error of the
  * device's, or, with *res set, an error of NCCL's (ZR_ERR_SYSTEM). ---- */

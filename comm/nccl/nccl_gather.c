@@ -60,9 +60,9 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
         if (as_it_lies && g->cut.at)
             res = zr_nccl_gather_places(m, native, g);
         else if (as_it_lies)
-            res = m->pair->api.AllGather(own_slice(m, g), m->arena + g->dst,
-                                         (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm,
-                                         native);
+            res =
+                m->set->api.AllGather(own_slice(m, g), m->arena + g->dst,
+                                      (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm, native);
     }
     return res;
 }
@@ -70,8 +70,8 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res)
 {
-    const struct zr_nccl_api *api = &m->pair->api;
-    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    const struct zr_nccl_api *api = &m->set->api;
+    cudaStream_t native = m->set->dev->ops->stream_native(s);
     struct zr_nccl_pack p;
     int64_t used = 0;
     int err = 0;

@@ -43,7 +43,7 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
     }
 }
 
-static int say_unready(const struct zr_nccl_pair *p, void *lent, ncclResult_t res, int64_t timeout_ms)
+static int say_unready(const struct zr_nccl_set *p, void *lent, ncclResult_t res, int64_t timeout_ms)
 {
     if (res == ncclInProgress)
         return zr_fail(ZR_ERR_TIMEOUT,
@@ -54,7 +54,7 @@ static int say_unready(const struct zr_nccl_pair *p, void *lent, ncclResult_t re
 
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
-    struct zr_nccl_pair *p = calloc(1, sizeof *p);
+    struct zr_nccl_set *p = calloc(1, sizeof *p);
     if (!p)
         return zr_fail(ZR_ERR_NOMEM, "nccl_comm: no memory to ask it");
     int err = zr_nccl_load(NULL, true, &p->api);
@@ -192,7 +192,7 @@ static void close_place(struct zr_device *dev, struct place *pl)
         d->host_free(dev, pl->host, pl->bytes);
 }
 
-static int await_event(struct zr_nccl_pair *p, const struct place *pl, void *lent, int64_t timeout_ms,
+static int await_event(struct zr_nccl_set *p, const struct place *pl, void *lent, int64_t timeout_ms,
                        int64_t until_ns)
 {
     for (;;) {
@@ -213,7 +213,7 @@ static int await_event(struct zr_nccl_pair *p, const struct place *pl, void *len
 
 /* Copies this rank's card to the device, gathers, and copies all cards back. *left: something of it may still
  * be under way. */
-static int move_cards(struct zr_nccl_pair *p, const struct place *pl, void *lent, int64_t timeout_ms,
+static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent, int64_t timeout_ms,
                       const struct card *mine, bool *left)
 {
     const struct zr_device_ops *d = p->dev->ops;
@@ -251,7 +251,7 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
                       bool *left)
 {
     struct place pl = {.bytes = (int64_t)sizeof(struct card) * w->world};
-    struct zr_nccl_pair *p = calloc(1, sizeof *p);
+    struct zr_nccl_set *p = calloc(1, sizeof *p);
     struct card mine;
     *held = -1;
     *left = false;

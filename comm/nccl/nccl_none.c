@@ -1,11 +1,13 @@
 /* nccl_none.c: stands where NCCL's headers were not found when this was built. */
-#include "comm/comm.h"
+#include "comm/nccl/nccl_options.h"
 
-int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
-                 const struct zr_nccl_options *opt, struct zr_comm **gather, struct zr_comm **reduce)
+#include <string.h>
+
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
+                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES])
 {
-    (void)rdv, (void)dev, (void)group, (void)opt;
-    *gather = *reduce = NULL;
+    (void)rdv, (void)dev, (void)opt, (void)ask;
+    memset(comm, 0, ZR_ROLES * sizeof *comm);
     return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
 }
 

@@ -1,10 +1,11 @@
-/* nccl_open.c: opens a pair of NCCL communicators, and closes them. */
+/* nccl_open.c: opens the NCCL communicators of a context, and closes them. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void zr_nccl_version_text(int v, char *text, size_t n_text)
 {
@@ -15,7 +16,7 @@ void zr_nccl_version_text(int v, char *text, size_t n_text)
 
 struct opening {
     struct zr_nccl_api api;
-    ncclComm_t lent, *out;
+    ncclComm_t parent, *out;
     int64_t until_ns;
     struct zr_group group;
     ncclUniqueId id;
@@ -26,12 +27,12 @@ struct opening {
 static ncclResult_t open_one(void *arg)
 {
     struct opening *o = arg;
-    if (!o->lent)
+    if (!o->parent)
         return o->api.CommInitRankConfig(o->out, o->group.size, o->id, o->group.rank, &o->config);
     /* Groups have no member in common, so a member's rank tells them apart. */
     int color = zr_group_member(&o->group, 0);
-    ncclResult_t res = o->api.CommSplit(o->lent, color, o->group.rank, o->out, &o->config);
-    return zr_nccl_await(&o->api, o->lent, res, o->out, o->until_ns);
+    ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, &o->config);
+    return zr_nccl_await(&o->api, o->parent, res, o->out, o->until_ns);
 }
 
 /* Where NCCL puts a communicator. Where a call has not come back and may still write one, this is kept for
@@ -49,16 +50,24 @@ static void leave_behind(struct place *c)
         ;
 }
 
-static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine)
+bool zr_nccl_splits(const struct zr_nccl *m)
 {
-    struct zr_nccl_pair *p = m->pair;
-    struct opening o = {
-        .api = p->api, .lent = p->opt.lent, .group = p->group, .id = *id, .config = NCCL_CONFIG_INITIALIZER};
+    const struct zr_nccl_set *p = m->set;
+    const struct zr_nccl *all = p->open[0];
+    return p->api.CommSplit && (p->opt.lent || (m != all && all->base.role == ZR_ROLE_CONTROL));
+}
+
+static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
+{
+    struct zr_nccl_set *p = m->set;
+    struct opening o = {.api = p->api, .group = m->base.group, .id = *id, .config = NCCL_CONFIG_INITIALIZER};
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
     /* Not on the stack: NCCL may write it when this function has returned. */
     struct place *out = calloc(1, sizeof *out);
+    if (zr_nccl_splits(m))
+        o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
     o.out = &out->comm;
     /* the deadline of the call around it passes first */
     o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000;
@@ -67,10 +76,8 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
     o.config.commName = m->name;
 #endif
 #ifdef NCCL_CTA_POLICY_ZERO
-    if (copy_engine)
+    if (m->copy_engine)
         o.config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
-#else
-    (void)copy_engine;
 #endif
     m->lent = p->opt.lent && !p->api.CommSplit;
     if (m->lent) {
@@ -79,7 +86,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
         err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
         snprintf(what, sizeof what, "%s of the %s communicator",
-                 o.lent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
+                 o.parent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
         err = zr_nccl_within(p, what, p->opt.timeout_ms, open_one, &o, sizeof o, &res);
         bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
@@ -97,10 +104,18 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id, bool copy_engine
         }
     }
     free(out);
-    return zr_nccl_agree(p, err, 0, NULL);
+    return zr_nccl_agree(p, err, 0, NULL, NULL);
 }
 
-static int check_lent(const struct zr_nccl_pair *p)
+static bool is_world_in_order(const struct zr_group *g, int world)
+{
+    bool is = g->size == world;
+    for (int i = 0; i < g->size && is; i++)
+        is = zr_group_member(g, i) == i;
+    return is;
+}
+
+static int check_lent(const struct zr_nccl_set *p)
 {
     int world = 0, rank = -1;
     ncclResult_t res = p->api.CommCount(p->opt.lent, &world);
@@ -112,50 +127,58 @@ static int check_lent(const struct zr_nccl_pair *p)
         return zr_fail(ZR_ERR_ARG,
                        "the ncclComm_t that was lent is rank %d of %d: it must be rank %d of %d, as here",
                        rank, world, p->rank, p->world);
-    for (int i = 0; i < p->group.size && !p->api.CommSplit; i++)
-        if (p->group.size != world || zr_group_member(&p->group, i) != i)
+    for (int i = 0; i < p->n_open && !p->api.CommSplit; i++)
+        if (!is_world_in_order(&p->open[i]->base.group, world))
             return zr_fail(
                 ZR_ERR_NOTSUP,
                 "the ncclComm_t that was lent has %d ranks, and a group of %d is wanted: this NCCL "
                 "cannot split it (2.18 or newer can)",
-                world, p->group.size);
+                world, p->open[i]->base.group.size);
     return 0;
 }
 
-/* A stuck copy engine is for the user to risk, where he asks for it. */
-static void mind_faults(struct zr_nccl_pair *p, const char *version)
+/* Whether a communicator that gathers does so by copy engines. One that is stuck is for the user to risk,
+ * where he asks for it. */
+static bool wants_engine(const struct zr_nccl *m, const char *version)
 {
-    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, p->api.version, p->group.size);
-    if (!f || p->opt.copy_engine < 0)
-        return;
-    if (p->opt.copy_engine > 0) {
-        zr_warn(p->opt.log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it", version,
+    const struct zr_nccl_options *o = &m->set->opt;
+    const struct zr_group *g = &m->base.group;
+    const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_COPY_ENGINE, m->set->api.version, g->size);
+    if (o->copy_engine < 0 || (m->base.role != ZR_ROLE_GATHER && m->base.role != ZR_ROLE_GATHER_OUTER))
+        return false;
+    if (f && o->copy_engine > 0)
+        zr_warn(o->log, "copy_engine is on with NCCL %s: %s (%s); copy_engine = -1 avoids it", version,
                 f->what, f->source);
-        return;
+    else if (f)
+        zr_info(o->log, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what,
+                f->source);
+    return o->copy_engine > 0 || (!f && g->local_size == g->size);
+}
+
+static int check_tree_size(const struct zr_nccl_set *p)
+{
+    for (int i = 0; i < p->n_open; i++) {
+        const struct zr_comm *c = &p->open[i]->base;
+        if (p->opt.deterministic && zr_role_reduces(c->role) && c->group.size > ZR_MAX_SOURCES)
+            return zr_fail(ZR_ERR_NOTSUP, "nccl %s: deterministic with %d ranks: up to %d are allowed",
+                           p->open[i]->name, c->group.size, ZR_MAX_SOURCES);
     }
-    p->opt.copy_engine = -1;
-    zr_info(p->opt.log, "nccl: copy_engine is off by default with NCCL %s: %s (%s)", version, f->what,
-            f->source);
+    return 0;
 }
 
 /* What this rank can find out alone. */
-static int prepare(struct zr_nccl_pair *p)
+static int prepare(struct zr_nccl_set *p)
 {
     const struct zr_nccl_options *o = &p->opt;
     const struct zr_device_ops *d = p->dev->ops;
-    int64_t least = zr_nccl_reserve_bytes(p->group.size, o->deterministic, 0, o->packed_bytes);
     if (o->timeout_ms <= 0 || o->timeout_ms > INT64_MAX / 2000000)
         return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld: more than 0 is allowed",
                        (long long)o->timeout_ms);
     if (d->compute_on_caller || !d->stream_native)
         return zr_fail(ZR_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
-    if (o->deterministic && p->group.size > ZR_MAX_SOURCES)
-        return zr_fail(ZR_ERR_NOTSUP, "nccl: deterministic with %d ranks: up to %d are allowed",
-                       p->group.size, ZR_MAX_SOURCES);
-    if (o->reserve_bytes < least || o->reserve_bytes % ZR_NCCL_ALIGN)
-        return zr_fail(ZR_ERR_ARG, "nccl: reserve_bytes is %lld: a multiple of %d from %lld is allowed",
-                       (long long)o->reserve_bytes, ZR_NCCL_ALIGN, (long long)least);
-    int err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
+    int err = check_tree_size(p);
+    if (!err)
+        err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
     if (err)
         return err;
     char version[32];
@@ -173,86 +196,108 @@ static int prepare(struct zr_nccl_pair *p)
                        NCCL_MAJOR, NCCL_MINOR);
     if (!has_copy_engine)
         p->opt.copy_engine = -1;
-    mind_faults(p, version);
+    for (int i = 0; i < p->n_open; i++)
+        p->open[i]->copy_engine = wants_engine(p->open[i], version);
     return o->lent ? check_lent(p) : 0;
 }
 
 static int open_events(struct zr_nccl *m)
 {
-    const struct zr_device_ops *d = m->pair->dev->ops;
+    const struct zr_device_ops *d = m->set->dev->ops;
     int err = 0;
     for (int i = 0; i < ZR_NCCL_PENDING && !err; i++) {
-        err = d->event_open(m->pair->dev, &m->pending[i].begun);
+        err = d->event_open(m->set->dev, &m->pending[i].begun);
         if (!err)
-            err = d->event_open(m->pair->dev, &m->pending[i].done);
+            err = d->event_open(m->set->dev, &m->pending[i].done);
     }
     return err;
 }
 
-static int open_host(struct zr_nccl_pair *p)
+static int open_host(struct zr_nccl_set *p)
 {
     void *host;
-    int64_t bytes = (int64_t)sizeof *p->ledgers * ZR_NCCL_LEDGERS * p->group.size;
+    int64_t bytes = (int64_t)sizeof *p->ledgers * ZR_NCCL_LEDGERS * p->comparing->base.group.size;
     int err = p->dev->ops->host_alloc(p->dev, bytes, &host);
     if (err)
         return err;
     p->ledgers = host;
     p->ledgers_bytes = bytes;
-    err = open_events(&p->gather);
-    return err ? err : open_events(&p->reduce);
+    for (int i = 0; i < p->n_open && !err; i++)
+        err = open_events(p->open[i]);
+    return err;
 }
 
-static void init_comm(struct zr_nccl *m, struct zr_nccl_pair *p, enum zr_role role)
+static void init_comm(struct zr_nccl_set *p, enum zr_role role, const struct zr_role_ask *ask)
 {
-    m->base = (struct zr_comm){.ops = &p->ops, .group = p->group, .role = role, .alarm = &p->alarm};
-    m->pair = p;
+    struct zr_nccl *m = &p->of[role];
+    if (!ask->group)
+        return;
+    m->base = (struct zr_comm){.ops = &p->ops, .group = *ask->group, .role = role, .alarm = &p->alarm};
+    m->set = p;
     m->name = zr_role_name(role);
+    m->reserve = zr_nccl_role_bytes(role, ask, p->opt.deterministic);
+    m->largest = ask->largest_bytes;
+    m->packed = role == ZR_ROLE_CONTROL ? 0 : ask->packed_bytes;
+    p->open[p->n_open++] = m;
 }
 
-int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
-                 const struct zr_nccl_options *opt, struct zr_comm **gather, struct zr_comm **reduce)
+static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device *dev,
+                                    const struct zr_nccl_options *opt, const struct zr_role_ask *ask)
 {
-    struct zr_nccl_pair *p = calloc(1, sizeof *p);
-    *gather = *reduce = NULL;
+    struct zr_nccl_set *p = calloc(1, sizeof *p);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for a pair of communicators");
+        return NULL;
     p->n_users = 1;
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
-    p->group = *group;
     p->ops = zr_nccl_ops;
     p->ops.deterministic = opt->deterministic;
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
-    init_comm(&p->gather, p, ZR_ROLE_GATHER);
-    init_comm(&p->reduce, p, ZR_ROLE_REDUCE);
+    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]); /* the others are split off it */
+    for (int r = 0; r < ZR_ROLE_CONTROL; r++)
+        init_comm(p, (enum zr_role)r, &ask[r]);
+    p->comparing = &p->of[ask[ZR_ROLE_CONTROL].group ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
+    p->comparing->compares = true;
+    return p;
+}
+
+static void close_all(struct zr_nccl_set *p)
+{
+    /* The last one frees p. */
+    for (int n = p->n_open, i = 0; i < n; i++)
+        zr_nccl_close(&p->open[i]->base);
+}
+
+int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
+                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES])
+{
+    struct zr_nccl_set *p = make_set(rdv, dev, opt, ask);
+    ncclUniqueId id[ZR_ROLES];
+    memset(comm, 0, ZR_ROLES * sizeof *comm);
+    if (!p)
+        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "nccl: no memory for communicators"));
     int err = zr_nccl_watch(p);
     if (err) {
         free(p);
-        return err;
+        return zr_rendezvous_fail(rdv, err); /* the others wait to compare cards */
     }
     err = prepare(p);
     if (!err)
         err = open_host(p);
-    struct zr_nccl_card first;
-    err = zr_nccl_meet(p, err, &first);
-    if (p->opt.copy_engine == 0)
-        p->opt.copy_engine = group->local_size == group->size ? 1 : -1;
-    if (!err)
-        err = open_comm(&p->gather, &first.id[0], p->opt.copy_engine > 0);
-    if (!err)
-        err = open_comm(&p->reduce, &first.id[1], false);
+    err = zr_nccl_meet(p, err, id);
+    for (int i = 0; i < p->n_open && !err; i++)
+        err = open_comm(p->open[i], &id[p->open[i]->base.role]);
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        zr_nccl_close(&p->gather.base);
-        zr_nccl_close(&p->reduce.base);
+        close_all(p);
         return zr_say_again(&kept);
     }
-    *gather = &p->gather.base;
-    *reduce = &p->reduce.base;
+    for (int i = 0; i < p->n_open; i++)
+        comm[p->open[i]->base.role] = &p->open[i]->base;
     return 0;
 }
 
@@ -271,14 +316,14 @@ static ncclResult_t destroy_comm(void *arg)
 
 static void close_events(struct zr_nccl *m)
 {
-    const struct zr_device_ops *d = m->pair->dev->ops;
+    const struct zr_device_ops *d = m->set->dev->ops;
     for (int i = 0; i < ZR_NCCL_PENDING; i++) {
         d->event_close(m->pending[i].begun);
         d->event_close(m->pending[i].done);
     }
 }
 
-void zr_nccl_pair_drop(struct zr_nccl_pair *p)
+void zr_nccl_set_drop(struct zr_nccl_set *p)
 {
     if (atomic_fetch_sub(&p->n_users, 1) != 1)
         return;
@@ -292,7 +337,7 @@ void zr_nccl_close(struct zr_comm *c)
     if (!c)
         return;
     struct zr_nccl *m = zr_nccl_of(c);
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     bool well = zr_nccl_settle(m);
     if (well && m->comm)
         well = zr_nccl_close_window(m) == 0;
@@ -314,14 +359,16 @@ void zr_nccl_close(struct zr_comm *c)
     m->comm = NULL;
     m->n_got = m->n_put;
     m->closed = true;
-    bool last = p->gather.closed && p->reduce.closed;
+    bool last = true;
+    for (int i = 0; i < p->n_open; i++)
+        last &= p->open[i]->closed;
     pthread_mutex_unlock(&p->lock);
     if (!last)
         return;
     zr_nccl_unwatch(p);
-    close_events(&p->gather);
-    close_events(&p->reduce);
+    for (int i = 0; i < p->n_open; i++)
+        close_events(p->open[i]);
     if (p->ledgers && !p->stuck)
         p->dev->ops->host_free(p->dev, p->ledgers, p->ledgers_bytes);
-    zr_nccl_pair_drop(p);
+    zr_nccl_set_drop(p);
 }

@@ -18,7 +18,7 @@ static int64_t longest_slice(const struct zr_nccl *m, const struct zr_nccl_shape
 /* As it lies it would take a call for each place. */
 static bool has_small_places(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
-    return x->cut.at && longest_slice(m, x) <= m->pair->opt.small_bytes;
+    return x->cut.at && longest_slice(m, x) <= m->set->opt.small_bytes;
 }
 
 /* A collective of NCCL's cannot take it, or not at once. */
@@ -48,9 +48,9 @@ void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_
             continue;
         bool forced = takes_uneven && must_pack(m, &x);
         n_forced += forced;
-        n_small += !forced && !x.cut.at && x.cut.each <= m->pair->opt.small_bytes;
+        n_small += !forced && !x.cut.at && x.cut.each <= m->set->opt.small_bytes;
     }
-    p->small_bytes = n_forced + n_small > 1 ? m->pair->opt.small_bytes : 0;
+    p->small_bytes = n_forced + n_small > 1 ? m->set->opt.small_bytes : 0;
 }
 
 static bool packs(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x)
@@ -132,7 +132,7 @@ int zr_nccl_copy_end(const struct zr_nccl *m, struct zr_stream *s, struct zr_ncc
 {
     int n = t->n;
     t->n = 0;
-    return n ? m->pair->dev->ops->copy_rows(s, t->c, n) : 0;
+    return n ? m->set->dev->ops->copy_rows(s, t->c, n) : 0;
 }
 
 /* Slices of any size: one place after the other. */

@@ -11,7 +11,7 @@ ncclResult_t zr_nccl_gather_places(const struct zr_nccl *m, cudaStream_t native,
         const char *from = place == m->base.group.rank ? m->arena + zr_gather_own(g, place) : to;
         int64_t n = zr_cut_bytes(&g->cut, place);
         if (n > 0)
-            res = m->pair->api.Broadcast(from, to, (size_t)n, ncclInt8, place, m->comm, native);
+            res = m->set->api.Broadcast(from, to, (size_t)n, ncclInt8, place, m->comm, native);
     }
     return res;
 }
@@ -25,7 +25,7 @@ ncclResult_t zr_nccl_reduce_places(const struct zr_nccl *m, cudaStream_t native,
         int64_t n = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype);
         char *to = place == m->base.group.rank ? own : slice; /* of others nothing is received */
         if (n > 0)
-            res = m->pair->api.Reduce(slice, to, (size_t)n, type, ncclSum, place, m->comm, native);
+            res = m->set->api.Reduce(slice, to, (size_t)n, type, ncclSum, place, m->comm, native);
     }
     return res;
 }

@@ -48,7 +48,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
                 table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
         }
         if (n)
-            err = m->pair->dev->ops->sum_ranges(s, table, n, rows, n_rows, types[t]);
+            err = m->set->dev->ops->sum_ranges(s, table, n, rows, n_rows, types[t]);
     }
     return err;
 }
@@ -94,8 +94,8 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
             res = zr_nccl_reduce_places(m, native, g, own, type_of(g->dtype));
         else if (as_it_lies)
             res =
-                m->pair->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
-                                           type_of(g->dtype), ncclSum, m->comm, native);
+                m->set->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
+                                          type_of(g->dtype), ncclSum, m->comm, native);
     }
     return res;
 }
@@ -106,9 +106,9 @@ static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, co
     for (int t = 0; t < N_TYPES && !res; t++) {
         const struct zr_nccl_pack *p = &packs->of[t];
         if (p->n > 0)
-            res = m->pair->api.ReduceScatter(p->room, p->room + m->base.group.rank * p->row,
-                                             (size_t)(p->row / zr_dtype_bytes(types[t])), type_of(types[t]),
-                                             ncclSum, m->comm, native);
+            res = m->set->api.ReduceScatter(p->room, p->room + m->base.group.rank * p->row,
+                                            (size_t)(p->row / zr_dtype_bytes(types[t])), type_of(types[t]),
+                                            ncclSum, m->comm, native);
     }
     return res;
 }
@@ -116,7 +116,7 @@ static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, co
 static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct packs *p,
                       const struct zr_reduce_seg *seg, int n_seg)
 {
-    const struct zr_device_ops *d = m->pair->dev->ops;
+    const struct zr_device_ops *d = m->set->dev->ops;
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
@@ -133,8 +133,8 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                         ncclResult_t *res)
 {
-    const struct zr_nccl_api *api = &m->pair->api;
-    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    const struct zr_nccl_api *api = &m->set->api;
+    cudaStream_t native = m->set->dev->ops->stream_native(s);
     struct packs p;
     int err = 0;
     for (int t = 0; t < N_TYPES; t++)
@@ -189,7 +189,7 @@ static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at
 static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const struct zr_nccl_pack *p,
                                 const struct piece *piece, int n, int64_t room)
 {
-    const struct zr_nccl_api *api = &m->pair->api;
+    const struct zr_nccl_api *api = &m->set->api;
     int size = m->base.group.size, me = m->base.group.rank;
     if (size == 1)
         return ncclSuccess;
@@ -228,7 +228,7 @@ static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece 
         src[r] = r == m->base.group.rank ? m->arena + g->src + zr_cut_at(&g->cut, r) + p->at
                                          : arrival(m, r, room, p->place);
     float *dst = (float *)(m->arena + g->dst) + p->at / size;
-    return m->pair->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
+    return m->set->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
 }
 
 static int add_rows(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl_pack *p,
@@ -243,7 +243,7 @@ static int add_rows(struct zr_nccl *m, struct zr_stream *s, const struct zr_nccl
 int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                          ncclResult_t *res)
 {
-    cudaStream_t native = m->pair->dev->ops->stream_native(s);
+    cudaStream_t native = m->set->dev->ops->stream_native(s);
     int size = m->base.group.size, err = 0;
     /* Alone there is nothing to receive, and no limit to a piece. */
     int64_t room = size == 1 ? INT64_MAX : m->scratch_bytes / (size - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;

@@ -1,6 +1,6 @@
 /* nccl_watch.c: looks after what the NCCL communicators have under way, so that nothing waits for ever.
  *
- * One thread per pair. While something is under way it looks every few milliseconds: which operations are
+ * One thread for the communicators of a context. While something is under way it looks every few milliseconds: which operations are
  * done, whether the ledgers of an exchange agree, whether NCCL reports an asynchronous error, whether an
  * operation that the stream has begun, or a call into NCCL, has taken longer than timeout_ms. Time counts
  * from when the stream gets to the operation: waiting for the model's own compute is no fault.
@@ -84,8 +84,8 @@ static void cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&attr);
 }
 
-static int start_task(struct zr_nccl_pair *p, const char *what, ncclResult_t (*fn)(void *arg),
-                      const void *arg, size_t bytes, struct zr_nccl_task **out)
+static int start_task(struct zr_nccl_set *p, const char *what, ncclResult_t (*fn)(void *arg), const void *arg,
+                      size_t bytes, struct zr_nccl_task **out)
 {
     struct zr_nccl_task *t = calloc(1, sizeof *t + bytes);
     if (!t)
@@ -134,7 +134,7 @@ static bool await_task(struct zr_nccl_task *t, int64_t ms, void *arg, ncclResult
     return true;
 }
 
-int zr_nccl_within(struct zr_nccl_pair *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
+int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
                    void *arg, size_t bytes, ncclResult_t *res)
 {
     struct zr_nccl_task *t;
@@ -171,7 +171,7 @@ int zr_nccl_code(ncclResult_t res)
     }
 }
 
-int zr_nccl_say(const struct zr_nccl_pair *p, ncclComm_t comm, ncclResult_t res, const char *what)
+int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, const char *what)
 {
     const char *more = p->api.GetLastError(comm);
     return zr_fail(zr_nccl_code(res), "%s: %s%s%s", what, p->api.GetErrorString(res),
@@ -185,7 +185,7 @@ static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 {
     if (atomic_load(&m->code))
         return false;
-    snprintf(m->text, sizeof m->text, "%s", text);
+    snprintf(m->text, sizeof m->text, "%.*s", (int)sizeof m->text - 1, text);
     atomic_store(&m->code, code);
     m->abort_wanted = true;
     return true;
@@ -193,7 +193,7 @@ static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 
 /* With the lock held, and after every communicator that fails of one cause has its code: whoever hears the
  * alarm asks them at once. */
-static void raise_alarm(struct zr_nccl_pair *p)
+static void raise_alarm(struct zr_nccl_set *p)
 {
     atomic_store(&p->alarm, 1);
     pthread_cond_broadcast(&p->wake);
@@ -206,25 +206,25 @@ int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&m->pair->lock);
+    pthread_mutex_lock(&m->set->lock);
     if (keep_failure(m, code, text))
-        raise_alarm(m->pair);
+        raise_alarm(m->set);
     code = atomic_load(&m->code);
-    pthread_mutex_unlock(&m->pair->lock);
+    pthread_mutex_unlock(&m->set->lock);
     return code;
 }
 
 int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
 {
-    int code = zr_nccl_say(m->pair, m->comm, res, what);
+    int code = zr_nccl_say(m->set, m->comm, res, what);
     return zr_nccl_fail(m, code, "%s", zr_error_text());
 }
 
-static void report_failure(struct zr_nccl_pair *p, int code, const char *text)
+static void report_failure(struct zr_nccl_set *p, int code, const char *text)
 {
     char reported[ZR_NCCL_TEXT + 64];
     raise_alarm(p);
-    snprintf(reported, sizeof reported, "%s (found by rank %d)", text, p->rank);
+    snprintf(reported, sizeof reported, "%.*s (found by rank %d)", ZR_NCCL_TEXT - 1, text, p->rank);
     zr_rendezvous_report(p->rdv, code, reported);
 }
 
@@ -232,19 +232,21 @@ static void report_failure(struct zr_nccl_pair *p, int code, const char *text)
 static void found(struct zr_nccl *m, int code, const char *text)
 {
     if (keep_failure(m, code, text))
-        report_failure(m->pair, code, text);
+        report_failure(m->set, code, text);
 }
 
-/* Likewise, of what concerns both communicators. */
-static void found_in_both(struct zr_nccl_pair *p, int code, const char *text)
+/* Likewise, of what concerns all communicators. */
+static void found_in_all(struct zr_nccl_set *p, int code, const char *text)
 {
-    bool gather = keep_failure(&p->gather, code, text), reduce = keep_failure(&p->reduce, code, text);
-    if (gather || reduce)
+    bool any = false;
+    for (int i = 0; i < p->n_open; i++)
+        any |= keep_failure(p->open[i], code, text);
+    if (any)
         report_failure(p, code, text);
 }
 
 /* False where nobody compares. */
-static bool begin_doubt(struct zr_nccl_pair *p, int code, const char *text)
+static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 {
     if (p->in_doubt)
         return true;
@@ -260,25 +262,33 @@ static bool begin_doubt(struct zr_nccl_pair *p, int code, const char *text)
 
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
 {
-    if (!atomic_load(&m->code) && !begin_doubt(m->pair, code, text))
+    if (!atomic_load(&m->code) && !begin_doubt(m->set, code, text))
         found(m, code, text);
 }
 
-static void doubt_both(struct zr_nccl_pair *p, int code, const char *text)
+static bool all_have_failed(const struct zr_nccl_set *p)
 {
-    if ((!atomic_load(&p->gather.code) || !atomic_load(&p->reduce.code)) && !begin_doubt(p, code, text))
-        found_in_both(p, code, text);
+    for (int i = 0; i < p->n_open; i++)
+        if (!atomic_load(&p->open[i]->code))
+            return false;
+    return true;
+}
+
+static void doubt_all(struct zr_nccl_set *p, int code, const char *text)
+{
+    if (!all_have_failed(p) && !begin_doubt(p, code, text))
+        found_in_all(p, code, text);
 }
 
 /* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
-static void end_doubt(struct zr_nccl_pair *p)
+static void end_doubt(struct zr_nccl_set *p)
 {
     char text[ZR_NCCL_TEXT];
     if (!p->in_doubt || zr_now_ns() < p->doubt_ends_ns)
         return;
     snprintf(text, sizeof text, "%.600s; rank 0, which compares what the ranks called, has not answered",
              p->doubt_text);
-    found_in_both(p, p->doubt_code, text);
+    found_in_all(p, p->doubt_code, text);
 }
 
 /* ---- looking, all with the lock held ---- */
@@ -286,14 +296,15 @@ static void end_doubt(struct zr_nccl_pair *p)
 /* Every rank has the same ledgers and says the same. */
 static void compare_ledgers(struct zr_nccl *m, int index)
 {
-    struct zr_nccl_pair *p = m->pair;
-    const struct zr_nccl_ledger *l = p->ledgers + index * p->group.size;
+    struct zr_nccl_set *p = m->set;
+    const struct zr_group *group = &m->base.group;
+    const struct zr_nccl_ledger *l = p->ledgers + index * group->size;
     p->ledger_busy[index] = false;
-    for (int i = 1; i < p->group.size; i++) {
+    for (int i = 1; i < group->size; i++) {
         if (memcmp(&l[i], &l[0], sizeof *l) == 0)
             continue;
         char text[ZR_NCCL_TEXT];
-        int rank = zr_group_member(&p->group, i), first = zr_group_member(&p->group, 0);
+        int rank = zr_group_member(group, i), first = zr_group_member(group, 0);
         if (l[i].n_issued != l[0].n_issued)
             snprintf(
                 text, sizeof text,
@@ -306,7 +317,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
                      "rank %d issued other collectives than rank %d up to exchange %llu (both %llu): another "
                      "order, unit, step, size or call of the model",
                      rank, first, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
-        doubt_both(p, ZR_ERR_MISMATCH, text);
+        doubt_all(p, ZR_ERR_MISMATCH, text);
         return;
     }
 }
@@ -314,10 +325,10 @@ static void compare_ledgers(struct zr_nccl *m, int index)
 /* Of an agreement: the largest of each word and of its complement. */
 static void compare_most(struct zr_nccl *m, int index)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     uint64_t most[4];
     char text[ZR_NCCL_TEXT];
-    memcpy(most, p->ledgers + index * p->group.size, sizeof most);
+    memcpy(most, p->ledgers + index * m->base.group.size, sizeof most);
     p->ledger_busy[index] = false;
     if (most[0] == ~most[1] && most[2] == ~most[3])
         return;
@@ -333,7 +344,7 @@ static void compare_most(struct zr_nccl *m, int index)
             "ranks issued other collectives up to an agreement (all %llu): another order, unit, step, size "
             "or call of the model",
             (unsigned long long)most[2]);
-    doubt_both(p, ZR_ERR_MISMATCH, text);
+    doubt_all(p, ZR_ERR_MISMATCH, text);
 }
 
 static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
@@ -349,7 +360,7 @@ static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
 /* As the device's; a failure is kept. What cannot be asked after is not done. */
 static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_event *event)
 {
-    int done = m->pair->dev->ops->event_query(event);
+    int done = m->set->dev->ops->event_query(event);
     if (done < 0) {
         char op[96], text[ZR_NCCL_TEXT];
         zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
@@ -383,14 +394,14 @@ static void reap(struct zr_nccl *m)
 
 void zr_nccl_reap(struct zr_nccl *m)
 {
-    pthread_mutex_lock(&m->pair->lock);
+    pthread_mutex_lock(&m->set->lock);
     reap(m);
-    pthread_mutex_unlock(&m->pair->lock);
+    pthread_mutex_unlock(&m->set->lock);
 }
 
 static void check_time(struct zr_nccl *m)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     int64_t now = zr_now_ns();
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
@@ -415,7 +426,7 @@ static void check_time(struct zr_nccl *m)
 
 static void check_async(struct zr_nccl *m)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     ncclResult_t res = ncclSuccess;
     if (!m->comm || m->abort_wanted || p->api.CommGetAsyncError(m->comm, &res) || res == ncclSuccess ||
         res == ncclInProgress)
@@ -426,14 +437,13 @@ static void check_async(struct zr_nccl *m)
     zr_nccl_doubt(m, code, zr_error_text());
 }
 
-/* Something is under way: look again soon. */
 static bool watch_look(struct zr_nccl *m)
 {
     reap(m);
     if (!atomic_load(&m->code))
         check_time(m);
     if (m->n_got == m->n_put && !m->issuing)
-        return (m->abort_wanted && !m->abort_ended) || (m->pair->in_doubt && !atomic_load(&m->code));
+        return (m->abort_wanted && !m->abort_ended) || (m->set->in_doubt && !atomic_load(&m->code));
     check_async(m);
     return true;
 }
@@ -457,65 +467,91 @@ static bool abort_is_due(const struct zr_nccl *m)
     return m->abort_wanted && !m->abort_begun && (!m->issuing || zr_now_ns() - m->issuing_ns > GRACE_NS);
 }
 
-/* Both that are due, at the same time. Called with the lock held; it is let go meanwhile. */
-static void abort_due(struct zr_nccl_pair *p)
+static bool any_abort_is_due(const struct zr_nccl_set *p)
 {
-    struct zr_nccl *both[2] = {&p->gather, &p->reduce};
-    struct zr_nccl_task *task[2] = {NULL, NULL};
-    struct abort_arg arg[2];
-    for (int i = 0; i < 2; i++) {
-        struct zr_nccl *m = both[i];
-        if (!abort_is_due(m))
-            both[i] = NULL;
-        else
-            m->abort_begun = true;
-        if (both[i] && m->comm && !m->lent) {
-            arg[i] = (struct abort_arg){p->api, m->comm};
-            if (start_task(p, "ncclCommAbort", abort_comm, &arg[i], sizeof arg[i], &task[i]))
-                p->stuck = true;
-        }
-        if (both[i])
-            m->comm = NULL;
-    }
+    bool due = false;
+    for (int i = 0; i < p->n_open; i++)
+        due |= abort_is_due(p->open[i]);
+    return due;
+}
+
+struct aborting {
+    struct zr_nccl *m;
+    struct zr_nccl_task *task;
+    struct abort_arg arg;
+    bool late;
+};
+
+static void begin_abort(struct zr_nccl *m, struct aborting *a)
+{
+    *a = (struct aborting){.m = m, .arg = {m->set->api, m->comm}};
+    m->abort_begun = true;
+    if (m->comm && !m->lent &&
+        start_task(m->set, "ncclCommAbort", abort_comm, &a->arg, sizeof a->arg, &a->task))
+        m->set->stuck = true;
+    m->comm = NULL;
+}
+
+static void end_abort(const struct aborting *a)
+{
+    struct zr_nccl_set *p = a->m->set;
+    p->stuck |= a->late;
+    a->m->abort_ended = true;
+    if (a->late)
+        zr_warn(p->opt.log,
+                "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
+                "stream may never end; this process should exit",
+                a->m->name);
+}
+
+/* All that are due, at the same time. Called with the lock held; it is let go meanwhile. */
+static void abort_due(struct zr_nccl_set *p)
+{
+    struct aborting all[ZR_ROLES];
+    int n = 0;
+    for (int i = 0; i < p->n_open; i++)
+        if (abort_is_due(p->open[i]))
+            begin_abort(p->open[i], &all[n++]);
     pthread_mutex_unlock(&p->lock);
-    bool late[2] = {false, false};
     ncclResult_t res;
-    int64_t ms = p->opt.timeout_ms < ABORT_MS ? p->opt.timeout_ms : ABORT_MS;
-    for (int i = 0; i < 2; i++)
-        late[i] = task[i] && !await_task(task[i], ms, &arg[i], &res);
-    pthread_mutex_lock(&p->lock);
-    for (int i = 0; i < 2; i++) {
-        if (!both[i])
-            continue;
-        p->stuck |= late[i];
-        both[i]->abort_ended = true;
-        if (late[i])
-            zr_warn(p->opt.log,
-                    "NCCL's %s communicator could not be aborted: it is left behind with its memory, and its "
-                    "stream may never end; this process should exit",
-                    both[i]->name);
+    int64_t until = zr_now_ns() + (p->opt.timeout_ms < ABORT_MS ? p->opt.timeout_ms : ABORT_MS) * 1000000;
+    for (int i = 0; i < n; i++) {
+        int64_t left = (until - zr_now_ns()) / 1000000;
+        all[i].late = all[i].task && !await_task(all[i].task, left > 0 ? left : 0, &all[i].arg, &res);
     }
+    pthread_mutex_lock(&p->lock);
+    for (int i = 0; i < n; i++)
+        end_abort(&all[i]);
     pthread_cond_broadcast(&p->wake);
+}
+
+/* Something is under way: look again soon. */
+static bool look_at_all(struct zr_nccl_set *p)
+{
+    bool busy = false;
+    for (int i = 0; i < p->n_open; i++)
+        busy |= watch_look(p->open[i]);
+    return busy;
 }
 
 static void watch(void *arg)
 {
-    struct zr_nccl_pair *p = arg;
+    struct zr_nccl_set *p = arg;
     int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        found_in_both(p, err, kept.text);
+        found_in_all(p, err, kept.text);
     }
     while (!p->stop) {
-        bool gather = watch_look(&p->gather), reduce = watch_look(&p->reduce);
+        bool busy = look_at_all(p);
         end_doubt(p);
-        if (abort_is_due(&p->gather) || abort_is_due(&p->reduce)) {
+        if (any_abort_is_due(p)) {
             abort_due(p);
             continue;
         }
-        if (gather || reduce) {
+        if (busy) {
             struct timespec until = in_ns(TICK_NS);
             pthread_cond_timedwait(&p->wake, &p->lock, &until);
         } else {
@@ -527,7 +563,7 @@ static void watch(void *arg)
     pthread_mutex_unlock(&p->lock);
 }
 
-int zr_nccl_watch(struct zr_nccl_pair *p)
+int zr_nccl_watch(struct zr_nccl_set *p)
 {
     pthread_mutex_init(&p->lock, NULL);
     cond_init(&p->wake);
@@ -539,7 +575,7 @@ int zr_nccl_watch(struct zr_nccl_pair *p)
     return zr_fail_more(err, "NCCL's communicators");
 }
 
-void zr_nccl_unwatch(struct zr_nccl_pair *p)
+void zr_nccl_unwatch(struct zr_nccl_set *p)
 {
     pthread_mutex_lock(&p->lock);
     p->stop = true;
@@ -550,7 +586,7 @@ void zr_nccl_unwatch(struct zr_nccl_pair *p)
 
 bool zr_nccl_settle(struct zr_nccl *m)
 {
-    struct zr_nccl_pair *p = m->pair;
+    struct zr_nccl_set *p = m->set;
     pthread_mutex_lock(&p->lock);
     while (m->abort_wanted && !m->abort_ended) /* the watching thread sees to it, within ABORT_MS */
         pthread_cond_wait(&p->wake, &p->lock);

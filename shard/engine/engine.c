@@ -148,7 +148,8 @@ static void count_arenas(struct zr_engine *e)
     int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
     int64_t partial = zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN);
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
-    int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes;
+    int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
+                      (p->control_bytes ? e->opt.control_scratch_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;

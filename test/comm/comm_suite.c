@@ -485,7 +485,8 @@ void comm_suite_shared(struct rank *me)
     struct zr_arena *a;
     struct zr_tag tag = {.unit = 3};
     char why[512];
-    int64_t bytes = SHARED_BYTES + (p->kind->reserve_bytes ? p->kind->reserve_bytes(me->w.world, 0) : 0);
+    int64_t reserve = p->kind->reserve_bytes ? p->kind->reserve_bytes(me->w.world, 0) : 0;
+    int64_t bytes = SHARED_BYTES + 2 * reserve; /* each has its own */
     RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, p->groups, p->kind, TIMEOUT_MS) == 0, "%s",
                zr_error_text());

@@ -651,7 +651,8 @@ static void hybrids_agree(void **state)
         for (int hybrid = ZERO_HYBRID_HSDP; hybrid <= ZERO_HYBRID_HFSDP; hybrid++) {
             struct run other;
             run_world(&m,
-                      &(struct run){.stage = 3,
+                      &(struct run){.gpu = where_has_gpu,
+                                    .stage = 3,
                                     .world = world,
                                     .prefetch = m.nest ? 0 : -1,
                                     .brackets = true,

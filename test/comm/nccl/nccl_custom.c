@@ -45,6 +45,7 @@ void customize(bool deterministic, int64_t timeout_ms)
     custom.timeout_ms = timeout_ms;
     custom.copy_engine = 0;
     custom.change = NULL;
+    custom.odd_rank = -1;
     custom.log[0] = 0;
 }
 
@@ -65,19 +66,22 @@ static int open_custom_device(const struct zr_world *w, struct zr_device **out)
 static int open_custom(struct fixture *o, int n, int64_t timeout_ms)
 {
     (void)n, (void)timeout_ms;
-    struct zr_nccl_options opt =
-        nccl_fixture_options(zr_rendezvous_world(o->rdv), custom.deterministic, custom.timeout_ms);
+    struct zr_nccl_options opt = nccl_fixture_options(custom.deterministic, custom.timeout_ms);
+    struct zr_role_ask ask[ZR_ROLES];
+    nccl_fixture_ask(o, ask);
     opt.copy_engine = custom.copy_engine;
     opt.log = custom.to_log;
     if (custom.change)
         custom.change(&opt, zr_rendezvous_rank(o->rdv));
-    return zr_nccl_open(o->rdv, o->dev, &o->group, &opt, &o->comm[0], &o->comm[1]);
+    if (zr_rendezvous_rank(o->rdv) == custom.odd_rank)
+        ask[ZR_ROLE_REDUCE].largest_bytes -= 1024;
+    return nccl_fixture_open(o, &opt, ask);
 }
 
 int64_t custom_reserve(int world, int i)
 {
-    const struct zr_nccl_options o = nccl_fixture_options(world, custom.deterministic, 1);
-    return i == 1 ? o.reserve_bytes : zr_nccl_room_bytes(world, o.packed_bytes);
+    return i == 1 ? zr_nccl_reserve_bytes(world, custom.deterministic, NCCL_SLICE_BYTES, NCCL_PACKED_BYTES)
+                  : zr_nccl_room_bytes(world, NCCL_PACKED_BYTES);
 }
 
 const struct fixture_kind fixture_custom = {.open_device = open_custom_device,

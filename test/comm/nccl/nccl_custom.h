@@ -20,6 +20,7 @@ extern struct nccl_custom {
     int copy_engine;
     int64_t timeout_ms;
     void (*change)(struct zr_nccl_options *opt, int rank);
+    int odd_rank; /* that asks for less to reduce with; -1: none */
     pthread_mutex_t lock;
     struct zr_log *to_log; /* what log receives */
     char log[8192];

@@ -525,16 +525,6 @@ static void try_open(int world, int code, const char *text)
     assert_int_equal(after.n_comms, 0);
 }
 
-static void other_reserve(struct zr_nccl_options *opt, int rank)
-{
-    opt->reserve_bytes += rank == 2 ? 256 : 0;
-}
-
-static void odd_reserve(struct zr_nccl_options *opt, int rank)
-{
-    opt->reserve_bytes += rank == 1 ? 8 : 0;
-}
-
 static void other_small(struct zr_nccl_options *opt, int rank)
 {
     opt->small_bytes += rank == 1 ? 256 : 0;
@@ -555,12 +545,11 @@ static void test_refused(void **state)
     (void)state;
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
     customize(true, LONG_MS);
-    custom.change = other_reserve;
-    try_open(3, ZR_ERR_MISMATCH, "reserve_bytes is ");
+    custom.odd_rank = 2;
+    try_open(3, ZR_ERR_MISMATCH, "the largest slice (reduce) is 3072 on rank 2 and 4096 on rank 0");
+    custom.odd_rank = -1;
     custom.change = other_small;
     try_open(3, ZR_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
-    custom.change = odd_reserve;
-    try_open(3, ZR_ERR_ARG, "a multiple of 256 from ");
     custom.change = no_time;
     try_open(2, ZR_ERR_ARG, "timeout_ms is 0");
     custom.change = no_library;

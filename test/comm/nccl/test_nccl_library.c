@@ -2,6 +2,7 @@
  * not it, and the real one without a driver. ZERO_TEST_NCCL in the environment names the real one,
  * ZERO_TEST_FAKE_NCCL one that only passes for it. */
 #include "comm/comm.h"
+#include "comm/nccl/nccl_options.h"
 #include "test/comm/ranks.h"
 
 #include <dirent.h>
@@ -30,8 +31,7 @@ static int not_host(struct zr_device **out)
 static int open_pair(const char *library, bool host, struct zr_comm **gather, struct zr_comm **reduce)
 {
     struct zr_world w = {.rank = 0, .world = 1};
-    struct zr_nccl_options opt = {
-        .timeout_ms = 60000, .library = library, .reserve_bytes = zr_nccl_reserve_bytes(1, false, 0, 0)};
+    struct zr_nccl_options opt = {.timeout_ms = 60000, .library = library};
     struct zr_rendezvous *rdv;
     struct zr_device *dev;
     uv_loop_t loop;
@@ -40,7 +40,11 @@ static int open_pair(const char *library, bool host, struct zr_comm **gather, st
     assert_int_equal(host ? zr_host_device_open(&dev) : not_host(&dev), 0);
     *gather = *reduce = (struct zr_comm *)&w;
     const struct zr_group one = zr_group_of_all(0, 1);
-    int err = zr_nccl_open(rdv, dev, &one, &opt, gather, reduce);
+    const struct zr_role_ask ask[ZR_ROLES] = {{&one, 0, 0}, {&one, 0, 0}};
+    struct zr_comm *comm[ZR_ROLES];
+    int err = zr_nccl_open(rdv, dev, &opt, ask, comm);
+    *gather = comm[ZR_ROLE_GATHER];
+    *reduce = comm[ZR_ROLE_REDUCE];
     assert_true(err < 0);
     assert_null(*gather);
     assert_null(*reduce);
