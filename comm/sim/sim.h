@@ -10,7 +10,8 @@
 
 /* The order in which ranks issue collectives over all communicators together: it must be the same on all
  * ranks, as NCCL wants it, and each rank must issue one after the other, from one thread or from threads that
- * are ordered. One for a world; NULL where no memory is left. */
+ * are ordered. On one communicator they also run one after the other: on one stream, or on streams that wait.
+ * One for a world; NULL where no memory is left. */
 struct zr_sim_order;
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w);
 void zr_sim_order_close(struct zr_sim_order *o); /* NULL is allowed; after the world */

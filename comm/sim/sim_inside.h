@@ -3,7 +3,7 @@
  *   sim.c             the communicator: arenas, checks, opening, closing
  *   sim_meet.c        how ranks meet in a collective, and what becomes of those that cannot
  *   sim_collective.c  what a collective does on one rank: the bytes that it touches, and how long it takes
- *   sim_order.c       the order of collectives over all communicators */
+ *   sim_order.c       the order of collectives over all communicators, and on one */
 #ifndef ZR_COMM_SIM_INSIDE_H
 #define ZR_COMM_SIM_INSIDE_H
 
@@ -107,5 +107,8 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
 /* sim_order.c: rank, of the world, issues p, its k-th collective over all communicators; reported where the
  * others' k-th is another. */
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p);
+/* A stream has come to p: found out where nothing puts the rank's collective before it, on this communicator,
+ * before this one. */
+void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p);
 
 #endif

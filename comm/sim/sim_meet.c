@@ -193,6 +193,8 @@ static bool sim_start(void *arg, struct zr_stream *s)
     struct zr_sim_part *p = &m->part[d->place_of[zr_sim_line_of(s)->rank]];
     p->here = true;
     p->stream = s;
+    if (!zr_first_code(&d->failure))
+        zr_sim_order_start(d, zr_sim_line_of(s), p);
     p->entry = zr_vclock_hold(zr_sim_line_of(s));
     m->n_here++;
     if (zr_first_code(&d->failure))

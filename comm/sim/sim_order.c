@@ -1,4 +1,5 @@
-/* sim_order.c: the order in which ranks issue collectives over all communicators together. */
+/* sim_order.c: the order in which ranks issue collectives over all communicators together; and that those of
+ * one communicator are one behind the other on each rank, whatever their streams. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdlib.h>
@@ -15,14 +16,15 @@ struct zr_sim_order {
     struct issue *issue;
     int64_t n, cap;
     int64_t at[ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
-    char turn[ZR_SIM_MOST_RANKS];  /* one byte a rank, which issuing writes */
+    /* Of each rank a byte that issuing writes, and for each role one that its collectives write. */
+    char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
 
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w)
 {
     struct zr_sim_order *o = calloc(1, sizeof *o);
     for (int r = 0; o && r < zr_sim_config(w)->world; r++)
-        if (zr_sim_register(w, r, "order of collectives", &o->turn[r], 1)) {
+        if (zr_sim_register(w, r, "order of collectives", o->turn[r], ZR_ROLES + 1)) {
             free(o);
             o = NULL;
         }
@@ -41,7 +43,7 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_si
     struct zr_sim_order *o = d->order;
     struct zr_line *host = zr_sim_speaker(d->w);
     zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
-    zr_shadow_write(d->rec, host, &o->turn[rank], 1);
+    zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
     int64_t k = o->at[rank]++;
     if (k == o->cap) {
         o->cap = o->cap ? o->cap * 2 : 256;
@@ -61,4 +63,10 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_si
             "%d %s %s of unit %d, step %u",
             (long long)k, i->rank, zr_role_name(i->role), zr_op_name(i->op), i->tag.unit, i->tag.step, rank,
             d->name, zr_op_name(p->op), p->tag.unit, p->tag.step);
+}
+
+void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p)
+{
+    zr_sim_begin(d->w, l, zr_op_name(p->op), p->tag.unit, p->tag.step);
+    zr_shadow_write(d->rec, l, &d->order->turn[l->rank][d->role], 1);
 }

@@ -300,6 +300,49 @@ static void order_over_communicators(void **state)
     }
 }
 
+/* Two collectives on one communicator, on a stream each: found out unless the second stream waits. */
+static void order_on_one_communicator(void **state)
+{
+    (void)state;
+    for (int waits = 0; waits < 2; waits++) {
+        const struct zr_sim_options o = {.world = 2, .yield = never};
+        struct zr_sim *w;
+        struct zr_comm *comm[2];
+        struct zr_stream *stream[2][2];
+        struct zr_event *event[2];
+        assert_int_equal(zr_sim_open(&o, &w), 0);
+        struct zr_sim_order *order = zr_sim_order_open(w);
+        assert_int_equal(zr_sim_comm_open(w, ZR_ROLE_REDUCE_OUTER, 0, NULL, order, comm), 0);
+        for (int r = 0; r < 2; r++) {
+            const struct zr_device_ops *d = zr_sim_device(w, r)->ops;
+            zr_sim_host(w, r, ZR_SIM_LOOP);
+            assert_int_equal(d->event_open(zr_sim_device(w, r), &event[r]), 0);
+            for (int k = 0; k < 2; k++) {
+                const struct zr_tag tag = {.unit = k};
+                struct zr_gather_seg nothing;
+                assert_int_equal(
+                    d->stream_open(zr_sim_device(w, r), ZR_STREAM_QUEUE, "s", NULL, &stream[r][k]), 0);
+                if (k && waits)
+                    assert_int_equal(d->stream_wait(stream[r][k], event[r]), 0);
+                assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r][k], &nothing, 0, &tag), 0);
+                assert_int_equal(d->event_record(event[r], stream[r][k]), 0);
+            }
+        }
+        const struct zr_recorder *rec = zr_sim_recorder(w);
+        assert_int_equal(rec->n_reports > 0, !waits);
+        if (!waits)
+            assert_non_null(strstr(rec->first_report, "race on rank"));
+        for (int r = 0; r < 2; r++) {
+            for (int k = 0; k < 2; k++)
+                zr_sim_device(w, r)->ops->stream_close(stream[r][k]);
+            zr_sim_device(w, r)->ops->event_close(event[r]);
+            comm[r]->ops->close(comm[r]);
+        }
+        zr_sim_close(w);
+        zr_sim_order_close(order);
+    }
+}
+
 /* Communicators of two groups, each in an order of its own: places say whose slice is where, ranks of the
  * world are named. */
 static void groups(void **state)
@@ -557,6 +600,7 @@ int main(void)
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
+        cmocka_unit_test(order_on_one_communicator),
         cmocka_unit_test(groups),
         cmocka_unit_test(shared_arena),
         cmocka_unit_test(tables),
