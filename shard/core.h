@@ -97,7 +97,8 @@ struct zr_core_event {
 };
 
 /* An action, in the order it has to be taken. Those of the first group are taken by the model's thread on the
- * compute stream; the others by the loop, on the gather stream (GATHER) or the reduce stream (the rest). */
+ * compute stream; the others by the loop: GATHER, GATHER_OUTER and REDUCE_OUTER on a stream each, the rest on
+ * the reduce stream, but for what becomes of sums between groups, which is on REDUCE_OUTER's. */
 enum zr_action_kind {
     /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_USE_PARAM = 1,

@@ -330,8 +330,8 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
     struct zr_core_spec *s = &p->spec;
     s->outer = p->hop[ZR_OUTER].size > 1;
     p->outer_each = s->outer && opt->deterministic && (opt->grad_accum_steps > 1 || again);
-    /* One: the outer reduction is behind the inner one, on one stream. */
-    p->n_partial_slots = p->outer_each;
+    /* Two: one is filled by a group while the other is reduced between groups. */
+    p->n_partial_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
     s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
     s->n_partial_slots = p->n_partial_slots;

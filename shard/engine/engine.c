@@ -182,7 +182,9 @@ static int open_streams(struct zr_engine *e, void *native_stream)
     if (!err)
         err = d->stream_open(e->dev, kind, "zero-reduce", NULL, &e->reduce_stream);
     if (!err && e->plan->spec.outer_gathers)
-        err = d->stream_open(e->dev, kind, "zero-outer", NULL, &e->outer_stream);
+        err = d->stream_open(e->dev, kind, "zero-gather-out", NULL, &e->gather_outer_stream);
+    if (!err && e->plan->spec.outer)
+        err = d->stream_open(e->dev, kind, "zero-reduce-out", NULL, &e->reduce_outer_stream);
     zr_roles_streams(e);
     return err;
 }
@@ -238,7 +240,8 @@ static void close_device_side(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
     d->stream_close(e->gather_stream);
-    d->stream_close(e->outer_stream);
+    d->stream_close(e->gather_outer_stream);
+    d->stream_close(e->reduce_outer_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
     zr_model_check_give_back(e->watch);

@@ -2,7 +2,7 @@
  * actions. What it consists of is engine_inside.h's; from outside there are only calls.
  *
  *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (engine_model.c)
- *   loop's thread:   -> queue -> jobs -> the gather and the reduce stream                 (engine_issue.c)
+ *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (engine_issue.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop only issues, in the order of the queue, and waits for nothing.

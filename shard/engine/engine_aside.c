@@ -56,12 +56,14 @@ int zr_aside_issue(struct zr_engine *e, int32_t unit, const struct zr_tag *tag)
         if (!f[i].trainable)
             continue;
         int64_t n_elems = aside_part(e, &f[i], &sum);
-        err = d->copy(e->reduce_stream, aside, sum, n_elems * (int64_t)sizeof(float));
+        err = d->copy(last.stream, aside, sum, n_elems * (int64_t)sizeof(float));
         aside += f[i].fine_elems;
     }
+    if (!err && e->plan->spec.outer)
+        err = d->event_record(e->ev.partial_free[unit], last.stream);
     if (err || !e->plan->sum_in_place[unit])
         return err;
-    return d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream);
+    return d->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], last.stream);
 }
 
 int zr_aside_add(struct zr_engine *e, int32_t unit)
@@ -69,12 +71,13 @@ int zr_aside_add(struct zr_engine *e, int32_t unit)
     int32_t n;
     int err = 0;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    const struct zr_hop_run last = zr_last_hop(e);
     float *aside = e->aside[unit], *sum;
     for (int32_t i = 0; aside && !err && i < n; i++) {
         if (!f[i].trainable)
             continue;
         int64_t n_elems = aside_part(e, &f[i], &sum);
-        err = e->dev->ops->add(e->reduce_stream, sum, aside, ZR_F32, n_elems);
+        err = e->dev->ops->add(last.stream, sum, aside, ZR_F32, n_elems);
         aside += f[i].fine_elems;
     }
     return err;

@@ -4,14 +4,17 @@
 
 struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
 {
-    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE, .axis = ZR_INNER, .wire = e->opt.wire_dtype};
+    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE,
+                               .axis = ZR_INNER,
+                               .stream = e->role[ZR_ROLE_REDUCE].stream,
+                               .wire = e->opt.wire_dtype};
 }
 
 struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
 {
-    (void)e;
     /* Sums of groups are fp32, and are not rounded again. */
-    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER};
+    return (struct zr_hop_run){
+        .role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER, .stream = e->role[ZR_ROLE_REDUCE_OUTER].stream};
 }
 
 static bool has_outer(const struct zr_engine *e)
@@ -109,7 +112,8 @@ static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run 
     return zr_cut_in(&f->inner, zr_dtype_bytes(f->dtype), sizeof(float));
 }
 
-int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job)
+int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
+                       const struct zr_job *job)
 {
     int32_t n, n_segs = 0, unit = job->action.unit;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
@@ -126,7 +130,7 @@ int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const st
         at += zr_hop_sum_bytes(e, h, &f[i]);
     }
     struct zr_tag tag = zr_job_tag(job);
-    return zr_role_gather(e, h->role, e->i.gather_segs, n_segs, &tag);
+    return zr_role_gather_on(e, h->role, s, e->i.gather_segs, n_segs, &tag);
 }
 
 int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag)

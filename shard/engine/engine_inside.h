@@ -15,9 +15,14 @@
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
  *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known
  * And where an update is of a fine slice, so that groups gather it (struct zr_core_spec, outer_gathers):
- *   updated[unit]     reduce  -> outer    the optimizer wrote the fine slice
+ *   updated[unit]     reduce  -> outer    the optimizer wrote the fine slice (outer: of gathers)
  *   whole[unit]       outer   -> gather   the inner slice has every group's part, in place of updated
- *   outer_tail        outer   -> reduce   every such gather of the old parameters is done */
+ *   gather_outer_tail outer   -> reduce   every such gather of the old parameters is done
+ * And where gradients are reduced between groups too, on a stream of its own (struct zr_core_spec, outer):
+ *   partial_full[place] reduce       -> reduce outer   the sum over a group is there
+ *   partial_free[place] reduce outer -> reduce         every group has read it, or it was set aside
+ *   updated[unit]       reduce       -> reduce outer   the optimizer has read the unit's sum
+ *   reduce_outer_tail   reduce outer -> reduce         every sum of the world is there */
 #ifndef ZR_SHARD_ENGINE_INSIDE_H
 #define ZR_SHARD_ENGINE_INSIDE_H
 
@@ -42,7 +47,10 @@ enum zr_event_class {
     ZR_EVENT_STEP_NORM,
     ZR_EVENT_DRAINED, /* the model's thread waits for a stream's end */
     ZR_EVENT_WHOLE,
-    ZR_EVENT_OUTER_TAIL
+    ZR_EVENT_GATHER_OUTER_TAIL,
+    ZR_EVENT_PARTIAL_FULL,
+    ZR_EVENT_PARTIAL_FREE,
+    ZR_EVENT_REDUCE_OUTER_TAIL
 };
 
 struct zr_events {
@@ -53,7 +61,9 @@ struct zr_events {
     int32_t n;
     struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
     /* outer_gathers only: (n_units); (1) */
-    struct zr_event **whole, **outer_tail;
+    struct zr_event **whole, **gather_outer_tail;
+    /* with groups only: (partial places), see zr_partial_place; (1) */
+    struct zr_event **partial_full, **partial_free, **reduce_outer_tail;
     struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 };
 
@@ -224,8 +234,8 @@ struct zr_engine {
     /* of one operation of a job: flats of a unit */
     int32_t most_segs;
 
-    /* outer_stream: of gathers between groups; NULL: no step has any */
-    struct zr_stream *compute, *gather_stream, *reduce_stream, *outer_stream;
+    /* NULL: no step has any gathers, or reductions, between groups */
+    struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
     struct zr_events ev;
     /* NULL: not kept */
     struct zr_timeline *timeline;
@@ -253,6 +263,9 @@ void zr_roles_streams(struct zr_engine *e);
  * of CONTROL, REDUCE or REDUCE_OUTER. */
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
                    const struct zr_tag *tag);
+/* On another stream, which is behind everything on the role's, as that is behind it. */
+int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *s,
+                      const struct zr_gather_seg *seg, int n, const struct zr_tag *tag);
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
                    const struct zr_tag *tag);
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
@@ -403,6 +416,19 @@ static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
 static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
     return slot >= 0 ? p->layout->n_units + slot : unit;
+}
+
+/* The place of a group's sum, as an index of partial_full and partial_free: of the unit, where it lies in
+ * place; else of the slot. */
+static inline int32_t zr_partial_place(const struct zr_action *a)
+{
+    return a->partial >= 0 ? a->partial : a->unit;
+}
+
+static inline int32_t zr_n_partial_places(const struct zr_plan *p)
+{
+    int32_t n = p->outer_each ? p->n_partial_slots : p->layout->n_units;
+    return p->spec.outer ? n : 0;
 }
 
 static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *e)

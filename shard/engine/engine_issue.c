@@ -1,5 +1,5 @@
-/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather, the reduce and the
- * outer stream. */
+/* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce stream,
+ * and on those between groups. */
 #include "shard/engine/engine_issue.h"
 
 /* ---- gather ---- */
@@ -51,14 +51,14 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
         if (f[i].trainable)
             e->i.gather_segs[n_segs++] = zr_outer_gather_seg(e, &f[i]);
     struct zr_tag tag = zr_job_tag(job);
-    ZR_TRY(d->stream_wait(e->outer_stream, e->ev.updated[unit]));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, unit,
-                            job->step, false));
+    ZR_TRY(d->stream_wait(e->gather_outer_stream, e->ev.updated[unit]));
+    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER,
+                            unit, job->step, false));
     ZR_TRY(zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->i.gather_segs, n_segs, &tag));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, unit,
-                            job->step, true));
+    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER,
+                            unit, job->step, true));
     e->i.n_outer_gather++;
-    return d->event_record(e->ev.whole[unit], e->outer_stream);
+    return d->event_record(e->ev.whole[unit], e->gather_outer_stream);
 }
 
 /* ---- reduce ---- */
@@ -68,54 +68,63 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
 {
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    struct zr_stream *s = zr_last_hop(e).stream;
     for (; n_folds > 0; n_folds--, sum--)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
-                ZR_TRY(e->dev->ops->add(e->reduce_stream, zr_sum_at(e, &f[i], sum - 1),
-                                        zr_sum_at(e, &f[i], sum), ZR_F32, f[i].fine_elems));
+                ZR_TRY(e->dev->ops->add(s, zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum), ZR_F32,
+                                        f[i].fine_elems));
     return 0;
 }
 
+/* The gradient is free as soon as the sum has a place of its own. What is summed in place is free when the
+ * optimizer has read it: peers have by then read what they gather of it here, for they have been in the
+ * agreement of the norm. */
 static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct zr_action *a = &job->action;
     const struct zr_hop_run inner = zr_inner_hop(e);
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    bool in_place = e->plan->sum_in_place[a->unit];
+    bool in_place = e->plan->sum_in_place[a->unit], outer = e->plan->spec.outer;
     ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.grad_done[place]));
+    if (outer)
+        ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.partial_free[zr_partial_place(a)]));
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &inner, job));
-    /* What is summed in place is free when the optimizer has read it. Peers have by then read what they
-     * gather of it here: they have been in the agreement of the norm. */
     if (in_place && a->accumulate)
         ZR_TRY(zr_aside_add(e, a->unit));
     if (in_place)
-        ZR_TRY(zr_hop_gather_sums(e, &inner, job));
+        ZR_TRY(zr_hop_gather_sums(e, &inner, inner.stream, job));
     else
         ZR_TRY(d->event_record(e->ev.grad_free[place], e->reduce_stream));
+    if (outer)
+        ZR_TRY(d->event_record(e->ev.partial_full[zr_partial_place(a)], e->reduce_stream));
     e->i.n_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
     return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, true);
 }
 
-/* The sum over a group, to one of the world. */
+/* The sum over a group, to one of the world. On a stream of its own: groups are reduced meanwhile. */
 static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
 {
+    const struct zr_device_ops *d = e->dev->ops;
     const struct zr_action *a = &job->action;
     const struct zr_hop_run outer = zr_outer_hop(e);
-    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE_OUTER, a->unit,
+    ZR_TRY(d->stream_wait(outer.stream, e->ev.partial_full[zr_partial_place(a)]));
+    ZR_TRY(zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &outer, job));
     if (a->partial < 0 && a->accumulate)
         ZR_TRY(zr_aside_add(e, a->unit));
     if (a->partial < 0)
-        ZR_TRY(zr_hop_gather_sums(e, &outer, job));
+        ZR_TRY(zr_hop_gather_sums(e, &outer, outer.stream, job));
+    ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], outer.stream));
     e->i.n_outer_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
-    return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE_OUTER, a->unit,
+    return zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
                             job->step, true);
 }
 
@@ -131,14 +140,15 @@ static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t 
     return 0;
 }
 
-/* All that this rank has of the group's sums is zero. No peer gathers any of it: that was before the
- * agreement of the step before. */
-static int clear_group_sums(struct zr_engine *e, const struct zr_flat *f, int32_t n)
+/* All that this rank has of the group's sum is zero. No peer gathers any of it: that was before the agreement
+ * of the step before. But the update of that step may still be reading it. */
+static int clear_group_sum(struct zr_engine *e, int32_t unit, const struct zr_flat *f, int32_t n)
 {
+    struct zr_stream *s = e->reduce_outer_stream;
+    ZR_TRY(e->dev->ops->stream_wait(s, e->ev.updated[unit]));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
-            ZR_TRY(e->dev->ops->zero(e->reduce_stream,
-                                     e->reduce_base + zr_plan_inner_sum(e->plan, &f[i], e->at, -1),
+            ZR_TRY(e->dev->ops->zero(s, e->reduce_base + zr_plan_inner_sum(e->plan, &f[i], e->at, -1),
                                      f[i].inner_elems * (int64_t)sizeof(float)));
     return 0;
 }
@@ -151,14 +161,15 @@ static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
     struct zr_tag tag = zr_job_tag(job);
     if (e->plan->sum_in_place[job->action.unit])
         return clear_in_place(e, f, n);
-    if (last.axis == ZR_OUTER && !e->plan->outer_each)
-        return clear_group_sums(e, f, n);
-    /* A peer may still be gathering this sum for its update of the step before, and in a step without any
-     * gradient no reduce stands in between. */
-    ZR_TRY(zr_hop_barrier(e, &last, &tag));
+    if (e->plan->spec.outer && !e->plan->outer_each)
+        return clear_group_sum(e, job->action.unit, f, n);
+    /* A peer may still be gathering this sum for its update of the step before. Between groups each step has
+     * a contribution, whose reduction stands in between; in a group there may be none. */
+    if (last.axis == ZR_INNER)
+        ZR_TRY(zr_hop_barrier(e, &last, &tag));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
-            ZR_TRY(e->dev->ops->zero(e->reduce_stream, zr_sum_at(e, &f[i], 0),
+            ZR_TRY(e->dev->ops->zero(last.stream, zr_sum_at(e, &f[i], 0),
                                      f[i].fine_elems * (int64_t)sizeof(float)));
     return 0;
 }
@@ -166,13 +177,16 @@ static int issue_no_grad(struct zr_engine *e, const struct zr_job *job)
 /* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
+    const struct zr_device_ops *d = e->dev->ops;
     const struct zr_hop_run last = zr_last_hop(e);
     struct zr_tag tag = zr_job_tag(job);
     ZR_TRY(zr_hop_barrier(e, &last, &tag));
-    for (int32_t u = 0; u < e->layout->n_units; u++)
+    for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (e->plan->sum_in_place[u])
-            ZR_TRY(
-                e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], e->reduce_stream));
+            ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], last.stream));
+        if (e->plan->spec.outer)
+            ZR_TRY(d->event_record(e->ev.partial_free[u], last.stream));
+    }
     return 0;
 }
 

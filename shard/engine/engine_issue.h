@@ -30,10 +30,11 @@ static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *
     return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
 }
 
-/* engine_hop.c. One hop of a reduction: whose communicator, and in which dtype gradients travel. */
+/* engine_hop.c. One hop of a reduction: whose communicator, which stream, and the dtype of what travels. */
 struct zr_hop_run {
     enum zr_role role;
     enum zr_axis axis;
+    struct zr_stream *stream;
     /* 0: as they lie */
     enum zr_dtype wire;
 };
@@ -50,8 +51,9 @@ int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, 
  * says. */
 int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
 /* Every rank's slices of the unit's sums to all, as fp32, where the optimizer wants all of them: in place, or
- * end to end to full_grad_at. */
-int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
+ * end to end to full_grad_at. On the hop's stream, or another that waits for all of it. */
+int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
+                       const struct zr_job *job);
 /* Before a sum is written that peers may still be gathering: everyone is past it. Nothing where nobody
  * gathers sums. */
 int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag);

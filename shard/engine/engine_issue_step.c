@@ -69,8 +69,10 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
     struct zr_tag tag = zr_job_tag(job);
     ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
     ZR_TRY(wait_for_tail(e, e->gather_stream, e->ev.gather_tail));
-    if (e->outer_stream)
-        ZR_TRY(wait_for_tail(e, e->outer_stream, e->ev.outer_tail[0]));
+    if (e->gather_outer_stream)
+        ZR_TRY(wait_for_tail(e, e->gather_outer_stream, e->ev.gather_outer_tail[0]));
+    if (e->reduce_outer_stream)
+        ZR_TRY(wait_for_tail(e, e->reduce_outer_stream, e->ev.reduce_outer_tail[0]));
     ZR_TRY(
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e));
@@ -223,7 +225,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             false));
     if (gathered)
-        ZR_TRY(zr_hop_gather_sums(e, &last, job));
+        ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
     const char *full = e->reduce_base + e->plan->full_grad_at;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)

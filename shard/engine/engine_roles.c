@@ -27,17 +27,25 @@ void zr_roles_streams(struct zr_engine *e)
         bool gathers = r == ZR_ROLE_GATHER || r == ZR_ROLE_GATHER_OUTER;
         e->role[r].stream = gathers ? e->gather_stream : e->reduce_stream;
     }
-    if (e->outer_stream)
-        e->role[ZR_ROLE_GATHER_OUTER].stream = e->outer_stream;
+    if (e->gather_outer_stream)
+        e->role[ZR_ROLE_GATHER_OUTER].stream = e->gather_outer_stream;
+    if (e->reduce_outer_stream)
+        e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
 }
 
 /* ---- collectives ---- */
 
+int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *s,
+                      const struct zr_gather_seg *seg, int n, const struct zr_tag *tag)
+{
+    struct zr_comm *c = e->role[role].comm;
+    return c->ops->all_gather(c, s, seg, n, tag);
+}
+
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
                    const struct zr_tag *tag)
 {
-    const struct zr_role_run *r = &e->role[role];
-    return r->comm->ops->all_gather(r->comm, r->stream, seg, n, tag);
+    return zr_role_gather_on(e, role, e->role[role].stream, seg, n, tag);
 }
 
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,

@@ -235,8 +235,10 @@ int zr_engine_drain(struct zr_engine *e)
 {
     zr_model_await(e, e->m.n_jobs);
     int err = drain_stream(e, e->gather_stream);
-    if (!err && e->outer_stream)
-        err = drain_stream(e, e->outer_stream);
+    if (!err && e->gather_outer_stream)
+        err = drain_stream(e, e->gather_outer_stream);
+    if (!err && e->reduce_outer_stream)
+        err = drain_stream(e, e->reduce_outer_stream);
     if (!err)
         err = drain_stream(e, e->reduce_stream);
     if (!err)

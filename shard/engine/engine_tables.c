@@ -9,7 +9,8 @@
 int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev)
 {
     int32_t units = p->layout->n_units, places = units + p->n_grad_slots;
-    bool outer = p->spec.outer_gathers;
+    int32_t partials = zr_n_partial_places(p);
+    bool outer = p->spec.outer, outer_gathers = p->spec.outer_gathers;
     const struct {
         enum zr_event_class class;
         int32_t n;
@@ -19,13 +20,18 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
                 {ZR_EVENT_UPDATED, units, &ev->updated},
                 {ZR_EVENT_GRAD_DONE, places, &ev->grad_done},
                 {ZR_EVENT_GRAD_FREE, places, &ev->grad_free},
-                {ZR_EVENT_WHOLE, outer ? units : 0, &ev->whole},
-                {ZR_EVENT_OUTER_TAIL, outer, &ev->outer_tail}};
+                {ZR_EVENT_WHOLE, outer_gathers ? units : 0, &ev->whole},
+                {ZR_EVENT_GATHER_OUTER_TAIL, outer_gathers, &ev->gather_outer_tail},
+                {ZR_EVENT_PARTIAL_FULL, partials, &ev->partial_full},
+                {ZR_EVENT_PARTIAL_FREE, partials, &ev->partial_free},
+                {ZR_EVENT_REDUCE_OUTER_TAIL, outer, &ev->reduce_outer_tail}};
     struct zr_event **const single[] = {[ZR_EVENT_STEP_COMPUTE] = &ev->step_compute,
                                         [ZR_EVENT_GATHER_TAIL] = &ev->gather_tail,
                                         [ZR_EVENT_STEP_NORM] = &ev->step_norm,
                                         [ZR_EVENT_DRAINED] = &ev->drained};
-    int32_t at = 0, n = p->n_param_slots + 2 * units + 2 * places + 4 + (outer ? units + 1 : 0);
+    int32_t at = 0, n = ZR_EVENT_DRAINED - ZR_EVENT_STEP_COMPUTE + 1;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        n += rows[i].n;
     ev->all = calloc((size_t)n, sizeof *ev->all);
     ev->class_of = calloc((size_t)n, sizeof *ev->class_of);
     if (!ev->all || !ev->class_of)

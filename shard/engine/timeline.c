@@ -173,14 +173,15 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
     static const char *const track_name[ZR_TRACK_COUNT] = {[ZR_TRACK_MODEL] = "model",
                                                            [ZR_TRACK_GATHER] = "gather",
                                                            [ZR_TRACK_REDUCE] = "reduce",
-                                                           [ZR_TRACK_GATHER_OUTER] = "gather outer"};
+                                                           [ZR_TRACK_GATHER_OUTER] = "gather outer",
+                                                           [ZR_TRACK_REDUCE_OUTER] = "reduce outer"};
     FILE *f = fopen(path, "w");
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno));
     fprintf(f, "{\"traceEvents\":[\n");
     for (int i = 0; i < ZR_TRACK_COUNT; i++) {
         const struct track *k = &t->track[i];
-        if (i == ZR_TRACK_GATHER_OUTER && k->n == 0) /* there are no groups */
+        if (i >= ZR_TRACK_GATHER_OUTER && k->n == 0) /* there are no groups */
             continue;
         fprintf(f,
                 "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",

@@ -5,7 +5,14 @@
 
 #include "kernels/device.h"
 
-enum zr_track { ZR_TRACK_MODEL, ZR_TRACK_GATHER, ZR_TRACK_REDUCE, ZR_TRACK_GATHER_OUTER, ZR_TRACK_COUNT };
+enum zr_track {
+    ZR_TRACK_MODEL,
+    ZR_TRACK_GATHER,
+    ZR_TRACK_REDUCE,
+    ZR_TRACK_GATHER_OUTER,
+    ZR_TRACK_REDUCE_OUTER,
+    ZR_TRACK_COUNT
+};
 
 enum zr_span_kind {
     ZR_SPAN_FORWARD,

@@ -17,6 +17,8 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
         return e->gather_stream;
     case ZR_ON_GATHER_OUTER:
         return e->role[ZR_ROLE_GATHER_OUTER].stream;
+    case ZR_ON_REDUCE_OUTER:
+        return e->role[ZR_ROLE_REDUCE_OUTER].stream;
     default:
         return e->reduce_stream;
     }
@@ -95,6 +97,12 @@ void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
             if (acted)
                 changed.action.slot = other;
         }
+        zr_engine_issue(e, &changed);
+        break;
+    case ZR_OTHER_PARTIAL:
+        acted = job->action.partial >= 0;
+        if (acted)
+            changed.action.partial = (job->action.partial + 1) % r->plan.n_partial_slots;
         zr_engine_issue(e, &changed);
         break;
     case ZR_NO_ACCUMULATE:

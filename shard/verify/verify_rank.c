@@ -153,6 +153,17 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, 
     return core && !zr_engine_has_failed(&r->engine);
 }
 
+/* Without groups there are three streams, and no event that only groups need. */
+static void look_at_opened(struct zr_verify_rank *r)
+{
+    const struct zr_engine *e = &r->engine;
+    int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
+    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* four of which there is one */
+    if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events, or streams, that only groups need",
+                  r->id, e->ev.n - n);
+}
+
 static int wrap(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
@@ -170,6 +181,7 @@ static int wrap(struct zr_verify_rank *r)
         err = zr_turn_agree(r, zr_engine_allocate(&r->engine));
     if (err)
         return err;
+    look_at_opened(r);
     int64_t peak, held = zr_sim_held(v->sim, r->id, &peak);
     if (!v->lost && (peak != v->plan->total_bytes || held != peak))
         zr_report(zr_sim_recorder(v->sim), "rank %d holds %lld bytes, at most %lld; the plan says %lld",

@@ -22,7 +22,7 @@ enum { MOST_OPS = 1000, MOST_JOBS = 500 };
 _Static_assert(MOST_OPS < 1024 && MOST_JOBS < 1024, "ten bits each: see pack()");
 
 /* Events of one class, numbered. */
-enum { OF_CLASS = 16, MOST_EVENTS = (ZR_EVENT_OUTER_TAIL + 1) * OF_CLASS };
+enum { OF_CLASS = 16, MOST_EVENTS = (ZR_EVENT_REDUCE_OUTER_TAIL + 1) * OF_CLASS };
 
 enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
 
@@ -106,7 +106,7 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
     int32_t number = ++p->n_jobs;
     int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
     bool in_place = a->unit >= 0 && t->plan->sum_in_place[a->unit];
-    bool outer_gathers = t->plan->spec.outer_gathers;
+    bool outer = t->plan->spec.outer, outer_gathers = t->plan->spec.outer_gathers;
     if (number > MOST_JOBS)
         abort();
     add_op(t, HOST_PUSH, number);
@@ -128,26 +128,40 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_REDUCE:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
+        if (outer) {
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+            job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+        }
         if (in_place)
             break;
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
         t->grad_job[place] = number;
         break;
+    case ZR_ACT_REDUCE_OUTER:
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+        break;
     case ZR_ACT_SET_ASIDE:
-        if (!in_place) /* the sum of a group, not the gradient */
+        if (outer) { /* the sum of a group, not the gradient */
+            job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, a->unit));
             break;
+        }
         job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
         t->grad_job[place] = number;
         break;
     case ZR_ACT_NO_GRAD:
         if (in_place)
             job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+        if (outer && !t->plan->outer_each)
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
         break;
     case ZR_ACT_NORM:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
         job_tail(t, ZR_EVENT_GATHER_TAIL);
         if (outer_gathers)
-            job_tail(t, ZR_EVENT_OUTER_TAIL);
+            job_tail(t, ZR_EVENT_GATHER_OUTER_TAIL);
+        if (outer)
+            job_tail(t, ZR_EVENT_REDUCE_OUTER_TAIL);
         t->norm_job = number;
         break;
     case ZR_ACT_UPDATE:
@@ -315,11 +329,10 @@ static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32
     int class = op->number / OF_CLASS;
     bool of_model =
         class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
-    /* A job's own records come before its waits where it has both. */
-    int32_t at = of_model   ? model_at
-                 : by_model ? loop_at
-                            : loop_at + (class == ZR_EVENT_GATHER_TAIL || class == ZR_EVENT_OUTER_TAIL),
-            n = 0;
+    /* A job's own record of a tail comes before its wait for it. */
+    bool is_tail = class == ZR_EVENT_GATHER_TAIL || class == ZR_EVENT_GATHER_OUTER_TAIL ||
+                   class == ZR_EVENT_REDUCE_OUTER_TAIL;
+    int32_t at = of_model ? model_at : by_model ? loop_at : loop_at + is_tail, n = 0;
     while (n < p->n_recorded[op->number] && p->recorded[op->number][n] < at)
         n++;
     if (op->found >= 0 && op->found != n) {

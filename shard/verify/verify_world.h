@@ -85,6 +85,7 @@ enum zr_mutation {
     ZR_TWICE_JOB,
     ZR_LATE_JOB,
     ZR_OTHER_SLOT,
+    ZR_OTHER_PARTIAL,
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
     ZR_OTHER_SUM,
@@ -94,7 +95,14 @@ enum zr_mutation {
     ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
 };
 
-enum zr_stream_class { ZR_ON_ANY, ZR_ON_COMPUTE, ZR_ON_GATHER, ZR_ON_REDUCE, ZR_ON_GATHER_OUTER };
+enum zr_stream_class {
+    ZR_ON_ANY,
+    ZR_ON_COMPUTE,
+    ZR_ON_GATHER,
+    ZR_ON_REDUCE,
+    ZR_ON_GATHER_OUTER,
+    ZR_ON_REDUCE_OUTER
+};
 
 struct zr_mutant {
     const char *name, *link;

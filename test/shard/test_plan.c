@@ -265,6 +265,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     put(&x, p->norm_at, sizeof(struct zr_exact_sum));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
     put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
+    CHECK(p->n_partial_slots == (p->outer_each ? 2 : 0), "%d", p->n_partial_slots);
     CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
           (long long)p->partial_slot_bytes);
     /* What all ranks exchange lies here, or with groups apart. */
@@ -906,7 +907,7 @@ static void memory_and_traffic_of_groups(void **state)
         CHECK(q->bytes[ZR_MEM_PARAM_SHARDS] == P * b / inner, "way %d: %lld", way,
               (long long)q->bytes[ZR_MEM_PARAM_SHARDS]);
         int64_t sums = q->bytes[ZR_MEM_GRAD_SHARDS] + q->bytes[ZR_MEM_GRAD_SUMS];
-        CHECK(sums == (each ? 4 * n_sums * P / (inner * outer) + 4 * ELEMS / inner : 4 * P / inner),
+        CHECK(sums == (each ? 4 * n_sums * P / (inner * outer) + 2 * 4 * ELEMS / inner : 4 * P / inner),
               "way %d: %lld", way, (long long)sums);
         CHECK(q->bytes[ZR_MEM_GRAD_GATHERED] == (each && hsdp ? 4 * ELEMS / inner : 0), "way %d: %lld", way,
               (long long)q->bytes[ZR_MEM_GRAD_GATHERED]);

@@ -1,4 +1,6 @@
 /* test_time.c: step time on the virtual clock: what must hide hides, what cannot does not. */
+#include "kernels/agreement.h"
+#include "shard/options.h"
 #include "shard/verify/verify.h"
 
 #include <setjmp.h>
@@ -68,6 +70,84 @@ static void overlap_hides_links(void **state)
                 timed(a_case(3, 2, 2), a_speed(1e12, 1e8), NULL).step_ns * 3);
 }
 
+/* ---- groups ---- */
+
+/* Two nodes, each a group of two ranks. A unit's gradient is 1.024 MB of a rank's slice for its group, and as
+ * much between groups, where fp32 sums of half a slice travel. */
+enum { ELEMS = 1024000, FORWARD_NS = 2048000, BACKWARD_NS = 4096000, SLICE_BYTES = 1024000, N_UNITS = 8 };
+
+static struct zr_verify_case groups_case(enum zr_hybrid hybrid, int accum)
+{
+    struct zr_verify_case c = a_case(3, 4, 2);
+    c.n_units = N_UNITS;
+    c.group = 2;
+    c.hybrid = hybrid;
+    c.accum = accum;
+    c.deterministic = accum > 1; /* each contribution is reduced between groups */
+    return c;
+}
+
+/* Kernels take no time: what shows of a step is what its links take. */
+static struct zr_verify_speed groups_speed(double near, double far)
+{
+    struct zr_verify_speed s = a_speed(near, far);
+    s.memory_bytes_per_s = 1e30;
+    s.unit_elems = ELEMS;
+    return s;
+}
+
+static int64_t wire_ns(double bytes, double bytes_per_s)
+{
+    return (int64_t)(bytes / bytes_per_s * 1e9);
+}
+
+/* Both halves: a quarter of the record of each rank on the other node. */
+static int64_t agreement_ns(double far)
+{
+    return 2 * wire_ns(2.0 * (double)((ZR_AGREE_SUMS + ZR_AGREE_MAXES) * 8 / 4), far);
+}
+
+static int64_t shown_ns(enum zr_hybrid hybrid, int accum, double near, double far)
+{
+    struct zr_verify_case c = groups_case(hybrid, accum);
+    struct zr_verify_speed s = groups_speed(near, far);
+    struct zr_verify_time t;
+    struct zr_verify_result r;
+    assert_int_equal(zr_verify_time(&c, &s, NULL, &t, &r), 0);
+    if (r.n_reports)
+        fail_msg("%s", r.text);
+    assert_int_equal(t.peak_bytes, t.plan_bytes);
+    assert_int_equal(t.compute_ns, accum * N_UNITS * (FORWARD_NS + BACKWARD_NS));
+    return t.exposed_ns;
+}
+
+/* A unit's reduction between groups takes as long as its backward, the one in its group a quarter of that.
+ * They run side by side, so of both only the last unit's show, behind the last backward; one behind the other
+ * they would show a quarter of a backward more for each unit before it. */
+static void outer_hides_behind_backward(void **state)
+{
+    (void)state;
+    const double near = 1e9;
+    const int64_t in_group = wire_ns(SLICE_BYTES, near);
+    assert_int_equal(in_group, BACKWARD_NS / 4);
+    /* HSDP: reduced, and gathered in place. The first gather of a step has nothing to hide behind. */
+    double far = 5e8;
+    int64_t outer = 2 * wire_ns(SLICE_BYTES, far);
+    assert_int_equal(outer, BACKWARD_NS);
+    assert_int_equal(shown_ns(ZR_HSDP, 1, near, far), in_group + in_group + outer + agreement_ns(far));
+    /* HFSDP: reduced alone; the updated fine slice of the first unit, half as many bytes, is gathered between
+     * groups before its group gathers it. Those of the others, as long as a forward, hide. */
+    far = 2.5e8;
+    outer = wire_ns(SLICE_BYTES, far);
+    int64_t updated = wire_ns(SLICE_BYTES / 2, far);
+    assert_true(outer == BACKWARD_NS && updated == FORWARD_NS);
+    assert_int_equal(shown_ns(ZR_HFSDP, 1, near, far),
+                     updated + in_group + in_group + outer + agreement_ns(far));
+    /* Through partial slots, in each micro-batch. */
+    assert_int_equal(shown_ns(ZR_HFSDP, 2, near, far),
+                     updated + in_group + in_group + outer + agreement_ns(far));
+}
+
 static void trace_is_written(void **state)
 {
     (void)state;
@@ -97,6 +177,7 @@ static void trace_is_written(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(overlap_hides_links),
+                                       cmocka_unit_test(outer_hides_behind_backward),
                                        cmocka_unit_test(trace_is_written)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
