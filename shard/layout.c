@@ -1,6 +1,7 @@
 /* layout.c: builds the layout; see layout.h. */
 #include "shard/layout.h"
 #include "kernels/asserts.h"
+#include "shard/layout_cut.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,6 +22,8 @@ void zr_layout_free(struct zr_layout *l)
     if (!l)
         return;
     zr_tensors_free(l->tensors, l->n_tensors);
+    for (int32_t i = 0; l->flats && i < l->n_flats; i++)
+        free((void *)l->flats[i].fine.at);
     free(l->units);
     free(l->flats);
     free(l->pieces);
@@ -46,7 +49,7 @@ struct zr_span zr_flat_span(const struct zr_flat *f, struct zr_where at, enum zr
 {
     switch (level) {
     case ZR_LEVEL_FINE:
-        return span_of(f, &f->fine, at.inner * (int32_t)(f->inner.each / f->fine.each) + at.outer);
+        return span_of(f, &f->fine, at.inner * f->outer + at.outer);
     case ZR_LEVEL_INNER:
         return span_of(f, &f->inner, at.inner);
     case ZR_LEVEL_ALL:
@@ -150,16 +153,28 @@ struct member {
 };
 
 /* Packed flats are padded until all slices are equal. */
-static void cut_flat(const struct zr_layout *l, struct zr_flat *f)
+static void cut_equally(const struct zr_layout *l, struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), per_rank = (f->fine.total + l->world - 1) / l->world;
     f->fine.each = zr_round_up(per_rank, ZR_SHARD_ALIGN);
     ZR_ASSERT(f->n_pieces > 0 && f->fine.each * l->world >= f->fine.total);
     if (!f->in_place)
         f->fine.total = f->fine.each * l->world;
-    f->inner = (struct zr_cut){.each = f->fine.each * l->outer, .total = f->fine.total};
+    f->inner = zr_cut_merged(&f->fine, l->outer);
     f->fine_elems = f->fine.each / size;
     f->inner_elems = f->inner.each / size;
+    f->elems = f->inner_elems * l->inner;
+}
+
+static int cut_flat(struct zr_layout *l, struct zr_flat *f)
+{
+    f->outer = l->outer;
+    if (!zr_flat_needs_places(l, f)) {
+        cut_equally(l, f);
+        return 0;
+    }
+    l->has_places = true;
+    return zr_flat_cut_at_places(l, f);
 }
 
 static void place_packed(struct zr_unit *unit, struct zr_flat *f)
@@ -167,15 +182,15 @@ static void place_packed(struct zr_unit *unit, struct zr_flat *f)
     f->param_at = unit->param_bytes;
     unit->param_bytes = zr_round_up(f->param_at + f->fine.total, ZR_PIECE_ALIGN);
     f->shard_at = unit->shard_bytes;
-    unit->shard_bytes = zr_round_up(f->shard_at + f->inner.each, ZR_PIECE_ALIGN);
+    unit->shard_bytes = zr_round_up(f->shard_at + f->inner_elems * zr_dtype_bytes(f->dtype), ZR_PIECE_ALIGN);
     if (!f->trainable)
         return;
     f->grad_at = unit->grad_bytes;
     unit->grad_bytes = zr_round_up(f->grad_at + f->fine.total, ZR_PIECE_ALIGN);
 }
 
-static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head,
-                       unsigned char *done)
+static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head,
+                      unsigned char *done)
 {
     struct zr_unit *unit = &l->units[u];
     unit->first_flat = l->n_flats;
@@ -194,16 +209,19 @@ static void build_unit(struct zr_layout *l, int32_t u, const struct member *m, i
             add_piece(l, f, m[j].tensor, m[j].slice);
             done[j] = 1;
         }
-        cut_flat(l, f);
+        int err = cut_flat(l, f);
+        if (err)
+            return err;
         if (!f->in_place)
             place_packed(unit, f);
         if (f->trainable) {
             l->state_elems += f->fine_elems;
             unit->inner_elems += f->inner_elems;
-            unit->elems += f->inner_elems * l->inner;
+            unit->elems += f->elems;
         }
     }
     unit->n_flats = l->n_flats - unit->first_flat;
+    return 0;
 }
 
 /* Stacked tensors that must be contiguous get a region each, slices at their own stride. */
@@ -248,6 +266,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
     int64_t v[] = {
         t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL,     t->stacked,
         t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, (int64_t)scale_bits, t->buffer};
+    if (!zr_granule_fits(t->granule)) /* else it changes nothing */
+        seed = XXH64(&t->granule, sizeof t->granule, seed);
     return XXH64(t->name, strlen(t->name), XXH64(t->shape, sizeof t->shape, XXH64(v, sizeof v, seed)));
 }
 
@@ -259,6 +279,9 @@ static uint64_t hash_layout(const struct zr_layout *l)
     uint64_t h = XXH64(head, sizeof head, l->outer > 1 ? (uint64_t)l->outer : 0);
     for (int32_t i = 0; i < l->n_tensors; i++)
         h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    for (int32_t i = 0; i < l->n_flats; i++)
+        if (l->flats[i].fine.at)
+            h = XXH64(l->flats[i].fine.at, ((size_t)l->world + 1) * sizeof *l->flats[i].fine.at, h);
     return h;
 }
 
@@ -322,8 +345,11 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, 
             tail[u] = k;
         }
     }
-    for (int32_t u = 0; u < l->n_units; u++)
-        build_unit(l, u, members, head[u], done);
+    for (int32_t u = 0; u < l->n_units; u++) {
+        err = build_unit(l, u, members, head[u], done);
+        if (err)
+            goto fail;
+    }
     place_in_place(l);
     l->hash = hash_layout(l);
     free(members);

@@ -15,7 +15,11 @@
  *
  * Slices of a rank start at multiples of 256 bytes from the flat's start and pieces at multiples of 256, so
  * every shard boundary is a multiple of 32 elements from the start of its tensor slice, for every world and
- * both kinds: the canonical blocks of the gradient norm are never cut. */
+ * both kinds: the canonical blocks of the gradient norm are never cut.
+ *
+ * Granules that such boundaries would tear are kept together: a flat with one is cut at a list of places, the
+ * nearest to an equal cut that tear neither a granule nor a block (layout_cut.c). Its slices differ in size,
+ * and may be empty. What every rank reserves is the largest, so offsets and sizes stay equal on all ranks. */
 #ifndef ZR_SHARD_LAYOUT_H
 #define ZR_SHARD_LAYOUT_H
 
@@ -46,6 +50,8 @@ struct zr_tensor {
 
     /* multiply the learning rate and the kind's weight decay; finite, not negative */
     float lr_scale, decay_scale;
+    /* elements of a slice that stay on one rank, counted from its first; 0 is 1 */
+    int64_t granule;
 
     bool stacked, overwrite, resident;
     /* not trained, and its memory stays the model's (engine_buffers.c) */
@@ -72,15 +78,17 @@ struct zr_flat {
     int32_t first_piece, n_pieces;
     /* The same bytes, cut once for each rank of the job and once for each of a group. Fine slices are ordered
      * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups
-     * both cuts are one. */
+     * both cuts are one. With granules they share one list of places, in elements, which is the flat's. */
     struct zr_cut fine, inner;
+    /* fine slices of an inner one */
+    int32_t outer;
     /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
      * the same for gradients (trainable flats only). */
     int64_t param_at, grad_at;
     /* one rank's inner slice, inside the unit's packed parameter shards (bytes) */
     int64_t shard_at;
-    /* Of the largest slice of each cut; what every rank reserves. */
-    int64_t fine_elems, inner_elems;
+    /* Of the largest slice of each cut, and of the flat; what every rank reserves. Multiples of 256 bytes. */
+    int64_t fine_elems, inner_elems, elems;
 };
 
 struct zr_unit {
@@ -123,6 +131,8 @@ struct zr_layout {
     int64_t state_elems;
     /* elements of the model, without buffers */
     int64_t n_params;
+    /* some flat is cut at a list of places: ranks differ in what they own, receive and send */
+    bool has_places;
     /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
     int64_t buffer_bytes;
     /* of its tensors */

@@ -59,7 +59,7 @@ int64_t zr_plan_param_full(const struct zr_plan *p, const struct zr_flat *f, int
 int64_t zr_plan_param_own(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
     if (p->resident[f->unit])
-        return zr_plan_param_full(p, f, -1) + at.inner * f->inner.each;
+        return zr_plan_param_full(p, f, -1) + zr_cut_at(&f->inner, at.inner);
     return p->param_at[f->unit] + f->shard_at;
 }
 
@@ -90,8 +90,8 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_
 {
     if (p->sum_in_place[f->unit])
         return zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->fine, zr_layout_fine(p->layout, at));
-    int64_t fine = sums_are_inner(p) ? at.outer * f->fine_elems * (int64_t)sizeof(float) : 0;
-    return sum_at(p, f, k) + fine;
+    int64_t before = zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
+    return sum_at(p, f, k) + (sums_are_inner(p) ? before * (int64_t)sizeof(float) : 0);
 }
 
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
@@ -118,7 +118,7 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
     case ZR_LEVEL_ALL:
         break;
     }
-    return f->inner_elems * p->hop[ZR_INNER].size;
+    return f->elems;
 }
 
 int zr_plan_states(const struct zr_plan *p, const struct zr_flat *f)
@@ -135,7 +135,7 @@ bool zr_plan_saves(const struct zr_plan *p, const struct zr_flat *f, int kind)
 
 int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
 {
-    return kind == -2 ? f->fine.each : f->fine_elems * (int64_t)sizeof(float);
+    return f->fine_elems * (kind == -2 ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float));
 }
 
 /* ---- placing ---- */

@@ -149,7 +149,8 @@ struct zr_plan {
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
-    /* of one steady step on rank 0 */
+    /* of one steady step on rank 0; where slices differ in size (zr_layout.has_places), on the rank that
+     * takes most */
     struct zr_traffic traffic;
 
     uint64_t hash;

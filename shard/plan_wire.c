@@ -98,11 +98,10 @@ int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct 
     return of_trainable(p, unit, at, outer_gather);
 }
 
-/* Of the unit, in a steady step, on rank 0. */
-static void add_traffic(struct zr_plan *p, int32_t u, const struct zr_core_work *w, enum zr_dtype wire)
+/* Of the unit, in a steady step. */
+static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core_work *w, enum zr_dtype wire,
+                        struct zr_where at, struct zr_traffic *t)
 {
-    const struct zr_where at = {0, 0};
-    struct zr_traffic *t = &p->traffic;
     bool trainable = p->layout->units[u].trainable;
     t->n_gather += w->gathers[u];
     t->n_reduce += w->reduces[u];
@@ -121,7 +120,22 @@ static void add_traffic(struct zr_plan *p, int32_t u, const struct zr_core_work 
             (p->outer_each ? trainable : w->outer_reduces[u]) * zr_plan_outer_sum_wire(p, u, at);
 }
 
-/* Runs the core over the declared order and counts what a steady step does. */
+/* Of all units, for the rank at a place. */
+static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_core_work *w, enum zr_dtype wire,
+                                    int32_t place)
+{
+    const struct zr_where at = zr_where_of(&p->place, place);
+    bool groups = p->hop[ZR_OUTER].size > 1;
+    struct zr_traffic t = {.agreement_bytes = zr_agree_wire(p->world, place, ZR_AGREE_SUMS, ZR_AGREE_MAXES)};
+    for (int32_t u = 0; u < p->layout->n_units; u++)
+        add_traffic(p, u, w, wire, at, &t);
+    t.outer_bytes += groups ? t.agreement_bytes : 0;
+    t.wire_bytes += groups ? t.outer_bytes : t.agreement_bytes;
+    return t;
+}
+
+/* Runs the core over the declared order and counts what a steady step does. Slices of different size differ
+ * in what they cost, and any rank may have the most of it. */
 int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
 {
     int32_t n = p->layout->n_units;
@@ -130,12 +144,11 @@ int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
         return zr_fail(ZR_ERR_NOMEM, "no memory to measure the plan");
     struct zr_core_work work = {counts, counts + n, counts + 2 * n, counts + 3 * n};
     int err = zr_core_rehearse(&p->spec, &work);
-    for (int32_t u = 0; !err && u < n; u++)
-        add_traffic(p, u, &work, opt->wire_dtype);
-    int64_t agreement = zr_agree_wire(p->world, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
-    p->traffic.agreement_bytes = agreement;
-    p->traffic.outer_bytes += p->hop[ZR_OUTER].size > 1 ? agreement : 0;
-    p->traffic.wire_bytes += p->hop[ZR_OUTER].size > 1 ? p->traffic.outer_bytes : agreement;
+    for (int32_t place = 0; !err && place < (p->layout->has_places ? p->world : 1); place++) {
+        struct zr_traffic t = traffic_of(p, &work, opt->wire_dtype, place);
+        if (t.wire_bytes > p->traffic.wire_bytes || place == 0)
+            p->traffic = t;
+    }
     free(counts);
     return err;
 }

@@ -99,10 +99,9 @@ int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const 
     return zr_plan_sum(e->plan, f, (struct zr_where){0, 0}, 0);
 }
 
-int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f)
 {
-    int64_t slice = h->axis == ZR_INNER ? f->inner_elems : f->fine_elems;
-    return slice * e->plan->hop[h->axis].size * (int64_t)sizeof(float);
+    return (h->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
 }
 
 static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
@@ -127,7 +126,7 @@ int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct z
         int64_t home = zr_hop_sum(e, h, &f[i]);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
             .src = home, .dst = in_place ? home : at, .in_place = in_place, .cut = sum_cut(e, h, &f[i])};
-        at += zr_hop_sum_bytes(e, h, &f[i]);
+        at += zr_hop_sum_bytes(h, &f[i]);
     }
     struct zr_tag tag = zr_job_tag(job);
     return zr_role_gather_on(e, h->role, s, e->i.gather_segs, n_segs, &tag);

@@ -46,7 +46,7 @@ struct zr_hop_run zr_last_hop(const struct zr_engine *e);
  * flat's first sum is (whole, if that is so, else this rank's slice); and bytes of a whole one. */
 bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit);
 int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
-int64_t zr_hop_sum_bytes(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
+int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f);
 /* The gradient of the action's unit, or its sum over a group, reduced: this rank's slices to where the action
  * says. */
 int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);

@@ -38,7 +38,7 @@ fuzz() {
 fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
-fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
+fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
 fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

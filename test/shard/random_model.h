@@ -98,6 +98,16 @@ static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
             t[i].optimizer = (enum zr_optimizer)((t[i].n_elems / 3 + i) % ZR_OPTIMIZER_COUNT);
 }
 
+/* In every third model some tensors have a granule; drawn from the model, as above. */
+static inline void mix_granules(struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; n % 3 == 0 && i < n; i++) {
+        int64_t slice = t[i].n_elems / t[i].n_slices;
+        if ((slice + i) % 3)
+            t[i].granule = slice % 2 ? slice : slice / 2;
+    }
+}
+
 /* A table of *n tensors over 1..max_units units without gaps, for zr_layout_make to take over. */
 static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t max_units, int32_t *n)
 {
@@ -129,6 +139,7 @@ static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t 
         t[j] = swap;
     }
     mix_optimizers(t, *n);
+    mix_granules(t, *n);
     return t;
 }
 

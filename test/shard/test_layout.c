@@ -26,15 +26,73 @@ static void check_pieces(const struct zr_layout *l)
     CHECK(l->n_pieces == l->slice_base[l->n_tensors], "every slice is one piece");
 }
 
+static int64_t granule_of(const struct zr_layout *l, const struct zr_piece *p)
+{
+    return zr_max(l->tensors[p->tensor].granule, 1);
+}
+
+/* Whether the flat may be cut at this element. */
+static bool may_be_cut(const struct zr_layout *l, const struct zr_flat *f, int64_t at)
+{
+    for (int32_t i = 0; i < f->n_pieces; i++) {
+        const struct zr_piece *p = &l->pieces[f->first_piece + i];
+        if (at > p->first && at < p->first + p->n)
+            return (at - p->first) % 32 == 0 && (at - p->first) % granule_of(l, p) == 0;
+    }
+    return true;
+}
+
+/* What is equal: all slices. */
+static void check_equal_slices(const struct zr_layout *l, const struct zr_flat *f, int64_t end)
+{
+    int64_t size = zr_dtype_bytes(f->dtype);
+    CHECK(f->fine.each % ZR_SHARD_ALIGN == 0 && f->fine.each > 0, "%lld", (long long)f->fine.each);
+    CHECK(f->fine_elems * size == f->fine.each && f->elems == f->fine_elems * l->world, "%lld",
+          (long long)f->fine_elems);
+    if (!f->in_place)
+        CHECK(f->fine.total == f->fine.each * l->world, "slices of a packed flat are equal");
+    /* No more padding than rounding asks for. */
+    CHECK(f->fine.each - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
+          (long long)f->fine.each);
+}
+
+/* The place nearest to an element, the lower of two: looked for among all of them. */
+static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f, int64_t wanted, int64_t n)
+{
+    int64_t best = 0;
+    for (int32_t i = 0; i < f->n_pieces; i++) {
+        const struct zr_piece *p = &l->pieces[f->first_piece + i];
+        for (int64_t k = 0; k < p->n; k += 32)
+            if (k % granule_of(l, p) == 0 && llabs(p->first + k - wanted) < llabs(best - wanted))
+                best = p->first + k;
+    }
+    return llabs(n - wanted) < llabs(best - wanted) ? n : best;
+}
+
+/* Or each ends at the place nearest to where an equal one would. What is reserved is what the largest
+ * takes. */
+static void check_places(const struct zr_layout *l, const struct zr_flat *f, int64_t end)
+{
+    int64_t size = zr_dtype_bytes(f->dtype), n = f->fine.total / size, most = 0;
+    CHECK(l->has_places && f->fine.each == 0 && l->world > 1, "unit %d", f->unit);
+    CHECK(f->in_place || f->fine.total == zr_round_up(end * size, ZR_PIECE_ALIGN), "%lld bytes",
+          (long long)f->fine.total);
+    for (int k = 0; k < l->world; k++) {
+        int64_t at = zr_cut_at(&f->fine, k) / size, want = nearest_place(l, f, n * k / l->world, n);
+        CHECK(at == want, "place %d is element %lld, not %lld", k, (long long)at, (long long)want);
+        most = zr_max(most, zr_cut_bytes(&f->fine, k));
+    }
+    CHECK(f->fine_elems * size == zr_round_up(most, ZR_SHARD_ALIGN), "%lld", (long long)f->fine_elems);
+    CHECK(f->elems * size == zr_round_up(f->fine.total, ZR_SHARD_ALIGN), "%lld", (long long)f->elems);
+}
+
 /* Pieces do not overlap, and have their gaps behind them; owners cover every element once, and cut pieces at
- * multiples of 32 elements only. */
+ * multiples of 32 elements and of their granules only. */
 static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->fine.total / size;
     int64_t gap = l->gaps && f->trainable && !f->in_place ? ZR_GAP_BYTES / size : 0;
     CHECK(f->n_pieces > 0 && n * size == f->fine.total, "%lld bytes", (long long)f->fine.total);
-    CHECK(f->fine.each % ZR_SHARD_ALIGN == 0 && f->fine.each > 0, "%lld", (long long)f->fine.each);
-    CHECK(f->fine_elems * size == f->fine.each, "%lld", (long long)f->fine_elems);
     for (int32_t k = 0; k < f->n_pieces; k++) {
         const struct zr_piece *p = &l->pieces[f->first_piece + k];
         CHECK(p->first >= end && p->n > 0, "piece %d", k);
@@ -43,22 +101,17 @@ static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
     CHECK(end <= n, "pieces end at %lld of %lld", (long long)end, (long long)n);
     if (f->in_place)
         CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one slice");
+    if (f->fine.at)
+        check_places(l, f, end);
     else
-        CHECK(f->fine.total == f->fine.each * l->world, "slices of a packed flat are equal");
-    /* No more padding than rounding asks for. */
-    CHECK(f->fine.each - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
-          (long long)f->fine.each);
+        check_equal_slices(l, f, end);
     for (int r = 0; r < l->world; r++) {
         int64_t first, k = zr_flat_owned(f, r, &first);
         CHECK(k >= 0 && k <= f->fine_elems, "rank %d owns %lld", r, (long long)k);
         CHECK(k == 0 || first == owned, "rank %d starts at %lld, the last ended at %lld", r, (long long)first,
               (long long)owned);
         owned += k;
-        for (int32_t i = 0; k > 0 && i < f->n_pieces; i++) {
-            int64_t in_piece = first - l->pieces[f->first_piece + i].first;
-            CHECK(in_piece <= 0 || in_piece >= l->pieces[f->first_piece + i].n || in_piece % 32 == 0,
-                  "rank %d cuts a piece at element %lld", r, (long long)in_piece);
-        }
+        CHECK(k == 0 || may_be_cut(l, f, first), "rank %d begins at element %lld", r, (long long)first);
     }
     CHECK(owned == n, "%lld of %lld elements have an owner", (long long)owned, (long long)n);
 }
@@ -73,7 +126,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         const struct zr_flat *f = &l->flats[u->first_flat + i];
         CHECK(f->unit == u - l->units, "flat %d", i);
         trainable |= f->trainable;
-        elems += f->trainable ? f->fine_elems * l->world : 0;
+        elems += f->trainable ? f->elems : 0;
         if (f->in_place)
             continue;
         for (int32_t j = 0; j < i; j++) {
@@ -85,7 +138,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
         param = f->param_at + f->fine.total;
         CHECK(f->shard_at >= shard && f->shard_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
-        shard = f->shard_at + f->fine.each;
+        shard = f->shard_at + f->fine_elems * zr_dtype_bytes(f->dtype);
         if (!f->trainable)
             continue;
         CHECK(f->grad_at >= grad && f->grad_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
@@ -154,6 +207,18 @@ static void check_layout(const struct zr_layout *l)
     CHECK(n_params == l->n_params, "%lld parameters", (long long)l->n_params);
 }
 
+/* Some tensors of a model get a granule, up to all of a slice. */
+static void random_granules(struct random_source *r, struct zr_tensor *t, int32_t n)
+{
+    static const int64_t some[] = {1, 2, 16, 32, 33, 48, 64, 100, 128, 300};
+    for (int32_t i = 0; i < n; i++) {
+        int64_t slice = t[i].n_elems / t[i].n_slices;
+        if (chance(r, 50))
+            t[i].granule = zr_min(slice, chance(r, 20) ? 1 + random_below(r, slice)
+                                                       : some[random_below(r, sizeof some / sizeof *some)]);
+    }
+}
+
 static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bool gaps)
 {
     struct zr_layout *l;
@@ -175,6 +240,60 @@ static void any_model_in_any_world(void **state)
         struct zr_tensor *t = random_tensors(&r, 12, &n);
         lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50), chance(&r, 50));
     }
+}
+
+static void any_granules_in_any_world(void **state)
+{
+    (void)state;
+    FOR_CASES(r, 5000)
+    {
+        int32_t n;
+        struct zr_tensor *t = random_tensors(&r, 6, &n);
+        random_granules(&r, t, n);
+        lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50), chance(&r, 50));
+    }
+}
+
+static struct zr_layout *with_granules(const int64_t *elems, const int64_t *granule, int32_t n, int world)
+{
+    struct zr_tensor *t = calloc((size_t)n, sizeof *t);
+    struct zr_layout *l;
+    for (int32_t i = 0; i < n; i++) {
+        t[i] = make_tensor("t", elems[i], 0);
+        t[i].granule = granule[i];
+    }
+    assert_int_equal(zr_layout_make(t, n, world, 1, false, false, &l), 0);
+    return l;
+}
+
+/* A granule that divides 32 changes nothing, not even the hash; one of a whole tensor leaves some ranks
+ * nothing. */
+static void known_granules(void **state)
+{
+    (void)state;
+    const int64_t elems[] = {1000, 640}, none[] = {0, 0}, small[] = {16, 32}, rows[] = {0, 96},
+                  whole[] = {1000, 640};
+    struct zr_layout *l = with_granules(elems, none, 2, 4), *same = with_granules(elems, small, 2, 4);
+    assert_true(same->hash == l->hash && !same->has_places);
+    assert_int_equal(same->flats[0].fine.each, l->flats[0].fine.each);
+    zr_layout_free(same);
+    struct zr_layout *cut = with_granules(elems, rows, 2, 4);
+    /* pieces at 0 and 1024, 1664 elements in all: a quarter is 416, of which 1248 is 1024 + 224 */
+    const int64_t want[] = {0, 416, 832, 1024 + 192, 1664};
+    assert_true(cut->has_places && cut->hash != l->hash);
+    for (int k = 0; k <= 4; k++)
+        assert_int_equal(zr_cut_at(&cut->flats[0].fine, k), want[k] * 4);
+    assert_int_equal(cut->flats[0].fine_elems, 448);
+    zr_layout_free(cut);
+    cut = with_granules(elems, whole, 2, 4);
+    const int64_t halves[] = {0, 0, 1024, 1024, 1664};
+    for (int k = 0; k <= 4; k++)
+        assert_int_equal(zr_cut_at(&cut->flats[0].fine, k), halves[k] * 4);
+    zr_layout_free(cut);
+    cut = with_granules(elems, whole, 2, 1);
+    assert_false(cut->has_places);
+    zr_layout_free(cut);
+    zr_layout_free(l);
 }
 
 /* The shapes that broke other implementations, each in every world. */
@@ -255,6 +374,7 @@ static void hash_covers_what_must_agree(void **state)
     DIFFERS(t.overwrite = true);
     DIFFERS(t.resident = true);
     DIFFERS(t.unit = 1);
+    DIFFERS(t.granule = 33);
 #undef DIFFERS
     free(base.name);
 }
@@ -347,16 +467,21 @@ static void groups_cut_the_same(void **state)
         int32_t n, inner = 1 + (int32_t)random_below(&r, 5), outer = 1 + (int32_t)random_below(&r, 5);
         struct random_source again = r;
         struct zr_layout *l, *flat;
+        bool granules = case_i % 2;
         struct zr_tensor *t = random_tensors(&r, 6, &n);
+        if (granules)
+            random_granules(&r, t, n);
         assert_int_equal(zr_layout_make(t, n, inner, outer, false, false, &l), 0);
         t = random_tensors(&again, 6, &n);
+        if (granules)
+            random_granules(&again, t, n);
         assert_int_equal(zr_layout_make(t, n, inner * outer, 1, false, false, &flat), 0);
         CHECK(l->n_flats == flat->n_flats && (l->hash == flat->hash) == (outer == 1), "%d groups of %d",
               outer, inner);
         for (int32_t i = 0; i < l->n_flats; i++) {
             const struct zr_flat *f = &l->flats[i], *g = &flat->flats[i];
-            CHECK(!memcmp(&f->fine, &g->fine, sizeof f->fine) && f->param_at == g->param_at &&
-                      f->grad_at == g->grad_at,
+            CHECK(f->fine.total == g->fine.total && f->fine.each == g->fine.each &&
+                      f->param_at == g->param_at && f->grad_at == g->grad_at,
                   "flat %d", i);
             for (int32_t at = 0; at < inner; at++) {
                 struct zr_span in = zr_flat_span(f, (struct zr_where){at, 0}, ZR_LEVEL_INNER);
@@ -385,6 +510,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_cut_the_same),
         cmocka_unit_test(any_model_in_any_world),
+        cmocka_unit_test(any_granules_in_any_world),
+        cmocka_unit_test(known_granules),
         cmocka_unit_test(known_shapes),
         cmocka_unit_test(hash_covers_what_must_agree),
         cmocka_unit_test(hash_covers_the_order),

@@ -178,14 +178,15 @@ static void check_gather_arena(const struct zr_plan *p)
             put(&x, zr_plan_param_full(p, f, -1), f->fine.total);
             for (int r = 0; r < l->world; r++)
                 CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
-                          zr_plan_param_full(p, f, -1) + r % l->inner * f->inner.each,
+                          zr_plan_param_full(p, f, -1) + zr_cut_at(&f->inner, r % l->inner),
                       "rank %d", r);
         } else {
             for (int r = 0; r < l->world; r++) /* one place, whoever asks */
                 CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
                           zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
                       "rank %d", r);
-            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)), f->inner.each);
+            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+                f->inner_elems * zr_dtype_bytes(f->dtype));
         }
         CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->place, 0)) % ZR_PIECE_ALIGN == 0,
               "flat %d", i);
@@ -218,11 +219,18 @@ static int64_t most_inner_sums(const struct zr_layout *l)
         int64_t n = 0;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
-            n += f->trainable ? f->fine_elems * l->outer * 4 : 0;
+            n += f->trainable ? f->inner_elems * 4 : 0;
         }
         most = zr_max(most, n);
     }
     return most;
+}
+
+/* Elements of a rank's inner slice before its fine one. */
+static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
+{
+    struct zr_where at = zr_where_of(&p->place, r);
+    return zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
 }
 
 static void check_reduce_arena(const struct zr_plan *p)
@@ -238,19 +246,20 @@ static void check_reduce_arena(const struct zr_plan *p)
         if (zr_plan_grad_home(p, f->unit))
             put(&x, zr_plan_grad_full(p, f, -1), f->fine.total);
         for (int r = 0, end = 0; p->sum_in_place[f->unit] && r < l->world; r++) {
-            int64_t first, n = zr_flat_owned(f, r, &first), size = zr_dtype_bytes(f->dtype);
+            int64_t first = zr_flat_span(f, zr_where_of(&p->place, r), ZR_LEVEL_FINE).first,
+                    size = zr_dtype_bytes(f->dtype);
             int64_t from = zr_plan_sum(p, f, zr_where_of(&p->place, r), 0) - zr_plan_grad_full(p, f, -1);
-            CHECK(size == (int64_t)sizeof(float) && from == (n ? first * size : f->fine.total) && from >= end,
+            CHECK(size == (int64_t)sizeof(float) && from == first * size && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
             put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
-                (sums_in_group(p) ? f->fine_elems * l->outer : f->fine_elems) * (int64_t)sizeof(float));
+                (sums_in_group(p) ? f->inner_elems : f->fine_elems) * (int64_t)sizeof(float));
             CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) % 128 == 0, "flat %d", i);
             for (int r = 0; r < l->world; r++)
                 CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, r), k) ==
                           zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) +
-                              (sums_in_group(p) ? r / l->inner * f->fine_elems * 4 : 0),
+                              (sums_in_group(p) ? before_in_group(p, f, r) * 4 : 0),
                       "flat %d", i);
         }
     }
@@ -331,6 +340,12 @@ static void check_slots(const struct zr_plan *p)
 
 /* ---- bytes ---- */
 
+/* What a rank keeps states of, that keeps so many ranks' slices. */
+static int64_t kept_elems(const struct zr_layout *l, const struct zr_flat *f, int64_t copies)
+{
+    return copies == 1 ? f->fine_elems : copies == l->world ? f->elems : f->inner_elems;
+}
+
 /* Each flat has a place in the arrays of its optimizer's states, end to end, and in no other. */
 static void check_states(const struct zr_plan *p, int64_t copies)
 {
@@ -343,7 +358,7 @@ static void check_states(const struct zr_plan *p, int64_t copies)
             bool has = f->trainable && s < p->states_of[f->optimizer];
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
-            end += has ? f->fine_elems * copies : 0;
+            end += has ? kept_elems(l, f, copies) : 0;
         }
         CHECK(end == p->state_elems[s] && (end > 0) == (s < p->n_states), "%lld elements of state %d",
               (long long)end, s);
@@ -371,14 +386,14 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && f->dtype != ZR_F32;
         CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
-        master += has ? f->fine_elems * copies : 0;
+        master += has ? kept_elems(l, f, copies) : 0;
     }
     CHECK(master == p->master_elems, "%lld", (long long)master);
     check_states(p, copies);
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
-        sums += l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit] ? l->flats[i].fine_elems : 0;
-    sums *= sums_in_group(p) ? l->outer : 1;
+        if (l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit])
+            sums += sums_in_group(p) ? l->flats[i].inner_elems : l->flats[i].fine_elems;
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
               (p->n_sums - 1) * sums * 4 +
@@ -411,16 +426,29 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
           p->n_grad_slots);
 }
 
-/* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat. */
+/* By how much one of its slices may be larger than the others: what its granules keep together. */
+static int64_t most_unequal(const struct zr_layout *l, const struct zr_flat *f)
+{
+    int64_t most = 0;
+    for (int32_t k = 0; f->fine.at && k < f->n_pieces; k++) {
+        const struct zr_piece *p = &l->pieces[f->first_piece + k];
+        most = zr_max(most, zr_min(32 * zr_max(l->tensors[p->tensor].granule, 1), p->n));
+    }
+    return most;
+}
+
+/* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat, and
+ * what granules keep together. */
 static void check_shares(const struct zr_plan *p, const struct zr_options *o)
 {
     const struct zr_layout *l = p->layout;
-    int64_t trainable = 0, n_trainable = 0, most_pad = ZR_SHARD_ALIGN / 2;
+    int64_t trainable = 0, n_trainable = 0, kept_together = 0, most_pad = ZR_SHARD_ALIGN / 2;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         if (!f->trainable)
             continue;
         n_trainable++;
+        kept_together += most_unequal(l, f);
         for (int32_t k = 0; k < f->n_pieces; k++)
             trainable +=
                 zr_round_up(l->pieces[f->first_piece + k].n, ZR_PIECE_ALIGN / zr_dtype_bytes(f->dtype));
@@ -429,8 +457,8 @@ static void check_shares(const struct zr_plan *p, const struct zr_options *o)
     int64_t elems = l->state_elems * copies;
     CHECK(elems * l->world >= trainable * copies - n_trainable * ZR_PIECE_ALIGN * copies, "%lld",
           (long long)elems);
-    CHECK(elems <= (trainable / l->world + n_trainable * (most_pad + 1)) * copies, "%lld of %lld",
-          (long long)elems, (long long)trainable);
+    CHECK(elems <= (trainable / l->world + n_trainable * (most_pad + 1) + kept_together) * copies,
+          "%lld of %lld", (long long)elems, (long long)trainable);
 }
 
 /* ---- traffic ---- */
