@@ -130,8 +130,8 @@ static inline int64_t zr_agree_wire(int size, int place, int32_t n_sum, int32_t 
  * all_gather". */
 int zr_gather_check(const char *who, int size, int64_t arena_bytes, const struct zr_gather_seg *seg,
                     int n_seg);
-int zr_reduce_check(const char *who, int size, int64_t arena_bytes, const struct zr_reduce_seg *seg,
-                    int n_seg);
+int zr_reduce_check(const char *who, int size, int place, int64_t arena_bytes,
+                    const struct zr_reduce_seg *seg, int n_seg);
 /* The same for bytes at off, n times after each other. */
 int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t bytes, int64_t n);
 /* The same for an agreement. */

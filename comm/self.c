@@ -121,7 +121,7 @@ static int self_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
 {
     struct self *m = self_of(c);
     (void)tag;
-    int err = zr_reduce_check("self reduce_scatter", 1, m->arena_bytes, seg, n_seg);
+    int err = zr_reduce_check("self reduce_scatter", 1, 0, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
     for (int i = 0; i < n_seg && !err; i++)

@@ -178,7 +178,8 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     if (!err && !zr_role_reduces(c->role))
         err = zr_fail(ZR_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
     if (!err)
-        err = zr_reduce_check("nccl reduce_scatter", c->group.size, zr_nccl_usable(m), seg, n_seg);
+        err = zr_reduce_check("nccl reduce_scatter", c->group.size, c->group.rank, zr_nccl_usable(m), seg,
+                              n_seg);
     if (err)
         return err;
     uint64_t sizes = (uint64_t)n_seg;

@@ -160,7 +160,7 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
     struct zr_shm_op op = {.post = {.op = ZR_OP_REDUCE_SCATTER, .root = -1, .n_seg = (uint32_t)n_seg}};
     int err = shm_check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
     if (!err)
-        err = zr_reduce_check("shm reduce_scatter", c->group.size, m->arena_bytes, seg, n_seg);
+        err = zr_reduce_check("shm reduce_scatter", c->group.size, c->group.rank, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
     int n_lists = 0;

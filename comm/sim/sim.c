@@ -99,8 +99,8 @@ static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
 static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
                               int n_seg, const struct zr_tag *tag)
 {
-    int err =
-        zr_reduce_check("sim reduce_scatter", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
+    int err = zr_reduce_check("sim reduce_scatter", c->group.size, c->group.rank,
+                              zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
     if (err)
         return err;
     struct zr_sim_part p = {
