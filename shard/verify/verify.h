@@ -94,6 +94,8 @@ struct zr_verify_case {
     int hybrid;
     /* ranks are dealt to the groups in turn, as by a launcher that goes around the hosts */
     bool dealt;
+    /* elements of every tensor that stay on one rank, or all of a smaller tensor's; 0: any */
+    int granule;
 };
 
 struct zr_verify_result {

@@ -41,7 +41,8 @@ bool zr_verify_possible(const struct zr_verify_case *c)
     bool groups = c->hybrid == ZR_HYBRID_NONE ? c->group == 0 && !c->dealt
                                               : c->hybrid > 0 && c->hybrid <= ZR_HFSDP && c->stage == 3 &&
                                                     c->group >= 1 && c->world % c->group == 0;
-    return sizes && groups && c->stage >= 0 && c->stage <= 3 && c->prefetch >= 0 && c->dead < c->world;
+    return sizes && groups && c->granule >= 0 && c->stage >= 0 && c->stage <= 3 && c->prefetch >= 0 &&
+           c->dead < c->world;
 }
 
 /* Groups of any size that divides the world; one rank, and all of them, less often. */
@@ -129,6 +130,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
         c.deterministic = false;
     }
     draw_groups(&s, &c);
+    if (zr_verify_chance(&s, 25))
+        c.granule = 1 + (int)zr_verify_below(&s, zr_verify_chance(&s, 50) ? 100 : 3000);
     *out = c;
 }
 
@@ -141,7 +144,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
-    X(group, int) X(hybrid, int) X(dealt, bool)
+    X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)

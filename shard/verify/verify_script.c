@@ -66,6 +66,7 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
                 c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
             x->resident = c->resident && zr_verify_chance(&s, 30);
+            x->granule = zr_min(c->granule, x->n_elems / x->n_slices);
         }
     }
     *out = t;
