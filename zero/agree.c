@@ -109,7 +109,8 @@ static int name_tensor(struct zero_ctx *z)
                 err = zr_fail(
                     ZR_ERR_MISMATCH,
                     "tensors[%d] (%s on this rank): rank %d and rank 0 differ in its name, shape, "
-                    "dtype, unit, flags, optimizer, lr_scale, decay_scale or whether it has a gradient",
+                    "dtype, unit, flags, optimizer, lr_scale, decay_scale, granule or whether it has a "
+                    "gradient",
                     i, z->layout->tensors[i].name, r);
     if (!err)
         err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");

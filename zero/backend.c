@@ -114,7 +114,23 @@ static void ask_roles(const struct zr_layout *l, const struct zr_options *o, str
         packed_bytes(l, o, outer_slices);
 }
 
-void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
+/* The first tensor whose granule made a flat be cut at places. */
+static int refuse_granule(const struct zr_layout *l)
+{
+    for (int32_t i = 0; i < l->n_flats; i++)
+        for (int32_t k = 0; l->flats[i].fine.at && k < l->flats[i].n_pieces; k++) {
+            int32_t t = l->pieces[l->flats[i].first_piece + k].tensor;
+            if (l->tensors[t].granule > 1 && 32 % l->tensors[t].granule)
+                return zr_fail(
+                    ZR_ERR_NOTSUP,
+                    "tensors[%d] (%s): granule is %lld; allowed with backend nccl, where all slices "
+                    "are equal: numbers that divide 32",
+                    t, l->tensors[t].name, (long long)l->tensors[t].granule);
+        }
+    return 0;
+}
+
+int zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
 {
     struct zr_options *o = &config->options;
     struct zr_role_ask ask[ZR_ROLES];
@@ -122,7 +138,9 @@ void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, con
     const struct zr_group sizes[] = {
         {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
     if (backend != ZERO_BACKEND_NCCL)
-        return;
+        return 0;
+    if (layout->has_places)
+        return refuse_granule(layout);
     ask_roles(layout, o, ask);
     for (int r = 0; r < (layout->outer > 1 ? ZR_ROLES : ZR_ROLE_GATHER_OUTER); r++) {
         ask[r].group = &sizes[r / 2]; /* roles come in pairs of one group */
@@ -131,6 +149,7 @@ void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, con
     o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
     o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
     o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
+    return 0;
 }
 
 int zr_backend_open_device(struct zero_ctx *z)

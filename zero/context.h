@@ -101,10 +101,11 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 
 /* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
  * default of options.deterministic; what does not go together is refused. reserve: what the communicator
- * wants of the plan (options.gather_scratch_bytes, reduce_scratch_bytes). open: local for the device,
+ * wants of the plan (options.gather_scratch_bytes, reduce_scratch_bytes); refused is a layout that it cannot
+ * move. open: local for the device,
  * collective and blocking for the communicators. */
 int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *out);
-void zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout);
+int zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend);
 void zr_backend_close_comms(struct zero_ctx *z);

@@ -74,6 +74,16 @@ static int check_optimizer(const struct zero_tensor *t, int32_t i)
     return 0;
 }
 
+/* n: elements of the tensor, or of a layer. */
+static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
+{
+    if (t->granule >= 0 && t->granule <= n)
+        return 0;
+    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): granule is %lld; allowed: 0..%lld, the elements of %s", i,
+                   t->name, (long long)t->granule, (long long)n,
+                   t->flags & ZERO_STACKED ? "a layer" : "the tensor");
+}
+
 static float scale_of(float scale)
 {
     return scale == 0 ? 1 : scale;
@@ -92,6 +102,8 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
     if (t->optimizer != 0 || t->lr_scale != 0 || t->decay_scale != 0)
         return bad(t, i,
                    "optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained; allowed: 0");
+    if (t->granule != 0)
+        return bad(t, i, "granule is set, but a ZERO_BUFFER is not cut; allowed: 0");
     return 0;
 }
 
@@ -166,6 +178,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return zr_fail(ZR_ERR_ARG,
                        "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i,
                        t->name, (long long)t->shape[0], 1 << 20);
+    if ((err = check_granule(t, i, stacked ? n / t->shape[0] : n)))
+        return err;
     *out = (struct zr_tensor){.param = t->param,
                               .grad = t->grad,
                               .dtype = (enum zr_dtype)t->dtype,
@@ -181,7 +195,8 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .decay_scale = t->flags & ZERO_NO_DECAY ? 0 : scale_of(t->decay_scale),
                               .overwrite = t->flags & ZERO_GRAD_OVERWRITE,
                               .resident = t->flags & ZERO_RESIDENT,
-                              .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN};
+                              .pointer_per_begin = t->flags & ZERO_POINTER_PER_BEGIN,
+                              .granule = t->granule};
     for (int d = 0; d < 8 && t->shape[d]; d++)
         out->shape[d] = t->shape[d];
     out->name = strdup(t->name);

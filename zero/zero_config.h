@@ -112,6 +112,12 @@ struct zero_tensor {
     float lr_scale;
     /* multiplies cfg.weight_decay; 0: 1. For none: ZERO_NO_DECAY */
     float decay_scale;
+    /* Elements that stay together on one rank, counted from the first of the tensor, or of a layer of a
+     * stacked one; the last ones may be fewer. 0: 1. At most the tensor's elements, or a layer's. For an
+     * optimizer of cfg.update, or a quantiser, that works on blocks, on rows of a matrix or on all of it:
+     * every range that it gets is of whole granules. Ranks may then own more than others, or nothing; all
+     * reserve what the largest needs. Element by element the results are those without. */
+    int64_t granule;
 };
 
 /* One call of the model's step, for cfg.order. */
@@ -127,10 +133,10 @@ typedef struct CUstream_st *zero_stream;
 
 /* A range of elements for cfg.update. All pointers are device memory of this rank; arrays hold n fp32
  * elements. A range lies within one layer of a stacked tensor, begins at a multiple of 32 elements of it, and
- * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut. Each element is
- * in one range of a step on the rank that updates it (at stage 0: on every rank), in any order of ranges.
- * States begin at multiples of 256 bytes; master and grad too, but for stacked tensors, whose layers follow
- * each other without a gap. */
+ * has a multiple of 32 elements unless it ends with the layer, so blocks of 32 are never cut, and neither are
+ * granules (struct zero_tensor). Each element is in one range of a step on the rank that updates it (at stage
+ * 0: on every rank), in any order of ranges. States begin at multiples of 256 bytes, with granules of 128;
+ * master and grad too, but for stacked tensors, whose layers follow each other without a gap. */
 struct zero_update {
     /* the tensor's name */
     const char *tensor;
@@ -392,7 +398,8 @@ struct zero_plan_info {
     int64_t n_params;
     /* of every rank: all are alike */
     struct zero_bytes bytes;
-    /* of a steady step of grad_accum_steps micro-batches in cfg.order */
+    /* of a steady step of grad_accum_steps micro-batches in cfg.order, on rank 0; where granules make ranks
+     * differ, on the one that receives most */
     struct zero_traffic traffic;
     /* the ZeRO paper's formula for the same model, stage and world: parameters, gradients and optimizer state
      * only */

@@ -506,6 +506,7 @@ static void test_tables(void **state)
         enum zero_dtype dtype;
         bool has_grad, no_memory, shares, alone, no_flag;
         float lr_scale;
+        int64_t granule;
         int unit_w;
     } rows[] = {
         {"tensors[1] (b): grad is set, but a ZERO_BUFFER is not trained", 0, ZERO_F32, .has_grad = true},
@@ -517,6 +518,7 @@ static void test_tables(void **state)
         {"tensors[1] (b): *param is NULL", 0, ZERO_F32, .no_memory = true},
         {"tensors[1] (b): optimizer, lr_scale or decay_scale is set, but a ZERO_BUFFER is not trained", 0,
          ZERO_F32, .lr_scale = 2},
+        {"tensors[1] (b): granule is set, but a ZERO_BUFFER is not cut", 0, ZERO_F32, .granule = 1},
         {"*param of tensors w and b share memory", 0, ZERO_F32, .shares = true},
         {"all 1 tensors are buffers; a model has at least one parameter", 0, ZERO_F32, .alone = true},
         {"unit 0 has no tensor; units must be 0..1 without gaps (a buffer belongs to no unit", 0, ZERO_F32,
@@ -536,6 +538,7 @@ static void test_tables(void **state)
              .shape = {2},
              .dtype = rows[i].dtype,
              .lr_scale = rows[i].lr_scale,
+             .granule = rows[i].granule,
              .flags = rows[i].flags | (rows[i].no_flag ? 0 : ZERO_BUFFER)}};
         if (rows[i].alone)
             table[0] = table[1];

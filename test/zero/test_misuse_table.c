@@ -83,6 +83,32 @@ static void other_rate(struct program *p)
         p->model.table[4].lr_scale = 0.5f;
 }
 
+static void negative_granule(struct program *p)
+{
+    p->model.table[2].granule = -1;
+}
+
+static void granule_of_more_than_there_is(struct program *p)
+{
+    p->model.table[0].granule = toy_elems(0) + 1;
+}
+
+static void granule_of_more_than_a_layer(struct program *p)
+{
+    p->model.table[TOY_STACKED].granule = toy_elems(TOY_STACKED) / p->model.table[TOY_STACKED].shape[0] + 1;
+}
+
+static void other_granule(struct program *p)
+{
+    p->model.table[0].granule = p->odd ? 48 : 64;
+}
+
+/* Of small ones, equal slices are the same. */
+static void other_small_granule(struct program *p)
+{
+    p->model.table[0].granule = p->odd ? 16 : 0;
+}
+
 static void large_rate(struct program *p)
 {
     p->model.table[4].lr_scale = 1e30f;
@@ -123,6 +149,39 @@ static const struct misuse rows[] = {
      ERROR,
      ZERO_ERR_ARG,
      {"tensors[1] (layers): optimizer is 99", "allowed: adamw", "or 0 for cfg.optimizer"}},
+    {"asks for a granule of less than nothing",
+     ALL,
+     BOTH,
+     negative_granule,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[2] (bias): granule is -1; allowed: 0..", "the elements of the tensor"}},
+    {"asks for a granule larger than its tensor",
+     ALL,
+     BOTH,
+     granule_of_more_than_there_is,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[0] (embedding): granule is ", "allowed: 0..", "the elements of the tensor"}},
+    {"asks for a granule larger than a layer",
+     ALL,
+     BOTH,
+     granule_of_more_than_a_layer,
+     NULL,
+     ERROR,
+     ZERO_ERR_ARG,
+     {"tensors[1] (layers): granule is ", "allowed: 0..", "the elements of a layer"}},
+    {"gives ranks different granules",
+     ALL,
+     W2,
+     other_granule,
+     NULL,
+     ERROR,
+     ZERO_ERR_MISMATCH,
+     {"tensors[0] (embedding", "rank 1 and rank 0 differ", "granule"}},
+    {"gives ranks different granules that no slice would tear", ALL, W2, other_small_granule, NULL, RIGHT},
     {"scales a learning rate by a negative number",
      ALL,
      W1,

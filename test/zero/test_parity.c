@@ -150,6 +150,7 @@ struct run {
     int prefetch;              /* 0: the default; negative: none */
     int64_t budget;            /* 0: the default */
     int hybrid, group;         /* 0, 0: none */
+    bool granules;             /* every tensor has one */
     bool brackets, gpu, loose; /* loose: deterministic off */
     struct zero_config cfg;
     /* Results, of rank 0. */
@@ -167,6 +168,14 @@ struct place {
 static float load(const struct model *m, int t, const void *p, int64_t i)
 {
     return m->t[t].bf16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+/* Anything from one element to all of a slice. */
+static int64_t granule_of(const struct model *m, int t)
+{
+    uint64_t x = random_mix(m->seed + 77 + (uint64_t)t);
+    int64_t n = m->t[t].n / m->t[t].slices;
+    return x % 4 == 0 ? n : 1 + (int64_t)(x / 4 % (uint64_t)n);
 }
 
 /* Shows the unit's share of the model to fn: tensor, first element, how many, and where the slice lies. */
@@ -342,6 +351,7 @@ static void *run_rank(void *arg)
                                     .shape = {m->t[k].slices, m->t[k].n / m->t[k].slices},
                                     .dtype = m->t[k].bf16 ? ZERO_BF16 : ZERO_F32,
                                     .unit = m->t[k].unit,
+                                    .granule = r->granules ? granule_of(m, k) : 0,
                                     .flags = (m->t[k].stacked ? ZERO_STACKED : 0) |
                                              (m->nest && m->reorder ? ZERO_POINTER_PER_BEGIN : 0) |
                                              (m->t[k].no_decay ? ZERO_NO_DECAY : 0) |
@@ -670,6 +680,41 @@ static void hybrids_agree(void **state)
     }
 }
 
+/* Wherever it is cut, each element is updated once, of the same sum, and the norm's blocks are whole: the
+ * bits are those of equal slices. */
+static void granules_change_no_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        int stage, hybrid, group;
+    } ways[] = {
+        {0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 0, 0}, {3, ZERO_HYBRID_HSDP, 2}, {3, ZERO_HYBRID_HFSDP, 2}};
+    for (int i = 0; i < (n_models + 1) / 2; i++) {
+        struct model m;
+        draw_model(&m, first_seed + 4000 + (uint64_t)i, false);
+        int world = i % 2 ? 4 : 2 + (int)(random_mix(m.seed) % (uint64_t)(max_world - 1));
+        m.accum = world * (1 + (int)(random_mix(m.seed + 1) % 4));
+        struct run first;
+        run_world(&m, &(struct run){.stage = 3, .world = world, .brackets = true}, &first);
+        for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+            struct run other;
+            if (ways[k].hybrid && world != 4)
+                continue;
+            run_world(&m,
+                      &(struct run){.stage = ways[k].stage,
+                                    .world = world,
+                                    .brackets = true,
+                                    .hybrid = ways[k].hybrid,
+                                    .group = ways[k].group,
+                                    .granules = true},
+                      &other);
+            assert_same(&m, &first, &other);
+            free_values(&other);
+        }
+        free_values(&first);
+    }
+}
+
 /* Where bits may differ: still AdamW, at every stage and world. */
 static void not_deterministic(void **state)
 {
@@ -703,6 +748,7 @@ int main(void)
         cmocka_unit_test(worlds_agree),
         cmocka_unit_test(not_deterministic),
         cmocka_unit_test(hybrids_agree),
+        cmocka_unit_test(granules_change_no_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
