@@ -260,7 +260,7 @@ int zr_nccl_watch(struct zr_nccl_set *p);
 void zr_nccl_unwatch(struct zr_nccl_set *p);
 /* Counts what is complete. Any thread, the lock not held. */
 void zr_nccl_reap(struct zr_nccl *m);
-/* Waits, where there was a failure, until the abort has come back or was given up. false: the set is stuck. */
+/* Waits, where there was a failure, until the abort has come back or was given up. false: it is stuck. */
 bool zr_nccl_settle(struct zr_nccl *m);
 
 /* Calls fn(copy of arg) on a thread of its own and waits at most ms for it: then *res is what it returned and

@@ -1,9 +1,10 @@
 /* nccl_watch.c: looks after what the NCCL communicators have under way, so that nothing waits for ever.
  *
- * One thread for the communicators of a context. While something is under way it looks every few milliseconds: which operations are
- * done, whether the ledgers of an exchange agree, whether NCCL reports an asynchronous error, whether an
- * operation that the stream has begun, or a call into NCCL, has taken longer than timeout_ms. Time counts
- * from when the stream gets to the operation: waiting for the model's own compute is no fault.
+ * One thread for the communicators of a context. While something is under way it looks every few
+ * milliseconds: which operations are done, whether the ledgers of an exchange agree, whether NCCL reports an
+ * asynchronous error, whether an operation that the stream has begun, or a call into NCCL, has taken longer
+ * than timeout_ms. Time counts from when the stream gets to the operation: waiting for the model's own
+ * compute is no fault.
  *
  * Other ranks hear of what is found here over the rendezvous at once, whatever the model's thread is doing.
  * What calls that differ between ranks may explain is kept for a while, until these were compared

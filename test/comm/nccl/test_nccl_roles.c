@@ -1,5 +1,5 @@
-/* test_nccl_roles.c: NCCL's communicators of all roles in groups of ranks: what each moves, arenas that two of
- * them share, a failure of one, and closing; over the stand-ins for CUDA and NCCL. */
+/* test_nccl_roles.c: NCCL's communicators of all roles in groups of ranks: what each moves, arenas that two
+ * of them share, a failure of one, and closing; over the stand-ins for CUDA and NCCL. */
 #include "comm/segment.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
