@@ -217,6 +217,14 @@ static int least_of(const struct zr_verify_case *c, const char *field)
     return !strcmp(field, "group") && c->hybrid ? 1 : 0;
 }
 
+/* How much less is tried: of the world a group, of a large number not one by one. */
+static int step_of(const struct zr_verify_case *c, const char *field, int now)
+{
+    if (!strcmp(field, "granule"))
+        return now / 8 + 1;
+    return !strcmp(field, "world") && c->group ? c->group : 1;
+}
+
 /* Without a hybrid there are no groups. */
 static void settle_groups(struct zr_verify_case *c)
 {
@@ -234,7 +242,7 @@ void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, 
 #define X(field, type)                                                                                       \
     {                                                                                                        \
         int low = least_of(c, #field), now = (int)c->field;                                                  \
-        int step = !strcmp(#field, "world") && c->group ? c->group : 1; /* a group less */                   \
+        int step = step_of(c, #field, now);                                                                  \
         int tries[] = {low, now / 2 > low ? now / 2 : low, now - step > low ? now - step : low};             \
         for (int i = 0; i < 3 && strcmp(#field, "stage") && now > low; i++) {                                \
             struct zr_verify_case t = *c;                                                                    \
