@@ -141,11 +141,13 @@ static int clear_in_place(struct zr_engine *e, const struct zr_flat *f, int32_t 
 }
 
 /* All that this rank has of the group's sum is zero. No peer gathers any of it: that was before the agreement
- * of the step before. But the update of that step may still be reading it. */
+ * of the step before. But the update of that step may still be reading it, and a group may still be summing
+ * up into it what a step that was dropped had begun. */
 static int clear_group_sum(struct zr_engine *e, int32_t unit, const struct zr_flat *f, int32_t n)
 {
     struct zr_stream *s = e->reduce_outer_stream;
     ZR_TRY(e->dev->ops->stream_wait(s, e->ev.updated[unit]));
+    ZR_TRY(e->dev->ops->stream_wait(s, e->ev.partial_full[unit]));
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             ZR_TRY(e->dev->ops->zero(s, e->reduce_base + zr_plan_inner_sum(e->plan, &f[i], e->at, -1),

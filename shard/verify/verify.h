@@ -96,6 +96,9 @@ struct zr_verify_case {
     bool dealt;
     /* elements of every tensor that stay on one rank, or all of a smaller tensor's; 0: any */
     int granule;
+    /* 0: no; else, where the order is declared and units are used one after the other, each has two backward
+     * brackets in it, and in later steps the second of them in so many percent */
+    int repeats;
 };
 
 struct zr_verify_result {

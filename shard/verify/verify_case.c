@@ -132,6 +132,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     draw_groups(&s, &c);
     if (zr_verify_chance(&s, 25))
         c.granule = 1 + (int)zr_verify_below(&s, zr_verify_chance(&s, 50) ? 100 : 3000);
+    if (c.hybrid && c.declared && c.pattern == ZR_USE_PLAIN && zr_verify_chance(&s, 60))
+        c.repeats = 50;
     *out = c;
 }
 
@@ -144,7 +146,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(reversed, bool) X(sgd, bool) X(caller, bool) X(values, bool) X(wait_result, bool) X(event_done, int)             \
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
-    X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int)
+    X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)

@@ -147,7 +147,7 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
 /* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
 static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, int err)
 {
-    bool uneven = r->v->c->skipped || r->v->c->pattern == ZR_USE_TWICE;
+    bool uneven = r->v->c->skipped || r->v->c->repeats || r->v->c->pattern == ZR_USE_TWICE;
     bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
                 (err == ZR_ERR_ORDER && (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM) && uneven);
     return core && !zr_engine_has_failed(&r->engine);

@@ -92,6 +92,7 @@ struct writing {
     const struct zr_verify_case *c;
     struct zr_script *s;
     const bool *no_forward, *no_backward; /* units that the model does not bracket */
+    uint64_t *random;
     int32_t step;
     bool dropped; /* what is written is of no step: its contributions must be nowhere */
 };
@@ -156,6 +157,15 @@ static void forward(struct writing *w, const int32_t *list, int32_t n)
         whole(w, list[0], false);
 }
 
+/* The order that is declared has two backward brackets of each unit; later steps have the second now and then.
+ * Where none is declared, two of each would be one micro-batch too many. */
+static bool repeats(const struct writing *w)
+{
+    bool may = w->c->repeats && w->c->declared && w->c->pattern == ZR_USE_PLAIN;
+    bool first = w->step == 0 && !w->dropped;
+    return may && (first || zr_verify_chance(w->random, w->c->repeats));
+}
+
 static void backward(struct writing *w, const int32_t *list, int32_t n)
 {
     enum zr_verify_pattern p = w->c->pattern;
@@ -180,6 +190,8 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
             use(w, list[i], true);
         } else {
             whole(w, list[i], true);
+            if (repeats(w))
+                whole(w, list[i], true);
         }
     }
     if (p == ZR_USE_OVERLAP)
@@ -256,8 +268,8 @@ static void drop_step(struct writing *w, uint64_t *s, const int32_t *all, int32_
         if (micro && a + 1 < n)
             add(w->s, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w->step});
     }
-    bool uneven =
-        w->c->skipped || w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
+    bool uneven = w->c->skipped || w->c->repeats ||
+                  w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
     if (n == w->c->accum && !cut && !uneven && zr_verify_chance(s, w->c->norms))
         add(w->s, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w->step});
     add(w->s, (struct zr_deed){.kind = ZR_DO_DROP, .unit = -1, .step = w->step});
@@ -281,7 +293,8 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
         no_backward[u] = zr_verify_model_holds(c) && zr_verify_chance(&s, c->unbracketed);
         any_free |= no_backward[u];
     }
-    struct writing w = {.c = c, .s = &script, .no_forward = no_forward, .no_backward = no_backward};
+    struct writing w = {
+        .c = c, .s = &script, .random = &s, .no_forward = no_forward, .no_backward = no_backward};
     for (w.step = 0; w.step < c->n_steps; w.step++) {
         /* Sometimes the model changes its mind about the order. */
         if (c->n_units > 1 && zr_verify_chance(&s, c->changes)) {

@@ -152,8 +152,10 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
     case ZR_ACT_NO_GRAD:
         if (in_place)
             job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
-        if (outer && !t->plan->outer_each)
+        if (outer && !t->plan->outer_each) {
             job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, a->unit));
+        }
         break;
     case ZR_ACT_NORM:
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
