@@ -117,7 +117,7 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* The same for a later phase of zero_wrap: all succeed or all fail. */
 int zr_agree_on_success(struct zero_ctx *z, int local_err);
 
-/* The same at any time after zero_wrap, over the reduce communicator. Blocking, between steps. */
+/* The same at any time after zero_wrap, over the control communicator. Blocking, between steps. */
 int zr_agree_in_run(struct zero_ctx *z, int local_err);
 
 /* awaited.c.

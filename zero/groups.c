@@ -71,10 +71,10 @@ void zr_config_mind_network(struct zr_config *c, bool outer_spans_hosts, int32_t
         return;
     o->deterministic = false;
     if (rank == 0)
-        zr_info(
-            c->log,
-            "deterministic is off: groups of %d ranks span hosts and a step has %d micro-batches, each of "
-            "which would be reduced over the network between them; set deterministic = 1 for the bits of "
-            "stage 3",
-            o->shard_group, o->grad_accum_steps);
+        zr_info(c->log,
+                "deterministic is off: groups (of %d ranks) lie on several hosts and a step has %d "
+                "micro-batches, "
+                "each of which would be reduced over the network between them; set deterministic = 1 for the "
+                "bits of stage 3",
+                o->shard_group, o->grad_accum_steps);
 }

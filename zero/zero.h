@@ -144,9 +144,11 @@ ZERO_API int zero_find_rank(const struct zero_config *cfg, int32_t *rank, int32_
 
 /* What zero_wrap would allocate and send, for any stage and world (cfg->world, default 1), without allocating
  * device memory and without talking to anybody. param and grad pointers are not followed; grad non-NULL still
- * means trainable. The environment's ZERO_STAGE and the like override cfg here too. out holds numbers only,
- * nothing to free; bytes are of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and
- * ZERO_ERR_BUDGET as of zero_wrap; *out is left alone then. Local; any thread. */
+ * means trainable. The environment's ZERO_STAGE and the like override cfg here too. As no host is known, each
+ * group of a hybrid is taken for one: where they share a host and grad_accum_steps is above 1, set
+ * cfg.deterministic = 1 for the plan that zero_wrap makes. out holds numbers only, nothing to free; bytes are
+ * of one rank, and whether a machine has them is not asked. ZERO_ERR_ARG and ZERO_ERR_BUDGET as of zero_wrap;
+ * *out is left alone then. Local; any thread. */
 ZERO_API int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct zero_config *cfg,
                        struct zero_plan_info *out);
 

@@ -253,8 +253,8 @@ struct zero_config {
     int32_t prefetch;
     /* + 1: same bits at every stage, prefetch and budget, and at every power-of-two world for equal
      * micro-batches; with 3 and more micro-batches in a step it takes further gradient sums. 0: off.
-     * Default ZERO_AUTO: on, but off with nccl, where 1 is for up to 64 ranks, with grad_in_place, and, where
-     * grad_accum_steps is above 1, for a hybrid whose groups lie on several hosts */
+     * Default ZERO_AUTO: on, but off with nccl, where 1 is for groups of up to 64, with grad_in_place, and,
+     * where grad_accum_steps is above 1, for a hybrid whose groups lie on several hosts */
     int32_t deterministic;
     /* + memory for gathered parameters at stage 3, besides the shards; default ZERO_AUTO: what prefetch
      * needs */
@@ -278,7 +278,7 @@ struct zero_config {
     void (*log)(void *arg, const char *line);
     void *log_arg;
     /* + 1: keep a timeline for zero_trace_write, of the latest 16384 spans of each of its tracks (the model,
-     * gathers, reductions; of a hybrid, gathers between groups); default 0 */
+     * gathers, reductions; of a hybrid, gathers and reductions between groups); default 0 */
     int32_t trace;
 
     /* + 1: check the run: whether anything orders every two accesses to a byte, and, at stages 2 and 3 on the
@@ -345,7 +345,7 @@ struct zero_config {
  *   grad_slots     where backward writes: whole at stages 0 and 1, on one rank and with grad_in_place, else
  *                  a few units
  *   grad_sums      further sums of gradients, which deterministic accumulation takes; of a hybrid grad_shards
- *                  are then of the world's 1/N, and one unit's sum in a group is here
+ *                  are then of the world's 1/N, and two units' sums in a group are here
  *   grad_gathered  stage 0: one unit's reduced gradient, whole, fp32, where it is not reduced where it lies;
  *                  of HSDP with deterministic accumulation 1/N of it
  *   master         fp32 copies of weights that are not fp32 themselves, 1/N (stage 0: all)

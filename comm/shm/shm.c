@@ -331,8 +331,8 @@ static const struct zr_comm_ops shm_ops = {
     .close = shm_close,
 };
 
-/* Every rank computes and has two communicators: spinning takes a core from one of them unless there are two
- * for each rank. */
+/* Every rank computes and has at least two communicators: spinning takes a core from one of them unless there
+ * are two for each rank. */
 static int64_t choose_spin(int world)
 {
     cpu_set_t set;

@@ -157,8 +157,8 @@ static void forward(struct writing *w, const int32_t *list, int32_t n)
         whole(w, list[0], false);
 }
 
-/* The order that is declared has two backward brackets of each unit; later steps have the second now and then.
- * Where none is declared, two of each would be one micro-batch too many. */
+/* The order that is declared has two backward brackets of each unit; later steps have the second now and
+ * then. Where none is declared, two of each would be one micro-batch too many. */
 static bool repeats(const struct writing *w)
 {
     bool may = w->c->repeats && w->c->declared && w->c->pattern == ZR_USE_PLAIN;

@@ -194,7 +194,7 @@ class Plan(unittest.TestCase):
         said = {accum: bench('plan', *args, f'--accum={accum}') for accum in [1, 4]}
         self.assertEqual(said[1].stderr, '')
         self.assertEqual([line.split(';')[0] for line in said[4].stderr.splitlines()],
-                         2 * ['libzero: deterministic is off: groups of 2 ranks span hosts and a step has 4 micro-batches, each of which would be '
+                         2 * ['libzero: deterministic is off: groups (of 2 ranks) lie on several hosts and a step has 4 micro-batches, each of which would be '
                               'reduced over the network between them'])
         on = bench('plan', *args, '--accum=4', '--deterministic=on')
         self.assertEqual((on.returncode, on.stderr), (0, ''))
