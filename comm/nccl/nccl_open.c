@@ -346,15 +346,15 @@ void zr_nccl_close(struct zr_comm *c)
         ncclResult_t res;
         well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
     }
-    if (well)
+    if (well) {
         zr_arena_drop(m->held);
-    else
+    } else {
         zr_nccl_leave_arena(m->held);
-    if (!well)
         zr_warn(
             p->opt.log,
             "nccl %s: a call into NCCL has not come back: the communicator is left behind with its memory",
             m->name);
+    }
     pthread_mutex_lock(&p->lock);
     m->comm = NULL;
     m->n_got = m->n_put;
