@@ -45,9 +45,8 @@ static int add_tensor(struct digest *d, int32_t tensor)
         int32_t id = l->piece_of[l->slice_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
-        int64_t from, end = zr_engine_kept(e, f, &from);
-        end = zr_min(from + end, p->first + p->n);
-        from = zr_max(from, p->first);
+        struct zr_span kept = zr_engine_kept(e, f);
+        int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
         if (from >= end)
             continue;
         ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));

@@ -24,11 +24,9 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
     return 0;
 }
 
-int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first)
+struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f)
 {
-    struct zr_span kept = zr_flat_span(f, e->at, zr_level_of(e->plan->place.state));
-    *first = kept.first;
-    return kept.n;
+    return zr_flat_span(f, e->at, zr_level_of(e->plan->place.state));
 }
 
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -42,18 +40,16 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
 
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
 {
-    int64_t at = e->plan->master_at[f - e->layout->flats], kept;
+    int64_t at = e->plan->master_at[f - e->layout->flats];
     if (at < 0)
         return (float *)zr_engine_param_at(e, f, first);
-    zr_engine_kept(e, f, &kept);
-    return e->master + at + (first - kept);
+    return e->master + at + (first - zr_engine_kept(e, f).first);
 }
 
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
 {
-    int64_t kept;
-    zr_engine_kept(e, f, &kept);
-    return e->state[i] + e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)] + (first - kept);
+    int64_t at = e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)];
+    return e->state[i] + at + (first - zr_engine_kept(e, f).first);
 }
 
 /* ---- opening ---- */

@@ -41,11 +41,6 @@ static char *room_of(const struct zr_engine *e)
     return e->words + e->world * (int64_t)ZR_EXCHANGE_BYTES;
 }
 
-static char *staging_of(const struct zr_engine *e)
-{
-    return e->control_base + e->plan->values_at;
-}
-
 static int copy(struct zr_engine *e, char *dst, const char *src, int64_t n_bytes)
 {
     return dst == src ? 0 : e->dev->ops->copy(e->reduce_stream, dst, src, n_bytes);
@@ -60,11 +55,11 @@ static int failed(struct zr_engine *e, int err)
 static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
-    int err = e->place == 0 ? copy(e, staging_of(e), src, n_bytes) : 0;
+    int err = e->place == 0 ? copy(e, zr_values_staging(e), src, n_bytes) : 0;
     if (!err)
         err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &p->tag);
     if (!err && dst && !(e->place == 0 && dst == src))
-        err = copy(e, dst, staging_of(e), n_bytes);
+        err = copy(e, dst, zr_values_staging(e), n_bytes);
     return err;
 }
 
@@ -170,7 +165,7 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
 
 static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_bytes)
 {
-    char *staging = staging_of(e), *room = room_of(e);
+    char *staging = zr_values_staging(e), *room = room_of(e);
     int err = copy(e, staging + e->place * slot_bytes, place_of(p), p->n * p->size);
     if (!err)
         err = zr_role_exchange(e, ZR_ROLE_CONTROL, e->plan->values_at, slot_bytes, &p->tag);

@@ -17,14 +17,9 @@ struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
         .role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER, .stream = e->role[ZR_ROLE_REDUCE_OUTER].stream};
 }
 
-static bool has_outer(const struct zr_engine *e)
-{
-    return e->plan->hop[ZR_OUTER].size > 1;
-}
-
 struct zr_hop_run zr_last_hop(const struct zr_engine *e)
 {
-    return has_outer(e) ? zr_outer_hop(e) : zr_inner_hop(e);
+    return e->plan->spec.outer ? zr_outer_hop(e) : zr_inner_hop(e);
 }
 
 /* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
@@ -38,8 +33,8 @@ static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_fl
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
-    int64_t dst = has_outer(e) ? zr_plan_inner_sum(e->plan, f, e->at, a->partial)
-                               : zr_plan_sum(e->plan, f, e->at, a->sum);
+    int64_t dst = e->plan->spec.outer ? zr_plan_inner_sum(e->plan, f, e->at, a->partial)
+                                      : zr_plan_sum(e->plan, f, e->at, a->sum);
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
                                   .dst = dst,
                                   .cut = f->inner,

@@ -94,10 +94,10 @@ static int fill_masters(struct zr_engine *e)
     int err = 0;
     for (int32_t i = 0; !err && i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
-        int64_t first, n = zr_engine_kept(e, f, &first);
-        if (e->plan->master_at[i] >= 0 && n)
-            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, first), ZR_F32,
-                                    zr_engine_param_at(e, f, first), f->dtype, n);
+        struct zr_span kept = zr_engine_kept(e, f);
+        if (e->plan->master_at[i] >= 0 && kept.n)
+            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, kept.first), ZR_F32,
+                                    zr_engine_param_at(e, f, kept.first), f->dtype, kept.n);
     }
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
 }

@@ -290,7 +290,7 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 
 /* Addresses of element `first` of a flat (which must be kept by this rank). Kept: elements of a flat whose
  * state this rank holds: its slice at the level of the state, at stage 0 all. */
-int64_t zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f, int64_t *first);
+struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f);
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
@@ -404,6 +404,12 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
         .dst = at,
         .in_place = true,
         .cut = zr_cut_part(&f->fine, e->at.inner * e->layout->outer, e->layout->outer)};
+}
+
+/* Room for values on their way between ranks: plan.values_bytes, of the control communicator's arena. */
+static inline char *zr_values_staging(const struct zr_engine *e)
+{
+    return e->control_base + e->plan->values_at;
 }
 
 /* The place of the rank that owns fine slice number k of each flat. */

@@ -230,10 +230,12 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        struct updating up = {
-            .e = e, .job = job, .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
-        int64_t kept = zr_engine_kept(e, &f[i], &up.first_kept);
-        ZR_TRY(zr_flat_ranges(e->layout, &f[i], up.first_kept, up.first_kept + kept, update_range, &up));
+        struct zr_span kept = zr_engine_kept(e, &f[i]);
+        struct updating up = {.e = e,
+                              .job = job,
+                              .first_kept = kept.first,
+                              .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
+        ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
         full += zr_hop_sum_bytes(&last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,

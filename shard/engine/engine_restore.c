@@ -43,8 +43,10 @@ static int gather_inner(struct zr_engine *e, int32_t unit)
 
 int zr_engine_gather_inner(struct zr_engine *e)
 {
-    int err = e->plan->hop[ZR_OUTER].size > 1 ? zr_engine_drain(e) : 0;
-    for (int32_t u = 0; !err && e->plan->hop[ZR_OUTER].size > 1 && u < e->layout->n_units; u++)
+    if (!e->plan->spec.outer)
+        return 0;
+    int err = zr_engine_drain(e);
+    for (int32_t u = 0; !err && u < e->layout->n_units; u++)
         err = gather_inner(e, u);
     /* The gather of residents that follows drains, and ends with a barrier. */
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
@@ -65,7 +67,7 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
 {
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = restore_tag(e, f->unit);
-    char *staging = e->control_base + e->plan->values_at;
+    char *staging = zr_values_staging(e);
     int64_t most = e->plan->values_bytes / (int64_t)sizeof(float);
     for (int r = 0; r < e->world; r++) {
         int64_t first, n = zr_flat_owned(f, r, &first);

@@ -147,7 +147,7 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e)
 {
     static const enum zr_role outer[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};
     int64_t bytes = 0;
-    for (size_t i = 0; e->plan->hop[ZR_OUTER].size > 1 && i < sizeof outer / sizeof *outer; i++)
+    for (size_t i = 0; e->plan->spec.outer && i < sizeof outer / sizeof *outer; i++)
         if (e->role[outer[i]].comm)
             bytes += wire_bytes(e->role[outer[i]].comm);
     return bytes;

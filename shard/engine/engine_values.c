@@ -67,11 +67,6 @@ static bool whole(const struct zr_engine *e, const struct chunk *c)
     return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
-static char *values_staging(const struct zr_engine *e)
-{
-    return e->control_base + e->plan->values_at;
-}
-
 /* The part of the chunk that lies in the span. */
 static int64_t part(const struct chunk *c, struct zr_span s, int64_t *first)
 {
@@ -95,7 +90,7 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
             return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
         return 0;
     }
-    char *staging = values_staging(e);
+    char *staging = zr_values_staging(e);
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     for (int32_t k = 0; k < e->world; k++) {
         int64_t first, n = owned_part(c, k, &first), at = (first - c->first) * c->size;
@@ -117,7 +112,7 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
 {
     const struct zr_device_ops *d = e->dev->ops;
     enum zr_dtype dtype = c->flat->dtype;
-    const char *from = values_staging(e) + (first - c->first) * c->size;
+    const char *from = zr_values_staging(e) + (first - c->first) * c->size;
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
@@ -129,12 +124,10 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZR_F32)
         return 0;
-    struct zr_span kept;
-    kept.n = zr_engine_kept(e, c->flat, &kept.first);
-    int64_t first, n = part(c, kept, &first);
+    int64_t first, n = part(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
-    const char *from = values_staging(e) + (first - c->first) * c->size;
+    const char *from = zr_values_staging(e) + (first - c->first) * c->size;
     enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
     return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
                              n);
@@ -145,7 +138,7 @@ static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind < 0)
         return zr_flat_span(c->flat, e->at, e->plan->resident[c->flat->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
-    return zr_flat_span(c->flat, e->at, zr_level_of(e->plan->place.state));
+    return zr_engine_kept(e, c->flat);
 }
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
@@ -153,7 +146,7 @@ static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *s
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
     int err = 0;
     if (e->place == 0)
-        err = e->dev->ops->copy(e->reduce_stream, values_staging(e), src, c->n * c->size);
+        err = e->dev->ops->copy(e->reduce_stream, zr_values_staging(e), src, c->n * c->size);
     if (!err)
         err = zr_control_broadcast(e, e->plan->values_at, c->n * c->size, 0, &tag);
     if (err)

@@ -90,7 +90,7 @@ static int open_roles(struct zr_verify_world *v, const struct zr_mesh *mesh)
 {
     static const enum zr_role inside[] = {ZR_ROLE_GATHER, ZR_ROLE_REDUCE},
                               between[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};
-    bool groups = v->plan->hop[ZR_OUTER].size > 1;
+    bool groups = v->plan->spec.outer;
     int err = 0;
     for (int i = 0; !err && i < 2; i++)
         err = open_role(v, inside[i], mesh);
