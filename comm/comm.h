@@ -205,8 +205,10 @@ int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
                 enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
 
-/* Two communicators of the same ranks, from zr_shm_open: where ranks wait for each other, one here and one
- * there, the message says so. When one is closed, the streams of both must be idle. */
-void zr_shm_pair(struct zr_comm *a, struct zr_comm *b);
+/* The communicators of one context, n from zr_shm_open, of different roles. A failure of one is one of all,
+ * at once, so that a rank is not held up by each in turn. And each one's messages know what the others do:
+ * what the program called, and where ranks wait for each other, one here and one there. When one is closed,
+ * the streams of all must be idle. */
+void zr_shm_link(struct zr_comm *const comm[], int n);
 
 #endif

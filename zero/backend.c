@@ -192,14 +192,16 @@ static int open_nccl(struct zero_ctx *z)
 
 static int open_shm(struct zero_ctx *z)
 {
-    int err = 0;
+    struct zr_comm *open[ZR_ROLES];
+    int err = 0, n = 0;
     for (int r = 0; !err && r < ZR_ROLES; r++)
-        if (group_of(z, (enum zr_role)r))
+        if (group_of(z, (enum zr_role)r)) {
             err = zr_shm_open(z->rendezvous, z->device, group_of(z, (enum zr_role)r), (enum zr_role)r,
                               z->config.options.timeout_ms, &z->comm[r]);
-    for (int r = ZR_ROLE_GATHER; !err && r < ZR_ROLE_CONTROL; r += 2) /* those of one group */
-        if (z->comm[r])
-            zr_shm_pair(z->comm[r], z->comm[r + 1]);
+            open[n++] = z->comm[r];
+        }
+    if (!err)
+        zr_shm_link(open, n);
     return err;
 }
 

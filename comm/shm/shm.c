@@ -285,10 +285,11 @@ static void shm_called(struct zr_comm *c, const struct zr_called *call)
         zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
-void zr_shm_pair(struct zr_comm *a, struct zr_comm *b)
+void zr_shm_link(struct zr_comm *const comm[], int n)
 {
-    shm_of(a)->pair = shm_of(b);
-    shm_of(b)->pair = shm_of(a);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < n; k++)
+            shm_of(comm[i])->kin[comm[k]->role] = shm_of(comm[k]);
 }
 
 static void shm_close(struct zr_comm *c)
@@ -296,8 +297,9 @@ static void shm_close(struct zr_comm *c)
     if (!c)
         return;
     struct zr_shm *m = shm_of(c);
-    if (m->pair)
-        m->pair->pair = NULL;
+    for (int r = 0; r < ZR_ROLES; r++)
+        if (m->kin[r])
+            m->kin[r]->kin[c->role] = NULL;
     if (m->mapped) {
         /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
          */
@@ -368,6 +370,7 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
     m->base = (struct zr_comm){.ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm};
+    m->kin[role] = m;
     m->name = name;
     m->rdv = rdv;
     m->dev = dev;

@@ -91,7 +91,7 @@ struct zr_shm {
     struct zr_comm base; /* first: callers hold its address */
     const char *name;    /* of its role */
     struct zr_rendezvous *rdv;
-    struct zr_shm *pair; /* or NULL */
+    struct zr_shm *kin[ZR_ROLES]; /* by role: those that it is linked with, and itself */
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;

@@ -80,6 +80,9 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
     pthread_mutex_unlock(&m->lock);
     if (report)
         zr_shm_wake_all(m);
+    for (int r = 0; first && r < ZR_ROLES; r++)
+        if (m->kin[r] && m->kin[r] != m)
+            zr_shm_fail(m->kin[r], code, found_by, text);
     return zr_first_code(&m->failure);
 }
 
@@ -107,13 +110,25 @@ static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
            a->bytes == b->bytes && a->seg_hash == b->seg_hash;
 }
 
-/* A peer's calls, in that communicator of the pair which is told of them. */
+/* The place of a rank in a communicator of mine; -1: it has none there, or there are no headers yet. */
+static int place_in(const struct zr_shm *k, int32_t rank)
+{
+    for (int i = 0; k && atomic_load(&k->mapped) && i < k->base.group.size; i++)
+        if (zr_comm_rank(&k->base, i) == rank)
+            return i;
+    return -1;
+}
+
+/* A peer's calls, in that communicator which is told of them. */
 static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
 {
-    const struct zr_shm *reported = m;
-    if (!atomic_load(&m->peer[m->base.group.rank].head->called.n) && m->pair && atomic_load(&m->pair->mapped))
-        reported = m->pair;
-    return &reported->peer[place].head->called;
+    for (int r = 0; r < ZR_ROLES; r++) {
+        const struct zr_shm *k = m->kin[r];
+        int at = place_in(k, zr_comm_rank(&m->base, place));
+        if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n))
+            return &k->peer[at].head->called;
+    }
+    return &m->peer[place].head->called;
 }
 
 /* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
@@ -204,6 +219,17 @@ int zr_shm_adopt(struct zr_shm *m)
     return zr_first_code(&m->failure);
 }
 
+/* The same, and of all that this one is linked with. */
+static int adopt_any(struct zr_shm *m)
+{
+    for (int r = 0; r < ZR_ROLES; r++) {
+        struct zr_shm *k = m->kin[r];
+        if (k && atomic_load(&k->mapped) && atomic_load(&k->peer[k->base.group.rank].head->alarm))
+            zr_shm_adopt(k);
+    }
+    return zr_first_code(&m->failure);
+}
+
 /* Are the missing still to come, and to the same operation? They had their last chance when missing was
  * computed after what is seen here. */
 static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
@@ -218,7 +244,7 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
             continue;
         if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
             continue; /* it was the last thing that it did */
-        if (zr_shm_adopt(m))
+        if (adopt_any(m))
             return zr_first_code(&m->failure);
         /* Asks who may know why: the rendezvous, or a rank that was told something before the other ended. */
         int64_t now = zr_now_ns();
@@ -242,35 +268,45 @@ bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last)
     return at != 0 && atomic_load(&h->finished) != at;
 }
 
-/* The operation of the other communicator that a peer waits in, if it does, and whether it can wait for me.
- */
-static bool waits_in_pair(struct zr_shm *m, int place, struct zr_shm_post *there, bool *for_me)
+/* Where a peer waits besides, if it does: in an operation of another communicator that both are in, and
+ * whether it can wait for me there. */
+struct elsewhere {
+    const struct zr_shm *in; /* NULL: nowhere */
+    struct zr_shm_post at;
+    bool for_me;
+};
+
+static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
 {
-    struct zr_shm *pair = m->pair;
-    *for_me = false;
-    if (!pair || !atomic_load(&pair->mapped) || !zr_shm_last(pair, place, there))
-        return false;
-    *for_me = !reached(atomic_load(&pair->peer[m->base.group.rank].head->entered), there->seq);
-    return true;
+    struct elsewhere found = {.in = NULL};
+    for (int r = 0; r < ZR_ROLES && !found.for_me; r++) {
+        struct zr_shm *k = m->kin[r];
+        struct zr_shm_post there;
+        int at = k == m ? -1 : place_in(k, zr_comm_rank(&m->base, place));
+        if (at < 0 || !zr_shm_last(k, at, &there))
+            continue;
+        uint32_t entered = atomic_load(&k->peer[k->base.group.rank].head->entered);
+        found = (struct elsewhere){k, there, !reached(entered, there.seq)};
+    }
+    return found;
 }
 
-/* The deadline has passed. A rank that waits for this one in the other communicator makes other calls; any
+/* The deadline has passed. A rank that waits for this one in another communicator makes other calls; any
  * other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
-    struct zr_shm_post here, there;
-    bool for_me, elsewhere = waits_in_pair(m, place, &there, &for_me);
-    for (uint64_t left = missing & (missing - 1); left && !for_me; left &= left - 1) {
-        struct zr_shm_post other;
+    struct zr_shm_post here;
+    struct elsewhere there = find_elsewhere(m, place);
+    for (uint64_t left = missing & (missing - 1); left && !there.for_me; left &= left - 1) {
         int i = __builtin_ctzll(left);
-        if (waits_in_pair(m, i, &other, &for_me) && for_me) {
+        struct elsewhere other = find_elsewhere(m, i);
+        if (other.for_me) {
             place = i;
             there = other;
-            elsewhere = true;
         }
     }
-    char where[96] = "not at its first operation yet", pair[192] = "", more[64] = "", what[768], op[96];
+    char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[768], op[96];
     char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS];
     struct zr_called latest;
     zr_shm_last(m, place, &here);
@@ -280,12 +316,12 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
     else if (here.seq)
         snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
                  zr_op_name((enum zr_op)here.op));
-    if (elsewhere) {
-        zr_shm_describe(&there, op, sizeof op);
-        snprintf(pair, sizeof pair, " here and waits in %s: %s", m->pair->name, op);
-        if (for_me)
-            snprintf(pair, sizeof pair, " here and waits for rank %d in %s: %s", zr_shm_self(m),
-                     m->pair->name, op);
+    if (there.in) {
+        zr_shm_describe(&there.at, op, sizeof op);
+        snprintf(besides, sizeof besides, " here and waits in %s: %s", there.in->name, op);
+        if (there.for_me)
+            snprintf(besides, sizeof besides, " here and waits for rank %d in %s: %s", zr_shm_self(m),
+                     there.in->name, op);
     }
     if (zr_called_last(calls_of(m, place), &latest)) {
         zr_called_describe(&latest, call);
@@ -294,8 +330,8 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", zr_shm_self(m),
-             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, pair, more, last);
-    return fail_op(m, for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
+             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, besides, more, last);
+    return fail_op(m, there.for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
 /* --- waiting --- */
@@ -348,7 +384,7 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
     if (!missing)
         return zr_first_code(&m->failure);
     int64_t began = zr_now_ns(), looked = began;
-    while (missing && !zr_shm_adopt(m)) {
+    while (missing && !adopt_any(m)) {
         int64_t left = began + m->timeout_ns - zr_now_ns();
         if (left > 0)
             sleep_on(m->peer[__builtin_ctzll(missing)].head, which, mine->seq,
@@ -358,7 +394,7 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
         if (!missing || zr_first_code(&m->failure))
             break;
         if (now - began >= m->timeout_ns)
-            return zr_shm_adopt(m) ? zr_first_code(&m->failure) : fail_late(m, mine, missing);
+            return adopt_any(m) ? zr_first_code(&m->failure) : fail_late(m, mine, missing);
         if (now - looked >= SLICE_NS) {
             looked = now;
             if (look_for_lost(m, mine, which, missing))

@@ -128,7 +128,10 @@ static void run_rank(struct toy_rank *r)
 {
     const struct trial *t = r->arg;
     struct program *p = &t->programs[r->rank];
-    *p = (struct program){.rank = r, .n_tensors = TOY_TENSORS, .odd = r->rank == r->world - 1};
+    *p = (struct program){.rank = r,
+                          .n_tensors = TOY_TENSORS,
+                          .odd = r->rank == r->world - 1,
+                          .odd_group = r->rank >= r->world - 2};
     pthread_mutex_init(&p->lock, NULL);
     toy_make(&p->model);
     for (int i = 0; i < TOY_TENSORS; i++)
@@ -156,10 +159,10 @@ static void run_rank(struct toy_rank *r)
 /* The weights of the same configuration, used as it should be. */
 static uint64_t right_hash(const struct misuse *row, int stage, int world)
 {
-    struct program programs[2];
+    struct program programs[MOST_WORLD];
     const struct misuse plain = {.name = row->name, .configure = row->configure, .outcome = RIGHT};
     struct trial t = {&plain, stage, programs};
-    struct toy_rank r[2];
+    struct toy_rank r[MOST_WORLD];
     toy_ranks(world, run_rank, &t, r);
     for (int k = 0; k < world; k++)
         if (r[k].err)
@@ -178,9 +181,9 @@ static const char *missing(const struct misuse *row, const char *text)
 /* Whether the row came out as it should; else why is printed. */
 static bool try_row(const struct misuse *row, int stage, int world)
 {
-    struct program programs[2];
+    struct program programs[MOST_WORLD];
     struct trial t = {row, stage, programs};
-    struct toy_rank r[2];
+    struct toy_rank r[MOST_WORLD];
     uint64_t want = row->outcome == RIGHT ? right_hash(row, stage, world) : 0;
     if (row->variable)
         setenv(row->variable, row->value, 1);
@@ -210,8 +213,8 @@ void misuse_try(const struct misuse *rows, int n_rows)
 {
     int n_tried = 0, n_bad = 0;
     for (int i = 0; i < n_rows; i++)
-        for (int stage = 0; stage <= 3; stage++)
-            for (int world = 1; world <= 2; world++)
+        for (int stage = 0; stage < TOY_STAGES; stage++)
+            for (int world = 1; world <= MOST_WORLD; world++)
                 if (rows[i].stages >> stage & 1 && rows[i].worlds >> (world - 1) & 1) {
                     n_tried++;
                     n_bad += !try_row(&rows[i], stage, world);

@@ -2,7 +2,8 @@
  * weights all the same, an error that names what was done, or a line. Nothing else counts as handled: a row
  * whose outcome is silent fails.
  *
- * Ranks are threads, each with a toy model. Every row runs at the stages and worlds that it names. */
+ * Ranks are threads, each with a toy model. Every row runs at the stages and worlds that it names; hybrids
+ * are stages behind the others, for worlds of 4 ranks in groups of 2. */
 #ifndef ZR_TEST_ZERO_MISUSE_H
 #define ZR_TEST_ZERO_MISUSE_H
 
@@ -10,7 +11,7 @@
 
 #include <pthread.h>
 
-enum { STEPS = 3, MOST_LINES = 8192 };
+enum { STEPS = 3, MOST_LINES = 8192, MOST_WORLD = TOY_HYBRID_WORLD };
 
 /* One rank of one row. */
 struct program {
@@ -23,7 +24,8 @@ struct program {
     struct zero_tensor wider[TOY_TENSORS + 1]; /* the model's, and a counter that is a buffer */
     int64_t counter;
     void *counter_at;
-    bool odd; /* the last rank: where ranks have to differ, it does */
+    bool odd;       /* the last rank: where ranks have to differ, it does */
+    bool odd_group; /* with groups of 2: a rank of the last group */
     pthread_mutex_t lock;
     char lines[MOST_LINES];
     void *spare[TOY_TENSORS]; /* memory of the model's own, for pointers that go wrong */
@@ -31,7 +33,9 @@ struct program {
 
 enum { S0 = 1, S1 = 2, S2 = 4, S3 = 8, IN_PLACE = S0 | S1, SHARDED = S2 | S3, ALL = 15 };
 
-enum { W1 = 1, W2 = 2, BOTH = 3 };
+enum { HSDP = 1 << TOY_HSDP, HFSDP = 1 << TOY_HFSDP, HYBRIDS = HSDP | HFSDP };
+
+enum { W1 = 1, W2 = 2, BOTH = 3, W4 = 8 };
 
 enum outcome { RIGHT = 1, ERROR, LINE };
 
