@@ -61,6 +61,9 @@ struct zr_shm_head {
     char abort_text[ZR_SHM_TEXT];
     _Alignas(64) _Atomic uint32_t alarm; /* raised by a peer, or by me: some header has an abort_code */
     _Atomic uint32_t closed;
+    /* Of the widest of its rank's communicators, for messages: whom the rank waits for in each of them, by
+     * role; 0: nobody, else the rank of the world, and 1. */
+    _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_shm_post post[ZR_SHM_POSTS];
     struct zr_called_ring called; /* of the communicator of a pair that is told */
 };

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4 };
+enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MOST_HOPS = 4 };
 
 /* Not FUTEX_PRIVATE: the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
@@ -291,6 +291,51 @@ static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
     return found;
 }
 
+/* The one that most ranks read: with groups, that of all of them. */
+static struct zr_shm *widest_of(struct zr_shm *m)
+{
+    struct zr_shm *widest = m;
+    for (int r = 0; r < ZR_ROLES; r++) {
+        struct zr_shm *k = m->kin[r];
+        if (k && atomic_load(&k->mapped) && k->base.group.size > widest->base.group.size)
+            widest = k;
+    }
+    return widest;
+}
+
+static void note_wait(struct zr_shm *m, int32_t rank)
+{
+    const struct zr_shm *w = widest_of(m);
+    atomic_store(&w->peer[w->base.group.rank].head->waits_for[m->base.role], rank + 1);
+}
+
+/* By its own account, in any of its communicators; not this rank. -1: it waits for nobody. */
+static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
+{
+    int at = place_in(w, rank);
+    for (int r = 0; at >= 0 && r < ZR_ROLES; r++) {
+        int32_t other = atomic_load(&w->peer[at].head->waits_for[r]) - 1;
+        if (other >= 0 && other != zr_shm_self(w))
+            return other;
+    }
+    return -1;
+}
+
+/* A rank that is late may be held up by one of another group, which this one does not meet. */
+static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
+{
+    const struct zr_shm *w = widest_of(m);
+    size_t used = 0;
+    text[0] = 0;
+    for (int hop = 0; hop < MOST_HOPS && used < n_text; hop++) {
+        int32_t other = whom_it_awaits(w, rank);
+        if (other < 0)
+            return;
+        used += (size_t)snprintf(text + used, n_text - used, "; rank %d waits for rank %d", rank, other);
+        rank = other;
+    }
+}
+
 /* The deadline has passed. A rank that waits for this one in another communicator makes other calls; any
  * other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
@@ -307,7 +352,7 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
         }
     }
     char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[768], op[96];
-    char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS];
+    char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS], waits[192] = "";
     struct zr_called latest;
     zr_shm_last(m, place, &here);
     if (here.seq && here.unit >= 0)
@@ -329,8 +374,11 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
     }
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
-    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s", zr_shm_self(m),
-             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, besides, more, last);
+    if (!there.for_me)
+        describe_waits(m, zr_comm_rank(&m->base, place), waits, sizeof waits);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s%s%s%s", zr_shm_self(m),
+             (long long)(m->timeout_ns / 1000000), zr_comm_rank(&m->base, place), where, besides, more, last,
+             waits);
     return fail_op(m, there.for_me ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
 }
 
@@ -386,6 +434,7 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
     int64_t began = zr_now_ns(), looked = began;
     while (missing && !adopt_any(m)) {
         int64_t left = began + m->timeout_ns - zr_now_ns();
+        note_wait(m, zr_comm_rank(&m->base, __builtin_ctzll(missing)));
         if (left > 0)
             sleep_on(m->peer[__builtin_ctzll(missing)].head, which, mine->seq,
                      left < SLICE_NS ? left : SLICE_NS);
@@ -402,5 +451,7 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_wo
             missing = take_arrived(m, mine, which, missing);
         }
     }
+    if (!missing)
+        note_wait(m, -1);
     return zr_first_code(&m->failure);
 }

@@ -229,7 +229,7 @@ static void check_weights(struct toy_rank *r, const struct death *d, const struc
     struct seen_weights now;
     if (before->step != step) /* it failed in forward: no step's weights were seen */
         return;
-    if (d->stage == 3 || (d->at != IN_BACKWARD && d->at != BEFORE_STEP))
+    if (d->stage >= 3 || (d->at != IN_BACKWARD && d->at != BEFORE_STEP))
         return;
     sleep_ms(50);
     see_weights(m, &now);
@@ -349,6 +349,20 @@ static void killed_at_each_point(void **state)
         }
 }
 
+/* One of two groups loses a rank: the other hears of it as soon, and as well. In HFSDP rank 3 owns nothing of
+ * the model, so it is not in an update. */
+static void killed_in_a_group(void **state)
+{
+    (void)state;
+    for (int at = AFTER_WRAP; at < N_POINTS; at++)
+        for (int stage = TOY_HSDP; stage <= TOY_HFSDP; stage++) {
+            struct death d = {.stage = stage, .world = 4, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
+            d.victim = at == IN_UPDATE ? 2 : (at + stage) % 4;
+            run_processes(4, train_until_death, &d, d.victim, -1);
+            assert_survivors(point_names[at], &d, ZERO_ERR_PEER, 0, true);
+        }
+}
+
 static uint64_t seed;
 
 static void killed_at_any_time(void **state)
@@ -380,6 +394,24 @@ static void stopped(void **state)
                           .timeout_ms = SHORT_MS};
         run_processes(3, train_until_death, &d, d.victim, -1);
         assert_survivors("stopped", &d, ZERO_ERR_TIMEOUT, 0, true);
+    }
+}
+
+/* Some ranks then wait for the one that is stopped, others for one that waits for it: whoever finds that
+ * first, its name is told. */
+static void stopped_in_a_group(void **state)
+{
+    (void)state;
+    static const enum point points[] = {IN_FORWARD, IN_BACKWARD, AFTER_STEP};
+    for (int i = 0; i < 2 * (int)(sizeof points / sizeof *points); i++) {
+        struct death d = {.stage = TOY_HSDP + i % 2,
+                          .world = 4,
+                          .victim = i % 4,
+                          .signal = SIGSTOP,
+                          .at = points[i / 2],
+                          .timeout_ms = SHORT_MS};
+        run_processes(4, train_until_death, &d, d.victim, -1);
+        assert_survivors("stopped in a group", &d, ZERO_ERR_TIMEOUT, 0, true);
     }
 }
 
@@ -422,6 +454,69 @@ static void found_in_the_environment(void **state)
                 (k < 2 && !strstr(r->text, "rank 2")) ||
                 !strstr(r->text, memory ? "no memory" : "ZERO_CONFIG_INIT"))
                 fail_msg("rank %d: code %d after %lld ms \"%s\"; %s", k, r->err, (long long)r->ms, r->text,
+                         r->wrong);
+        }
+    }
+}
+
+static int one_step(struct toy *m, zero_ctx *z, int rank)
+{
+    int err = toy_forward(m, z, true);
+    if (!err)
+        err = toy_backward(m, z, true, 0, rank);
+    return err ? err : zero_step(z, 1e-2f, NULL);
+}
+
+/* Of groups, one process's environment says otherwise. */
+struct override {
+    const char *variable, *value;
+    int stage, code; /* 0: that is no difference */
+    const char *says;
+};
+
+static void overridden(struct toy_rank *r)
+{
+    const struct override *o = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    struct zero_config cfg = toy_config(r, o->stage);
+    toy_make(&m);
+    if (r->rank == r->world - 1)
+        setenv(o->variable, o->value, 1);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err && (z || !toy_untouched(&m)))
+        toy_wrong(r, "something was changed");
+    if (!err)
+        err = one_step(&m, z, r->rank);
+    toy_note(r, err);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+static void overridden_on_one_rank(void **state)
+{
+    (void)state;
+    const struct override all[] = {
+        {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "shard_group is 2 but hybrid is none"},
+        {"ZERO_HYBRID", "hfsdp", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is 2 on rank 3 and 1 on rank 0"},
+        {"ZERO_SHARD_GROUP", "4", TOY_HFSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3 and 2 on rank 0"},
+        {"ZERO_SHARD_GROUP", "3", TOY_HFSDP, ZERO_ERR_ARG, "shard_group is 3, world is 4"},
+        {"ZERO_SHARD_GROUP", "auto", TOY_HSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3"},
+        {"ZERO_SHARD_GROUP", "two", TOY_HSDP, ZERO_ERR_ARG, "ZERO_SHARD_GROUP is \"two\""},
+        {"ZERO_STAGE", "2", TOY_HSDP, ZERO_ERR_ARG, "hybrid is hsdp but stage is 2"},
+        {"ZERO_CHECK", "1", TOY_HSDP, ZERO_ERR_MISMATCH, "check is 1 on rank 3 and 0 on rank 0"},
+        {"ZERO_CHECK", "1", TOY_HFSDP, 0, ""},
+        {"ZERO_TIMEOUT_MS", "60000", TOY_HFSDP, 0, ""},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct override o = all[i];
+        run_processes(4, overridden, &o, -1, -1);
+        report(o.variable, o.stage, shared);
+        for (int k = 0; k < 4; k++) {
+            const struct toy_rank *r = &shared[k];
+            bool named = !o.code || k == 3 || strstr(r->text, "rank 3");
+            if (r->wrong[0] || r->err != o.code || !named || (o.code && !strstr(r->text, o.says)))
+                fail_msg("%s=%s, rank %d: code %d \"%s\"; %s", o.variable, o.value, k, r->err, r->text,
                          r->wrong);
         }
     }
@@ -866,14 +961,6 @@ struct training {
     int who;
 };
 
-static int one_step(struct toy *m, zero_ctx *z, int rank)
-{
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, 0, rank);
-    return err ? err : zero_step(z, 1e-2f, NULL);
-}
-
 static void train_without_memory(struct toy_rank *r)
 {
     const struct training *t = r->arg;
@@ -1096,17 +1183,13 @@ int main(void)
     died_ms = (_Atomic int64_t *)(shared + MOST_TOY_RANKS);
     const struct CMUnitTest tests[] = {
         /* Processes first: they are forked where there is no thread. */
-        cmocka_unit_test(killed_at_each_point),
-        cmocka_unit_test(killed_at_any_time),
-        cmocka_unit_test(stopped),
-        cmocka_unit_test(found_in_the_environment),
-        cmocka_unit_test(no_memory_in_a_process),
-        cmocka_unit_test(ranks_disagree),
-        cmocka_unit_test(rank_0_is_wrong),
-        cmocka_unit_test(ranks_call_differently),
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(two_hundred_times),
-        cmocka_unit_test(two_contexts),
+        cmocka_unit_test(killed_at_each_point),   cmocka_unit_test(killed_in_a_group),
+        cmocka_unit_test(killed_at_any_time),     cmocka_unit_test(stopped),
+        cmocka_unit_test(stopped_in_a_group),     cmocka_unit_test(found_in_the_environment),
+        cmocka_unit_test(overridden_on_one_rank), cmocka_unit_test(no_memory_in_a_process),
+        cmocka_unit_test(ranks_disagree),         cmocka_unit_test(rank_0_is_wrong),
+        cmocka_unit_test(ranks_call_differently), cmocka_unit_test(no_memory),
+        cmocka_unit_test(two_hundred_times),      cmocka_unit_test(two_contexts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
