@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { MOST = 3, SHORT_MS = 3000, LONG_MS = 60000, HANG_MS = 120000 };
+enum { MOST = TOY_HYBRID_WORLD, SHORT_MS = 3000, LONG_MS = 60000, HANG_MS = 120000 };
 
 static struct zero_config config(struct toy_rank *r, int stage, int timeout_ms)
 {
@@ -76,6 +76,7 @@ static const struct {
 
 struct differing {
     int stage;
+    int n_odd; /* the last ranks: one, or all of a group */
     enum difference how;
 };
 
@@ -149,7 +150,7 @@ static void train_differently(struct toy_rank *r)
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (int step = 0; !err && step < 4; step++) {
-        bool odd = step == 1 && r->rank == r->world - 1;
+        bool odd = step == 1 && r->rank >= r->world - c->n_odd;
         if (step == 1)
             err = differ(&z, c->how, odd);
         if (!z)
@@ -181,39 +182,56 @@ static const char *body(const struct toy_rank *r, const char *text)
     return at ? at + strlen(own) : text;
 }
 
+/* What one of the odd ranks called, and one of the others. */
+static bool names_both(const char *text, enum difference how, int world, int n_odd)
+{
+    char one[128], two[160];
+    for (int odd = world - n_odd; odd < world; odd++)
+        for (int other = 0; other < world - n_odd; other++) {
+            snprintf(one, sizeof one, "rank %d called %s", odd, called[how].odd);
+            snprintf(two, sizeof two, "rank %d called %s", other, called[how].others);
+            if (strstr(text, one) && strstr(text, two))
+                return true;
+        }
+    return false;
+}
+
+static void make_other_calls(const struct differing *c, int world)
+{
+    struct toy_rank r[MOST] = {0};
+    run(world, train_differently, (void *)c, r);
+    for (int i = 0; i < world; i++) {
+        bool args = strstr(r[i].text, " with other arguments;") != NULL;
+        if (r[i].err != ZERO_ERR_MISMATCH || !names_both(r[i].text, c->how, world, c->n_odd) ||
+            args != called[c->how].other_args)
+            fail_msg("difference %d, stage %d, rank %d of %d: %d \"%s\"", c->how, c->stage, i, world,
+                     r[i].err, r[i].text);
+        /* One failure, for all, which no rank tells as another's. */
+        if (strcmp(body(&r[i], r[i].text), body(&r[0], r[0].text)) || strstr(r[i].text, "this rank"))
+            fail_msg("difference %d, stage %d, rank 0: \"%s\"; rank %d: \"%s\"", c->how, c->stage, r[0].text,
+                     i, r[i].text);
+    }
+    printf("difference %d, stage %d: %s\n", c->how, c->stage, r[0].text);
+}
+
 static void test_other_calls(void **state)
 {
     (void)state;
-    for (int k = 0; k < 2 * N_DIFFERENCES; k++) {
-        struct differing c = {.how = (enum difference)(k / 2)};
-        c.stage = k % 2 ? 3 : (int)c.how % 3;
-        int world = 2 + (k + k / 2) % 2, odd = world - 1;
-        struct toy_rank r[MOST] = {0};
-        run(world, train_differently, &c, r);
-        for (int i = 0; i < world; i++) {
-            char one[128], two[160];
-            bool named = false;
-            snprintf(one, sizeof one, "rank %d called %s", odd, called[c.how].odd);
-            for (int other = 0; other < odd; other++) {
-                snprintf(two, sizeof two, "rank %d called %s", other, called[c.how].others);
-                named |= strstr(r[i].text, one) && strstr(r[i].text, two);
-            }
-            bool args = strstr(r[i].text, " with other arguments;") != NULL;
-            if (r[i].err != ZERO_ERR_MISMATCH || !named || args != called[c.how].other_args)
-                fail_msg("difference %d, stage %d, rank %d of %d: %d \"%s\"", c.how, c.stage, i, world,
-                         r[i].err, r[i].text);
-            /* One failure, for all, which no rank tells as another's. */
-            if (strcmp(body(&r[i], r[i].text), body(&r[0], r[0].text)) || strstr(r[i].text, "this rank"))
-                fail_msg("difference %d, stage %d, rank 0: \"%s\"; rank %d: \"%s\"", c.how, c.stage,
-                         r[0].text, i, r[i].text);
-        }
-        printf("difference %d, stage %d: %s\n", c.how, c.stage, r[0].text);
+    for (int how = 0; how < N_DIFFERENCES; how++) {
+        struct differing c = {.how = (enum difference)how, .stage = how % 3, .n_odd = 1};
+        make_other_calls(&c, 2 + how % 2);
+        c.stage = 3;
+        make_other_calls(&c, 3 - how % 2);
+        c.stage = TOY_HSDP + how / 2 % 2;
+        c.n_odd = 1 + how % 2;
+        make_other_calls(&c, TOY_HYBRID_WORLD);
     }
 }
 
 /* ---- a rank that calls no more ---- */
 
 struct stopping {
+    int stage;
     bool far; /* the others have more under way by then than is watched at a time */
     atomic_int n_reported;
 };
@@ -221,7 +239,7 @@ struct stopping {
 static void stop_calling(struct toy_rank *r)
 {
     struct stopping *s = r->arg;
-    struct zero_config cfg = config(r, 2, SHORT_MS);
+    struct zero_config cfg = config(r, s->stage, SHORT_MS);
     struct toy m;
     zero_ctx *z = NULL;
     cfg.grad_accum_steps = s->far ? 200 : 4;
@@ -250,11 +268,12 @@ static void stop_calling(struct toy_rank *r)
 static void test_a_rank_stops_calling(void **state)
 {
     (void)state;
-    for (int far = 0; far <= 1; far++) {
-        struct stopping s = {.far = far};
+    for (int k = 0; k < 4; k++) {
+        struct stopping s = {.stage = k < 2 ? 2 : TOY_HSDP + k % 2, .far = k % 2};
+        int world = k < 2 ? 3 : TOY_HYBRID_WORLD;
         struct toy_rank r[MOST] = {0};
-        run(MOST, stop_calling, &s, r);
-        for (int i = 0; i < MOST; i++)
+        run(world, stop_calling, &s, r);
+        for (int i = 0; i < world; i++)
             if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "waited 3000 ms for the other ranks") ||
                 !strstr(r[i].text, "; rank 1 did not come: its program has made 32 calls, the last "
                                    "zero_end(unit 0, backward) in step 1; that of rank"))
