@@ -254,6 +254,7 @@ static const struct misuse rows[] = {
      {"hybrid is hfsdp", "stage 3"},
      .only_rank_0 = true},
     GOOD("the same, on one rank", S3, W1, hybrid_of_any_stage, NULL),
+    GOOD("a group of one rank, on one rank", S3, W1, hybrid_of_one, NULL),
     {"HSDP with groups of 1 rank",
      S3,
      W2,

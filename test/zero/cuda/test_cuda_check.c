@@ -1,5 +1,6 @@
 /* test_cuda_check.c: cfg.check on a GPU that is a stand-in: what a model reads and writes by a pointer that
- * it kept from an earlier bracket. */
+ * it kept from an earlier bracket; and groups whose copies drift apart. */
+#include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
 
@@ -217,12 +218,100 @@ static void test_all_open(void **state)
     unwrap(&m, z, 0);
 }
 
+/* ---- ranks in two groups ---- */
+
+struct drift {
+    bool drifts;
+    int stage;
+};
+
+struct drifting {
+    const struct drift *d;
+    int rank;
+};
+
+/* What it writes depends on whose group it is for, which is not among its arguments. */
+static int write_weights(void *arg, const struct zero_update *u)
+{
+    const struct drifting *a = arg;
+    int byte = a->d->drifts && u->tensor_index == 0 && a->rank >= 2 ? 0x3d : 0x3c;
+    return cudaMemsetAsync(u->master, byte, (size_t)u->n * sizeof *u->master, u->stream) ? 1 : 0;
+}
+
+static int step_on(struct toy *m, zero_ctx *z, cudaStream_t stream)
+{
+    int err = 0;
+    for (int i = 0; !err && i < 2 * TOY_UNITS; i++) {
+        int unit = i < TOY_UNITS ? i : 2 * TOY_UNITS - 1 - i;
+        enum zero_phase phase = i < TOY_UNITS ? ZERO_FORWARD : ZERO_BACKWARD;
+        err = zero_begin(z, unit, phase);
+        if (!err && phase == ZERO_BACKWARD && unit == 0 && cudaMemsetAsync(m->grad[0], 0x3c, 32, stream))
+            err = ZERO_ERR_SYSTEM;
+        if (!err)
+            err = zero_end(z, unit, phase);
+    }
+    return err ? err : zero_step(z, 1e-2f, NULL);
+}
+
+static void drifting_rank(struct toy_rank *r)
+{
+    const struct drift *d = r->arg;
+    struct drifting a = {d, r->rank};
+    cudaStream_t stream;
+    cudaSetDevice(r->rank + 1); /* 0 is nobody's */
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    struct zero_config cfg = toy_config(r, d->stage);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.stream = stream;
+    cfg.check = 1;
+    cfg.update = write_weights;
+    cfg.update_arg = &a;
+    struct toy m;
+    zero_ctx *z = NULL;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    for (int i = 0; !err && i < 3; i++)
+        err = step_on(&m, z, stream);
+    toy_note(r, err);
+    zero_unwrap(&z);
+    cudaStreamDestroy(stream);
+    toy_free(&m);
+}
+
+static void test_copies_that_drift_apart(void **state)
+{
+    (void)state;
+    struct stand_in_machine *machine = stand_in_the_machine(), was = *machine;
+    machine->n_devices = TOY_HYBRID_WORLD + 1;
+    for (int i = 0; i < 3; i++) {
+        struct drift d = {.drifts = i > 0, .stage = i < 2 ? TOY_HSDP : TOY_HFSDP};
+        bool found = d.drifts && d.stage == TOY_HSDP; /* elsewhere there is one copy of the masters */
+        struct toy_rank r[TOY_HYBRID_WORLD];
+        toy_ranks(TOY_HYBRID_WORLD, drifting_rank, &d, r);
+        for (int k = 0; k < TOY_HYBRID_WORLD; k++)
+            if (r[k].err != (found ? ZERO_ERR_MISMATCH : 0) ||
+                (found && !strstr(r[k].text, "check: after step 1 rank 0 and rank 2 hold copies of the same "
+                                             "part of tensor embedding that differ")))
+                fail_msg("stage %d, drifts %d, rank %d: %d \"%s\"", d.stage, d.drifts, k, r[k].err,
+                         r[k].text);
+    }
+    const char *text;
+    nccl_stand_in_end();
+    if (stand_in_end(&text))
+        fail_msg("%s", text);
+    *machine = was;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values), cmocka_unit_test(test_stale_parameter),
-        cmocka_unit_test(test_stale_write), cmocka_unit_test(test_all_open),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_default_stream_is_reported),
+        cmocka_unit_test(test_same_values),
+        cmocka_unit_test(test_stale_parameter),
+        cmocka_unit_test(test_stale_write),
+        cmocka_unit_test(test_all_open),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_default_stream_is_reported),
+        cmocka_unit_test(test_copies_that_drift_apart),
     };
     toy_wait = wait_for_default_stream;
     return cmocka_run_group_tests(tests, NULL, NULL);
