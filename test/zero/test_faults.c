@@ -1024,26 +1024,32 @@ static void no_memory_in_a_process(void **state)
         }
 }
 
+static void fail_each_allocation(int stage, int world)
+{
+    struct training t = {.stage = stage, .who = -1};
+    struct toy_rank r[TOY_HYBRID_WORLD];
+    bool well;
+    do {
+        char text[32];
+        t.k++;
+        snprintf(text, sizeof text, "%lld", (long long)t.k);
+        setenv("ZERO_FAIL_ALLOC", text, 1);
+        toy_ranks(world, train_without_memory, &t, r);
+        unsetenv("ZERO_FAIL_ALLOC");
+        well = check_without_memory(r, world, &t);
+    } while (!well);
+    assert_true(t.k > 10);
+}
+
 static void no_memory(void **state)
 {
     (void)state;
     struct toy_holdings before = toy_holdings();
     for (int stage = 0; stage <= 3; stage++)
-        for (int world = 1; world <= 2; world++) {
-            struct training t = {.stage = stage, .who = -1};
-            struct toy_rank r[2];
-            bool well;
-            do {
-                char text[32];
-                t.k++;
-                snprintf(text, sizeof text, "%lld", (long long)t.k);
-                setenv("ZERO_FAIL_ALLOC", text, 1);
-                toy_ranks(world, train_without_memory, &t, r);
-                unsetenv("ZERO_FAIL_ALLOC");
-                well = check_without_memory(r, world, &t);
-            } while (!well);
-            assert_true(t.k > 10);
-        }
+        for (int world = 1; world <= 2; world++)
+            fail_each_allocation(stage, world);
+    fail_each_allocation(TOY_HSDP, TOY_HYBRID_WORLD);
+    fail_each_allocation(TOY_HFSDP, TOY_HYBRID_WORLD);
     assert_nothing_left(before);
 }
 

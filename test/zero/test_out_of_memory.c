@@ -133,45 +133,48 @@ static void check(const struct toy_rank *r, int world, const struct trial *t)
                      (long long)r[i].ms, r[i].text, r[i].wrong);
 }
 
+static void fail_each(int world, int stage, int who, struct toy_holdings before)
+{
+    struct toy_holdings now;
+    struct toy_rank r[TOY_HYBRID_WORLD];
+    struct trial t = {.stage = stage, .who = who, .fired = true};
+    for (t.k = 1; t.fired; t.k++) {
+        assert_true(t.k < MOST_ALLOCATIONS);
+        toy_ranks(world, train, &t, r);
+        if (getenv("VERBOSE"))
+            for (int i = 0; i < world; i++)
+                printf("world %d, allocation %lld of rank %d: rank %d %4d %5lld ms %.150s\n", world,
+                       (long long)t.k, who, i, r[i].err, (long long)r[i].ms, r[i].err ? r[i].text : "");
+        check(r, world, &t);
+        if (!toy_holds_no_more(before, &now))
+            fail_msg("world %d allocation %lld of rank %d: fds %d -> %d, threads %d -> %d, maps %d -> %d",
+                     world, (long long)t.k, who, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
+                     before.n_maps, now.n_maps);
+    }
+    assert_true(t.k > 20); /* else nothing was made to fail */
+    t = (struct trial){.stage = stage, .who = who, .fired = true};
+    for (t.k_unwrap = 1; t.fired; t.k_unwrap++) {
+        toy_ranks(world, train, &t, r);
+        check(r, world, &t);
+        assert_true(toy_holds_no_more(before, &now));
+    }
+    /* Without memory a watch stops, and training goes on. */
+    t = (struct trial){.stage = stage, .who = who, .fired = checked()};
+    for (t.k_run = 1; t.fired; t.k_run++) {
+        toy_ranks(world, train, &t, r);
+        check(r, world, &t);
+        assert_true(!r[who].err && toy_holds_no_more(before, &now));
+    }
+}
+
 static void each_allocation(void **state)
 {
     (void)state;
-    struct toy_holdings before = toy_holdings(), now;
-    for (int world = 1; world <= 2; world++)
-        for (int who = 0; who < world; who++) {
-            int stage = 3 - who - (world == 1);
-            struct toy_rank r[2];
-            struct trial t = {.stage = stage, .who = who, .fired = true};
-            for (t.k = 1; t.fired; t.k++) {
-                assert_true(t.k < MOST_ALLOCATIONS);
-                toy_ranks(world, train, &t, r);
-                if (getenv("VERBOSE"))
-                    for (int i = 0; i < world; i++)
-                        printf("world %d, allocation %lld of rank %d: rank %d %4d %5lld ms %.150s\n", world,
-                               (long long)t.k, who, i, r[i].err, (long long)r[i].ms,
-                               r[i].err ? r[i].text : "");
-                check(r, world, &t);
-                if (!toy_holds_no_more(before, &now))
-                    fail_msg(
-                        "world %d allocation %lld of rank %d: fds %d -> %d, threads %d -> %d, maps %d -> %d",
-                        world, (long long)t.k, who, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
-                        before.n_maps, now.n_maps);
-            }
-            assert_true(t.k > 20); /* else nothing was made to fail */
-            t = (struct trial){.stage = stage, .who = who, .fired = true};
-            for (t.k_unwrap = 1; t.fired; t.k_unwrap++) {
-                toy_ranks(world, train, &t, r);
-                check(r, world, &t);
-                assert_true(toy_holds_no_more(before, &now));
-            }
-            /* Without memory a watch stops, and training goes on. */
-            t = (struct trial){.stage = stage, .who = who, .fired = checked()};
-            for (t.k_run = 1; t.fired; t.k_run++) {
-                toy_ranks(world, train, &t, r);
-                check(r, world, &t);
-                assert_true(!r[who].err && toy_holds_no_more(before, &now));
-            }
-        }
+    struct toy_holdings before = toy_holdings();
+    fail_each(1, 2, 0, before);
+    fail_each(2, 3, 0, before);
+    fail_each(2, 2, 1, before);
+    fail_each(TOY_HYBRID_WORLD, TOY_HFSDP, 2, before);
 }
 
 /* zero_plan and the order of the calls are checked in memory of their own. */
