@@ -1,8 +1,15 @@
-/* backend.h: what communicators are opened with, whatever moves their bytes. */
+/* backend.h: what moves bytes between ranks, as whoever opens it sees it, whichever it is.
+ *
+ * A backend is a row, struct zr_backend, defined as zr_backend_KEY beside its communicators. It becomes one
+ * that programs can choose by its row in ZERO_BACKEND_MAP (zero/zero_config.h), of which zero/backend.c makes
+ * the table of all. What a context has to know of its backend it asks the row; nothing asks for a name. */
 #ifndef ZR_COMM_BACKEND_H
 #define ZR_COMM_BACKEND_H
 
 #include "comm/comm.h"
+
+struct zr_topology;
+struct zr_world;
 
 /* What the communicator of a role is opened for: all ranks of the world have the same numbers. */
 struct zr_role_ask {
@@ -19,5 +26,63 @@ static inline bool zr_role_reduces(enum zr_role r)
 {
     return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER;
 }
+
+/* What a program may choose of any backend; each takes what concerns it. */
+struct zr_backend_config {
+    /* how long an operation waits for peers */
+    int64_t timeout_ms;
+    /* reduce in the fixed tree, whatever that costs */
+    bool deterministic;
+    /* gathers by the device's copy engines instead of kernels: 1 on, -1 off, 0 where that is known to be good
+     */
+    int copy_engine;
+    /* NULL, or the program's own communicator, of a backend with lent_world */
+    void *lent;
+    /* may be NULL; any thread may write to it */
+    struct zr_log *log;
+};
+
+struct zr_backend {
+    /* as in ZERO_BACKEND_MAP, and as its communicators' ops have it */
+    const char *name;
+    /* the device's that it works on, "host" or "cuda"; NULL: any */
+    const char *device;
+    /* For a world of one rank, which has nobody to meet: there is no rendezvous then. */
+    bool alone;
+    /* The fixed tree is not how it would reduce by itself, so it does so only where it is asked to. */
+    bool costly_tree;
+    /* It moves equal slices only. */
+    bool equal_slices;
+    /* It packs slices of at most so many bytes, and segments whose last ones are short: zr_role_ask's
+     * packed_bytes. */
+    int64_t small_bytes;
+
+    /* 0 where all ranks can be on it, of which t says who shares a host; else ZR_ERR_NOTSUP, naming some that
+     * cannot. Local, alike on all ranks. NULL: any can. */
+    int (*check_hosts)(const struct zr_topology *t, const struct zr_group *all);
+    /* Bytes that a role's communicator uses for itself at the end of its arena, a multiple of 256; of
+     * ask->group the size alone is known. Local, alike on all ranks. NULL: none. */
+    int64_t (*reserve)(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
+    /* Collective over all ranks of rdv (NULL: alone), and blocking: a communicator for each role that
+     * somebody has, GATHER and REDUCE at least; comm is all NULL before. Where there is no CONTROL, all that
+     * there are are of one group. rdv, dev and the groups' members must outlive them. On failure, which is of
+     * all ranks unless it follows from the arguments, comm has what the caller is to close. */
+    int (*open)(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_backend_config *config,
+                const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
+    /* How bytes really travel, of the communicator that gathers, once it has its arena; valid until it is
+     * closed. NULL: there is one way, and it is called as the backend is. */
+    const char *(*path)(const struct zr_comm *c);
+
+    /* What allocates on the device besides arenas, and about how many bytes at most for each communicator,
+     * some of them with its first collectives. NULL: nothing does. */
+    const char *library;
+    int64_t library_bytes;
+
+    /* Of the backend whose communicators a program may lend (cfg.nccl_comm), else NULL: what one says of its
+     * ranks, and how these meet (as zr_nccl_lent_world and zr_nccl_lent_meet). */
+    int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
+    int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
+                     bool *left);
+};
 
 #endif

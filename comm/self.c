@@ -1,5 +1,6 @@
 /* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
+#include "comm/backend.h"
 #include "comm/segment.h"
 #include "kernels/first_failure.h"
 
@@ -223,3 +224,17 @@ int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
     *out = &m->base;
     return 0;
 }
+
+static int self_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
+                           const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],
+                           struct zr_comm *comm[ZR_ROLES])
+{
+    int err = 0;
+    (void)rdv, (void)config;
+    for (int r = 0; !err && r < ZR_ROLES; r++)
+        if (ask[r].group)
+            err = zr_self_open(dev, (enum zr_role)r, &comm[r]);
+    return err;
+}
+
+const struct zr_backend zr_backend_self = {.name = "self", .alone = true, .open = self_open_roles};

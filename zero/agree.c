@@ -12,7 +12,7 @@ struct card {
     ZR_VERDICT(ZR_ERROR_BYTES);
     double version, hybrid, shard_group, stage, optimizer, n_states, beta1, beta2, eps, weight_decay, clip,
         grad_scale, grad_sum;
-    double save_async, device, copy_engine, check, init_from;
+    double save_async, device, backend, copy_engine, check, init_from;
     double grad_in_place, grad_accum_steps, prefetch, param_budget_bytes, deterministic, wire_dtype, n_order,
         n_tensors;
     uint64_t layout_hash, plan_hash;
@@ -23,6 +23,7 @@ struct card {
 #define CARD_FIELDS(X)                                                                                       \
     X(version)                                                                                               \
     X(device)                                                                                                \
+    X(backend)                                                                                               \
     X(hybrid)                                                                                                \
     X(shard_group)                                                                                           \
     X(stage)                                                                                                 \
@@ -58,6 +59,7 @@ static void fill_card(const struct zero_ctx *z, int err, struct card *c)
     const struct zr_options *o = &z->config.options;
     c->version = ZERO_VERSION_MAJOR * 1e6 + ZERO_VERSION_MINOR * 1e3 + ZERO_VERSION_PATCH;
     c->device = z->config.user.device;
+    c->backend = zr_backend_number(z->backend);
     c->copy_engine = z->config.user.copy_engine;
     c->init_from = z->config.user.init_from;
     c->hybrid = z->config.user.hybrid;

@@ -1,40 +1,115 @@
-/* backend.c: which device and which communicator a context works with, and opening them. */
-#include "comm/nccl/nccl_options.h"
+/* backend.c: which device and which backend a context works with, and opening them. Here, and only here, is
+ * the table of backends; all others ask the row that was chosen. */
 #include "shard/engine/check_comm.h"
 #include "zero/context.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#define DECLARED(name, value, key, text) extern const struct zr_backend zr_backend_##key;
+ZERO_BACKEND_MAP(DECLARED)
+#undef DECLARED
+
+/* By number; 0 is auto. */
+static const struct zr_backend *const backends[] = {NULL,
+#define ROW(name, value, key, text) [value] = &zr_backend_##key,
+                                                    ZERO_BACKEND_MAP(ROW)
+#undef ROW
+};
+_Static_assert(sizeof backends / sizeof *backends == ZR_BACKEND_COUNT, "numbers without gaps");
+
+const struct zr_backend *zr_backend_row(int32_t number)
+{
+    return number > 0 && number < ZR_BACKEND_COUNT ? backends[number] : NULL;
+}
+
+int32_t zr_backend_number(const struct zr_backend *row)
+{
+    int32_t i = 0;
+    while (i < ZR_BACKEND_COUNT && backends[i] != row)
+        i++;
+    return i;
+}
+
+const struct zr_backend *zr_backend_of_lent(void)
+{
+    int i = 1;
+    while (i < ZR_BACKEND_COUNT && !backends[i]->lent_world)
+        i++;
+    return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
+}
+
 static bool on_gpu(const struct zr_config *c)
 {
     return c->user.device == ZERO_DEVICE_CUDA;
 }
 
-int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *out)
+static const char *device_name(const struct zr_config *c)
 {
-    enum zero_backend want = (enum zero_backend)config->user.backend, many = ZERO_BACKEND_SHM;
-    const char *device = "host", *allowed = "auto, shm";
-    if (on_gpu(config)) {
-        device = "cuda";
-        allowed = "auto, nccl";
-        many = ZERO_BACKEND_NCCL;
-    }
-    if (want == ZERO_BACKEND_SELF && world > 1)
-        return zr_fail(ZR_ERR_ARG, "backend is self, which is for world 1, but world is %d; allowed: %s",
-                       world, allowed);
-    if (want != ZERO_BACKEND_AUTO && want != ZERO_BACKEND_SELF && want != many)
-        return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s%s",
-                       want == ZERO_BACKEND_NCCL ? "nccl" : "shm", device, allowed,
-                       world == 1 ? ", self" : "");
+    return on_gpu(c) ? "cuda" : "host";
+}
+
+/* Whether a program on the device may choose it, in a world of that size. */
+static bool is_for(const struct zr_backend *b, const char *device, int world)
+{
+    return (!b->device || strcmp(b->device, device) == 0) && (!b->alone || world == 1);
+}
+
+/* "auto, shm, self": those made for the device come first. */
+static void list_allowed(const char *device, int world, bool lent, char *text, size_t n_text)
+{
+    int n = snprintf(text, n_text, "auto");
+    for (int of_any = 0; of_any <= 1; of_any++)
+        for (int i = 1; i < ZR_BACKEND_COUNT; i++) {
+            const struct zr_backend *b = backends[i];
+            if (is_for(b, device, world) && (b->device ? !of_any : of_any) && (!lent || b->lent_world) &&
+                (size_t)n < n_text)
+                n += snprintf(text + n, n_text - (size_t)n, ", %s", b->name);
+        }
+}
+
+/* The one that was asked for. */
+static int check_asked(const struct zr_config *config, const struct zr_backend *b, int world)
+{
+    const char *device = device_name(config);
+    char allowed[128];
     bool lent = config->user.nccl_comm != NULL;
-    if (lent && want == ZERO_BACKEND_SELF)
-        return zr_fail(ZR_ERR_ARG, "backend is self, but nccl_comm is set; allowed: auto, nccl");
-    *out = want != ZERO_BACKEND_AUTO ? want : world == 1 && !lent ? ZERO_BACKEND_SELF : many;
-    /* The fixed tree is how self and shm reduce anyway. NCCL has to send every rank's share to its owner for
-     * it. */
-    if (*out == ZERO_BACKEND_NCCL && config->user.deterministic == ZERO_AUTO)
+    list_allowed(device, world, false, allowed, sizeof allowed);
+    if (b->alone && world > 1)
+        return zr_fail(ZR_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
+                       b->name, world, allowed);
+    if (!is_for(b, device, world))
+        return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s", b->name, device, allowed);
+    list_allowed(device, world, true, allowed, sizeof allowed);
+    if (lent && !b->lent_world)
+        return zr_fail(ZR_ERR_ARG, "backend is %s, but nccl_comm is set; allowed: %s", b->name, allowed);
+    return 0;
+}
+
+/* The first that will do. */
+static const struct zr_backend *choose_any(const struct zr_config *config, int world)
+{
+    const char *device = device_name(config);
+    int i = 1;
+    while (i < ZR_BACKEND_COUNT &&
+           (!is_for(backends[i], device, world) || (config->user.nccl_comm && !backends[i]->lent_world)))
+        i++;
+    return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
+}
+
+int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out)
+{
+    const struct zr_backend *b = zr_backend_row(config->user.backend);
+    int err = b ? check_asked(config, b, world) : 0;
+    if (err)
+        return err;
+    b = b ? b : choose_any(config, world);
+    if (!b)
+        return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),
+                       world);
+    if (b->costly_tree && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
+    *out = b;
     return 0;
 }
 
@@ -74,9 +149,9 @@ static struct slices outer_slices(const struct zr_layout *l, const struct zr_opt
 typedef struct slices slices_of(const struct zr_layout *l, const struct zr_options *o,
                                 const struct zr_flat *f);
 
-/* Of one rank, in one unit: slices that NCCL's communicators pack, because they are small or the last ones
- * short. */
-static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *o, slices_of *of)
+/* Of one rank, in one unit: slices that a backend packs, because they are small or the last ones short. */
+static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *o, slices_of *of,
+                            int64_t small_bytes)
 {
     int64_t most = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
@@ -85,7 +160,7 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
         bool any_short = false;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct slices s = of(l, o, &l->flats[l->units[u].first_flat + i]);
-            if (!s.travel || (!s.is_short && s.least > ZR_NCCL_SMALL_BYTES))
+            if (!s.travel || (!s.is_short && s.least > small_bytes))
                 continue;
             bytes += s.most;
             any_short |= s.is_short;
@@ -98,9 +173,10 @@ static int64_t packed_bytes(const struct zr_layout *l, const struct zr_options *
 }
 
 /* What every role's communicator is to move; of which group is left open. */
-static void ask_roles(const struct zr_layout *l, const struct zr_options *o, struct zr_role_ask ask[ZR_ROLES])
+static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
+                      struct zr_role_ask ask[ZR_ROLES])
 {
-    int64_t inner = 0, outer = 0;
+    int64_t inner = 0, outer = 0, small = b->small_bytes;
     memset(ask, 0, ZR_ROLES * sizeof *ask);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
@@ -109,42 +185,42 @@ static void ask_roles(const struct zr_layout *l, const struct zr_options *o, str
     }
     ask[ZR_ROLE_REDUCE].largest_bytes = inner;
     ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
-    ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(l, o, inner_slices);
+    ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes =
+        packed_bytes(l, o, inner_slices, small);
     ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
-        packed_bytes(l, o, outer_slices);
+        packed_bytes(l, o, outer_slices, small);
 }
 
 /* The first tensor whose granule made a flat be cut at places. */
-static int refuse_granule(const struct zr_layout *l)
+static int refuse_granule(const struct zr_backend *b, const struct zr_layout *l)
 {
     for (int32_t i = 0; i < l->n_flats; i++)
         for (int32_t k = 0; l->flats[i].fine.at && k < l->flats[i].n_pieces; k++) {
             int32_t t = l->pieces[l->flats[i].first_piece + k].tensor;
             if (l->tensors[t].granule > 1 && 32 % l->tensors[t].granule)
-                return zr_fail(
-                    ZR_ERR_NOTSUP,
-                    "tensors[%d] (%s): granule is %lld; allowed with backend nccl, where all slices "
-                    "are equal: numbers that divide 32",
-                    t, l->tensors[t].name, (long long)l->tensors[t].granule);
+                return zr_fail(ZR_ERR_NOTSUP,
+                               "tensors[%d] (%s): granule is %lld; allowed with backend %s, where all slices "
+                               "are equal: numbers that divide 32",
+                               t, l->tensors[t].name, (long long)l->tensors[t].granule, b->name);
         }
     return 0;
 }
 
-int zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout)
+int zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout)
 {
     struct zr_options *o = &config->options;
     struct zr_role_ask ask[ZR_ROLES];
     int64_t bytes[ZR_ROLES] = {0};
     const struct zr_group sizes[] = {
         {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
-    if (backend != ZERO_BACKEND_NCCL)
+    if (b->equal_slices && layout->has_places)
+        return refuse_granule(b, layout);
+    if (!b->reserve)
         return 0;
-    if (layout->has_places)
-        return refuse_granule(layout);
-    ask_roles(layout, o, ask);
+    ask_roles(b, layout, o, ask);
     for (int r = 0; r < (layout->outer > 1 ? ZR_ROLES : ZR_ROLE_GATHER_OUTER); r++) {
         ask[r].group = &sizes[r / 2]; /* roles come in pairs of one group */
-        bytes[r] = zr_nccl_role_bytes((enum zr_role)r, &ask[r], o->deterministic);
+        bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
     }
     o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
     o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
@@ -169,61 +245,34 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
     return role == ZR_ROLE_CONTROL ? &z->mesh.all : &z->mesh.out;
 }
 
-static int open_nccl(struct zero_ctx *z)
+int zr_backend_open_comms(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
     int copy_engine = z->config.user.copy_engine;
-    const struct zr_nccl_options nccl = {.timeout_ms = o->timeout_ms,
-                                         .deterministic = o->deterministic,
-                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
-                                         .copy_engine = copy_engine == ZERO_AUTO ? 0
-                                                        : copy_engine            ? 1
-                                                                                 : -1,
-                                         .lent = z->config.user.nccl_comm,
-                                         .log = o->log};
+    const struct zr_backend_config config = {.timeout_ms = o->timeout_ms,
+                                             .deterministic = o->deterministic,
+                                             .copy_engine = copy_engine == ZERO_AUTO ? 0
+                                                            : copy_engine            ? 1
+                                                                                     : -1,
+                                             .lent = z->config.user.nccl_comm,
+                                             .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];
-    ask_roles(z->layout, o, ask);
+    ask_roles(z->backend, z->layout, o, ask);
     for (int r = 0; r < ZR_ROLES; r++)
         ask[r].group = group_of(z, (enum zr_role)r);
-    int err = zr_nccl_open(z->rendezvous, z->device, &nccl, ask, z->comm);
-    z->nccl = err ? NULL : z->comm[ZR_ROLE_GATHER];
-    return err;
-}
-
-static int open_shm(struct zero_ctx *z)
-{
-    struct zr_comm *open[ZR_ROLES];
-    int err = 0, n = 0;
-    for (int r = 0; !err && r < ZR_ROLES; r++)
-        if (group_of(z, (enum zr_role)r)) {
-            err = zr_shm_open(z->rendezvous, z->device, group_of(z, (enum zr_role)r), (enum zr_role)r,
-                              z->config.options.timeout_ms, &z->comm[r]);
-            open[n++] = z->comm[r];
-        }
-    if (!err)
-        zr_shm_link(open, n);
-    return err;
-}
-
-static int open_self(struct zero_ctx *z)
-{
-    int err = 0;
-    for (int r = ZR_ROLE_GATHER; !err && r <= ZR_ROLE_REDUCE; r++)
-        err = zr_self_open(z->device, (enum zr_role)r, &z->comm[r]);
-    return err;
-}
-
-int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend)
-{
-    int err = backend == ZERO_BACKEND_SELF  ? open_self(z)
-              : backend == ZERO_BACKEND_SHM ? open_shm(z)
-                                            : open_nccl(z);
+    int err = z->backend->open(z->rendezvous, z->device, &config, ask, z->comm);
+    z->gathers = z->comm[ZR_ROLE_GATHER];
     for (int r = 0; !err && z->check && r < ZR_ROLES; r++)
         if (z->comm[r])
             err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
     if (!z->comm[ZR_ROLE_CONTROL])
         z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
     return err;
+}
+
+const char *zr_backend_path(const struct zero_ctx *z)
+{
+    return z->backend->path ? z->backend->path(z->gathers) : z->backend->name;
 }
 
 void zr_backend_close_comms(struct zero_ctx *z)

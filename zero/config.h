@@ -16,6 +16,12 @@
 /* "adamw, adam, ... ", for messages. */
 #define ZR_OPTIMIZER_KEY(name, value, key, text) #key ", "
 #define ZR_OPTIMIZER_KEYS                        ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_KEY)
+/* ", self, shm, ..." */
+#define ZR_BACKEND_KEY(name, value, key, text) ", " #key
+#define ZR_BACKEND_KEYS                        ZERO_BACKEND_MAP(ZR_BACKEND_KEY)
+/* Numbered from 1 without gaps. */
+#define ZR_BACKEND_ONE(name, value, key, text) +1
+enum { ZR_BACKEND_COUNT = 1 ZERO_BACKEND_MAP(ZR_BACKEND_ONE) /* one more than the last */ };
 
 struct zr_config {
     /* the program's, widened to this library's fields, the environment applied; ZERO_AUTO is still itself

@@ -23,11 +23,9 @@ struct choice {
     int32_t value;
 };
 
+#define BACKEND_NAME(name, value, key, text) {#key, value},
 static const struct choice backend_names[] = {{"auto", ZERO_BACKEND_AUTO},
-                                              {"self", ZERO_BACKEND_SELF},
-                                              {"shm", ZERO_BACKEND_SHM},
-                                              {"nccl", ZERO_BACKEND_NCCL},
-                                              {NULL, 0}};
+                                              ZERO_BACKEND_MAP(BACKEND_NAME){NULL, 0}};
 static const struct choice device_names[] = {
     {"host", ZERO_DEVICE_HOST}, {"cuda", ZERO_DEVICE_CUDA}, {NULL, 0}};
 #define OPTIMIZER_NAME(name, value, key, text) {#key, value},
@@ -95,7 +93,7 @@ static const struct field fields[] = {
     FIXED(plan_info_size, HEAD),
     FIELD(stage, KIND_INT32, TEXT_AND_ENV, NULL, 0, 3, "0, 1, 2, 3"),
     FIELD(device, KIND_INT32, TEXT_AND_ENV, device_names, 1, 2, "host, cuda"),
-    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, 3, "auto, self, shm, nccl"),
+    FIELD(backend, KIND_INT32, TEXT_AND_ENV, backend_names, 0, ZR_BACKEND_COUNT - 1, "auto" ZR_BACKEND_KEYS),
     FIELD(rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
     FIELD(world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "1 and more, or 0 to look in the environment"),
     FIXED(rendezvous, "a pointer: set the field itself, or ZERO_RENDEZVOUS in the environment"),

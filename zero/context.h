@@ -2,6 +2,7 @@
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H
 
+#include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
 #include "kernels/host/host_memory.h"
@@ -36,8 +37,10 @@ struct zero_ctx {
 
     /* By role (struct zr_engine_parts); closed once each. */
     struct zr_comm *comm[ZR_ROLES];
-    /* what gather is, under a check, when it is NCCL's; else NULL */
-    struct zr_comm *nccl;
+    /* what opened them, from zr_prepare on */
+    const struct zr_backend *backend;
+    /* of these the one that gathers, as it is under a check */
+    struct zr_comm *gathers;
 
     struct zr_engine *engine;
 
@@ -92,23 +95,31 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
 /* prepare.c. Local: which backend, how the model is laid out, and the plan. On failure out holds what there
  * is, which the caller frees. */
 struct zr_prepared {
-    enum zero_backend backend;
+    const struct zr_backend *backend;
     struct zr_layout *layout;
     struct zr_plan *plan;
 };
 int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors, int32_t n_tensors,
                enum zr_values_in values, struct zr_prepared *out);
 
-/* backend.c. choose: which communicator (auto: self for world 1, else shm, on a GPU nccl), and with it the
- * default of options.deterministic; what does not go together is refused. reserve: what the communicator
- * wants of the plan (options.gather_scratch_bytes, reduce_scratch_bytes); refused is a layout that it cannot
- * move. open: local for the device,
- * collective and blocking for the communicators. */
-int zr_backend_choose(struct zr_config *config, int world, enum zero_backend *out);
-int zr_backend_reserve(struct zr_config *config, enum zero_backend backend, const struct zr_layout *layout);
+/* backend.c.
+ *   row      of a number in ZERO_BACKEND_MAP; NULL for any other, as auto is. number: of a row
+ *   of_lent  the row for cfg.nccl_comm
+ *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
+ *            together is refused
+ *   reserve  what its communicators want of the plan (options.gather_scratch_bytes and the like); refused is
+ *            a layout that they cannot move
+ *   open     local for the device, collective and blocking for the communicators
+ *   path     how bytes travel, once there are arenas */
+const struct zr_backend *zr_backend_row(int32_t number);
+int32_t zr_backend_number(const struct zr_backend *row);
+const struct zr_backend *zr_backend_of_lent(void);
+int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
+int zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 int zr_backend_open_device(struct zero_ctx *z);
-int zr_backend_open_comms(struct zero_ctx *z, enum zero_backend backend);
+int zr_backend_open_comms(struct zero_ctx *z);
 void zr_backend_close_comms(struct zero_ctx *z);
+const char *zr_backend_path(const struct zero_ctx *z);
 
 /* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
  * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,

@@ -1,5 +1,4 @@
 /* find_rank.c: which rank this process is, for zero_wrap, and for programs that must know before it. */
-#include "comm/nccl/nccl_options.h"
 #include "zero/context.h"
 
 int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out)
@@ -8,7 +7,7 @@ int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_wo
     void *lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
     if (!lent)
         return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, out);
-    int err = zr_nccl_lent_world(lent, timeout_ms, &rank, &world);
+    int err = zr_backend_of_lent()->lent_world(lent, timeout_ms, &rank, &world);
     return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
 }
 

@@ -76,12 +76,6 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
     return bytes + (z->config.options.check && !p->place.model_holds ? zr_places_need(z->layout) : 0);
 }
 
-/* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each
- * channel and direction, buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and by the constants of its
- * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch. A guess, and so
- * not refused. */
-enum { NCCL_CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, NCCL_CHANNELS = 32 };
-
 static int n_communicators(const struct zero_ctx *z)
 {
     int n = 0;
@@ -94,7 +88,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
 {
     int64_t free_bytes, total_bytes, wanted = gpu_bytes(z),
                                      exact = z->plan->total_bytes - z->plan->host_bytes;
-    if (!z->device->ops->memory || (communicators && !z->nccl))
+    if (!z->device->ops->memory || (communicators && !z->backend->library))
         return 0;
     int err = z->device->ops->memory(z->device, &free_bytes, &total_bytes);
     if (err)
@@ -105,18 +99,19 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
         snprintf(more, sizeof more, " (%lld as it is allocated, in pieces of %d)", (long long)wanted,
                  GPU_PIECE_BYTES);
     if (communicators && taken > 0)
-        snprintf(more + strlen(more), sizeof more - strlen(more), " after NCCL's communicators took %lld",
-                 (long long)taken);
+        snprintf(more + strlen(more), sizeof more - strlen(more), " after %s's communicators took %lld",
+                 z->backend->library, (long long)taken);
     if (wanted > free_bytes)
         return refuse(z->plan, exact, "rank on its GPU", free_bytes, more);
     z->gpu_free_bytes = free_bytes;
-    int64_t later = (int64_t)NCCL_CHANNEL_BYTES * NCCL_CHANNELS * n_communicators(z);
+    /* A guess, and so not refused. */
+    int64_t later = z->backend->library_bytes * n_communicators(z);
     if (communicators && wanted + later > free_bytes)
         zr_warn(
             z->config.options.log,
-            "the plan leaves %lld bytes of the GPU's memory free; NCCL takes up to about %lld more with its "
+            "the plan leaves %lld bytes of the GPU's memory free; %s takes up to about %lld more with its "
             "first collectives",
-            (long long)(free_bytes - wanted), (long long)later);
+            (long long)(free_bytes - wanted), z->backend->library, (long long)later);
     return 0;
 }
 

@@ -6,7 +6,7 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
                enum zr_values_in values, struct zr_prepared *out)
 {
     struct zr_tensor *t;
-    *out = (struct zr_prepared){.backend = ZERO_BACKEND_AUTO};
+    *out = (struct zr_prepared){0};
     int err = zr_backend_choose(c, world, &out->backend);
     if (!err)
         err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);

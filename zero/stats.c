@@ -1,5 +1,4 @@
 /* stats.c: what a plan promises and what a context has done, in zero.h's terms; and the timeline. */
-#include "comm/nccl/nccl_options.h"
 #include "zero/context.h"
 
 void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
@@ -128,7 +127,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .local_rank = z->world.local_rank,
                            .stage = z->config.options.stage,
                            .backend = f.backend,
-                           .path = z->nccl ? zr_nccl_path(z->nccl) : f.backend,
+                           .path = zr_backend_path(z),
                            .device = f.device,
                            .n_steps = f.n_steps,
                            .n_skipped = f.n_skipped,

@@ -4,7 +4,6 @@
  * who shares a host with whom (comm/topology.h). What a rank can then find out alone follows, up to the plan,
  * and ranks compare (agree.c), so that a fault on one is an error on all; then memory is taken, and compared
  * again; the model's own pointers are touched last, when nothing can fail any more. */
-#include "comm/nccl/nccl_options.h"
 #include "kernels/check/check_device.h"
 #include "zero/context.h"
 
@@ -56,8 +55,7 @@ enum zr_values_in zr_values_in(const struct zero_ctx *z)
 }
 
 /* Who shares what with whom, how the model is laid out among them, and the plan. */
-static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
-                      enum zero_backend *backend)
+static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     struct zr_prepared made;
     int err = zr_config_groups(&z->config, &z->topology, true);
@@ -67,17 +65,16 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
         return err;
     zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts, z->world.rank);
     err = zr_prepare(&z->config, z->world.world, tensors, n_tensors, zr_values_in(z), &made);
-    *backend = made.backend;
+    z->backend = made.backend;
     z->layout = made.layout;
     z->plan = made.plan;
-    if (!err && made.backend == ZERO_BACKEND_SHM)
-        err = zr_topology_one_host(&z->topology, z->mesh.all.members, z->mesh.all.size);
+    if (!err && z->backend->check_hosts)
+        err = z->backend->check_hosts(&z->topology, &z->mesh.all);
     return err;
 }
 
 /* Everything that needs no other rank, but who is where. */
-static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
-                   enum zero_backend *backend)
+static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors)
 {
     if (z->config.user.update) {
         z->config.options.update = user_update;
@@ -86,7 +83,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     z->from_all = malloc((size_t)z->world.world * ZR_EXCHANGE_BYTES);
     if (!z->from_all)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", z->world.world);
-    int err = plan_model(z, tensors, n_tensors, backend);
+    int err = plan_model(z, tensors, n_tensors);
     if (!err && !z->device)
         err = zr_backend_open_device(z);
     if (!err)
@@ -103,7 +100,8 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     int err = zr_backend_open_device(z);
     if (err)
         return err;
-    err = zr_nccl_lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held, &left);
+    err = zr_backend_of_lent()->lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held,
+                                          &left);
     if (left) /* a call of NCCL's did not come back: the device is left to it */
         z->device = NULL;
     return err;
@@ -283,8 +281,8 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 /* One rank needs no others, unless it is made to use a communicator that has them. */
 static bool needs_loop(const struct zero_ctx *z)
 {
-    return z->world.world > 1 || z->lent || z->config.user.backend == ZERO_BACKEND_SHM ||
-           z->config.user.backend == ZERO_BACKEND_NCCL;
+    const struct zr_backend *asked = zr_backend_row(z->config.user.backend);
+    return z->world.world > 1 || z->lent || (asked && !asked->alone);
 }
 
 /* A launcher that counts a host's ranks otherwise may have given two of them one GPU. */
@@ -329,18 +327,17 @@ static int meet(struct zero_ctx *z, int err)
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                         const struct zero_config *cfg)
 {
-    enum zero_backend backend = ZERO_BACKEND_AUTO;
     int err = resolve(z, cfg);
     if (err && z->world.world == 1)
         return err;
     err = meet(z, err);
     if (err)
         return err;
-    err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors, &backend));
+    err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors));
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)
-        err = zr_agree_on_success(z, zr_backend_open_comms(z, backend));
+        err = zr_agree_on_success(z, zr_backend_open_comms(z));
     if (!err)
         err = zr_agree_on_success(z, zr_memory_check_gpu(z, true));
     if (!err)
@@ -448,8 +445,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     zr_given_up_fill(z);
     zr_engine_point(z->engine, !z->awaited);
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
-            z->nccl ? zr_nccl_path(z->nccl) : z->comm[ZR_ROLE_GATHER]->ops->name,
-            (long long)z->plan->total_bytes, (long long)z->layout->n_params);
+            zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_residents(z);
     report_optimizers(z);
     report_how_gradients_add_up(z);

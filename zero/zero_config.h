@@ -37,11 +37,18 @@ enum zero_optimizer {
 #undef ZERO_OPTIMIZER_ENUM
 };
 
+/* What moves bytes between ranks. X(name, value, key in configurations, for which ranks). backend auto is the
+ * first of them that works on cfg.device in a world of that size. */
+#define ZERO_BACKEND_MAP(X)                                                                                  \
+    X(SELF, 1, self, "world 1; host, cuda")                                                                  \
+    X(SHM, 2, shm, "one host, through shared memory; host")                                                  \
+    X(NCCL, 3, nccl, "a GPU each; cuda")
+
 enum zero_backend {
     ZERO_BACKEND_AUTO = 0,
-    ZERO_BACKEND_SELF = 1,
-    ZERO_BACKEND_SHM = 2,
-    ZERO_BACKEND_NCCL = 3
+#define ZERO_BACKEND_ENUM(name, value, key, text) ZERO_BACKEND_##name = value,
+    ZERO_BACKEND_MAP(ZERO_BACKEND_ENUM)
+#undef ZERO_BACKEND_ENUM
 };
 
 /* Where parameters, gradients and optimizer state are, and where the model computes. */
@@ -201,7 +208,7 @@ struct zero_config {
     /* + host, cuda; default host. cuda: the calling thread's current device (cudaSetDevice), of which each
      * rank needs its own; the model's pointers may be host or device memory */
     int32_t device;
-    /* + auto, self, shm, nccl; auto: self for world 1, else shm, with cuda nccl */
+    /* + auto, or a key of ZERO_BACKEND_MAP; auto: self for world 1, else shm, with cuda nccl */
     int32_t backend;
     /* this rank's number and the number of ranks, where world is above 0; default 0: found in the
      * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
@@ -411,7 +418,7 @@ struct zero_plan_info {
 /* What a rank has done since zero_wrap. */
 struct zero_stats {
     int32_t rank, world, local_rank, stage;
-    /* "self", "shm", "nccl" */
+    /* "self", "shm", "nccl": a key of ZERO_BACKEND_MAP */
     const char *backend;
     /* "host", "cuda" */
     const char *device;

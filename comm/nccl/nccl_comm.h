@@ -51,6 +51,7 @@
  * non-blocking ones would need a thread and a poll for every group. One that is lent may be non-blocking
  * (zr_nccl_await).
  *
+ *   nccl_backend.c  what a context asks of a backend (comm/backend.h)
  *   nccl.c          the vtable: checks, the ledger, what is put on the stream
  *   nccl_gather.c   gathers
  *   nccl_reduce.c   both ways to reduce

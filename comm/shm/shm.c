@@ -1,7 +1,9 @@
 /* shm.c: the communicator of ranks on one host, through shared memory: its vtable (see shm.h for how it
  * works). */
 #include "comm/shm/shm.h"
+#include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
+#include "comm/topology.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -385,3 +387,31 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     *out = &m->base;
     return 0;
 }
+
+static int shm_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
+                          const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],
+                          struct zr_comm *comm[ZR_ROLES])
+{
+    struct zr_comm *open[ZR_ROLES];
+    int err = 0, n = 0;
+    for (int r = 0; !err && r < ZR_ROLES; r++)
+        if (ask[r].group) {
+            err = zr_shm_open(rdv, dev, ask[r].group, (enum zr_role)r, config->timeout_ms, &comm[r]);
+            open[n++] = comm[r];
+        }
+    if (!err)
+        zr_shm_link(open, n);
+    return err;
+}
+
+static int shm_check_hosts(const struct zr_topology *t, const struct zr_group *all)
+{
+    return zr_topology_one_host(t, all->members, all->size);
+}
+
+const struct zr_backend zr_backend_shm = {
+    .name = "shm",
+    .device = "host",
+    .check_hosts = shm_check_hosts,
+    .open = shm_open_roles,
+};

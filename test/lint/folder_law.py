@@ -22,15 +22,14 @@ ALLOWED = {
     "test": {"kernels/", "comm/", "shard/", "zero/", "bench/", "test/"},
 }
 # What a folder inside a floor may include of that floor's other folders; its own folder and the floor's own files it may always include.
-# So a backend knows no other backend, and a device no other device.
+# So a backend knows no other backend, and a device no other device. FLOOR/*: every folder of the floor that has no row.
 SISTERS = {
     "kernels": {"kernels/host/"},
     "kernels/cuda": {"kernels/host/"},
     "kernels/gemm": {"kernels/cuda/"},
     "kernels/sim": {"kernels/check/"},
     "comm": {"comm/meet/"},
-    "comm/nccl": {"comm/meet/"},
-    "comm/shm": {"comm/meet/"},
+    "comm/*": {"comm/meet/"},
     "shard/verify": {"shard/engine/"},
     "zero": {"zero/checkpoint/"},
     "bench": {"bench/gpt2/"},
@@ -105,7 +104,8 @@ def is_sister(path, target):
     floor = path.split("/")[0]
     if floor == "test" or other.split("/")[0] != floor or other in (folder, floor):
         return False
-    return not any((other + "/").startswith(sister) for sister in SISTERS.get(folder, ()))
+    sisters = SISTERS.get(folder) or SISTERS.get(os.path.dirname(folder) + "/*", ())
+    return not any((other + "/").startswith(sister) for sister in sisters)
 
 
 def check_includes(root, path):

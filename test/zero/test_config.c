@@ -215,7 +215,7 @@ static const struct text_case text_cases[] = {
     {AT(stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
     {AT(stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
     {AT(backend), 'i', true, "shm", 2, "mpi", "allowed: auto, self, shm, nccl"},
-    {AT(backend), 'i', true, "SELF", 1, "4", "allowed: auto, self, shm, nccl"},
+    {AT(backend), 'i', true, "SELF", 1, "99", "allowed: auto, self, shm, nccl"},
     {AT(backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl"},
     {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
     {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
@@ -408,7 +408,7 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(backend, 4, "backend is 4; allowed: auto, self, shm, nccl");
+    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl");
     BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
     BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
     BAD(world, -1, "world is -1; allowed: 1 and more");
@@ -702,6 +702,22 @@ static void test_order(void **state)
                  "order[0] begins unit 2 (backward), which is never ended");
 }
 
+/* What programs call a backend, what messages call it and what its communicators say is one name. */
+static void test_backend_rows(void **state)
+{
+    (void)state;
+#define CHECK_ROW(name_, value, key, text)                                                                   \
+    assert_string_equal(zr_backend_row(value)->name, #key);                                                  \
+    assert_int_equal(zr_backend_number(zr_backend_row(value)), value);                                       \
+    assert_non_null(zr_backend_row(value)->open);
+    ZERO_BACKEND_MAP(CHECK_ROW)
+#undef CHECK_ROW
+    assert_null(zr_backend_row(ZERO_BACKEND_AUTO));
+    assert_null(zr_backend_row(ZR_BACKEND_COUNT));
+    assert_null(zr_backend_row(-1));
+    assert_ptr_equal(zr_backend_of_lent(), zr_backend_row(ZERO_BACKEND_NCCL));
+}
+
 static void test_backend(void **state)
 {
     (void)state;
@@ -736,15 +752,15 @@ static void test_backend(void **state)
             cfg.backend = cases[i].backend;
             cfg.deterministic = deterministic;
             struct zr_config c = accepted(&cfg);
-            enum zero_backend got = 0;
+            const struct zr_backend *got = NULL;
             assert_int_equal(zr_backend_choose(&c, cases[i].world, &got),
                              cases[i].refused ? ZERO_ERR_ARG : 0);
-            assert_int_equal(got, cases[i].out);
+            assert_ptr_equal(got, zr_backend_row(cases[i].out));
             if (cases[i].refused)
                 assert_message(cases[i].refused);
             else /* by default where it costs nothing */
-                assert_int_equal(c.options.deterministic, deterministic > 0 || (deterministic == ZERO_AUTO &&
-                                                                                got != ZERO_BACKEND_NCCL));
+                assert_int_equal(c.options.deterministic,
+                                 deterministic > 0 || (deterministic == ZERO_AUTO && cases[i].out != NCCL));
         }
     }
 }
@@ -758,7 +774,7 @@ int main(void)
         cmocka_unit_test(test_bad_fields),      cmocka_unit_test(test_head),
         cmocka_unit_test(test_unknown_key),     cmocka_unit_test(test_not_settable),
         cmocka_unit_test(test_locale),          cmocka_unit_test(test_order),
-        cmocka_unit_test(test_backend),
+        cmocka_unit_test(test_backend),         cmocka_unit_test(test_backend_rows),
     };
     return cmocka_run_group_tests_name("config", tests, clear_environment, NULL);
 }

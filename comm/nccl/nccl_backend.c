@@ -1,0 +1,36 @@
+/* nccl_backend.c: NCCL as a backend among others; compiled whether or not NCCL is there. */
+#include "comm/nccl/nccl_options.h"
+
+static int nccl_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
+                           const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],
+                           struct zr_comm *comm[ZR_ROLES])
+{
+    const struct zr_nccl_options opt = {.timeout_ms = config->timeout_ms,
+                                        .deterministic = config->deterministic,
+                                        .small_bytes = ZR_NCCL_SMALL_BYTES,
+                                        .copy_engine = config->copy_engine,
+                                        .lent = config->lent,
+                                        .log = config->log};
+    return zr_nccl_open(rdv, dev, &opt, ask, comm);
+}
+
+/* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each
+ * channel and direction, buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and by the constants of its
+ * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch. A guess. */
+enum { CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, CHANNELS = 32 };
+
+/* For the fixed tree every rank's share has to be sent to its owner. */
+const struct zr_backend zr_backend_nccl = {
+    .name = "nccl",
+    .device = "cuda",
+    .costly_tree = true,
+    .equal_slices = true,
+    .small_bytes = ZR_NCCL_SMALL_BYTES,
+    .reserve = zr_nccl_role_bytes,
+    .open = nccl_open_roles,
+    .path = zr_nccl_path,
+    .library = "NCCL",
+    .library_bytes = (int64_t)CHANNEL_BYTES * CHANNELS,
+    .lent_world = zr_nccl_lent_world,
+    .lent_meet = zr_nccl_lent_meet,
+};
