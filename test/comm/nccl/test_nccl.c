@@ -1,5 +1,6 @@
 /* test_nccl.c: NCCL's communicators over the stand-ins for CUDA and NCCL: the suite of comm_suite.h, on every
  * path, opening that fails, and communicators that are lent. */
+#include "kernels/thread.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
@@ -562,6 +563,39 @@ static void test_refused(void **state)
     try_open(2, ZR_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
 }
 
+static _Thread_local bool no_watcher;
+static int without_watcher; /* bit by rank */
+
+int __real_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
+int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
+
+int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg)
+{
+    return no_watcher && strcmp(name, "zero-nccl") == 0
+               ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
+               : __real_zr_thread_start(t, name, fn, arg);
+}
+
+static void no_watcher_here(struct zr_nccl_options *opt, int rank)
+{
+    (void)opt;
+    no_watcher = without_watcher >> rank & 1;
+}
+
+/* The others wait to compare cards by then, and hear why in vain; what they have opened goes. */
+static void test_no_watcher(void **state)
+{
+    (void)state;
+    const char *why = "NCCL's communicators: thread zero-nccl could not be started: the test has none";
+    customize(false, LONG_MS);
+    custom.change = no_watcher_here;
+    for (int world = 1; world <= 3; world++)
+        for (without_watcher = 1; without_watcher < 1 << world; without_watcher++)
+            try_open(world, ZR_ERR_SYSTEM, why);
+    without_watcher = 0;
+    try_open(3, 0, "");
+}
+
 /* Every call of opening fails once, on one rank. Collective ones keep the others waiting until their time is
  * over; nobody waits longer. */
 static void test_open_fails(void **state)
@@ -812,6 +846,7 @@ int main(void)
         TEST(test_conform_old),
         TEST(test_one_without_memory),
         TEST(test_refused),
+        TEST(test_no_watcher),
         TEST(test_open_fails),
         TEST(test_arena),
         TEST(test_packed),
