@@ -54,7 +54,7 @@ static int begin_issue(struct issue *i)
     for (;;) {
         zr_nccl_reap(m);
         pthread_mutex_lock(&p->lock);
-        if (atomic_load(&m->code)) {
+        if (zr_nccl_has_failed(m)) {
             pthread_mutex_unlock(&p->lock);
             return 1;
         }
@@ -106,7 +106,7 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
     pthread_mutex_unlock(&p->lock);
     if (res) {
         /* An abort from outside ends calls with an error; the cause is kept already. */
-        if (atomic_load(&m->code))
+        if (zr_nccl_has_failed(m))
             return 0;
         return zr_nccl_fail_call(m, res, what);
     }
@@ -361,11 +361,7 @@ static void nccl_abort(struct zr_comm *c, int code, const char *why)
 
 static int nccl_status(struct zr_comm *c, char *why, size_t why_bytes)
 {
-    struct zr_nccl *m = zr_nccl_of(c);
-    int code = atomic_load(&m->code);
-    if (why && why_bytes)
-        snprintf(why, why_bytes, "%s", code ? m->text : "");
-    return code;
+    return zr_first_report(&zr_nccl_of(c)->failure, why, why_bytes);
 }
 
 static void nccl_stats(struct zr_comm *c, struct zr_comm_stats *out)

@@ -74,6 +74,7 @@
 #include "comm/nccl/nccl_options.h"
 #include "comm/segment.h"
 #include "comm/verdict.h"
+#include "kernels/first_failure.h"
 #include "kernels/thread.h"
 
 #include <nccl.h>
@@ -192,8 +193,7 @@ struct zr_nccl {
     int32_t issuing_unit;
     bool abort_wanted, abort_begun, abort_ended;
     bool closed;
-    char text[ZR_NCCL_TEXT];
-    _Atomic int code; /* the first failure; text is written before */
+    struct zr_first failure; /* kept under the lock, with abort_wanted; read by any thread */
 };
 
 struct zr_nccl_set {
@@ -235,6 +235,11 @@ struct zr_nccl_set {
 static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
 {
     return (struct zr_nccl *)c;
+}
+
+static inline bool zr_nccl_has_failed(const struct zr_nccl *m)
+{
+    return zr_first_code(&m->failure) != 0;
 }
 
 /* ---- nccl_watch.c ---- */

@@ -184,12 +184,8 @@ static void reap(struct zr_nccl *m);
 /* With the lock held. False where it had failed before. */
 static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 {
-    if (atomic_load(&m->code))
-        return false;
-    snprintf(m->text, sizeof m->text, "%.*s", (int)sizeof m->text - 1, text);
-    atomic_store(&m->code, code);
     m->abort_wanted = true;
-    return true;
+    return zr_first_keep(&m->failure, code, text);
 }
 
 /* With the lock held, and after every communicator that fails of one cause has its code: whoever hears the
@@ -210,9 +206,8 @@ int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...)
     pthread_mutex_lock(&m->set->lock);
     if (keep_failure(m, code, text))
         raise_alarm(m->set);
-    code = atomic_load(&m->code);
     pthread_mutex_unlock(&m->set->lock);
-    return code;
+    return zr_first_code(&m->failure);
 }
 
 int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what)
@@ -263,14 +258,14 @@ static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text)
 {
-    if (!atomic_load(&m->code) && !begin_doubt(m->set, code, text))
+    if (!zr_nccl_has_failed(m) && !begin_doubt(m->set, code, text))
         found(m, code, text);
 }
 
 static bool all_have_failed(const struct zr_nccl_set *p)
 {
     for (int i = 0; i < p->n_open; i++)
-        if (!atomic_load(&p->open[i]->code))
+        if (!zr_nccl_has_failed(p->open[i]))
             return false;
     return true;
 }
@@ -373,7 +368,7 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
 
 static void reap(struct zr_nccl *m)
 {
-    while (m->n_got < m->n_put && !atomic_load(&m->code)) {
+    while (m->n_got < m->n_put && !zr_nccl_has_failed(m)) {
         struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         int done = query(m, e, e->done);
         if (!done && !e->begun_ns && query(m, e, e->begun) == 1)
@@ -389,7 +384,7 @@ static void reap(struct zr_nccl *m)
         else if (e->ledger >= 0)
             compare_ledgers(m, e->ledger);
     }
-    if (atomic_load(&m->code))
+    if (zr_nccl_has_failed(m))
         m->n_got = m->n_put; /* nobody asks any more */
 }
 
@@ -441,10 +436,10 @@ static void check_async(struct zr_nccl *m)
 static bool watch_look(struct zr_nccl *m)
 {
     reap(m);
-    if (!atomic_load(&m->code))
+    if (!zr_nccl_has_failed(m))
         check_time(m);
     if (m->n_got == m->n_put && !m->issuing)
-        return (m->abort_wanted && !m->abort_ended) || (m->set->in_doubt && !atomic_load(&m->code));
+        return (m->abort_wanted && !m->abort_ended) || (m->set->in_doubt && !zr_nccl_has_failed(m));
     check_async(m);
     return true;
 }
