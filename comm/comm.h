@@ -166,7 +166,8 @@ struct zr_comm_ops {
      * thread, does not wait. NULL: calls are compared as collectives meet. */
     void (*compare)(struct zr_comm *c, int code, const char *what);
     /* n_ops more operations, of at most n_seg segments each, can be put on streams without waiting for those
-     * before. The issuing thread. NULL: they always can. */
+     * before. Asked before them: without room an operation waits for some, or fails the communicator. The
+     * issuing thread. NULL: they always can. */
     bool (*has_room)(struct zr_comm *c, int n_ops, int n_seg);
     /* After a failure: waits, within a bound, for what was put on streams to end. true: it does not, and the
      * streams, and memory that they touch, can only be left behind. NULL: that does not happen. */

@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 /* One call of an operation, from its checks to its event. */
@@ -44,33 +43,38 @@ static void enter(struct zr_nccl *m, enum zr_op op, const struct zr_tag *tag, ui
     l->n_issued++;
 }
 
-/* A free entry of the pending ones, the stream's event before the operation recorded. Where all are taken the
- * issuing thread has got far ahead of the device, and waits. 1: the communicator has failed, there is nothing
- * to do. */
-static int begin_issue(struct issue *i)
+/* With the lock held: a free entry of the pending ones is this operation's. Who issues has asked has_room, so
+ * there is one. 1: there is nothing to do, as the communicator has failed, or another has. */
+static int take_entry(const struct issue *i)
 {
     struct zr_nccl *m = i->m;
-    struct zr_nccl_set *p = m->set;
-    for (;;) {
-        zr_nccl_reap(m);
-        pthread_mutex_lock(&p->lock);
-        if (zr_nccl_has_failed(m)) {
-            pthread_mutex_unlock(&p->lock);
-            return 1;
-        }
-        if (m->n_put - m->n_got < ZR_NCCL_PENDING)
-            break;
-        pthread_mutex_unlock(&p->lock);
-        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    }
+    bool full = m->n_put - m->n_got == ZR_NCCL_PENDING;
+    if (zr_nccl_has_failed(m) || (full && atomic_load(&m->set->alarm)))
+        return 1;
+    m->next_seq++;
+    if (full)
+        return zr_fail(ZR_ERR_ORDER, "%d operations are under way, and has_room was not asked",
+                       ZR_NCCL_PENDING);
     m->issuing = true;
     m->issuing_ns = zr_now_ns();
     m->issuing_op = i->op;
     m->issuing_unit = i->tag->unit;
-    m->next_seq++;
-    if (p->idle)
-        pthread_cond_broadcast(&p->wake);
+    if (m->set->idle)
+        pthread_cond_broadcast(&m->set->wake);
+    return 0;
+}
+
+/* And the stream's event before the operation is recorded. */
+static int begin_issue(struct issue *i)
+{
+    struct zr_nccl *m = i->m;
+    struct zr_nccl_set *p = m->set;
+    zr_nccl_reap(m);
+    pthread_mutex_lock(&p->lock);
+    int err = take_entry(i);
     pthread_mutex_unlock(&p->lock);
+    if (err)
+        return err;
     i->native = p->dev->ops->stream_native(i->s);
     i->ledger = -1;
     return p->dev->ops->event_record(m->pending[m->n_put % ZR_NCCL_PENDING].begun, i->s);

@@ -55,7 +55,9 @@ static int failed(struct zr_engine *e, int err)
 static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
-    int err = e->place == 0 ? copy(e, zr_values_staging(e), src, n_bytes) : 0;
+    int err = zr_roles_make_room(e);
+    if (!err && e->place == 0)
+        err = copy(e, zr_values_staging(e), src, n_bytes);
     if (!err)
         err = zr_control_broadcast(e, e->plan->values_at, n_bytes, 0, &p->tag);
     if (!err && dst && !(e->place == 0 && dst == src))

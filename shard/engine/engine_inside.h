@@ -282,6 +282,8 @@ int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
 /* On each communicator, for n_ops operations more of any unit. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops);
+/* Before an operation of the model's thread, for which no loop asks: waits for those before if need be. */
+int zr_roles_make_room(struct zr_engine *e);
 bool zr_roles_stuck(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);

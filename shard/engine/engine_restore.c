@@ -29,7 +29,8 @@ static int gather_resident(struct zr_engine *e, int32_t unit)
         int64_t full = zr_plan_param_full(e->plan, f, -1);
         e->m.segs[i] = (struct zr_gather_seg){.src = full, .dst = full, .in_place = true, .cut = f->inner};
     }
-    return zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
+    int err = zr_roles_make_room(e);
+    return err ? err : zr_role_gather(e, ZR_ROLE_GATHER, e->m.segs, u->n_flats, &tag);
 }
 
 static int gather_inner(struct zr_engine *e, int32_t unit)
@@ -38,7 +39,8 @@ static int gather_inner(struct zr_engine *e, int32_t unit)
     struct zr_tag tag = restore_tag(e, unit);
     for (int32_t i = 0; i < u->n_flats; i++)
         e->m.segs[i] = zr_outer_gather_seg(e, &e->layout->flats[u->first_flat + i]);
-    return zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->m.segs, u->n_flats, &tag);
+    int err = zr_roles_make_room(e);
+    return err ? err : zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->m.segs, u->n_flats, &tag);
 }
 
 int zr_engine_gather_inner(struct zr_engine *e)
@@ -73,7 +75,9 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
         int64_t first, n = zr_flat_owned(f, r, &first);
         for (int64_t k = 0; k < n; k += most) {
             int64_t bytes = zr_min(most, n - k) * (int64_t)sizeof(float);
-            int err = r == e->place ? d->copy(e->reduce_stream, staging, at + first + k, bytes) : 0;
+            int err = zr_roles_make_room(e);
+            if (!err && r == e->place)
+                err = d->copy(e->reduce_stream, staging, at + first + k, bytes);
             if (!err)
                 err = zr_control_broadcast(e, e->plan->values_at, bytes, r, &tag);
             if (!err && r != e->place)

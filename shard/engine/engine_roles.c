@@ -118,6 +118,11 @@ bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
     return true;
 }
 
+int zr_roles_make_room(struct zr_engine *e)
+{
+    return zr_roles_have_room(e, 1) ? 0 : zr_engine_drain(e);
+}
+
 bool zr_roles_stuck(const struct zr_engine *e)
 {
     bool stuck = false;

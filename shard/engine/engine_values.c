@@ -97,8 +97,8 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
         int32_t owner = zr_fine_place(e, k);
         if (n == 0)
             continue;
-        int err = 0;
-        if (owner == e->place)
+        int err = zr_roles_make_room(e);
+        if (!err && owner == e->place)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
             err = zr_control_broadcast(e, e->plan->values_at + at, n * c->size, owner, &tag);
@@ -144,8 +144,8 @@ static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
 {
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
-    int err = 0;
-    if (e->place == 0)
+    int err = zr_roles_make_room(e);
+    if (!err && e->place == 0)
         err = e->dev->ops->copy(e->reduce_stream, zr_values_staging(e), src, c->n * c->size);
     if (!err)
         err = zr_control_broadcast(e, e->plan->values_at, c->n * c->size, 0, &tag);

@@ -35,6 +35,8 @@ struct nccl_stand_in_machine {
     int64_t comm_bytes;
     /* false; true: ncclCommAbort does not come back, and what runs goes on waiting */
     bool abort_sticks;
+    /* 0; that a group takes on its stream at least */
+    int32_t slow_us;
 };
 
 /* Writable while there are no communicators. */

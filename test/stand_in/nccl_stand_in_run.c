@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- meeting --- */
 
@@ -227,6 +228,8 @@ static void run_batch(void *arg)
 {
     struct nsi_call *calls = arg;
     struct ncclComm *comm = calls->comm;
+    if (nsi.machine.slow_us)
+        usleep((useconds_t)nsi.machine.slow_us);
     pthread_mutex_lock(&nsi.lock);
     calls->has_run = true;
     comm->n_queued--;

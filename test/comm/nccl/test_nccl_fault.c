@@ -332,6 +332,9 @@ static void test_abort_sticks(void **state)
 
 /* --- further ahead than is kept --- */
 
+enum { KEPT = 256 };
+
+/* Rank 1 begins when rank 0, which asks before each operation, finds no room. */
 static void deep_queue(struct rank *me)
 {
     enum { N_OPS = 700 };
@@ -341,11 +344,17 @@ static void deep_queue(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
-    if (me->w.rank == 1)
-        sleep_ms(100);
-    for (int i = 0; i < N_OPS; i++)
+    RANK_CHECK(me, me->w.rank == 0 || wait_stage(&me->all[0], 1), "rank 0 finds room for ever");
+    for (int i = 0; i < N_OPS; i++) {
+        RANK_CHECK(me, i > KEPT || me->w.rank == 1 || c->ops->has_room(c, 1, 0) == (i < KEPT),
+                   "room behind %d operations", i);
+        if (i == KEPT)
+            atomic_store(&me->stage, 1);
+        while (!c->ops->has_room(c, 1, 0))
+            sleep_ms(1);
         RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 64 * (i % 100), 32, &tag) == 0, "%s",
                    zr_error_text());
+    }
     o.dev->ops->stream_sync(o.stream[1]);
     c->ops->stats(c, &s);
     RANK_CHECK(me, s.n_exchange == N_OPS && s.wire_bytes == N_OPS * 32, "%lld, %lld bytes",
@@ -361,13 +370,43 @@ static void test_deep_queue(void **state)
     run_ranks(false, 2, deep_queue, NULL, NULL);
 }
 
+/* An operation never waits: without room it fails the communicator. */
+static void never_asks(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 1};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    for (int i = 0; i < KEPT && me->w.rank == 0; i++)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
+    if (me->w.rank == 0) {
+        note_error(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag));
+        RANK_CHECK(me, c->ops->status(c, NULL, 0) == me->code, "it goes on");
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[1]); /* the abort ends them */
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_never_asks(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 2, never_asks, NULL, NULL);
+    expect_rank(&r[0], ZR_ERR_ORDER,
+                "exchange seq 257 unit 1: 256 operations are under way, and has_room was not asked");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_differ),       TEST(test_hang),
-        TEST(test_nccl_fails), TEST(test_abort),        TEST(test_abort_sticks), TEST(test_deep_queue),
+        TEST(test_stays_away),   TEST(test_slow_compute), TEST(test_differ),
+        TEST(test_hang),         TEST(test_nccl_fails),   TEST(test_abort),
+        TEST(test_abort_sticks), TEST(test_deep_queue),   TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }

@@ -386,12 +386,75 @@ static void test_the_watcher_tells_all(void **state)
     }
 }
 
+/* ---- more than is kept ---- */
+
+enum { N_LAYERS = 300, LAYER = 8 };
+
+/* Each layer is an operation of its own. */
+static void read_layers(struct toy_rank *r, zero_ctx *z)
+{
+    float x[N_LAYERS * LAYER];
+    int err = 0;
+    TOY_TRY(zero_read(z, 0, ZERO_VALUE_PARAM, 0, N_LAYERS * LAYER, x));
+    for (int i = 0; !err && i < N_LAYERS * LAYER; i++)
+        if (x[i] != (float)i)
+            toy_wrong(r, "element %d is %g. ", i, (double)x[i]);
+}
+
+static void has_many_layers(struct toy_rank *r)
+{
+    const char *folder = r->arg;
+    float own[N_LAYERS * LAYER];
+    void *param = own, *grad = NULL;
+    struct zero_tensor t = {.name = "w",
+                            .param = &param,
+                            .grad = &grad,
+                            .shape = {N_LAYERS, LAYER},
+                            .dtype = ZERO_F32,
+                            .flags = ZERO_STACKED};
+    for (int stage = 1; stage <= 3; stage += 2) {
+        struct zero_config cfg = config(r, stage, LONG_MS);
+        zero_ctx *z = NULL;
+        int err = 0;
+        for (int i = 0; i < N_LAYERS * LAYER; i++)
+            own[i] = (float)i;
+        param = own;
+        grad = NULL;
+        TOY_TRY(zero_wrap(&z, &t, 1, &cfg));
+        if (!err)
+            read_layers(r, z);
+        TOY_TRY(zero_save(z, folder));
+        TOY_TRY(zero_load(z, folder));
+        if (!err)
+            read_layers(r, z);
+        TOY_TRY(zero_unwrap(&z));
+        if (err)
+            toy_wrong(r, "stage %d: %d %s. ", stage, err, r->text);
+        cudaStreamDestroy((cudaStream_t)cfg.stream);
+    }
+}
+
+/* NCCL's communicators keep 256 operations that are under way; a call of the model's that needs more waits.
+ * Each takes long here, so that they are. */
+static void test_many_operations(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/zero-layers-XXXXXX", command[128];
+    struct toy_rank r[2] = {0};
+    assert_non_null(mkdtemp(folder));
+    nccl_stand_in_the_machine()->slow_us = 1000;
+    run(2, has_many_layers, folder, r);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_calls),
         cmocka_unit_test(test_a_rank_stops_calling),
         cmocka_unit_test(test_the_watcher_tells_all),
+        cmocka_unit_test(test_many_operations),
     };
     return cmocka_run_group_tests_name("calls of ranks on GPUs", tests, NULL, NULL);
 }
