@@ -33,6 +33,8 @@ struct zr_backend_config {
     int64_t timeout_ms;
     /* reduce in the fixed tree, whatever that costs */
     bool deterministic;
+    /* Some slices that are too large to be packed differ in size: path says how those are gathered. */
+    bool ragged;
     /* gathers by the device's copy engines instead of kernels: 1 on, -1 off, 0 where that is known to be good
      */
     int copy_engine;
@@ -51,8 +53,6 @@ struct zr_backend {
     bool alone;
     /* The fixed tree is not how it would reduce by itself, so it does so only where it is asked to. */
     bool costly_tree;
-    /* It moves equal slices only. */
-    bool equal_slices;
     /* It packs slices of at most so many bytes, and segments whose last ones are short: zr_role_ask's
      * packed_bytes. */
     int64_t small_bytes;

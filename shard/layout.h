@@ -165,6 +165,18 @@ struct zr_span {
 /* What a rank has of it at a level. */
 struct zr_span zr_flat_span(const struct zr_flat *f, struct zr_where at, enum zr_level level);
 
+/* The inner slice of that number, cut for the groups. */
+static inline struct zr_cut zr_flat_groups_cut(const struct zr_flat *f, int32_t inner)
+{
+    return zr_cut_part(&f->fine, inner * f->outer, f->outer);
+}
+
+/* A cut of the flat, of its sums in fp32. */
+static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const struct zr_cut *c)
+{
+    return zr_cut_in(c, zr_dtype_bytes(f->dtype), sizeof(float));
+}
+
 /* The number of a rank's fine slice. */
 static inline int32_t zr_layout_fine(const struct zr_layout *l, struct zr_where at)
 {

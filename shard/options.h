@@ -104,6 +104,9 @@ struct zr_options {
 
     /* That the communicators want for themselves at the end of their arenas; multiples of 256. */
     int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes;
+    /* What they pack of slices that a list of places makes, when they gather and when they reduce: up to so
+     * many bytes (packs_up_to of comm/segment.h); 0: none. It changes what a rank receives. */
+    int64_t gather_packs_up_to, reduce_packs_up_to;
 
     /* for peers, in every operation; > 0 */
     int64_t timeout_ms;

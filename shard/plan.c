@@ -451,6 +451,8 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     err = ZR_ERR_NOMEM;
     p->layout = l;
     p->world = l->world;
+    p->gather_packs_up_to = opt->gather_packs_up_to;
+    p->reduce_packs_up_to = opt->reduce_packs_up_to;
     p->param_at = calloc((size_t)l->n_units, sizeof *p->param_at);
     p->grad_at = calloc((size_t)l->n_units, sizeof *p->grad_at);
     p->resident = calloc((size_t)l->n_units, sizeof *p->resident);

@@ -66,6 +66,8 @@ struct zr_plan {
     int32_t world;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
+    /* of the options */
+    int64_t gather_packs_up_to, reduce_packs_up_to;
     /* Between groups every contribution is reduced by itself, so that the sum over ranks and micro-batches is
      * one fixed tree; else once a step. */
     bool outer_each;

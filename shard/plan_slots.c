@@ -433,6 +433,15 @@ static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)
     return places;
 }
 
+/* Of the rank that receives most: another may own all of it. */
+static int64_t most_gather_wire(const struct zr_plan *p, int32_t unit)
+{
+    int64_t most = 0;
+    for (int32_t k = 0; k < (p->layout->has_places ? p->hop[ZR_INNER].size : 1); k++)
+        most = zr_max(most, zr_plan_gather_wire(p, unit, (struct zr_where){k, 0}));
+    return most;
+}
+
 int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
 {
     struct zr_core_spec *s = &p->spec;
@@ -454,7 +463,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
                         .sizes = wide + 3 * n,
                         .counts = wide + 4 * n};
     for (int32_t u = 0; u < s->n_units; u++)
-        work.wire[u] = zr_plan_gather_wire(p, u, (struct zr_where){0, 0});
+        work.wire[u] = most_gather_wire(p, u);
     if (!p->place.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
         /* An order that shows no backward at all still has to be survived. */

@@ -19,14 +19,24 @@ static int64_t of_trainable(const struct zr_plan *p, int32_t unit, struct zr_whe
     return n;
 }
 
+/* By one communicator inside a group, or between groups. */
+static int64_t inner_gather(const struct zr_plan *p, const struct zr_cut *c, struct zr_where at)
+{
+    return zr_gather_wire(c, p->hop[ZR_INNER].size, at.inner, p->gather_packs_up_to);
+}
+
+static int64_t outer_gather(const struct zr_plan *p, const struct zr_cut *c, struct zr_where at)
+{
+    return zr_gather_wire(c, p->hop[ZR_OUTER].size, at.outer, p->gather_packs_up_to);
+}
+
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at)
 {
     const struct zr_unit *u = &p->layout->units[unit];
     int64_t n = 0;
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
-        if (zr_plan_gathers(p, f))
-            n += f->inner.total - zr_cut_bytes(&f->inner, at.inner);
+        n += zr_plan_gathers(p, f) ? inner_gather(p, &f->inner, at) : 0;
     }
     return n;
 }
@@ -37,32 +47,38 @@ int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_whe
     int64_t n = 0;
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &p->layout->flats[u->first_flat + i];
+        struct zr_cut cut = f->inner;
         if (!f->trainable)
             continue;
-        int64_t bytes = zr_cut_bytes(&f->inner, at.inner);
         /* Peers' arenas are read as they are, so a wider wire than the tensor's own changes nothing. */
         if (wire && zr_dtype_bytes(wire) < zr_dtype_bytes(f->dtype))
-            bytes = bytes / zr_dtype_bytes(f->dtype) * zr_dtype_bytes(wire);
-        n += bytes * (p->hop[ZR_INNER].size - 1);
+            cut = zr_cut_in(&cut, zr_dtype_bytes(f->dtype), zr_dtype_bytes(wire));
+        n += zr_reduce_wire(&cut, p->hop[ZR_INNER].size, at.inner, p->reduce_packs_up_to);
     }
     return n;
 }
 
-static int64_t others_sums(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
+static int64_t inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    (void)p;
-    return (f->inner.total - zr_cut_bytes(&f->inner, at.inner)) / zr_dtype_bytes(f->dtype) *
-           (int64_t)sizeof(float);
+    const struct zr_cut sums = zr_flat_sums_cut(f, &f->inner);
+    return inner_gather(p, &sums, at);
 }
 
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at)
 {
-    return of_trainable(p, unit, at, others_sums);
+    return of_trainable(p, unit, at, inner_sum);
+}
+
+static struct zr_cut group_sums(const struct zr_flat *f, struct zr_where at)
+{
+    const struct zr_cut groups = zr_flat_groups_cut(f, at.inner);
+    return zr_flat_sums_cut(f, &groups);
 }
 
 static int64_t outer_reduce(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    return zr_flat_span(f, at, ZR_LEVEL_FINE).n * (p->hop[ZR_OUTER].size - 1) * (int64_t)sizeof(float);
+    const struct zr_cut sums = group_sums(f, at);
+    return zr_reduce_wire(&sums, p->hop[ZR_OUTER].size, at.outer, p->reduce_packs_up_to);
 }
 
 int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at)
@@ -70,16 +86,10 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
     return of_trainable(p, unit, at, outer_reduce);
 }
 
-/* Elements of the inner slice that other groups own. */
-static int64_t outer_others(const struct zr_flat *f, struct zr_where at)
-{
-    return zr_flat_span(f, at, ZR_LEVEL_INNER).n - zr_flat_span(f, at, ZR_LEVEL_FINE).n;
-}
-
 static int64_t outer_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    (void)p;
-    return outer_others(f, at) * (int64_t)sizeof(float);
+    const struct zr_cut sums = group_sums(f, at);
+    return outer_gather(p, &sums, at);
 }
 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at)
@@ -87,15 +97,15 @@ int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_
     return of_trainable(p, unit, at, outer_sum);
 }
 
-static int64_t outer_gather(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
+static int64_t outer_params(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    (void)p;
-    return outer_others(f, at) * zr_dtype_bytes(f->dtype);
+    const struct zr_cut groups = zr_flat_groups_cut(f, at.inner);
+    return outer_gather(p, &groups, at);
 }
 
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at)
 {
-    return of_trainable(p, unit, at, outer_gather);
+    return of_trainable(p, unit, at, outer_params);
 }
 
 /* Of the unit, in a steady step. */

@@ -107,15 +107,14 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
  *   of_lent  the row for cfg.nccl_comm
  *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
  *            together is refused
- *   reserve  what its communicators want of the plan (options.gather_scratch_bytes and the like); refused is
- *            a layout that they cannot move
+ *   reserve  what its communicators want of the plan (options.gather_scratch_bytes and the like), and pack
  *   open     local for the device, collective and blocking for the communicators
  *   path     how bytes travel, once there are arenas */
 const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
 const struct zr_backend *zr_backend_of_lent(void);
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
-int zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
+void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z);
 void zr_backend_close_comms(struct zero_ctx *z);

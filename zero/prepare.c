@@ -12,9 +12,8 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
         err = zr_tensors_check(tensors, n_tensors, &c->user, values, &t);
     if (!err)
         err = zr_config_layout(c, t, n_tensors, world, &out->layout);
-    if (!err)
-        err = zr_backend_reserve(c, out->backend, out->layout);
     if (err)
         return err;
+    zr_backend_reserve(c, out->backend, out->layout);
     return zr_plan_make(out->layout, &c->options, &out->plan);
 }

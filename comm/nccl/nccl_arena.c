@@ -237,11 +237,13 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
         if (err)
             return err;
     }
-    bool engine = !plain && m->copy_engine;
-    snprintf(m->path, sizeof m->path, "NCCL %s, %s", version,
+    bool engine = !plain && m->copy_engine,
+         gathers = m->base.role == ZR_ROLE_GATHER || m->base.role == ZR_ROLE_GATHER_OUTER;
+    snprintf(m->path, sizeof m->path, "NCCL %s, %s%s", version,
              plain    ? plain
              : engine ? "symmetric windows, copy engine"
-                      : "symmetric windows");
+                      : "symmetric windows",
+             gathers && p->opt.ragged ? ", ragged by broadcasts" : "");
     zr_info(p->opt.log, "nccl %s: %s", m->name, m->path);
     const struct zr_nccl_fault *f = zr_nccl_fault_of(ZR_NCCL_USE_WINDOWS, p->api.version, m->base.group.size);
     if (f && can_register(&p->api))

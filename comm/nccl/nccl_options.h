@@ -15,6 +15,8 @@ struct zr_nccl_options {
     bool deterministic;
     /* Slices of more are packed only where the last ones are short. */
     int64_t small_bytes;
+    /* Larger slices of a list of places are gathered: what says how bytes travel says so. */
+    bool ragged;
     /* gathers by copy engines instead of kernels: 1 on, -1 off, 0 where all ranks of a group share a host and
      * NCCL has them (2.28) */
     int copy_engine;
@@ -96,7 +98,8 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
  * ZR_ERR_NOTSUP: built without NCCL, or there is no library. */
 int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
                  const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
-/* How bytes really travel: "NCCL 2.28.9, symmetric windows". Of a communicator of zr_nccl_open that has its
+/* How bytes really travel: "NCCL 2.28.9, symmetric windows", of a gather communicator of opt->ragged with
+ * ", ragged by broadcasts" behind it. Of a communicator of zr_nccl_open that has its
  * arena; valid until it is closed. */
 const char *zr_nccl_path(const struct zr_comm *c);
 

@@ -25,8 +25,8 @@ struct zr_hop_run zr_last_hop(const struct zr_engine *e)
 /* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
 static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
 {
-    const struct zr_cut fine = zr_cut_part(&f->fine, e->at.inner * e->layout->outer, e->layout->outer);
-    return zr_cut_in(&fine, zr_dtype_bytes(f->dtype), sizeof(float));
+    const struct zr_cut groups = zr_flat_groups_cut(f, e->at.inner);
+    return zr_flat_sums_cut(f, &groups);
 }
 
 /* A sum of the world is where the optimizer looks for it; one of a group is on its way to the outer hop. */
@@ -103,7 +103,7 @@ static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run 
 {
     if (h->axis == ZR_OUTER)
         return group_sum_cut(e, f);
-    return zr_cut_in(&f->inner, zr_dtype_bytes(f->dtype), sizeof(float));
+    return zr_flat_sums_cut(f, &f->inner);
 }
 
 int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,

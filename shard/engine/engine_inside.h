@@ -402,10 +402,7 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
 {
     int64_t at = zr_plan_param_own(e->plan, f, e->at);
     return (struct zr_gather_seg){
-        .src = at,
-        .dst = at,
-        .in_place = true,
-        .cut = zr_cut_part(&f->fine, e->at.inner * e->layout->outer, e->layout->outer)};
+        .src = at, .dst = at, .in_place = true, .cut = zr_flat_groups_cut(f, e->at.inner)};
 }
 
 /* Room for values on their way between ranks: plan.values_bytes, of the control communicator's arena. */

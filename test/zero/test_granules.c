@@ -1,160 +1,332 @@
-/* test_granules.c: zero_tensor.granule, for an update that works on whole granules: every range that it is
- * given is of whole ones, whatever the stage, the world and the groups; so a rule that needs all of a row, or
- * of a matrix, ends in the weights of one rank. Some granules are so large that ranks own nothing. */
+/* test_granules.c: ranks whose slices differ in size, because granules are not torn: what a step receives is
+ * what the plan says, bit by bit the training is that of equal slices, and what says how bytes travel names
+ * what ragged slices travel by. Some slices are small and some are larger than what NCCL's communicators
+ * pack; on one to four ranks that are threads, on the host, or on a GPU that is a stand-in. Gradients are
+ * small whole numbers, whose sums are exact in whatever order. */
+#include "test/stand_in/half.h"
 #include "test/zero/toy_net.h"
+#include "test/zero/where.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-enum { STEPS = 3, N_SETS = 4 };
+enum { TENSORS = 8, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
 
-/* By tensor; a row, all of a layer, all of a tensor, and what neither 32 nor the tensor is a multiple of. */
-static const int64_t sets[N_SETS][TOY_TENSORS] = {
-    {5, 3, 70, 20, 257}, {165, 120, 70, 7, 257}, {7, 41, 33, 1, 48}, {64, 64, 64, 20, 64}};
-
-struct grained {
-    int stage, set;
-    double norm[STEPS];
+static const struct zero_tensor shape_of[TENSORS] = {
+    /* all of it on one rank, and more than is packed */
+    {.name = "matrix", .shape = {96, 256}, .dtype = ZERO_F32, .unit = 0, .granule = 96 * 256},
+    {.name = "scales", .shape = {700}, .dtype = ZERO_BF16, .unit = 0, .granule = 48},
+    {.name = "layers", .shape = {2, 3000}, .dtype = ZERO_F32, .unit = 1, .granule = 7, .flags = ZERO_STACKED},
+    {.name = "half", .shape = {30000}, .dtype = ZERO_BF16, .unit = 1, .granule = 5000},
+    /* small only where the wire is narrow */
+    {.name = "rows", .shape = {9, 1000}, .dtype = ZERO_F32, .unit = 2, .granule = 9000},
+    {.name = "equal", .shape = {4096}, .dtype = ZERO_BF16, .unit = 2},
+    {.name = "frozen", .shape = {3000}, .dtype = ZERO_F32, .unit = 3, .granule = 3000},
+    {.name = "bias", .shape = {600}, .dtype = ZERO_F32, .unit = 3, .granule = 200},
 };
 
-struct rule {
-    struct toy_rank *r;
-    const struct zero_tensor *table;
-    const int64_t *granule;
-    bool torn;
+static int64_t n_slices(int t)
+{
+    return shape_of[t].flags & ZERO_STACKED ? shape_of[t].shape[0] : 1;
+}
+
+/* Of a slice. */
+static int64_t n_elems(int t)
+{
+    int64_t n = 1;
+    for (int d = 0; shape_of[t].shape[d]; d++)
+        n *= shape_of[t].shape[d];
+    return n / n_slices(t);
+}
+
+/* ---- one rank ---- */
+
+struct setup {
+    int stage;
+    bool granules, loose; /* loose: deterministic off */
+    int accum, wire;      /* 0: the tensors' own */
+    struct zero_plan_info plan;
+    struct zero_traffic step[MOST_TOY_RANKS];
 };
 
-static int64_t layer_elems(const struct zero_tensor *t, int tensor)
+struct net {
+    void *param[TENSORS], *grad[TENSORS], *own[TENSORS];
+    struct zero_tensor table[TENSORS];
+};
+
+/* Of the calling thread's rank. */
+static _Thread_local struct zero_config open_cfg;
+
+static void make_net(struct net *m, bool granules)
 {
-    return toy_elems(tensor) / (t->flags & ZERO_STACKED ? t->shape[0] : 1);
+    memset(m, 0, sizeof *m);
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t n = n_elems(t) * n_slices(t);
+        m->own[t] = m->param[t] = malloc((size_t)n * 4);
+        for (int64_t i = 0; i < n; i++) {
+            float x = (float)((i + t) % 17) / 16;
+            if (shape_of[t].dtype == ZERO_F32)
+                ((float *)m->own[t])[i] = x;
+            else
+                ((uint16_t *)m->own[t])[i] = bf16_from_float(x);
+        }
+        m->table[t] = shape_of[t];
+        m->table[t].granule *= granules;
+        m->table[t].param = &m->param[t];
+        m->table[t].grad = t == FROZEN ? NULL : &m->grad[t];
+    }
 }
 
-/* Descent by how much an element's gradient is above its granule's mean. */
-static void update_granule(const struct zero_update *u, int64_t first, int64_t n)
+static void free_net(struct net *m)
 {
-    float sum = 0;
-    for (int64_t i = first; i < first + n; i++)
-        sum += u->grad[i];
-    for (int64_t i = first; i < first + n; i++)
-        u->master[i] -= u->lr * (u->grad[i] - sum / (float)n);
+    for (int t = 0; t < TENSORS; t++)
+        free(m->own[t]);
 }
 
-static int update(void *arg, const struct zero_update *u)
+/* The first element of the unit's slice of the tensor, which is -1 where it has none. */
+static int64_t first_of(int t, int unit)
 {
-    struct rule *rule = arg;
-    int64_t granule = rule->granule[u->tensor_index],
-            layer = layer_elems(&rule->table[u->tensor_index], u->tensor_index), at = u->first % layer;
-    bool ends = at + u->n == layer;
-    if (at % granule || (u->n % granule && !ends) || at + u->n > layer || at % 32 || (u->n % 32 && !ends))
-        rule->torn = true;
-    for (int64_t i = 0; i < u->n; i += granule)
-        update_granule(u, i, u->n - i < granule ? u->n - i : granule);
-    return 0;
+    int64_t slice = unit - shape_of[t].unit;
+    return slice >= 0 && slice < n_slices(t) ? slice * n_elems(t) : -1;
 }
 
-/* What zero_gather_all shows is what zero_read gives. */
-static int compare_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
+/* Every weight that a forward sees counts. */
+static void look(struct toy_rank *r, const struct net *m, int unit)
 {
-    unsigned char one[2048];
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t first = first_of(t, unit), size = shape_of[t].dtype == ZERO_F32 ? 4 : 2;
+        const unsigned char *at = (const unsigned char *)m->param[t] + first * size;
+        for (int64_t i = 0; first >= 0 && i < n_elems(t) * size; i += size) {
+            uint32_t x = 0;
+            memcpy(&x, at + i, (size_t)size);
+            r->hash = (r->hash ^ x) * 0x100000001b3u;
+        }
+    }
+}
+
+static void add_gradient(struct net *m, int unit, int step, int micro)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t first = first_of(t, unit);
+        for (int64_t i = first; first >= 0 && t != FROZEN && i < first + n_elems(t); i++) {
+            float g = (float)((i + step) % 5 - 2 + micro % 3);
+            uint16_t *half = m->grad[t];
+            if (shape_of[t].dtype == ZERO_F32)
+                ((float *)m->grad[t])[i] += g;
+            else
+                half[i] = bf16_from_float(bf16_to_float(half[i]) + g);
+        }
+    }
+}
+
+static int forward(struct toy_rank *r, struct net *m, zero_ctx *z)
+{
     int err = 0;
-    for (int t = 0; t < TOY_TENSORS; t++) {
-        size_t bytes = (size_t)toy_elems(t) * (m->table[t].dtype == ZERO_F32 ? 4 : 2);
-        TOY_TRY(zero_gather_all(z, 0));
+    for (int u = 0; u < UNITS && !err; u++) {
+        TOY_TRY(zero_begin(z, u, ZERO_FORWARD));
+        where_wait(&open_cfg);
         if (!err)
-            memcpy(one, m->param[t], bytes);
-        TOY_TRY(zero_release_all(z));
-        unsigned char other[2048] = {0};
-        TOY_TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), other));
-        if (!err && memcmp(one, other, bytes))
-            toy_wrong(r, "tensor %d is not what was read", t);
-        TOY_TRY(zero_write(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), other));
+            look(r, m, u);
+        TOY_TRY(zero_end(z, u, ZERO_FORWARD));
     }
     return err;
 }
 
+static int backward(struct toy_rank *r, struct net *m, zero_ctx *z, int step, int micro)
+{
+    int err = 0;
+    for (int u = UNITS; u-- > 0 && !err;) {
+        TOY_TRY(zero_begin(z, u, ZERO_BACKWARD));
+        where_wait(&open_cfg);
+        if (!err)
+            add_gradient(m, u, step, micro);
+        TOY_TRY(zero_end(z, u, ZERO_BACKWARD));
+    }
+    return err;
+}
+
+static int step(struct toy_rank *r, struct net *m, zero_ctx *z, int k)
+{
+    const struct setup *s = r->arg;
+    int err = 0;
+    for (int a = 0; a < s->accum && !err; a++) {
+        err = forward(r, m, z);
+        err = err ? err : backward(r, m, z, k, a * r->world + r->rank);
+    }
+    TOY_TRY(zero_step(z, 1e-2f, NULL));
+    return err;
+}
+
+/* What has been received so far, when all that was put on a stream is there: a read waits for it. */
+static int received(struct toy_rank *r, zero_ctx *z, struct zero_traffic *out)
+{
+    struct zero_stats stats = {.rank = 0};
+    float x;
+    int err = 0;
+    TOY_TRY(zero_read(z, 0, ZERO_VALUE_PARAM, 0, 1, &x));
+    TOY_TRY(zero_get_stats(z, &stats));
+    *out = stats.traffic;
+    return err;
+}
+
+/* One step's, between a and b: what the read beside it takes is what the one from b to c took. */
+static struct zero_traffic step_between(const struct zero_traffic *a, const struct zero_traffic *b,
+                                        const struct zero_traffic *c)
+{
+#define STEP(field) .field = 2 * b->field - a->field - c->field
+    return (struct zero_traffic){STEP(n_all_gather), STEP(n_reduce_scatter), STEP(n_all_reduce),
+                                 STEP(wire_bytes),   STEP(n_outer),          STEP(outer_bytes)};
+#undef STEP
+}
+
+static void check_stats(struct toy_rank *r, zero_ctx *z, const struct setup *s)
+{
+    struct zero_stats stats = {.path = ""};
+    int err = 0;
+    TOY_TRY(zero_get_stats(z, &stats));
+    bool says = strstr(stats.path, ", ragged by broadcasts") != NULL;
+    if (!err && says != (where_has_gpu && s->granules))
+        toy_wrong(r, "gathers go by \"%s\"", stats.path);
+    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
+        toy_wrong(r, "not what is planned is held");
+}
+
 static void train(struct toy_rank *r)
 {
-    struct grained *g = r->arg;
-    struct toy m;
+    struct setup *s = r->arg;
+    struct zero_traffic at[3];
+    struct net m;
     zero_ctx *z = NULL;
-    toy_make(&m);
-    struct rule rule = {r, m.table, sets[g->set], false};
-    struct zero_config cfg = toy_config(r, g->stage);
-    cfg.update = update;
-    cfg.update_arg = &rule;
-    cfg.param_budget_bytes = 8192;
-    for (int t = 0; t < TOY_TENSORS; t++)
-        m.table[t].granule = sets[g->set][t];
     int err = 0;
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    for (int step = 0; !err && step < STEPS; step++) {
-        double norm = 0;
-        TOY_TRY(toy_forward(&m, z, true));
-        TOY_TRY(toy_backward(&m, z, true, step, 0)); /* on every rank the same */
-        TOY_TRY(zero_norm(z, &norm));
-        if (r->rank == 0)
-            g->norm[step] = norm;
-        TOY_TRY(zero_step(z, 1e-2f, NULL));
+    make_net(&m, s->granules);
+    open_cfg = toy_config(r, s->stage);
+    where_open(r->rank, &open_cfg);
+    open_cfg.deterministic = !s->loose;
+    open_cfg.grad_accum_steps = s->accum;
+    open_cfg.prefetch = 0; /* else the slots would hold all units */
+    open_cfg.wire_dtype = s->wire;
+    r->hash = 0xcbf29ce484222325u;
+    if (r->rank == 0)
+        TOY_TRY(zero_plan(m.table, TENSORS, &open_cfg, &s->plan));
+    TOY_TRY(zero_wrap(&z, m.table, TENSORS, &open_cfg));
+    for (int k = 0; k < WARM_STEPS && !err; k++)
+        err = step(r, &m, z, k);
+    for (int k = 0; k < 3 && !err; k++) {
+        err = k == 1 ? step(r, &m, z, WARM_STEPS) : 0;
+        if (!err)
+            err = received(r, z, &at[k]);
     }
-    if (!err)
-        err = compare_all(r, &m, z);
-    TOY_TRY(toy_hash(z, 0, &r->hash));
-    TOY_TRY(zero_unwrap(&z));
-    if (rule.torn)
-        toy_wrong(r, "a granule was torn");
-    toy_free(&m);
+    if (!err) {
+        s->step[r->rank] = step_between(&at[0], &at[1], &at[2]);
+        check_stats(r, z, s);
+        err = forward(r, &m, z); /* sees what the last step made */
+    }
+    zero_unwrap(&z);
+    where_close(&open_cfg);
+    free_net(&m);
 }
 
-static struct grained run(int world, struct grained g, uint64_t *hash)
+/* ---- many ---- */
+
+static void describe(const struct setup *s, int world, char *what, size_t n)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
-    char what[64];
-    snprintf(what, sizeof what, "world %d stage %d set %d", world, g.stage, g.set);
-    toy_ranks(world, train, &g, r);
+    snprintf(what, n, "stage %d world %d granules %d deterministic %d accum %d wire %d", s->stage, world,
+             s->granules, !s->loose, s->accum, s->wire);
+}
+
+static bool same_counts(const struct zero_traffic *a, const struct zero_traffic *b)
+{
+    return a->n_all_gather == b->n_all_gather && a->n_reduce_scatter == b->n_reduce_scatter &&
+           a->n_all_reduce == b->n_all_reduce && a->n_outer == b->n_outer;
+}
+
+/* The plan's step is that of rank 0; with granules of the rank with the most, of whom there may be several.
+ */
+static void check_traffic(const struct setup *s, int world, const char *what)
+{
+    const struct zero_traffic *plan = &s->plan.traffic, *at = s->step;
+    bool found = false;
+    for (int k = 0; k < world; k++) {
+        bool counts = s->granules || k == 0;
+        if (!same_counts(plan, &at[k]) || (counts && at[k].wire_bytes > plan->wire_bytes))
+            fail_msg("%s: rank %d received %lld bytes, %lld are planned (gathers %lld, %lld; reduces %lld, "
+                     "%lld)",
+                     what, k, (long long)at[k].wire_bytes, (long long)plan->wire_bytes,
+                     (long long)at[k].n_all_gather, (long long)plan->n_all_gather,
+                     (long long)at[k].n_reduce_scatter, (long long)plan->n_reduce_scatter);
+        found |= counts && at[k].wire_bytes == plan->wire_bytes && at[k].outer_bytes == plan->outer_bytes;
+    }
+    if (!found)
+        fail_msg("%s: no rank received %lld bytes, %lld of other groups; rank 0: %lld, %lld", what,
+                 (long long)plan->wire_bytes, (long long)plan->outer_bytes, (long long)at[0].wire_bytes,
+                 (long long)at[0].outer_bytes);
+}
+
+/* Returns what all ranks saw. */
+static uint64_t run(const struct setup *like, int world, bool granules)
+{
+    struct toy_rank r[TOY_HYBRID_WORLD];
+    struct setup s = *like;
+    char what[128];
+    s.granules = granules;
+    describe(&s, world, what, sizeof what);
+    toy_ranks(world, train, &s, r);
     toy_assert_well(r, world, what);
+    check_traffic(&s, world, what);
     for (int k = 1; k < world; k++)
         if (r[k].hash != r[0].hash)
-            fail_msg("%s: rank %d has other weights than rank 0", what, k);
-    *hash = r[0].hash;
-    return g;
+            fail_msg("%s: rank %d saw other weights", what, k);
+    return r[0].hash;
 }
 
-static void test_granules(void **state)
+static void compare(const struct setup *s, int world)
 {
-    (void)state;
-    for (int set = 0; set < N_SETS; set++) {
-        uint64_t expected, hash;
-        struct grained one = run(1, (struct grained){.set = set}, &expected);
-        for (int world = 1; world <= MOST_TOY_RANKS; world *= 2)
-            for (int stage = 0; stage < TOY_STAGES; stage++) {
-                bool tried = stage >= TOY_HSDP ? world == TOY_HYBRID_WORLD : world < 8 || stage == 3;
-                if (!tried)
-                    continue;
-                struct grained g = run(world, (struct grained){.stage = stage, .set = set}, &hash);
-                if (hash != expected || memcmp(g.norm, one.norm, sizeof one.norm))
-                    fail_msg("set %d: world %d stage %d has other weights than one rank", set, world, stage);
-            }
+    if (run(s, world, false) != run(s, world, true)) {
+        char what[128];
+        describe(s, world, what, sizeof what);
+        fail_msg("%s: not the same with granules", what);
     }
 }
 
-/* In a world of 3 the means are other numbers, but granules whole. */
-static void test_three(void **state)
+/* Between ranks as they are, and narrowed with several micro-batches; in the fixed tree and not. Of stages
+ * every other. */
+static void test_ways(int stage, int world)
+{
+    for (int way = 0; way < 4; way++)
+        if (stage >= TOY_HSDP || (way + way / 2 + stage) % 2 == 0)
+            compare(&(struct setup){.stage = stage,
+                                    .loose = way & 1,
+                                    .accum = way & 2 ? 2 : 1,
+                                    .wire = way & 2 ? ZERO_BF16 : 0},
+                    world);
+}
+
+static void stages(void **state)
 {
     (void)state;
-    for (int set = 0; set < N_SETS; set++)
-        for (int stage = 0; stage <= 3; stage++) {
-            uint64_t hash;
-            run(3, (struct grained){.stage = stage, .set = set}, &hash);
-        }
+    for (int stage = 0; stage <= 3; stage++)
+        for (int world = 2; world <= 3; world++)
+            test_ways(stage, world);
+}
+
+static void hybrids(void **state)
+{
+    (void)state;
+    for (int stage = TOY_HSDP; stage < TOY_STAGES; stage++)
+        test_ways(stage, TOY_HYBRID_WORLD);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_granules), cmocka_unit_test(test_three)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages),
+        cmocka_unit_test(hybrids),
+    };
     return cmocka_run_group_tests_name("granules", tests, NULL, NULL);
 }

@@ -701,7 +701,8 @@ static void granules_change_no_bits(void **state)
             if (ways[k].hybrid && world != 4)
                 continue;
             run_world(&m,
-                      &(struct run){.stage = ways[k].stage,
+                      &(struct run){.gpu = where_has_gpu,
+                                    .stage = ways[k].stage,
                                     .world = world,
                                     .brackets = true,
                                     .hybrid = ways[k].hybrid,

@@ -1,0 +1,160 @@
+/* test_granule_update.c: zero_tensor.granule, for an update that works on whole granules: every range that it is
+ * given is of whole ones, whatever the stage, the world and the groups; so a rule that needs all of a row, or
+ * of a matrix, ends in the weights of one rank. Some granules are so large that ranks own nothing. */
+#include "test/zero/toy_net.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { STEPS = 3, N_SETS = 4 };
+
+/* By tensor; a row, all of a layer, all of a tensor, and what neither 32 nor the tensor is a multiple of. */
+static const int64_t sets[N_SETS][TOY_TENSORS] = {
+    {5, 3, 70, 20, 257}, {165, 120, 70, 7, 257}, {7, 41, 33, 1, 48}, {64, 64, 64, 20, 64}};
+
+struct grained {
+    int stage, set;
+    double norm[STEPS];
+};
+
+struct rule {
+    struct toy_rank *r;
+    const struct zero_tensor *table;
+    const int64_t *granule;
+    bool torn;
+};
+
+static int64_t layer_elems(const struct zero_tensor *t, int tensor)
+{
+    return toy_elems(tensor) / (t->flags & ZERO_STACKED ? t->shape[0] : 1);
+}
+
+/* Descent by how much an element's gradient is above its granule's mean. */
+static void update_granule(const struct zero_update *u, int64_t first, int64_t n)
+{
+    float sum = 0;
+    for (int64_t i = first; i < first + n; i++)
+        sum += u->grad[i];
+    for (int64_t i = first; i < first + n; i++)
+        u->master[i] -= u->lr * (u->grad[i] - sum / (float)n);
+}
+
+static int update(void *arg, const struct zero_update *u)
+{
+    struct rule *rule = arg;
+    int64_t granule = rule->granule[u->tensor_index],
+            layer = layer_elems(&rule->table[u->tensor_index], u->tensor_index), at = u->first % layer;
+    bool ends = at + u->n == layer;
+    if (at % granule || (u->n % granule && !ends) || at + u->n > layer || at % 32 || (u->n % 32 && !ends))
+        rule->torn = true;
+    for (int64_t i = 0; i < u->n; i += granule)
+        update_granule(u, i, u->n - i < granule ? u->n - i : granule);
+    return 0;
+}
+
+/* What zero_gather_all shows is what zero_read gives. */
+static int compare_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
+{
+    unsigned char one[2048];
+    int err = 0;
+    for (int t = 0; t < TOY_TENSORS; t++) {
+        size_t bytes = (size_t)toy_elems(t) * (m->table[t].dtype == ZERO_F32 ? 4 : 2);
+        TOY_TRY(zero_gather_all(z, 0));
+        if (!err)
+            memcpy(one, m->param[t], bytes);
+        TOY_TRY(zero_release_all(z));
+        unsigned char other[2048] = {0};
+        TOY_TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), other));
+        if (!err && memcmp(one, other, bytes))
+            toy_wrong(r, "tensor %d is not what was read", t);
+        TOY_TRY(zero_write(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), other));
+    }
+    return err;
+}
+
+static void train(struct toy_rank *r)
+{
+    struct grained *g = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    toy_make(&m);
+    struct rule rule = {r, m.table, sets[g->set], false};
+    struct zero_config cfg = toy_config(r, g->stage);
+    cfg.update = update;
+    cfg.update_arg = &rule;
+    cfg.param_budget_bytes = 8192;
+    for (int t = 0; t < TOY_TENSORS; t++)
+        m.table[t].granule = sets[g->set][t];
+    int err = 0;
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && step < STEPS; step++) {
+        double norm = 0;
+        TOY_TRY(toy_forward(&m, z, true));
+        TOY_TRY(toy_backward(&m, z, true, step, 0)); /* on every rank the same */
+        TOY_TRY(zero_norm(z, &norm));
+        if (r->rank == 0)
+            g->norm[step] = norm;
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
+    }
+    if (!err)
+        err = compare_all(r, &m, z);
+    TOY_TRY(toy_hash(z, 0, &r->hash));
+    TOY_TRY(zero_unwrap(&z));
+    if (rule.torn)
+        toy_wrong(r, "a granule was torn");
+    toy_free(&m);
+}
+
+static struct grained run(int world, struct grained g, uint64_t *hash)
+{
+    struct toy_rank r[MOST_TOY_RANKS];
+    char what[64];
+    snprintf(what, sizeof what, "world %d stage %d set %d", world, g.stage, g.set);
+    toy_ranks(world, train, &g, r);
+    toy_assert_well(r, world, what);
+    for (int k = 1; k < world; k++)
+        if (r[k].hash != r[0].hash)
+            fail_msg("%s: rank %d has other weights than rank 0", what, k);
+    *hash = r[0].hash;
+    return g;
+}
+
+static void test_granules(void **state)
+{
+    (void)state;
+    for (int set = 0; set < N_SETS; set++) {
+        uint64_t expected, hash;
+        struct grained one = run(1, (struct grained){.set = set}, &expected);
+        for (int world = 1; world <= MOST_TOY_RANKS; world *= 2)
+            for (int stage = 0; stage < TOY_STAGES; stage++) {
+                bool tried = stage >= TOY_HSDP ? world == TOY_HYBRID_WORLD : world < 8 || stage == 3;
+                if (!tried)
+                    continue;
+                struct grained g = run(world, (struct grained){.stage = stage, .set = set}, &hash);
+                if (hash != expected || memcmp(g.norm, one.norm, sizeof one.norm))
+                    fail_msg("set %d: world %d stage %d has other weights than one rank", set, world, stage);
+            }
+    }
+}
+
+/* In a world of 3 the means are other numbers, but granules whole. */
+static void test_three(void **state)
+{
+    (void)state;
+    for (int set = 0; set < N_SETS; set++)
+        for (int stage = 0; stage <= 3; stage++) {
+            uint64_t hash;
+            run(3, (struct grained){.stage = stage, .set = set}, &hash);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_granules), cmocka_unit_test(test_three)};
+    return cmocka_run_group_tests_name("granules", tests, NULL, NULL);
+}
