@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { TENSORS = 8, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
+enum { TENSORS = 9, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
 
 static const struct zero_tensor shape_of[TENSORS] = {
     /* all of it on one rank, and more than is packed */
@@ -28,6 +28,13 @@ static const struct zero_tensor shape_of[TENSORS] = {
     {.name = "rows", .shape = {9, 1000}, .dtype = ZERO_F32, .unit = 2, .granule = 9000},
     {.name = "equal", .shape = {4096}, .dtype = ZERO_BF16, .unit = 2},
     {.name = "frozen", .shape = {3000}, .dtype = ZERO_F32, .unit = 3, .granule = 3000},
+    /* as large as all others together, so that at stage 3 not all of them stay */
+    {.name = "even",
+     .shape = {4, 24576},
+     .dtype = ZERO_F32,
+     .unit = 0,
+     .optimizer = ZERO_SGD,
+     .flags = ZERO_STACKED},
     {.name = "bias", .shape = {600}, .dtype = ZERO_F32, .unit = 3, .granule = 200},
 };
 
