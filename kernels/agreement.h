@@ -43,10 +43,13 @@ struct zr_agreement {
 #define ZR_AGREE_INCOMPLETE (UINT32_C(1) << ZR_AGREE_WORDS)
 
 struct zr_agree_begin {
-    const struct zr_exact_sum *norm; /* squares of this rank's part of the gradient; device memory */
-    struct zr_agreement *out;        /* written whole; device memory, 8-byte aligned */
+    /* squares of this rank's part of the gradient; device memory */
+    const struct zr_exact_sum *norm;
+    /* written whole; device memory, 8-byte aligned */
+    struct zr_agreement *out;
     uint64_t words[ZR_AGREE_WORDS];
-    double carried[ZR_MAX_CARRIED]; /* the program's own, n_carried of them */
+    /* the program's own, n_carried of them */
+    double carried[ZR_MAX_CARRIED];
     int32_t n_carried;
 };
 
@@ -57,13 +60,17 @@ struct zr_agree_lr {
 
 /* For the host. */
 struct zr_agreed {
-    double grad_norm; /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
-    uint64_t least;   /* of ZR_AGREE_LEAST */
+    /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
+    double grad_norm;
+    /* the least over ranks of the word ZR_AGREE_LEAST */
+    uint64_t least;
     int32_t clipped, skipped;
     /* 1 << word, of each that is not the same on all ranks, never of ZR_AGREE_LEAST; ZR_AGREE_INCOMPLETE. */
     uint32_t differs;
-    double carried[ZR_MAX_CARRIED]; /* means over n_averaged; NaN where a rank's is not finite */
-    struct zr_agree_lr lr[2];       /* the largest and the least, by their bits, and a rank that gave each */
+    /* means over n_averaged; NaN where a rank's is not finite */
+    double carried[ZR_MAX_CARRIED];
+    /* the largest and the least, by their bits, and a rank that gave each */
+    struct zr_agree_lr lr[2];
 };
 
 /* With norm the exact sum of all ranks' squares:
@@ -75,12 +82,16 @@ struct zr_agreed {
  *   carried    = (exact sum, rounded once) / n_averaged
  */
 struct zr_agree_end {
-    const struct zr_agreement *all; /* of all ranks together; device memory */
+    /* of all ranks together; device memory */
+    const struct zr_agreement *all;
     double scale;
-    float clip; /* 0: none */
+    /* the norm is clipped to it; 0: it is not */
+    float clip;
     int32_t n_carried, n_averaged;
-    struct zr_step_scalars *scalars; /* written; device memory */
-    struct zr_agreed *agreed;        /* written; host_alloc memory, read after an event */
+    /* written; device memory */
+    struct zr_step_scalars *scalars;
+    /* written; host_alloc memory, read after an event */
+    struct zr_agreed *agreed;
 };
 
 /* On memory that the calling thread may touch. */

@@ -130,7 +130,8 @@ ZR_HOST_DEVICE void zr_exact_add(struct zr_exact_sum *a, double x)
  *     zr_exact_run_end(&run); */
 struct zr_exact_run {
     struct zr_exact_sum *to;
-    __int128 sum; /* counts from the first bit of limb */
+    /* counts from the first bit of limb */
+    __int128 sum;
     uint32_t limb;
 };
 

@@ -10,8 +10,10 @@
 
 /* Zeroed: nothing has failed. */
 struct zr_first {
-    atomic_bool claimed; /* by whom writes text */
-    atomic_int code;     /* 0 until text is written */
+    /* set by who writes text */
+    atomic_bool claimed;
+    /* 0 until text is written */
+    atomic_int code;
     char text[ZR_ERROR_BYTES];
 };
 

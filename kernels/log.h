@@ -15,7 +15,8 @@ struct zr_log;
  * zr_log_close. */
 int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const char *where,
                 struct zr_log **out);
-void zr_log_close(struct zr_log *log); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_log_close(struct zr_log *log);
 
 /* Which rank's lines these are, in the standard error and files; not known at first. Before other threads
  * write. */

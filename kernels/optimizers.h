@@ -21,31 +21,41 @@
     X(NESTEROV, nesterov, 6)
 
 enum zr_optimizer {
-    ZR_OPTIMIZER_NONE = 0, /* none of these: the model's own */
+    /* none of these: the model's own */
+    ZR_OPTIMIZER_NONE = 0,
 #define ZR_OPTIMIZER_ENUM(NAME, name, number) ZR_##NAME = number,
     ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ENUM)
 #undef ZR_OPTIMIZER_ENUM
 #define ZR_OPTIMIZER_ONE(NAME, name, number) +1
-        ZR_OPTIMIZER_COUNT = 1 ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ONE) /* one more than the last */
+    /* one more than the last */
+    ZR_OPTIMIZER_COUNT = 1 ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ONE)
 #undef ZR_OPTIMIZER_ONE
 };
 
 #define ZR_OPTIMIZER_STATES 2 /* at most, of a kind: struct zr_update has places for so many */
 
 struct zr_optimizer_kind {
-    const char *name;   /* in configurations and checkpoints */
-    const char *source; /* where it is defined */
-    int n_states;       /* fp32 arrays kept per weight */
-    bool momentum_only; /* beta1 is the momentum of its one state: with beta1 0 it keeps none */
+    /* in configurations and checkpoints */
+    const char *name;
+    /* where it is defined */
+    const char *source;
+    /* fp32 arrays kept per weight */
+    int n_states;
+    /* beta1 is the momentum of its one state: with beta1 0 it keeps none */
+    bool momentum_only;
     /* What each state is, for messages: "first moment". */
     const char *state[ZR_OPTIMIZER_STATES];
     /* Elements whose update needs nothing of other elements: ranges are cut at multiples of it. 1 where
      * every element is on its own. */
     int granule;
-    bool no_beta1, no_beta2; /* that it does not use; eps it uses where eps_divides */
-    bool bias_correction;    /* c1 and c2 of struct zr_update are 1 - beta^t; else 1 */
-    bool eps_divides;        /* eps is added to a denominator that may be 0 */
-    float beta1, beta2, eps; /* defaults, also of those that it does not use */
+    /* what it does not use; eps it uses where eps_divides */
+    bool no_beta1, no_beta2;
+    /* c1 and c2 of struct zr_update are 1 - beta^t; else 1 */
+    bool bias_correction;
+    /* eps is added to a denominator that may be 0 */
+    bool eps_divides;
+    /* defaults, also of those that it does not use */
+    float beta1, beta2, eps;
 };
 
 /* NULL: no such kind. */

@@ -11,7 +11,8 @@ struct zr_profiler;
 
 /* NULL where no profiler is attached, or the build found no NVTX header: then nothing is to be called. */
 struct zr_profiler *zr_profiler_open(void);
-void zr_profiler_close(struct zr_profiler *p); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_profiler_close(struct zr_profiler *p);
 
 /* Ranges of one thread that nest, named "what unit" (unit -1: "what"): work that the thread launches
  * meanwhile counts as theirs. */

@@ -13,11 +13,13 @@
 #include <pthread.h>
 
 struct zr_check {
-    struct zr_device base; /* first: it is the device */
+    /* the device that is seen from outside: first */
+    struct zr_device base;
     struct zr_device_ops ops;
     struct zr_device *inner;
     int rank, world;
-    pthread_mutex_t lock; /* of all below */
+    /* of all fields below */
+    pthread_mutex_t lock;
     struct zr_recorder rec;
     bool used[ZR_CHECK_LINES];
     pthread_t loop;
@@ -28,14 +30,16 @@ struct zr_stream {
     struct zr_check *check;
     struct zr_stream *inner;
     struct zr_line *line;
-    struct zr_access *declared; /* of the next call */
+    /* what the next call touches */
+    struct zr_access *declared;
     int n_declared;
 };
 
 struct zr_event {
     struct zr_check *check;
     struct zr_event *inner;
-    struct zr_vclock *clock; /* of the latest record; NULL: none */
+    /* of the latest record; NULL: there is none */
+    struct zr_vclock *clock;
 };
 
 static inline struct zr_check *zr_check_of(struct zr_device *dev)

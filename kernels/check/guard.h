@@ -24,16 +24,22 @@ enum zr_guard_mode { ZR_GUARD_CLOSED, ZR_GUARD_READ, ZR_GUARD_OPEN };
 
 struct zr_guard_touch {
     int32_t region;
-    int64_t offset; /* of the byte in the region; negative or beyond its end: beside it */
+    /* of the byte in the region; negative or beyond its end: beside it */
+    int64_t offset;
     enum zr_guard_mode mode;
-    int write;            /* 1: it was a write, 0: a read, -1: this machine does not tell */
-    const char *callback; /* as the thread that touched said by zr_guard_callback */
-    const char *call;     /* that was handed the address: "fwrite"; NULL: the program touched it itself */
+    /* 1: it was a write, 0: a read, -1: this machine does not tell */
+    int write;
+    /* as the thread that touched said by zr_guard_callback */
+    const char *callback;
+    /* that was handed the address: "fwrite"; NULL: the program touched it itself */
+    const char *call;
 };
 
 struct zr_guard_region {
-    int64_t bytes; /* 0 and more */
-    int64_t align; /* a power of two, at most a page. The rest of its multiple after the end is not closed */
+    /* 0 and more */
+    int64_t bytes;
+    /* a power of two, at most a page. The rest of its multiple after the end is not closed */
+    int64_t align;
 };
 
 /* n regions, all closed. report(arg), unless NULL, runs on a thread of its own after the first forbidden
@@ -41,7 +47,8 @@ struct zr_guard_region {
  * guards in the process (64) runs out, ZR_ERR_SYSTEM without a handler or a thread. */
 int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(void *arg), void *arg,
                   struct zr_guard **out);
-void zr_guard_close(struct zr_guard *g); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_guard_close(struct zr_guard *g);
 char *zr_guard_at(const struct zr_guard *g, int32_t region);
 /* Closing forgets what is in the region. */
 int zr_guard_set(struct zr_guard *g, int32_t region, enum zr_guard_mode mode);

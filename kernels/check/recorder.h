@@ -29,18 +29,23 @@
 struct zr_vclock {
     int refs;
     int64_t now_ns;
-    uint32_t at[]; /* (n_lines) */
+    /* (n_lines), one for each line */
+    uint32_t at[];
 };
 
 struct zr_line {
     int32_t id;
-    int rank; /* negative: of the other ranks, taken as one */
+    /* whose it is; negative: of the other ranks, taken as one */
+    int rank;
     const char *name;
-    struct zr_vclock *clock; /* copied when somebody else holds it and it changes */
-    const char *during;      /* host threads: the action being taken; goes into what is issued */
+    /* copied when somebody else holds it and it changes */
+    struct zr_vclock *clock;
+    /* host threads: the action being taken; goes into what is issued */
+    const char *during;
     int32_t unit;
     uint32_t step;
-    uint32_t info; /* of the operation under way */
+    /* number of the operation under way */
+    uint32_t info;
 };
 
 /* What an operation is, for reports. */
@@ -50,18 +55,23 @@ struct zr_info {
     uint32_t step, number;
 };
 
-struct zr_block; /* an allocation; shadow.c */
+/* An allocation (shadow.c). */
+struct zr_block;
 
 struct zr_recorder {
     int32_t n_lines;
-    struct zr_line *lines; /* (n_lines), each with an id, a rank and a name of the user's */
-    struct zr_info *infos; /* a ring: the last cap_infos operations */
+    /* (n_lines), each with an id, a rank and a name of the user's */
+    struct zr_line *lines;
+    /* a ring: the last cap_infos operations */
+    struct zr_info *infos;
     uint32_t n_infos, cap_infos;
     struct zr_block **blocks, *last;
     int32_t n_blocks, cap_blocks;
     int64_t n_ops, n_accesses, n_reports;
-    bool every_byte_known; /* touching memory that was not added is a fault, too */
-    bool forgiving;        /* from here on bytes need not make sense any more, and nothing is reported */
+    /* touching memory that was not added is a fault, too */
+    bool every_byte_known;
+    /* from here on bytes need not make sense any more, and nothing is reported */
+    bool forgiving;
     bool broken;
     char first_report[ZR_ERROR_BYTES];
 };
@@ -74,9 +84,11 @@ void zr_report(struct zr_recorder *r, const char *fmt, ...) __attribute__((forma
 /* Of an operation that is not too long ago; else one that says so. */
 const struct zr_info *zr_info_at(const struct zr_recorder *r, uint32_t number);
 
-/* Clocks. They may be NULL where a recorder is broken. */
-struct zr_vclock *zr_vclock_new(struct zr_recorder *r); /* at nothing; give it back with zr_vclock_drop */
-struct zr_vclock *zr_vclock_hold(struct zr_line *l);    /* the line's clock now; likewise */
+/* Clocks. They may be NULL where a recorder is broken.
+ * A new one has seen nothing. Give it back with zr_vclock_drop, as what hold returns. */
+struct zr_vclock *zr_vclock_new(struct zr_recorder *r);
+/* The line's clock now. */
+struct zr_vclock *zr_vclock_hold(struct zr_line *l);
 void zr_vclock_drop(struct zr_vclock *s);
 void zr_vclock_join(struct zr_recorder *r, struct zr_vclock *into, const struct zr_vclock *s);
 void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclock *s);
@@ -91,11 +103,15 @@ void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, c
 /* What a byte range stands for, element by element. */
 enum zr_tag_kind { ZR_TAG_UNKNOWN, ZR_TAG_ZERO, ZR_TAG_PARAM, ZR_TAG_GRAD, ZR_TAG_STATE, ZR_TAG_MIXED };
 struct zr_content {
-    uint8_t kind, size; /* size: bytes of an element */
+    /* enum zr_tag_kind; bytes of an element */
+    uint8_t kind, size;
     int32_t flat;
-    int64_t first;  /* element of the flat that the range begins with */
-    uint64_t value; /* PARAM, STATE: the version. GRAD: a sum over what was added up */
-    int32_t n;      /* GRAD: how many were added up */
+    /* element of the flat that the range begins with */
+    int64_t first;
+    /* PARAM, STATE: the version. GRAD: a sum over what was added up */
+    uint64_t value;
+    /* GRAD: how many were added up */
+    int32_t n;
 };
 
 /* Memory that takes part. name must outlive it. */

@@ -28,10 +28,14 @@ struct zr_cuda_device {
     struct zr_device base;
     int ordinal;
     bool poison;
-    int priority; /* of queue streams: the highest there is, so that communication starts before compute */
-    int n_processors;     /* multiprocessors */
-    int64_t clock_offset; /* zr_now_ns() less the GPU's global timer */
-    pthread_mutex_t lock; /* of the field below */
+    /* of queue streams: the highest there is, so that communication starts before compute */
+    int priority;
+    /* multiprocessors */
+    int n_processors;
+    /* zr_now_ns() less the GPU's global timer */
+    int64_t clock_offset;
+    /* of the blocks */
+    pthread_mutex_t lock;
     struct zr_cuda_block *blocks;
 };
 
@@ -46,8 +50,10 @@ struct zr_cuda_closure {
 struct zr_stream {
     struct zr_cuda_device *dev;
     cudaStream_t native;
-    bool owned;           /* a queue: ours to destroy */
-    pthread_mutex_t lock; /* of the two lists: a closure returns on a thread of CUDA's */
+    /* a queue, which is ours to destroy */
+    bool owned;
+    /* of the two lists: a closure returns on a thread of CUDA's */
+    pthread_mutex_t lock;
     struct zr_cuda_closure *free, *all;
 };
 

@@ -37,7 +37,8 @@ __device__ __forceinline__ int64_t thread_index()
  * everywhere when no such place exists. */
 
 struct span {
-    int64_t n, head, n_vec; /* elements; those before the vectors; vectors */
+    /* elements; those before the vectors; vectors */
+    int64_t n, head, n_vec;
 };
 
 template <class Op> __global__ void __launch_bounds__(THREADS) each(Op op, struct span at)
@@ -50,8 +51,10 @@ template <class Op> __global__ void __launch_bounds__(THREADS) each(Op op, struc
 }
 
 struct operand {
-    const void *at; /* NULL: none */
-    int bytes;      /* of an element */
+    /* NULL: there is none */
+    const void *at;
+    /* of one element */
+    int bytes;
 };
 
 inline struct span span_of(int64_t n, const struct operand *operands, int n_operands)

@@ -37,7 +37,8 @@ static struct {
 #undef X
 } lt;
 
-static const char *lt_missing; /* what could not be found */
+/* The first thing that could not be found. */
+static const char *lt_missing;
 
 #ifdef ZR_CUBLASLT_LINKED
 static void lt_find(void)

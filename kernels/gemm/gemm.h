@@ -13,7 +13,8 @@
 
 #include "kernels/device.h"
 
-struct zr_gemm; /* one thread at a time */
+/* For one thread at a time. */
+struct zr_gemm;
 
 /* On the host. n_threads: of oneDNN's team for products issued by this thread. ZR_ERR_NOTSUP where this build
  * has no oneDNN. */
@@ -28,7 +29,8 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out);
 int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t workspace_bytes, bool tf32,
                       struct zr_gemm **out);
 
-void zr_gemm_close(struct zr_gemm *g); /* NULL is allowed; on a GPU waits for the stream */
+/* NULL is allowed; on a GPU waits for the stream. */
+void zr_gemm_close(struct zr_gemm *g);
 
 /* What is done with a product P = op(A) * op(B) + bias on its way to C. GELU is the tanh form (Hendrycks and
  * Gimpel 2016). */

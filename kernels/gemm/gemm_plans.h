@@ -20,7 +20,8 @@ struct zr_gemm {
 struct zr_gemm_key {
     int64_t m, n, k, lda, ldb, ldc, n_batch, stride_a, stride_b, stride_c, ldaux;
     int32_t trans_a, trans_b, ab_dtype, c_dtype, has_bias, beta, epilogue;
-    int32_t align; /* of the pointers; a matter of the library */
+    /* of the pointers, as the library counts it */
+    int32_t align;
 };
 
 /* The first member of a library's own plan. */
@@ -30,7 +31,8 @@ struct zr_gemm_plan {
 };
 
 struct zr_gemm_plans {
-    struct zr_gemm_plan **table; /* open addressing, at most half full */
+    /* open addressing, at most half full */
+    struct zr_gemm_plan **table;
     size_t n_places, n_used;
 };
 

@@ -12,10 +12,12 @@
 #include <stddef.h>
 
 #if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t onednn_desc; /* NULL: none */
+/* NULL where there is none. */
+typedef dnnl_memory_desc_t onednn_desc;
 typedef const_dnnl_memory_desc_t onednn_desc_ref;
 #else
-typedef dnnl_memory_desc_t onednn_desc; /* ndims 0: none */
+/* ndims is 0 where there is none. */
+typedef dnnl_memory_desc_t onednn_desc;
 typedef const dnnl_memory_desc_t *onednn_desc_ref;
 #endif
 

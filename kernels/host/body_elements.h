@@ -87,9 +87,10 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
  * parts meet in blocks that stay in the first-level cache. */
 
 enum {
-    TREE_DIRECT = 8, /* sources */
-    TREE_BLOCK =
-        512 /* elements; a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
+    /* up to so many sources, they are added directly */
+    TREE_DIRECT = 8,
+    /* elements of a block: a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
+    TREE_BLOCK = 512
 };
 
 ALWAYS_INLINE vec tree_load(const void *src, enum zr_dtype dtype, int64_t i)

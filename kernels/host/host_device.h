@@ -43,8 +43,10 @@ struct zr_host_op {
 /* A counter that only grows, and those who sleep until it reaches a value. */
 struct zr_host_gate {
     _Atomic uint64_t value;
-    _Atomic uint64_t wake_at; /* the lowest value a sleeper waits for; UINT64_MAX: nobody sleeps */
-    pthread_mutex_t lock;     /* only sleepers and who wakes them */
+    /* the lowest value a sleeper waits for; UINT64_MAX: nobody sleeps */
+    _Atomic uint64_t wake_at;
+    /* taken by sleepers and by who wakes them alone */
+    pthread_mutex_t lock;
     pthread_cond_t cond;
 };
 
@@ -52,10 +54,14 @@ struct zr_host_device;
 
 struct zr_stream {
     struct zr_host_device *dev;
-    bool is_queue;            /* else a caller stream, and only dev is used */
-    uint32_t index;           /* in dev->streams */
-    struct zr_host_gate put;  /* operations put on the ring so far; the thread sleeps here */
-    struct zr_host_gate done; /* operations finished so far; waiters sleep here */
+    /* otherwise it is a caller stream, and only dev is used */
+    bool is_queue;
+    /* in dev->streams */
+    uint32_t index;
+    /* operations put on the ring so far; the thread sleeps here */
+    struct zr_host_gate put;
+    /* operations finished so far; waiters sleep here */
+    struct zr_host_gate done;
     _Atomic bool stop;
     struct zr_thread thread;
     struct zr_stream *next_free;
@@ -74,12 +80,17 @@ struct zr_host_device {
     const struct zr_host_kernels *kernels;
     struct zr_host_options options;
     bool poison;
-    int spin_ns;             /* 0 where cores are few: the thread waited for needs this core */
-    _Atomic int64_t fail_in; /* allocations until one fails; 0: none will */
-    pthread_mutex_t lock;    /* of the three fields below */
-    struct zr_stream *free;  /* closed streams, to be used again */
+    /* how long a waiting thread looks before it sleeps; 0 where cores are few: the one waited for needs it */
+    int spin_ns;
+    /* allocations until one fails; 0: none will */
+    _Atomic int64_t fail_in;
+    /* of the three fields below */
+    pthread_mutex_t lock;
+    /* closed streams, to be used again */
+    struct zr_stream *free;
     uint32_t n_streams;
-    struct zr_stream *streams[ZR_HOST_MAX_STREAMS]; /* filled once each, before any event can name them */
+    /* filled once each, before any event can name them */
+    struct zr_stream *streams[ZR_HOST_MAX_STREAMS];
 };
 
 /* Memory of the device's own structures, zeroed: counted and failable like alloc. */

@@ -12,17 +12,20 @@ enum { ZR_MOST_MEMORY_GROUPS = 16, ZR_GROUP_PATH_BYTES = 512 };
 
 /* A memory control group that has a limit. */
 struct zr_memory_group {
-    uint64_t
-        id; /* the same number in every process of this machine that is in it; other machines have it too */
+    /* the same number in every process of this machine that is in it; other machines have it too */
+    uint64_t id;
     int64_t free_bytes;
-    int32_t n_ranks; /* in the group: 1, until whoever asks the others writes it */
+    /* ranks in the group: 1, until whoever asks the others writes it */
+    int32_t n_ranks;
     char path[ZR_GROUP_PATH_BYTES];
 };
 
 struct zr_host_memory {
-    int64_t free_bytes; /* of the host; INT64_MAX: not known */
+    /* of the host; INT64_MAX: not known */
+    int64_t free_bytes;
     int32_t n_groups;
-    struct zr_memory_group group[ZR_MOST_MEMORY_GROUPS]; /* this process's own first, then those around it */
+    /* this process's own first, then those around it */
+    struct zr_memory_group group[ZR_MOST_MEMORY_GROUPS];
 };
 
 /* What there is now, as far as it can be read. root: "", or a folder that has proc and sys in it. */

@@ -54,10 +54,12 @@ enum zr_sim_comm_flaw {
     ZR_SIM_BROADCAST_STARTS_ALONE = 32,
     ZR_SIM_BROADCAST_LEAVES_ALONE = 64,
     ZR_SIM_NO_BARRIER = 128,
-    ZR_SIM_NO_BARRIER_IN_STEP = 256, /* those of jobs */
+    /* the barriers of jobs alone */
+    ZR_SIM_NO_BARRIER_IN_STEP = 256,
     ZR_SIM_AGREE_STARTS_ALONE = 512,
     ZR_SIM_AGREE_LEAVES_ALONE = 1024,
-    ZR_SIM_AGREE_APART = 2048, /* each half of the ranks agrees by itself */
+    /* each half of the ranks agrees by itself */
+    ZR_SIM_AGREE_APART = 2048,
     ZR_SIM_NO_GATHER = 4096
 };
 
@@ -94,7 +96,8 @@ struct zr_sim_options {
 };
 
 int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out);
-void zr_sim_close(struct zr_sim *w); /* NULL is allowed; after everything on its devices was closed */
+/* NULL is allowed; after everything on its devices was closed. */
+void zr_sim_close(struct zr_sim *w);
 
 /* The device of a rank; closed with the world. */
 struct zr_device *zr_sim_device(struct zr_sim *w, int rank);

@@ -9,7 +9,8 @@
 
 #include "kernels/sim/sim_device.h"
 
-struct zr_sim_record; /* one record of an event; sim_stream.c */
+/* One record of an event (sim_stream.c). */
+struct zr_sim_record;
 
 enum zr_sim_op_kind {
     ZR_SIM_OP_WAIT,
@@ -52,8 +53,10 @@ struct zr_sim_op {
 struct zr_stream {
     struct zr_sim_device *dev;
     struct zr_line *line;
-    bool caller, waiting; /* waiting: in a record's list */
-    bool over;            /* the operation under way ended elsewhere (zr_sim_resume) */
+    /* a caller's, not a queue; waits in a record's list */
+    bool caller, waiting;
+    /* the operation under way ended elsewhere (zr_sim_resume) */
+    bool over;
     struct zr_sim_op *head, *tail;
     struct zr_stream *next_waiter, *next_ready;
     bool ready;
@@ -77,15 +80,19 @@ struct zr_sim_device {
 struct zr_sim {
     struct zr_sim_options opt;
     struct zr_device_ops ops;
-    struct zr_sim_device *devices; /* (world) */
+    /* (world), by rank */
+    struct zr_sim_device *devices;
     struct zr_recorder rec;
-    bool *line_used;      /* (rec.n_lines) */
-    struct zr_line *host; /* who speaks */
+    /* (rec.n_lines), which are given out */
+    bool *line_used;
+    /* the line of the host thread that calls now */
+    struct zr_line *host;
     struct zr_stream *ready;
     bool pumping;
     struct zr_sim_op *spare;
     int64_t n_allocs, activity;
-    struct zr_line *running; /* the stream whose operation is under way */
+    /* the stream whose operation is under way */
+    struct zr_line *running;
 };
 
 static inline struct zr_sim_device *zr_sim_device_of(struct zr_device *dev)
