@@ -9,9 +9,12 @@
 #include <stdint.h>
 
 struct zr_identity {
-    char machine[48];   /* one boot of one machine; of a system that does not tell, its host name */
-    char host_name[64]; /* for messages only: two containers may have one, and one machine may be renamed */
-    uint64_t pid_namespace; /* processes of different ones have different numbers for each other */
+    /* one boot of one machine; of a system that does not tell, its host name */
+    char machine[48];
+    /* for messages only: two containers may have one, and one machine may be renamed */
+    char host_name[64];
+    /* processes of different ones have different numbers for each other */
+    uint64_t pid_namespace;
 
     /* Opens, for reading and writing, file fd of process pid, which is rank's; returns a descriptor of this
      * process, or -1 with errno. NULL: through /proc. */

@@ -23,9 +23,12 @@ struct zr_rendezvous;
 
 struct zr_host {
     int32_t lowest_rank, n_ranks;
-    char name[64];          /* its lowest rank's host name, for messages */
-    char machine[48];       /* as struct zr_identity has it */
-    uint64_t pid_namespace; /* likewise */
+    /* its lowest rank's host name, for messages */
+    char name[64];
+    /* as struct zr_identity has it */
+    char machine[48];
+    /* as struct zr_identity has it */
+    uint64_t pid_namespace;
     /* Why it is not one with an earlier host of the same machine: "rank 1 cannot open the memory of rank 0:
      * Permission denied"; "": it is the first. Equal on all ranks. */
     char why[192];
@@ -33,13 +36,20 @@ struct zr_host {
 
 struct zr_topology {
     int32_t world, rank;
-    int32_t n_hosts, host;          /* host: this rank's */
-    int32_t local_size, local_rank; /* of the ranks of my host; my place among them */
-    int32_t *host_of;               /* (world) of a rank */
-    int32_t *place_of;              /* (world) of a rank */
-    int32_t *rank_at;               /* (world) of a place */
-    struct zr_host *hosts;          /* (n_hosts) in the order of their lowest ranks */
-    const char *why; /* the first of its hosts' that is not ""; "": ranks of one machine are on one host */
+    /* how many there are; this rank's */
+    int32_t n_hosts, host;
+    /* ranks of this host; this rank's number among them */
+    int32_t local_size, local_rank;
+    /* (world) host of each rank */
+    int32_t *host_of;
+    /* (world) place of each rank */
+    int32_t *place_of;
+    /* (world) rank at each place */
+    int32_t *rank_at;
+    /* (n_hosts) in the order of their lowest ranks */
+    struct zr_host *hosts;
+    /* the first "why" of hosts that is not ""; "": ranks of one machine are on one host */
+    const char *why;
 };
 
 /* Collective and blocking over rdv, before zr_rendezvous_detach; NULL: world 1. id: of this rank; NULL: what

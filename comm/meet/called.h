@@ -50,10 +50,14 @@ enum zr_called_name {
 /* One call. */
 struct zr_called {
     enum zr_called_name name;
-    bool backward;   /* BEGIN and END */
-    int32_t subject; /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
-    uint32_t step;   /* 1-based: how many zero_step calls were made before it, and 1 */
-    uint64_t args;   /* of the other arguments that all ranks must give alike; 0 where there are none */
+    /* of BEGIN and END: which of the two */
+    bool backward;
+    /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
+    int32_t subject;
+    /* 1-based: how many zero_step calls were made before it, and 1 */
+    uint32_t step;
+    /* hash of the other arguments that all ranks must give alike; 0 where there are none */
+    uint64_t args;
 };
 
 /* Of large models, those of some micro-batches: over NCCL ranks compare what they do once in a step. */
@@ -62,17 +66,21 @@ enum { ZR_CALLED_KEPT = 2048 };
 /* The latest calls of one rank. In shared memory: written by its own thread, read by any process. */
 struct zr_called_ring {
     struct {
-        _Atomic uint64_t n; /* 1-based number of the call; 0 while it is being written */
+        /* 1-based number of the call; 0 while it is being written */
+        _Atomic uint64_t n;
         _Atomic uint64_t what, args;
     } at[ZR_CALLED_KEPT];
-    _Atomic uint64_t n; /* calls so far */
+    /* calls so far */
+    _Atomic uint64_t n;
 };
 
 /* A copy of them, as it travels to another rank. */
 struct zr_called_copy {
-    uint64_t n; /* calls so far */
+    /* calls so far */
+    uint64_t n;
     struct {
-        uint64_t what, args; /* what 0: not kept */
+        /* what is 0 for a call that is not kept */
+        uint64_t what, args;
     } at[ZR_CALLED_KEPT];
 };
 

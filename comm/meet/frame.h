@@ -9,11 +9,15 @@
 #include <stdint.h>
 
 enum {
-    ZR_FRAME_MAGIC = 0x6f72657a, /* "zero" in little-endian bytes */
+    /* the word "zero" in little-endian bytes */
+    ZR_FRAME_MAGIC = 0x6f72657a,
     ZR_FRAME_VERSION = 4,
-    ZR_FRAME_TEXT_BYTES = 1024,       /* the most of a message that travels */
-    ZR_FRAME_SHAKE_BYTES = 2048,      /* a payload may have before both sides know each other */
-    ZR_FRAME_SMALL_BYTES = 64 * 1024, /* and after it, where nothing larger is expected */
+    /* the longest message that travels */
+    ZR_FRAME_TEXT_BYTES = 1024,
+    /* the most that a payload may have before both sides know each other */
+    ZR_FRAME_SHAKE_BYTES = 2048,
+    /* the most that it may have after that, where nothing larger is expected */
+    ZR_FRAME_SMALL_BYTES = 64 * 1024,
 };
 
 enum zr_frame_type {
@@ -51,7 +55,8 @@ enum zr_frame_type {
 struct zr_frame {
     uint32_t magic;
     uint16_t version, type;
-    uint32_t n_bytes; /* of the payload after it */
+    /* of the payload after it */
+    uint32_t n_bytes;
     int32_t rank, world;
     int32_t about;
 };
@@ -59,9 +64,12 @@ struct zr_frame {
 /* What comes in. All zero but most_bytes: nothing yet. */
 struct zr_frame_reader {
     struct zr_frame head;
-    char *payload;       /* (head.n_bytes), and a 0 after them; NULL: none */
-    size_t n_in;         /* bytes of head and payload so far */
-    uint32_t most_bytes; /* a payload may have */
+    /* (head.n_bytes), and a 0 after them; NULL: there is none */
+    char *payload;
+    /* bytes of head and payload so far */
+    size_t n_in;
+    /* the most that a payload may have */
+    uint32_t most_bytes;
 };
 
 enum zr_frame_state {

@@ -18,8 +18,10 @@ enum { ZR_NONCE_BYTES = 32, ZR_PROOF_BYTES = 32 };
 
 /* What both sides know before either proves anything. */
 struct zr_shake {
-    uint8_t nonce_0[ZR_NONCE_BYTES], nonce[ZR_NONCE_BYTES]; /* rank 0's, the rank's */
-    int32_t rank, world, attempt;                           /* the rank's, as it claims them */
+    /* of rank 0 and of the rank */
+    uint8_t nonce_0[ZR_NONCE_BYTES], nonce[ZR_NONCE_BYTES];
+    /* of the rank, as it claims them */
+    int32_t rank, world, attempt;
 };
 
 /* Payload of a HELLO. */

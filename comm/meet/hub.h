@@ -33,17 +33,21 @@ enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBE
 struct zr_member {
     enum zr_member_state state;
     struct zr_link *link;
-    bool gave; /* its blob of the exchange under way has come */
+    /* its blob of the exchange under way has come */
+    bool gave;
     char *given;
     size_t n_given;
-    char unreported[192];         /* lost before the detach: how, until on_lost can be told; else "" */
-    struct zr_called_ring *calls; /* rank 0, of a comparison: its program's; NULL: not here */
+    /* how it was lost before the detach, until on_lost can be called; otherwise "" */
+    char unreported[192];
+    /* rank 0, of a comparison: the calls of its program; NULL: they are not here yet */
+    struct zr_called_ring *calls;
 };
 
 /* Rank 0: of what the programs of all ranks called. */
 struct zr_comparison {
     bool begun;
-    int rank, code; /* who asked for it, having met this: */
+    /* who asked for it, and the failure that it had met */
+    int rank, code;
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
@@ -52,55 +56,79 @@ struct zr_rendezvous {
     struct zr_world w;
     int64_t timeout_ms;
     enum zr_phase phase;
-    struct zr_member *members; /* (world) */
-    struct zr_link *links;     /* all that are not closed yet, unidentified connections too */
-    int n_unidentified;        /* rank 0: links that have not proved to be a rank's */
-    int n_here;                /* members taken, rank 0's own included */
+    /* (world), by rank */
+    struct zr_member *members;
+    /* all that are not closed yet, unidentified connections included */
+    struct zr_link *links;
+    /* rank 0: links that have not proved to be a rank's */
+    int n_unidentified;
+    /* members taken, rank 0's own included */
+    int n_here;
 
-    uv_tcp_t listener;                   /* rank 0 */
-    struct zr_kept_socket kept_listener; /* closed in forked children */
+    /* rank 0, where others connect */
+    uv_tcp_t listener;
+    /* the listener, which is closed in forked children */
+    struct zr_kept_socket kept_listener;
     uv_timer_t deadline, retry;
-    uv_timer_t patience; /* how long the other end of a link may take to prove what it is */
-    uv_timer_t answers;  /* rank 0: how long ranks may take to send their calls */
-    uv_timer_t
-        admit; /* rank 0: until the next one is let in, where there are too many unidentified connections */
+    /* how long the other end of a link may take to prove what it is */
+    uv_timer_t patience;
+    /* rank 0: how long ranks may take to send their calls */
+    uv_timer_t answers;
+    /* rank 0: until the next one is let in, where there are too many unidentified connections */
+    uv_timer_t admit;
     uv_getaddrinfo_t resolve;
-    struct sockaddr_in address; /* of rank 0 */
-    int n_handles;              /* of those above, not closed yet */
+    /* of rank 0 */
+    struct sockaddr_in address;
+    /* of the handles above, those that are not closed yet */
+    int n_handles;
     bool listening, resolving;
     int64_t started_ms;
-    int64_t refused_ms; /* others: since when what listens at rank 0's address refuses us; 0: it does not */
+    /* others: since when what listens at rank 0's address refuses us; 0: it does not */
+    int64_t refused_ms;
     /* For the message of a timeout, what went wrong while waiting: the latest, or an earlier one that says
      * more, since an attempt that has just begun knows less than one that was answered. */
     enum zr_trouble worst;
     char trouble[640], trouble_before[640];
 
-    bool late;         /* the deadline has passed */
-    bool ready;        /* every rank is here */
-    bool accepted;     /* others: rank 0 knows us, and we know it */
-    size_t n_expected; /* of the exchange under way: the bytes of one frame. 0: none is under way */
-    char *all;         /* others: the result of the exchange under way */
+    /* the deadline has passed */
+    bool late;
+    /* every rank is here */
+    bool ready;
+    /* others: rank 0 knows us, and we know it */
+    bool accepted;
+    /* bytes of one frame of the exchange under way; 0: none is under way */
+    size_t n_expected;
+    /* others: the result of the exchange under way */
+    char *all;
     size_t n_all;
 
-    int code; /* the first failure */
+    /* of the first failure */
+    int code;
     char text[1024];
     bool detached, closing;
     void (*on_lost)(void *arg, int rank, const char *why);
     void (*on_failed)(void *arg, int code, const char *text);
-    void *arg; /* of both */
+    /* given to both */
+    void *arg;
 
     /* What this rank reports, from any thread to the loop's. */
     uv_async_t report;
     uv_mutex_t report_lock;
-    bool may_report; /* detached and not closing: report is open; with the lock */
-    int report_code; /* 0: nothing; the first stays; with the lock */
-    bool reported;   /* and it became the first failure; the loop's thread */
+    /* with the lock: detached and not closing, so report is open */
+    bool may_report;
+    /* with the lock: the first that was reported; 0: nothing was */
+    int report_code;
+    /* the loop's thread: that became the first failure */
+    bool reported;
     char report_text[ZR_FRAME_TEXT_BYTES];
 
-    struct zr_called_ring calls; /* of this rank's program */
+    /* the calls of this rank's program */
+    struct zr_called_ring calls;
     /* What this rank wants compared: likewise from any thread to the loop's. */
-    int doubt_code;  /* 0: nothing; the first stays; with report_lock */
-    bool doubt_sent; /* the loop's thread */
+    /* with report_lock: the first doubt; 0: there is none */
+    int doubt_code;
+    /* the loop's thread: it has gone to rank 0 */
+    bool doubt_sent;
     char doubt_text[ZR_FRAME_TEXT_BYTES];
     struct zr_comparison comparison;
 };

@@ -13,7 +13,8 @@
 enum { ZR_JOB_KEY_MIN_BYTES = 16, ZR_JOB_KEY_MAX_BYTES = 64 };
 
 struct zr_job_key {
-    int32_t n_bytes; /* 0: this job has none */
+    /* 0: this job has no key */
+    int32_t n_bytes;
     uint8_t bytes[ZR_JOB_KEY_MAX_BYTES];
 };
 

@@ -19,8 +19,8 @@
 struct zr_link;
 
 struct zr_link_calls {
-    void (*on_connect)(struct zr_link *l,
-                       int status); /* status: 0 or a libuv error; then the owner drops the link */
+    /* status: 0, or a libuv error, after which the owner drops the link */
+    void (*on_connect)(struct zr_link *l, int status);
     /* payload: f->n_bytes bytes and a 0 after them (NULL: none), valid during the call unless
      * zr_link_take_payload takes it over. */
     void (*on_frame)(struct zr_link *l, const struct zr_frame *f, const char *payload);
@@ -31,7 +31,8 @@ struct zr_link_calls {
      * ZR_ERR_MISMATCH, it talks nonsense; ZR_ERR_NOMEM, there is no room for what it says. Not called after a
      * finish or drop. */
     void (*on_end)(struct zr_link *l, int code, const char *why);
-    void (*on_closed)(struct zr_link *l); /* freed after this */
+    /* the link is freed after this */
+    void (*on_closed)(struct zr_link *l);
 };
 
 struct zr_link {
@@ -40,16 +41,25 @@ struct zr_link {
     uv_shutdown_t shutdown;
     const struct zr_link_calls *calls;
     void *owner;
-    struct zr_link *prev, *next; /* in the owner's list */
-    int rank;                    /* of the other end, -1: not known yet */
-    bool finishing;              /* our last frame is on its way, what comes in is ignored */
-    bool held;                   /* a large frame waits for zr_link_allow; its head is in.head */
+    /* in the owner's list */
+    struct zr_link *prev, *next;
+    /* of the other end; -1: not known yet */
+    int rank;
+    /* our last frame is on its way, what comes in is ignored */
+    bool finishing;
+    /* a large frame waits for zr_link_allow; its head is in.head */
+    bool held;
     struct zr_frame_reader in;
-    struct zr_shake shake;      /* of the meeting */
-    struct zr_kept_socket kept; /* closed in forked children */
-    int64_t since_ms;           /* the owner's: when it began to wait for the other end's proof */
-    char peer[64];              /* its address, for messages */
-    char sink[512];             /* what comes in while finishing */
+    /* what both ends know of each other before either proves anything */
+    struct zr_shake shake;
+    /* the socket, which is closed in forked children */
+    struct zr_kept_socket kept;
+    /* the owner's: when it began to wait for the other end's proof */
+    int64_t since_ms;
+    /* address of the other end, for messages */
+    char peer[64];
+    /* what comes in while finishing */
+    char sink[512];
 };
 
 /* A link without a connection yet. NULL when there is no memory. */

@@ -121,8 +121,10 @@ struct zr_nccl_api {
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
 #undef X
-    int version;    /* of the library, as NCCL_VERSION counts */
-    char path[256]; /* its file */
+    /* of the library, as NCCL_VERSION counts */
+    int version;
+    /* file of the library */
+    char path[256];
 };
 
 /* Fills the table from the library of that name; NULL: from the one that the program has loaded already, else
@@ -131,31 +133,43 @@ struct zr_nccl_api {
 int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api);
 
 enum {
-    ZR_NCCL_PENDING = 256, /* operations watched at a time; more are watched as one */
-    ZR_NCCL_LEDGERS = 8,   /* comparisons under way; more are left to the next exchange */
-    ZR_NCCL_PIECES = 64,   /* of a round of the deterministic reduce */
+    /* operations watched at a time; more are watched as one */
+    ZR_NCCL_PENDING = 256,
+    /* comparisons under way; more are left to the next exchange */
+    ZR_NCCL_LEDGERS = 8,
+    /* pieces of a round of the deterministic reduce */
+    ZR_NCCL_PIECES = 64,
     ZR_NCCL_TEXT = 768,
     ZR_NCCL_ALIGN = 256,
-    ZR_NCCL_CLOSE_MS = 10000, /* for each call that gives something back */
+    /* for each call that gives something back */
+    ZR_NCCL_CLOSE_MS = 10000,
 };
 
 /* What ranks compare. Travels through device memory. */
 struct zr_nccl_ledger {
-    uint64_t hash;     /* of all operations so far, on all communicators, in order */
-    uint64_t n_issued; /* how many */
-    uint64_t exchange; /* number of the exchange that carries it */
-    uint64_t unused;   /* 0 */
+    /* of all operations so far, on all communicators, in order */
+    uint64_t hash;
+    /* how many these are */
+    uint64_t n_issued;
+    /* number of the exchange that carries it */
+    uint64_t exchange;
+    /* always 0 */
+    uint64_t unused;
 };
 
 /* Operations on the stream that are not known to be done. */
 struct zr_nccl_pending {
     struct zr_event *begun, *done;
-    enum zr_op op; /* the last of them */
+    /* of the last of the operations watched together */
+    enum zr_op op;
     int32_t unit;
     uint64_t seq;
-    int64_t begun_ns; /* when it was first seen to have begun; 0: not yet */
-    int32_t ledger;   /* index of the ledgers that its completion makes readable; -1: none */
-    bool most;        /* they are the largest of each word and of its complement, instead of every rank's */
+    /* when it was first seen to have begun; 0: not yet */
+    int64_t begun_ns;
+    /* index of the ledgers that its completion makes readable; -1: none */
+    int32_t ledger;
+    /* those ledgers are the largest of each word and of its complement, instead of every rank's */
+    bool most;
     struct zr_comm_stats count;
 };
 
@@ -163,37 +177,53 @@ struct zr_nccl_pending {
 struct zr_nccl_set;
 
 struct zr_nccl {
-    struct zr_comm base; /* first: callers hold its address */
+    /* first: callers hold its address */
+    struct zr_comm base;
     struct zr_nccl_set *set;
-    const char *name;        /* "gather", "reduce outer" */
-    ncclComm_t comm;         /* NULL: there is none, or it was aborted. Changed under set->lock */
-    bool lent;               /* the caller's own: not ours to abort or destroy */
-    bool compares;           /* the ranks' ledgers */
-    bool copy_engine;        /* where it gets a window */
-    int64_t largest, packed; /* of what it was asked for */
-    int64_t reserve;         /* zr_nccl_role_bytes */
+    /* "gather", "reduce outer" */
+    const char *name;
+    /* NULL: there is none, or it was aborted. Changed under set->lock. */
+    ncclComm_t comm;
+    /* the caller's own: not ours to abort or destroy */
+    bool lent;
+    /* compares the ledgers of its ranks */
+    bool compares;
+    /* gathers by copy engines, where it gets a window */
+    bool copy_engine;
+    /* what struct zr_role_ask said: bytes of the largest slice, and of what travels packed */
+    int64_t largest, packed;
+    /* zr_nccl_role_bytes */
+    int64_t reserve;
 
     struct zr_arena *held;
-    char *arena;           /* its */
-    zr_nccl_window window; /* NULL: not a symmetric window */
+    /* memory of held */
+    char *arena;
+    /* NULL: the arena is no symmetric window */
+    zr_nccl_window window;
     char path[128];
 
     /* The issuing thread. */
     uint64_t next_seq;
-    int64_t ledgers_at, scratch_at, scratch_bytes; /* in the arena */
-    int64_t room_at, room_bytes;                   /* for what travels packed */
+    /* offsets in the arena */
+    int64_t ledgers_at, scratch_at, scratch_bytes;
+    /* in the arena too: room for what travels packed */
+    int64_t room_at, room_bytes;
 
     /* Under set->lock. */
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
-    uint64_t n_put, n_got; /* ever */
+    /* ever put there, and ever taken */
+    uint64_t n_put, n_got;
     struct zr_comm_stats done;
-    bool issuing;       /* the issuing thread is inside NCCL */
-    int64_t issuing_ns; /* since when, and with what: */
+    /* the issuing thread is inside NCCL */
+    bool issuing;
+    /* since when, and with what */
+    int64_t issuing_ns;
     enum zr_op issuing_op;
     int32_t issuing_unit;
     bool abort_wanted, abort_begun, abort_ended;
     bool closed;
-    struct zr_first failure; /* kept under the lock, with abort_wanted; read by any thread */
+    /* written under the lock, with abort_wanted; read by any thread */
+    struct zr_first failure;
 };
 
 struct zr_nccl_set {
@@ -201,29 +231,36 @@ struct zr_nccl_set {
     struct zr_device *dev;
     struct zr_rendezvous *rdv;
     struct zr_nccl_options opt;
-    struct zr_comm_ops ops; /* of all of them */
-    int rank, world;        /* this rank of all: opening is collective over the world */
+    /* of all communicators */
+    struct zr_comm_ops ops;
+    /* of the job, for opening is collective over its world */
+    int rank, world;
     int64_t timeout_ns;
     struct zr_nccl of[ZR_ROLES];
-    struct zr_nccl *open[ZR_ROLES]; /* those that somebody has, the one whose group is the world first */
+    /* those that somebody has, the one whose group is the world first */
+    struct zr_nccl *open[ZR_ROLES];
     int n_open;
     struct zr_nccl *comparing;
 
     /* The issuing thread. */
     struct zr_nccl_ledger ledger;
 
-    _Atomic int32_t n_users; /* its communicators are one, each arena is one */
+    /* its communicators count as one, each arena as one */
+    _Atomic int32_t n_users;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct zr_thread watcher;
     bool stop, idle;
-    _Atomic uint32_t alarm; /* of all of them */
+    /* of all communicators */
+    _Atomic uint32_t alarm;
     /* A call did not come back: from then on NCCL is not called, and nothing is freed, for that may wait for
      * the device. */
     bool stuck;
-    struct zr_nccl_ledger *ledgers; /* (ZR_NCCL_LEDGERS, size of comparing) of the host, as copied */
+    /* (ZR_NCCL_LEDGERS, size of comparing) in memory of the host, as copied */
+    struct zr_nccl_ledger *ledgers;
     int64_t ledgers_bytes;
-    bool ledger_busy[ZR_NCCL_LEDGERS]; /* copied to, not compared yet */
+    /* copied to, not compared yet */
+    bool ledger_busy[ZR_NCCL_LEDGERS];
 
     /* What was found and is being compared over the rendezvous. */
     bool in_doubt;
@@ -307,15 +344,19 @@ int64_t zr_nccl_usable(const struct zr_nccl *m);
 struct zr_nccl_card {
     int32_t version, deterministic, copy_engine, lent;
     int64_t small_bytes, largest[ZR_ROLES], packed[ZR_ROLES];
-    ncclUniqueId id[ZR_ROLES]; /* of the rank at its group's first place */
+    /* of the rank at its group's first place */
+    ncclUniqueId id[ZR_ROLES];
     ZR_VERDICT(400);
 };
 
 /* What ranks said beside their error. */
 struct zr_nccl_tally {
-    int64_t sum;   /* over a group */
-    int64_t first; /* of rank 0 of the world */
-    int odd;       /* the first rank of the world that has another number than rank 0; -1: none */
+    /* over the ranks of a group */
+    int64_t sum;
+    /* of rank 0 of the world */
+    int64_t first;
+    /* the first rank of the world that has another number than rank 0; -1: none */
+    int odd;
     int64_t odd_number;
 };
 
@@ -337,6 +378,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
                          ncclResult_t *res);
 
 /* ---- nccl.c ---- */
-extern const struct zr_comm_ops zr_nccl_ops; /* deterministic is left open */
+/* Whether reducing is deterministic is filled in where a communicator is opened. */
+extern const struct zr_comm_ops zr_nccl_ops;
 
 #endif

@@ -21,13 +21,16 @@
 
 #include "comm/nccl/nccl_comm.h"
 
-enum { ZR_NCCL_PARTS = 64 }; /* of a round */
+/* The most parts of a round. */
+enum { ZR_NCCL_PARTS = 64 };
 
 /* What packing has to know of a segment. */
 struct zr_nccl_shape {
-    int64_t flat; /* its offset in the arena */
+    /* offset of the flat in the arena */
+    int64_t flat;
     struct zr_cut cut;
-    int dtype; /* 0: bytes */
+    /* 0: it moves as bytes */
+    int dtype;
 };
 typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);
 
@@ -35,7 +38,8 @@ typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);
 struct zr_nccl_part {
     int seg;
     int64_t at, n;
-    int64_t place; /* in each row */
+    /* offset in each row */
+    int64_t place;
 };
 
 struct zr_nccl_pack {
@@ -43,16 +47,22 @@ struct zr_nccl_pack {
     zr_nccl_shape_of *of;
     const void *seg;
     int n_seg;
-    int dtype;           /* only segments of this one; 0: all */
-    int64_t small_bytes; /* slices up to this are packed; 0: none */
-    bool takes_uneven;   /* packs slices that are short or of any size, but not by the fixed tree */
-    int next;            /* the first segment that is not packed to its end, and how far it is */
+    /* packs segments of this dtype alone; 0: all */
+    int dtype;
+    /* slices up to this size are packed; 0: none */
+    int64_t small_bytes;
+    /* packs slices that are short or of any size, but not by the fixed tree */
+    bool takes_uneven;
+    /* the first segment that is not packed to its end, and how far it is */
+    int next;
     int64_t at;
     /* Of this round: */
     int n;
     struct zr_nccl_part part[ZR_NCCL_PARTS];
-    char *room;  /* (size, row) */
-    int64_t row; /* bytes, a multiple of 128; 0: there is none left */
+    /* (size, row) bytes */
+    char *room;
+    /* bytes of a row, a multiple of 128; 0: there is none left */
+    int64_t row;
 };
 
 /* The segments' packing, before its first round. */

@@ -18,9 +18,12 @@ enum zr_nccl_use {
 
 struct zr_nccl_fault {
     enum zr_nccl_use use;
-    int from, before; /* versions from <= v < before */
-    int world;        /* communicators of that many ranks; 0: any */
-    const char *what; /* goes wrong */
+    /* versions from <= v < before */
+    int from, before;
+    /* communicators of that many ranks; 0: any */
+    int world;
+    /* what goes wrong, as a message says it */
+    const char *what;
     const char *source;
 };
 

@@ -49,30 +49,39 @@ struct zr_shm_post {
 /* In shared memory. The words are numbers of operations, cut to the 32 bits a futex has; they are compared by
  * difference. */
 struct zr_shm_head {
-    uint64_t magic, nonce; /* of this very segment: a number of a process or a file may be used again */
+    /* of this very segment: a number of a process or a file may be used again */
+    uint64_t magic, nonce;
     _Alignas(64) _Atomic uint32_t entered;
     _Alignas(64) _Atomic uint32_t done;
-    _Alignas(64) _Atomic uint32_t middle; /* of an agreement: my part is put together */
-    _Atomic uint32_t finished;            /* for messages: nobody waits for it */
-    _Alignas(64) _Atomic uint32_t
-        waiters; /* peers asleep on one of my words; none, and raising it needs no system call */
-    _Alignas(64) _Atomic int32_t abort_code; /* published after what follows */
-    int32_t abort_rank;                      /* who found it */
+    /* in an agreement: my part is put together */
+    _Alignas(64) _Atomic uint32_t middle;
+    /* for messages: nobody waits for it */
+    _Atomic uint32_t finished;
+    /* peers asleep on one of my words; while there is none, raising one needs no system call */
+    _Alignas(64) _Atomic uint32_t waiters;
+    /* published after the rank and the text that follow */
+    _Alignas(64) _Atomic int32_t abort_code;
+    /* the rank that found the failure */
+    int32_t abort_rank;
     char abort_text[ZR_SHM_TEXT];
-    _Alignas(64) _Atomic uint32_t alarm; /* raised by a peer, or by me: some header has an abort_code */
+    /* raised by a peer or by me, where some header has an abort_code */
+    _Alignas(64) _Atomic uint32_t alarm;
     _Atomic uint32_t closed;
     /* Of the widest of its rank's communicators, for messages: whom the rank waits for in each of them, by
      * role; 0: nobody, else the rank of the world, and 1. */
     _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_shm_post post[ZR_SHM_POSTS];
-    struct zr_called_ring called; /* of the communicator of a pair that is told */
+    /* of the communicator of a pair that is told */
+    struct zr_called_ring called;
 };
 
 /* A member of the group, by its place. */
 struct zr_shm_peer {
     struct zr_shm_head *head;
-    char *arena;    /* others' are mapped for reading; mine is the arena's own mapping */
-    int pid, pidfd; /* pidfd: -1 for a thread of this process, and where the kernel has none */
+    /* others' are mapped for reading; mine is the arena's own mapping */
+    char *arena;
+    /* pidfd: -1 for a thread of this process, and where the kernel has none */
+    int pid, pidfd;
 };
 
 union zr_shm_seg {
@@ -84,37 +93,53 @@ union zr_shm_seg {
 struct zr_shm_op {
     struct zr_shm *m;
     struct zr_shm_post post;
-    int64_t off; /* of what has no segments */
+    /* offset, of an operation that has no segments */
+    int64_t off;
     int32_t n_sum;
     const union zr_shm_seg *seg;
-    uint64_t seg_end; /* what may be used again after it */
+    /* segments of the ring before this may be used again after it */
+    uint64_t seg_end;
 };
 
 struct zr_shm {
-    struct zr_comm base; /* first: callers hold its address */
-    const char *name;    /* of its role */
+    /* first: callers hold its address */
+    struct zr_comm base;
+    /* of its role */
+    const char *name;
     struct zr_rendezvous *rdv;
-    struct zr_shm *kin[ZR_ROLES]; /* by role: those that it is linked with, and itself */
+    /* by role, those that it is linked with, and itself */
+    struct zr_shm *kin[ZR_ROLES];
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
-    struct zr_arena *held; /* mine */
+    /* my arena */
+    struct zr_arena *held;
     int64_t arena_bytes;
-    struct zr_shm_peer peer[ZR_SHM_SIZE]; /* (group.size), mine too */
+    /* (group.size), myself included */
+    struct zr_shm_peer peer[ZR_SHM_SIZE];
 
     struct zr_first failure;
-    pthread_mutex_t lock;   /* of found_by, of what peers are told, and of the ring */
-    int found_by;           /* the rank of the world that found the failure; written before it is kept */
-    _Atomic uint32_t alarm; /* while there are no headers */
-    atomic_bool mapped;     /* peers can be told */
+    /* of found_by, of what is reported to peers, and of the ring */
+    pthread_mutex_t lock;
+    /* the rank of the world that found the failure; written before it is kept */
+    int found_by;
+    /* while there are no headers */
+    _Atomic uint32_t alarm;
+    /* the headers are mapped: a failure can be reported to peers */
+    atomic_bool mapped;
 
-    uint64_t next_seq;           /* issuing thread */
-    _Atomic uint64_t run_seq;    /* stream's thread: the last that has begun */
-    union zr_shm_seg *ring;      /* (ZR_SHM_RING) */
-    uint64_t ring_put, ring_got; /* ever; the second under the lock */
+    /* issuing thread: number of the next operation */
+    uint64_t next_seq;
+    /* stream's thread: number of the last operation that has begun */
+    _Atomic uint64_t run_seq;
+    /* (ZR_SHM_RING) */
+    union zr_shm_seg *ring;
+    /* segments ever put, and ever free again; the second under the lock */
+    uint64_t ring_put, ring_got;
     pthread_cond_t ring_moved;
 
-    int64_t ended_ns; /* stream's thread: when it saw that a peer's process had ended */
+    /* stream's thread: when it saw that a peer's process had ended */
+    int64_t ended_ns;
 
     _Atomic int64_t n_done[ZR_OP_AGREE + 1];
     _Atomic int64_t wire_bytes;

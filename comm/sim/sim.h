@@ -14,7 +14,8 @@
  * One for a world; NULL where no memory is left. */
 struct zr_sim_order;
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w);
-void zr_sim_order_close(struct zr_sim_order *o); /* NULL is allowed; after the world */
+/* NULL is allowed; after the world was closed. */
+void zr_sim_order_close(struct zr_sim_order *o);
 
 /* The communicators of one role: one for each of n_groups groups, in which each rank of the world is a member
  * once (their rank is not looked at, their members are copied). n_groups 0: one of all ranks. out[rank] gets

@@ -17,13 +17,15 @@ enum { ZR_SIM_MOST_RANKS = 1024 };
 struct zr_sim_part {
     bool here;
     struct zr_stream *stream;
-    struct zr_vclock *entry; /* the stream's clock when it came */
+    /* the stream's clock when it came */
+    struct zr_vclock *entry;
     struct zr_gather_seg *gather;
     struct zr_reduce_seg *reduce;
     enum zr_op op;
     int n_seg, root;
     int64_t off, bytes;
-    int32_t n_sum; /* of the words of an agreement */
+    /* how many words of an agreement are summed */
+    int32_t n_sum;
     struct zr_tag tag;
 };
 
@@ -38,8 +40,10 @@ struct zr_sim_meeting {
 
 /* What the groups of a role have in common. */
 struct zr_sim_role {
-    int n_groups; /* not closed */
-    int n_arenas; /* made by all ranks together, ever */
+    /* those that are not closed */
+    int n_groups;
+    /* made by all ranks together, ever */
+    int n_arenas;
     bool arena_failed;
 };
 
@@ -47,15 +51,20 @@ struct zr_sim_role {
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
-    struct zr_recorder *rec; /* its */
+    /* of sim */
+    struct zr_recorder *rec;
     enum zr_role role;
-    const char *name;  /* of the role */
-    int32_t *members;  /* (n) ranks of the world */
-    int32_t *place_of; /* (world) */
+    /* of the role */
+    const char *name;
+    /* (n) ranks of the world, by place */
+    int32_t *members;
+    /* (world) place of each rank */
+    int32_t *place_of;
     int n, n_open;
     struct zr_sim_role *all;
     struct zr_comm **ranks;
-    struct zr_sim_meeting **ring; /* open meetings by number */
+    /* open meetings by number */
+    struct zr_sim_meeting **ring;
     uint64_t first, n_ring, cap;
     struct zr_first failure;
     _Atomic uint32_t alarm;
@@ -65,10 +74,12 @@ struct zr_sim_comm {
     struct zr_comm base;
     struct zr_sim_comm_world *world;
     struct zr_arena *held;
-    char *arena; /* its */
+    /* memory of held */
+    char *arena;
     int64_t arena_bytes;
     int n_made;
-    struct zr_arena *making; /* while this rank waits for the others' */
+    /* the arena that is being made, while this rank waits for the others */
+    struct zr_arena *making;
     uint64_t n_put;
     struct zr_comm_stats stats;
 };
