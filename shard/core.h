@@ -81,9 +81,12 @@ enum zr_core_event_kind {
     ZR_EV_STEP,
     ZR_EV_REWRITE,
     ZR_EV_SNAPSHOT,
-    ZR_EV_NORM, /* the step's gradients are complete: what is left of them is reduced, and the norm found */
-    ZR_EV_DROP, /* the step is given up, with its gradients */
-    ZR_EV_GATHER_ALL, /* all parameters, to be read at any time until they are released */
+    /* the step's gradients are complete: what is left of them is reduced, and the norm found */
+    ZR_EV_NORM,
+    /* the step is given up, with its gradients */
+    ZR_EV_DROP,
+    /* all parameters, to be read at any time until they are released */
+    ZR_EV_GATHER_ALL,
     ZR_EV_RELEASE_ALL
 };
 

@@ -76,37 +76,57 @@ struct zr_core {
 
 struct unit {
     int64_t param_bytes, grad_bytes;
-    int32_t pslot;     /* slot that holds it, -1 none (or resident) */
-    int32_t gslot;     /* gradient slot of its backward bracket, open or last; -1: it needs none */
-    int32_t n_contrib; /* contributions reduced this step */
-    int32_t n_bwd;     /* backward brackets ended this step */
-    int32_t uses;      /* backward brackets in a micro-batch, as declared; at least 1 */
-    int32_t first_use; /* position in the period of its first begin, -1: none */
-    int64_t next_use;  /* position in the order of its next begin, NEVER: none; sharded units only */
-    int32_t fits;      /* slots by size: the first that can hold it */
-    int32_t n_each;    /* backward passes in each micro-batch of the order */
-    int32_t n_passed;  /* in the order so far; of mark_micro_batches */
-    uint8_t depth;     /* sums in use */
-    bool outer_done;   /* its sum over groups holds all contributions so far */
-    bool aside;        /* what that sum held has been set aside in this step */
+    /* parameter slot that holds it; -1: none does, or it is resident */
+    int32_t pslot;
+    /* gradient slot of its backward bracket, open or last; -1: it needs none */
+    int32_t gslot;
+    /* contributions reduced this step */
+    int32_t n_contrib;
+    /* backward brackets ended this step */
+    int32_t n_bwd;
+    /* backward brackets in a micro-batch, as declared; at least 1 */
+    int32_t uses;
+    /* position in the period of its first begin; -1: it has none */
+    int32_t first_use;
+    /* sharded units: position in the order of its next begin; NEVER: it has none */
+    int64_t next_use;
+    /* the first slot, in order of size, that can hold it */
+    int32_t fits;
+    /* backward passes in each micro-batch of the order */
+    int32_t n_each;
+    /* backward passes in the order so far; of mark_micro_batches alone */
+    int32_t n_passed;
+    /* sums in use */
+    uint8_t depth;
+    /* its sum over groups holds all contributions so far */
+    bool outer_done;
+    /* what that sum held has been set aside in this step */
+    bool aside;
     bool resident, trainable, sum_in_place, grad_home;
     bool open_fwd, open_bwd;
-    bool gathered;           /* it has been gathered, as it then is after each update */
-    bool used_fwd, used_bwd; /* the model brackets it, as it has once: around every use or around none */
-    bool pending;            /* its resident gradient holds something not yet reduced */
-    bool dirty;              /* its resident gradient was reduced and must be zeroed before it is added to */
+    /* it has been gathered once, so it is gathered after each update */
+    bool gathered;
+    /* the model has bracketed it once: it brackets every use, or none */
+    bool used_fwd, used_bwd;
+    /* its resident gradient holds something not yet reduced */
+    bool pending;
+    /* its resident gradient was reduced and must be zeroed before it is added to */
+    bool dirty;
 };
 
 struct pslot {
     int64_t bytes;
-    int32_t unit; /* -1: empty */
+    /* -1: the slot is empty */
+    int32_t unit;
     int32_t pins;
-    int32_t rank; /* by size; among equals by index */
+    /* place in the order of size; equal ones by index */
+    int32_t rank;
 };
 
 struct gslot {
     int64_t bytes;
-    int32_t unit; /* -1: free */
+    /* -1: the slot is free */
+    int32_t unit;
     uint64_t released;
 };
 

@@ -145,7 +145,8 @@ struct zr_layout {
  * above. ZR_ERR_ARG for units that leave a gap; ZR_ERR_NOMEM. */
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
                    bool gaps, struct zr_layout **out);
-void zr_layout_free(struct zr_layout *l); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_layout_free(struct zr_layout *l);
 /* Of all that must agree between ranks; not of the pointers. */
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed);
 void zr_tensors_free(struct zr_tensor *t, int32_t n);

@@ -27,10 +27,14 @@ struct zr_placement {
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
     /* Of the row as it was asked for, also on one rank, where nothing is cut: what trains there trains on
      * many. */
-    bool model_holds;   /* the model has its parameters and gradients for good, brackets or not */
-    bool shards_params; /* parameters are there in brackets only, unless they are resident */
-    bool all_reduces;   /* what a reduction gives, every rank has */
-    const char *name;   /* "stage 0" .. "stage 3", "HSDP", "HFSDP": for messages, not to be compared */
+    /* the model has its parameters and gradients for good, brackets or not */
+    bool model_holds;
+    /* parameters are there in brackets only, unless they are resident */
+    bool shards_params;
+    /* every rank has what a reduction gives */
+    bool all_reduces;
+    /* "stage 0" .. "stage 3", "HSDP", "HFSDP": for messages, not to be compared */
+    const char *name;
 };
 
 /* The row of the table, in `outer` groups of `inner` ranks (>= 1). ZR_ERR_ARG: there is no such row. */

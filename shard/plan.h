@@ -13,17 +13,24 @@
 
 /* Memory categories, in the order of zero.h's ZERO_MEM_MAP. */
 enum zr_mem {
-    ZR_MEM_PARAM_SHARDS, /* parameters kept: shards, or whole where a unit is resident */
-    ZR_MEM_PARAM_SLOTS,  /* places for gathered copies */
-    ZR_MEM_GRAD_SHARDS,  /* reduced gradients, fp32 */
-    ZR_MEM_GRAD_SLOTS,   /* where backward writes: slots, or whole where the model holds them */
-    ZR_MEM_GRAD_SUMS,    /* further ones, which deterministic accumulation takes */
+    /* parameters kept: shards, or whole where a unit is resident */
+    ZR_MEM_PARAM_SHARDS,
+    /* places for gathered copies */
+    ZR_MEM_PARAM_SLOTS,
+    /* reduced gradients, fp32 */
+    ZR_MEM_GRAD_SHARDS,
+    /* where backward writes: slots, or whole where the model holds them */
+    ZR_MEM_GRAD_SLOTS,
+    /* further sums, which deterministic accumulation takes */
+    ZR_MEM_GRAD_SUMS,
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
     ZR_MEM_MOMENTS,
     ZR_MEM_SNAPSHOT,
-    ZR_MEM_COMM,     /* what the communicators reserve */
-    ZR_MEM_EXCHANGE, /* agreement, values on their way, rounding to pages */
+    /* what the communicators reserve */
+    ZR_MEM_COMM,
+    /* agreement, values on their way, rounding to pages */
+    ZR_MEM_EXCHANGE,
     ZR_MEM_COUNT
 };
 const char *zr_mem_name(enum zr_mem m);
@@ -136,8 +143,8 @@ struct zr_plan {
     /* fp32, of each state's array */
     int64_t state_elems[ZR_MAX_STATES];
 
-    int64_t
-        *state_at; /* (n_states, n_flats) element in the state's array, -1: its kind keeps fewer, or frozen */
+    /* (n_states, n_flats) element in the state's array; -1: its kind keeps fewer, or it is frozen */
+    int64_t *state_at;
 
     /* Memory of the host that the device reaches. */
     /* 0: none is kept */
@@ -164,7 +171,8 @@ struct zr_plan {
 /* layout must outlive the plan. Errors: ZR_ERR_BUDGET naming the field, the unit and the bytes; ZR_ERR_ARG
  * for an order with units that do not exist; ZR_ERR_NOMEM. */
 int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, struct zr_plan **out);
-void zr_plan_free(struct zr_plan *p); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_plan_free(struct zr_plan *p);
 
 /* Byte offsets in the gather arena (params) and the reduce arena (gradients): of a flat's full region, given
  * its slot or -1 for the resident place, and of a rank's inner slice. */

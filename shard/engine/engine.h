@@ -138,7 +138,8 @@ uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried);
 /* Points the model at what is resident at stages 0 and 1, for good; at NULL else, and while there are no
  * values. */
 void zr_engine_point(struct zr_engine *e, bool values);
-void zr_engine_unpoint(struct zr_engine *e); /* all at NULL, but those that the model assigned since */
+/* Sets all of them to NULL, but those that the model assigned since. */
+void zr_engine_unpoint(struct zr_engine *e);
 
 /* ---- where it stands ---- */
 

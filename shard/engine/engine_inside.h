@@ -252,7 +252,8 @@ struct zr_engine {
 int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev);
 enum zr_event_class zr_event_class_of(const struct zr_events *ev, const struct zr_event *event);
 int zr_tables_open(struct zr_engine *e);
-void zr_tables_close(struct zr_engine *e); /* also half opened ones; of the events their lists alone */
+/* Also half opened ones. Of the events, frees the lists alone. */
+void zr_tables_close(struct zr_engine *e);
 
 /* ---- engine_roles.c ---- */
 
@@ -350,7 +351,8 @@ void zr_aside_close(struct zr_engine *e);
 
 /* engine_snapshot.c: for zr_engine_open and zr_engine_close; the job of a snapshot. */
 int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
-void zr_snapshot_listener_close(struct zr_snapshot_listener *l); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_snapshot_listener_close(struct zr_snapshot_listener *l);
 int zr_engine_issue_snapshot(struct zr_engine *e);
 
 /* ---- what the model is seen to do ---- */

@@ -33,7 +33,8 @@ struct zr_timeline;
 /* Keeps the latest n_spans spans of each track; dev: of whose streams, outlives the timeline. With n_spans 0
  * spans are only told to a profiler, and without one *out is NULL. */
 int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline **out);
-void zr_timeline_close(struct zr_timeline *t); /* NULL is allowed */
+/* NULL is allowed. */
+void zr_timeline_close(struct zr_timeline *t);
 
 /* Begins and ends a span; spans of one track are begun and ended by one thread at a time. They may nest on
  * the model's track, where unit and kind tell which one ends. t may be NULL: nothing happens. */

@@ -154,7 +154,8 @@ int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed 
 int zr_mutant_count(void);
 const struct zr_mutant *zr_mutant_at(int i);
 const char *zr_mutant_name(const struct zr_mutant *m);
-const char *zr_mutant_link(const struct zr_mutant *m); /* of the bug it re-creates, or NULL */
+/* Address of the bug that it re-creates, or NULL. */
+const char *zr_mutant_link(const struct zr_mutant *m);
 /* Tries seeds until one shows it; -1: none of n_seeds did. n_acted: in how many the mutant had anything to
  * do. */
 int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n_seeds, int64_t *n_acted,

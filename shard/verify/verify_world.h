@@ -49,17 +49,21 @@ enum zr_deed_kind {
 };
 struct zr_deed {
     uint8_t kind, backward;
-    int32_t unit; /* READ, WRITE: a tensor */
+    /* of READ and WRITE: a tensor */
+    int32_t unit;
     int32_t step;
 };
 
 struct zr_script {
     struct zr_deed *deed;
     int32_t n, cap;
-    struct zr_call *order; /* of one micro-batch */
+    /* (n_order) of one micro-batch */
+    struct zr_call *order;
     int32_t n_order;
-    int32_t *n_contrib; /* (n_steps, n_units) backward uses */
-    bool reordered;     /* the model changed its mind */
+    /* (n_steps, n_units) contributions, one for each backward use */
+    int32_t *n_contrib;
+    /* the model changed its order */
+    bool reordered;
 };
 
 /* verify_case.c: where a case's tensors are, on its world's groups. */
@@ -79,7 +83,8 @@ enum zr_mutation {
     ZR_LESS_EVENT_SYNC,
     ZR_LESS_STREAM_SYNC,
     ZR_LESS_CLEAR,
-    ZR_LESS_AWAIT, /* a wait is left out */
+    /* a wait is left out */
+    ZR_LESS_AWAIT,
     ZR_FLAWED_COMM,
     ZR_LESS_JOB,
     ZR_TWICE_JOB,
@@ -89,10 +94,14 @@ enum zr_mutation {
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
     ZR_OTHER_SUM,
-    ZR_OTHER_STREAM, /* a job's copies go on the gather stream */
-    ZR_LESS_CALL,    /* the model leaves out a call */
-    ZR_EARLY_READER, /* a snapshot is read without waiting for it */
-    ZR_LESS_READER   /* nobody waits for the reader of the snapshot before */
+    /* a job's copies go on the gather stream */
+    ZR_OTHER_STREAM,
+    /* the model leaves out a call */
+    ZR_LESS_CALL,
+    /* a snapshot is read without waiting for it */
+    ZR_EARLY_READER,
+    /* nobody waits for the reader of the snapshot before */
+    ZR_LESS_READER
 };
 
 enum zr_stream_class {
@@ -109,12 +118,18 @@ struct zr_mutant {
     enum zr_mutation what;
     enum zr_event_class event;
     enum zr_stream_class stream;
-    const char *during;   /* only while the host does this; NULL: always */
-    int action;           /* jobs, awaits: of this kind; 0: any */
-    int until;            /* late jobs: after the next job of this kind; 0: of any other */
-    const char *on;       /* configurations that it is looked for in, the seed apart; NULL: random ones */
-    unsigned flaw, roles; /* of the communicators of these roles, a bit each; 0: of all */
-    bool one_rank;        /* only on the last rank */
+    /* it acts only while the host does this; NULL: always */
+    const char *during;
+    /* of jobs and waits: on this kind alone; 0: any */
+    int action;
+    /* of late jobs: carried out after the next job of this kind; 0: of any other */
+    int until;
+    /* configurations that it is looked for in, the seed apart; NULL: random ones */
+    const char *on;
+    /* what the communicators of these roles do wrong, a bit each; no role: all of them */
+    unsigned flaw, roles;
+    /* it acts on the last rank alone */
+    bool one_rank;
 };
 
 struct zr_verify_rank {
@@ -123,32 +138,42 @@ struct zr_verify_rank {
     ucontext_t context;
     char *stack;
     bool done, dead, engine_open;
-    int64_t stuck_at;          /* the activity at which it found nothing to do; -1: it can go on */
-    int64_t n_calls, n_points; /* points: of everything that happens to it */
+    /* the activity at which it found nothing to do; -1: it can go on */
+    int64_t stuck_at;
+    /* calls of the model, and points of everything that happens to the rank */
+    int64_t n_calls, n_points;
     int error;
-    bool finished; /* made every call of the script */
+    /* it made every call of the script */
+    bool finished;
     bool refused;
 
     struct zr_layout layout;
     struct zr_plan plan;
     struct zr_tensor *tensors;
-    void **param, **grad; /* (n_tensors) the model's own pointers */
-    char **own;           /* (n_tensors) where its values are before the runtime takes them over */
+    /* (n_tensors) the model's own pointers */
+    void **param, **grad;
+    /* (n_tensors) where its values are before the runtime takes them over */
+    char **own;
     struct zr_engine engine;
     struct zr_loop *loop;
-    struct zr_vclock **pushed; /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
+    /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
+    struct zr_vclock **pushed;
     uint64_t n_pushed, n_carried;
     enum zr_verify_pace pace;
-    struct zr_job held; /* of a mutant that makes a job late */
+    /* the job that a mutant makes late */
+    struct zr_job held;
     bool holding;
-    int32_t *n_used; /* (n_units) backward uses since the step */
-    int32_t n_done;  /* updates that were not skipped, by the script */
+    /* (n_units) backward uses since the step */
+    int32_t *n_used;
+    /* updates that were not skipped, by the script */
+    int32_t n_done;
     /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
     bool reading, readable;
     struct zr_vclock *complete;
     int32_t n_saved;
     double mean[2];
-    char *scratch; /* for values read and written */
+    /* for values read and written */
+    char *scratch;
     uint64_t action_hash;
     int64_t step_from_ns, step_to_ns;
 };
@@ -171,11 +196,13 @@ struct zr_verify_world {
     int32_t *unit_of_flat;
     ucontext_t scheduler;
     struct zr_verify_rank *running;
-    bool lost, ended; /* ended: a hang was broken up */
+    /* a rank was lost; a hang was broken up */
+    bool lost, ended;
     int64_t n_turns, lose_at, n_acted, n_carried;
     int64_t n_snapshots;
     int n_agreed, agreed_error;
-    int64_t compute_ns, step_compute_ns; /* of rank 0: in this step, in the one before */
+    /* of rank 0, in this step and in the one before */
+    int64_t compute_ns, step_compute_ns;
     void *trace;
 };
 
