@@ -21,7 +21,8 @@
 #define ZR_BACKEND_KEYS                        ZERO_BACKEND_MAP(ZR_BACKEND_KEY)
 /* Numbered from 1 without gaps. */
 #define ZR_BACKEND_ONE(name, value, key, text) +1
-enum { ZR_BACKEND_COUNT = 1 ZERO_BACKEND_MAP(ZR_BACKEND_ONE) /* one more than the last */ };
+/* One more than the last. */
+enum { ZR_BACKEND_COUNT = 1 ZERO_BACKEND_MAP(ZR_BACKEND_ONE) };
 
 struct zr_config {
     /* the program's, widened to this library's fields, the environment applied; ZERO_AUTO is still itself

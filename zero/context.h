@@ -83,12 +83,16 @@ int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_wo
 /* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free).
  * values: what *param must point at. */
 enum zr_values_in {
-    ZR_VALUES_UNSEEN, /* a plan: pointers are not followed */
+    /* in a plan: pointers are not followed */
+    ZR_VALUES_UNSEEN,
     ZR_VALUES_IN_MODEL,
-    ZR_VALUES_IN_RANK0, /* which this is */
-    ZR_VALUES_ELSEWHERE /* *param may be NULL */
+    /* on rank 0, whose values others take */
+    ZR_VALUES_IN_RANK0,
+    /* with somebody else: *param may be NULL */
+    ZR_VALUES_ELSEWHERE
 };
-enum zr_values_in zr_values_in(const struct zero_ctx *z); /* of this rank, by cfg.init_from; wrap.c */
+/* Of this rank, by cfg.init_from (wrap.c). */
+enum zr_values_in zr_values_in(const struct zero_ctx *z);
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out);
 
@@ -156,7 +160,8 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 /* user_data.c. What a rank of the program gave: saves that are under way hold it too. keep: NULL is allowed,
  * and returned. */
 struct zr_rank_data {
-    int32_t n_holders; /* of one thread */
+    /* taken and given back on one thread */
+    int32_t n_holders;
     int64_t bytes;
     char data[];
 };

@@ -12,9 +12,12 @@
 
 struct zr_block_file {
     const struct zr_files *fs;
-    const char *path;     /* the caller's */
-    int fd, direct;       /* direct: a second descriptor, or -1 */
-    _Atomic bool refused; /* it cannot be used after all */
+    /* memory of the caller's */
+    const char *path;
+    /* direct: a second descriptor, past the page cache, or -1 */
+    int fd, direct;
+    /* direct cannot be used after all */
+    _Atomic bool refused;
 };
 
 /* A new file for `bytes` bytes, whose room is taken at once where the file system can do that. ZR_ERR_IO. */

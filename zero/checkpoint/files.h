@@ -92,7 +92,8 @@ int zr_file_load(const struct zr_files *fs, const char *path, int64_t max, bool 
 /* Makes the file, writes it, syncs it and closes it. A file of that name is replaced. */
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n);
 
-enum zr_lock_outcome { ZR_LOCKED, ZR_LOCK_HELD /* by another */, ZR_NO_LOCKS /* on this file system */ };
+/* ZR_LOCK_HELD: by another; ZR_NO_LOCKS: this file system has none. */
+enum zr_lock_outcome { ZR_LOCKED, ZR_LOCK_HELD, ZR_NO_LOCKS };
 /* Does not wait. */
 int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lock_outcome *outcome);
 int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is);

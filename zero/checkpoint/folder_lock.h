@@ -17,9 +17,12 @@ struct zr_folder_locks {
     struct zr_folder_lock {
         const struct zr_files *fs;
         char folder[ZR_PATH_BYTES];
-        int fd;      /* -1: the file system has no locks */
-        int64_t pid; /* who took it: a forked child has this too, and not the lock to give back */
-    } list[ZR_MOST_FOLDER_LOCKS]; /* the one used last is first */
+        /* -1: the file system has no locks */
+        int fd;
+        /* who took it: a forked child has this too, and not the lock to give back */
+        int64_t pid;
+        /* the lock used last is first */
+    } list[ZR_MOST_FOLDER_LOCKS];
     int n;
 };
 

@@ -10,7 +10,8 @@
 struct zr_load_range {
     int32_t tensor, file;
     int kind;
-    int64_t first, n, at; /* elements; byte of the file */
+    /* elements of the tensor; byte of the file */
+    int64_t first, n, at;
 };
 
 struct zr_loading {
@@ -19,12 +20,15 @@ struct zr_loading {
     struct zr_manifest manifest;
     struct zr_shard *shards;
     int32_t n_shards;
-    struct zr_load_range *ranges; /* by tensor, kind, first */
+    /* in order of tensor, kind, first */
+    struct zr_load_range *ranges;
     int64_t n_ranges;
     const struct zr_tensor **by_name;
-    char *staged; /* laid out as a snapshot */
+    /* laid out as a snapshot */
+    char *staged;
     int64_t buffers_at;
-    bool direct; /* staged holds buffers only */
+    /* values go straight to where they belong: staged holds buffers alone */
+    bool direct;
     struct zr_extents own;
     struct zr_loaded_ranks *ranks;
 };

@@ -18,19 +18,24 @@
 
 struct zr_manifest_tensor {
     char *name;
-    char dtype[8]; /* safetensors': "F32", "BF16", "F16" */
+    /* as safetensors names it: "F32", "BF16", "F16" */
+    char dtype[8];
     int32_t n_dims;
     int64_t shape[8];
     bool trainable, buffer;
-    char optimizer[16]; /* that trains it; "" of a frozen one */
-    int32_t n_states;   /* fp32 arrays that it keeps per weight */
+    /* the optimizer that trains it; "" of a frozen one */
+    char optimizer[16];
+    /* fp32 arrays that it keeps per weight */
+    int32_t n_states;
 };
 
 struct zr_manifest_file {
     char name[64];
     int64_t bytes;
-    struct zr_checksum blocks; /* of the table of its blocks */
-    int64_t rank_data;         /* bytes of them that are the program's own, of that rank */
+    /* checksum of the table of its blocks */
+    struct zr_checksum blocks;
+    /* of these bytes, those that are the program's own data of that rank */
+    int64_t rank_data;
 };
 
 struct zr_manifest {
@@ -59,7 +64,8 @@ struct zr_manifest {
     int64_t n_user;
 };
 
-void zr_manifest_free(struct zr_manifest *m); /* a zeroed one is allowed */
+/* A zeroed one is allowed. */
+void zr_manifest_free(struct zr_manifest *m);
 /* Can it be printed, and read again? The sizes and checksums of files need not be known yet. ZR_ERR_ARG for a
  * name that is not UTF-8, or more than ZR_MANIFEST_MAX bytes. */
 int zr_manifest_check(const struct zr_manifest *m);

@@ -16,14 +16,17 @@
 
 struct zr_st_entry {
     char *name;
-    const char *dtype; /* "F32", ...: one of the format's, never freed */
+    /* "F32" and so on: a name of the format, never freed */
+    const char *dtype;
     int32_t n_dims;
     int64_t shape[ZR_ST_MAX_DIMS];
-    int64_t begin, end; /* bytes of the file */
+    /* bytes of the file */
+    int64_t begin, end;
 };
 
 struct zr_st {
-    struct zr_st_entry *entries; /* by begin */
+    /* in order of begin */
+    struct zr_st_entry *entries;
     int64_t n_entries;
 };
 
@@ -40,7 +43,8 @@ void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHA
 int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out);
 /* The same from an open file. */
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
-void zr_st_free(struct zr_st *st); /* a zeroed one is allowed */
+/* A zeroed one is allowed. */
+void zr_st_free(struct zr_st *st);
 
 /* Bytes of a text as JSON, its quotes included. */
 int64_t zr_json_bytes(const char *text);

@@ -16,15 +16,19 @@
 struct zr_extent {
     int32_t tensor;
     int kind;
-    int64_t first, n; /* elements of the tensor, row-major */
-    int64_t size;     /* bytes of an element */
+    /* elements of the tensor, row-major */
+    int64_t first, n;
+    /* bytes of an element */
+    int64_t size;
     char *at;
 };
 
 struct zr_extents {
-    struct zr_extent *list; /* by tensor, kind, first */
+    /* in order of tensor, kind, first */
+    struct zr_extent *list;
     int64_t n;
-    const void *rank_data; /* the program's own, in the host's memory; not the extents' */
+    /* the program's own data, in the host's memory; in no extent */
+    const void *rank_data;
     int64_t rank_data_bytes;
 };
 

@@ -9,10 +9,13 @@
 
 /* Thread-safety: zr_source_read from any thread, several at once; the rest from one. */
 struct zr_source {
-    const char *head; /* the caller's, as x */
+    /* memory of the caller's, as x is */
+    const char *head;
     const struct zr_extents *x;
-    int64_t head_bytes, bytes; /* of all */
-    int64_t *at;               /* (x->n + 1) byte of the file where a range begins; and where they end */
+    /* of the head; of all */
+    int64_t head_bytes, bytes;
+    /* (x->n + 1) bytes of the file where the ranges begin, and where the last ends */
+    int64_t *at;
     /* Memory that the CPU cannot read goes through page-locked memory, a part at a time. NULL: all can be
      * read. */
     struct zr_device *dev;
@@ -26,7 +29,8 @@ struct zr_source {
  * ZR_ERR_SYSTEM, the device's. On failure nothing is held. */
 int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents *x, struct zr_device *dev,
                    int64_t most_bytes, struct zr_source *s);
-void zr_source_close(struct zr_source *s); /* a zeroed one is allowed */
+/* A zeroed one is allowed. */
+void zr_source_close(struct zr_source *s);
 /* Bytes [from, from + n). */
 int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n);
 

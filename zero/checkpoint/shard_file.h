@@ -19,7 +19,8 @@ struct zr_shard {
 /* Bytes of the file that are wanted somewhere. */
 struct zr_request {
     int64_t at, n;
-    char *dst; /* NULL: only its blocks are checked */
+    /* NULL: the blocks are checked, and not read to anywhere */
+    char *dst;
 };
 
 /* Opens what the manifest of folder names and reads its head. On failure no descriptor and no memory is held.

@@ -19,11 +19,16 @@ enum { ZR_RUN_KEY_CHARS = 33 };
 
 struct zr_run_options {
     int n_ranks;
-    bool raw;                   /* ranks write to our own descriptors */
-    int port;                   /* MASTER_PORT; 0: a free one */
-    const char *path;           /* of the program, found */
-    char **argv;                /* the program's, NULL-terminated */
-    char key[ZR_RUN_KEY_CHARS]; /* ZERO_JOB_KEY of the ranks, hex digits */
+    /* ranks write to this process's own descriptors */
+    bool raw;
+    /* MASTER_PORT; 0: a free one */
+    int port;
+    /* where the program was found */
+    const char *path;
+    /* arguments of the program, ended by NULL */
+    char **argv;
+    /* ZERO_JOB_KEY of the ranks, hex digits */
+    char key[ZR_RUN_KEY_CHARS];
 };
 
 /* run_exec.c */
@@ -64,19 +69,26 @@ struct zr_sink {
         char *data;
         size_t n, cap;
     } filling, writing;
-    bool busy;  /* the worker has the buffer being written */
-    int result; /* the worker's: 0 or an errno */
-    int error;  /* the first failure, an errno; text is dropped from then on */
+    /* the worker has the buffer being written */
+    bool busy;
+    /* of the worker: 0 or an errno */
+    int result;
+    /* the first failure, an errno; text is dropped from then on */
+    int error;
     uv_work_t work;
-    void (*on_written)(struct zr_sink *sink); /* a buffer went out, or failed */
-    void *arg;                                /* of whoever owns the sink */
+    /* a buffer went out, or failed */
+    void (*on_written)(struct zr_sink *sink);
+    /* of whoever owns the sink */
+    void *arg;
 };
 
 void zr_sink_init(struct zr_sink *s, uv_loop_t *loop, int fd, void (*on_written)(struct zr_sink *),
                   void *arg);
 void zr_sink_put(struct zr_sink *s, const char *text, size_t n);
-bool zr_sink_full(const struct zr_sink *s); /* its readers had better stop */
-bool zr_sink_idle(const struct zr_sink *s); /* nothing waits, or the descriptor is lost */
+/* True where whoever fills it is to stop for now. */
+bool zr_sink_full(const struct zr_sink *s);
+/* True where nothing waits to be written, or the descriptor is lost. */
+bool zr_sink_idle(const struct zr_sink *s);
 
 /* One output stream of one rank: splits what comes into lines and puts each, prefixed, into the sink. */
 struct zr_lines {
@@ -84,10 +96,12 @@ struct zr_lines {
     int fd;
     struct zr_sink *sink;
     char prefix[24];
-    char *partial; /* the line that has no end yet */
+    /* the line that has no end yet */
+    char *partial;
     size_t n_partial, cap_partial;
     bool open, reading;
-    void (*on_end)(struct zr_lines *l); /* the rank closed it; everything was put */
+    /* the rank closed the stream, and everything was put */
+    void (*on_end)(struct zr_lines *l);
     void *arg;
 };
 
