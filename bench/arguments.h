@@ -24,16 +24,23 @@ typedef error_t option_reader(struct argp_state *state, const struct option_row 
 
 /* An option; without a name, a heading of its group in --help. */
 struct option_row {
-    const char *name;    /* without the dashes */
-    const char *metavar; /* NULL: a flag */
+    /* without the dashes */
+    const char *name;
+    /* what --help calls the value; NULL: a flag, which has none */
+    const char *metavar;
     const char *help;
-    int group; /* in --help, from 1 */
+    /* of --help, from 1 */
+    int group;
 
     option_reader *read;
-    size_t at;                       /* into the command's struct */
-    int64_t min, max;                /* of OPTION_INT and OPTION_BYTES */
-    double least, most;              /* of OPTION_DOUBLE */
-    const struct option_word *words; /* of OPTION_WORD; ended by a NULL word */
+    /* where the value is in the command's struct */
+    size_t at;
+    /* allowed for OPTION_INT and OPTION_BYTES */
+    int64_t min, max;
+    /* allowed for OPTION_DOUBLE */
+    double least, most;
+    /* allowed for OPTION_WORD, ended by a NULL word */
+    const struct option_word *words;
 };
 
 /* Where a field is in the struct S. One of a type other than those named does not compile, since _Generic has
@@ -63,15 +70,21 @@ option_reader option_int, option_bytes, option_double, option_one_of, option_fla
 
 /* The options of a command, or those that several commands share. */
 struct option_table {
-    const struct option_row *rows; /* ended by one without help */
-    const char *header;            /* in --help, of a shared table */
-    const char *doc, *args_doc;    /* of a command; argp's */
-    option_reader *read_word;      /* of what is no option (row NULL, to the whole struct); NULL: refused */
+    /* ended by a row without help */
+    const struct option_row *rows;
+    /* of a shared table: its title in --help */
+    const char *header;
+    /* of a command: as argp takes them */
+    const char *doc, *args_doc;
+    /* reads a word that is no option, with row NULL and at the whole struct; NULL: such a word is refused */
+    option_reader *read_word;
     /* Called when all is read: fills in what was not given, and refuses what does not go together as a reader
      * does. NULL: nothing to do. The shared table's comes first. */
     error_t (*finish)(struct argp_state *state, void *options);
-    const struct option_table *shared; /* stands first in --help; NULL: none. It has no shared one itself. */
-    size_t shared_at;                  /* where its struct is in the command's */
+    /* a table whose options come first in --help, and which has no shared one itself; NULL: none */
+    const struct option_table *shared;
+    /* where its struct is in the command's */
+    size_t shared_at;
 };
 
 /* A read_word that says the word is not an option. */
@@ -85,12 +98,18 @@ int options_parse(const struct option_table *table, const char *name, int argc, 
 /* Their names for --help: " adamw adam ...". */
 #define OPTION_OPTIMIZER(name, value, key, text) " " #key
 #define OPTION_OPTIMIZERS                        ZERO_OPTIMIZER_MAP(OPTION_OPTIMIZER)
-extern const struct option_word option_dtypes[];     /* f32, bf16: enum zero_dtype */
-extern const struct option_word option_devices[];    /* host, cuda: enum zero_device */
-extern const struct option_word option_optimizers[]; /* adamw, ...: enum zero_optimizer */
-extern const struct option_word option_hybrids[];    /* none, hsdp, hfsdp: enum zero_hybrid */
-extern const struct option_word option_on_off[];     /* on 1, off 0 */
-const char *option_word_of(const struct option_word *words, int value); /* the reverse; "unknown" if none */
+/* f32 and bf16, of enum zero_dtype. */
+extern const struct option_word option_dtypes[];
+/* host and cuda, of enum zero_device. */
+extern const struct option_word option_devices[];
+/* adamw and so on, of enum zero_optimizer. */
+extern const struct option_word option_optimizers[];
+/* none, hsdp and hfsdp, of enum zero_hybrid. */
+extern const struct option_word option_hybrids[];
+/* on is 1, off is 0. */
+extern const struct option_word option_on_off[];
+/* The word of a value; "unknown" if there is none. */
+const char *option_word_of(const struct option_word *words, int value);
 
 /* Adds a word to a list such as "host, cuda or tpu"; text is cut where text_bytes are full. */
 void option_list(char *text, size_t text_bytes, const char *word, bool last);

@@ -8,7 +8,8 @@
 
 struct child {
     pid_t pid;
-    FILE *pipe; /* its standard output, or its standard input when opened to_child */
+    /* its standard output, or its standard input when opened to_child */
+    FILE *pipe;
 };
 
 /* Starts argv[0], looked up in PATH unless it holds a slash; the rest is inherited. Returns 0, or -1 with

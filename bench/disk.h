@@ -11,8 +11,10 @@
 /* As many dd as a checkpoint has files, each with its part of the bytes. */
 struct disk_dd {
     const char *dir;
-    int32_t n;     /* at most DISK_MAX_WRITERS */
-    int64_t bytes; /* of all */
+    /* at most DISK_MAX_WRITERS */
+    int32_t n;
+    /* of all writers together */
+    int64_t bytes;
     struct child child[DISK_MAX_WRITERS];
 };
 

@@ -7,7 +7,8 @@
 #include <stdbool.h>
 
 struct memory_stage {
-    struct zero_bytes planned, allocated; /* per rank */
+    /* of one rank */
+    struct zero_bytes planned, allocated;
     int64_t peak_resident;
 };
 

@@ -7,7 +7,8 @@
 
 struct place {
     struct zr_device *dev;
-    struct zr_stream *stream; /* all of the model's work, in order */
+    /* takes all of the model's work, in order */
+    struct zr_stream *stream;
     struct zr_gemm *gemm;
     bool cuda;
 };
@@ -20,7 +21,8 @@ struct place {
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
 /* The stream as libzero takes it: NULL on the host. */
 zero_stream place_stream(const struct place *p);
-const char *place_name(const struct place *p); /* "host", "cuda" */
+/* "host" or "cuda". */
+const char *place_name(const struct place *p);
 /* Of a GPU's memory, what is in use, by others too; 0 on the host. */
 int64_t place_used_bytes(const struct place *p);
 /* Finishes what is on the stream. A place that was not opened is allowed. */

@@ -8,22 +8,33 @@
 #include "kernels/agreement.h"
 
 struct plain {
-    const struct place *place;         /* borrowed */
-    const struct zero_tensor *tensors; /* borrowed: only pointers, shapes and flags are used */
+    /* borrowed */
+    const struct place *place;
+    /* borrowed: only pointers, shapes and flags are used */
+    const struct zero_tensor *tensors;
     int32_t n_tensors;
     int64_t n_params;
-    float *master; /* (n_params) fp32 weights, tensor after tensor; NULL when the model's own are fp32 */
-    float *m, *v;  /* (n_params) each */
-    int64_t t;     /* steps taken */
+    /* (n_params) fp32 weights, tensor after tensor; NULL when the model's own are fp32 */
+    float *master;
+    /* (n_params) moments */
+    float *m, *v;
+    /* steps taken */
+    int64_t t;
 
     /* On a GPU only. */
-    float *grad;                    /* (n_params) the gradients in fp32; NULL when the model's own are */
-    struct zr_exact_sum *norm;      /* of the gradients, squared */
-    struct zr_agreement *agreement; /* of this one rank */
+    /* (n_params) the gradients in fp32; NULL when the model's own are */
+    float *grad;
+    /* sum of the gradients' squares */
+    struct zr_exact_sum *norm;
+    /* of this one rank */
+    struct zr_agreement *agreement;
     struct zr_step_scalars *scalars;
-    struct zr_agreed *agreed;  /* host_alloc */
-    struct zr_event *reported; /* agreed is there */
-    void *memory;              /* of all but agreed */
+    /* memory of host_alloc */
+    struct zr_agreed *agreed;
+    /* agreed is there */
+    struct zr_event *reported;
+    /* of all on the GPU; agreed is not in it */
+    void *memory;
     int64_t memory_bytes;
 };
 

@@ -9,34 +9,48 @@
 #include <stdint.h>
 
 struct report_step {
-    int64_t step; /* 1-based */
-    double loss;  /* mean over ranks, micro-batches and tokens */
+    /* 1-based */
+    int64_t step;
+    /* mean over ranks, micro-batches and tokens */
+    double loss;
     double grad_norm;
     double ms;
-    double tokens_per_s; /* of all ranks together */
+    /* of all ranks together */
+    double tokens_per_s;
     int64_t resident_bytes;
     bool skipped;
 };
 
 struct report_summary {
-    int32_t world, stage;        /* stage -1: not wrapped */
-    int32_t hybrid, shard_group; /* as in struct zero_stats */
+    /* stage is -1 where the model is not wrapped */
+    int32_t world, stage;
+    /* as in struct zero_stats */
+    int32_t hybrid, shard_group;
     const char *device;
-    double loss; /* of the last step */
+    /* of the last step */
+    double loss;
     char state_sha256[STATE_HASH_CHARS];
-    struct zero_bytes bytes, planned_bytes; /* per rank */
-    int64_t peak_rss_bytes;                 /* mean over ranks */
-    int64_t peak_device_bytes;              /* of a GPU's memory, this rank's; 0 on the host */
-    int64_t tokens_per_step;                /* of all ranks together */
-    double flop_per_token, peak_tflops;     /* peak_tflops: of all ranks together; 0: not known */
-    struct zero_traffic traffic;            /* of this rank, all steps */
+    /* of one rank */
+    struct zero_bytes bytes, planned_bytes;
+    /* mean over ranks */
+    int64_t peak_rss_bytes;
+    /* of a GPU's memory, this rank's; 0 on the host */
+    int64_t peak_device_bytes;
+    /* of all ranks together */
+    int64_t tokens_per_step;
+    /* the second of all ranks together; 0: not known */
+    double flop_per_token, peak_tflops;
+    /* of this rank, all steps */
+    struct zero_traffic traffic;
 };
 
 /* One rank's output. Thread-safety: none. */
 struct report {
     bool json;
-    bool quiet; /* not the rank that talks: only keeps times */
-    double *ms; /* (n_steps) */
+    /* this rank reports nothing, and only keeps times */
+    bool quiet;
+    /* (n_steps) times of the steps */
+    double *ms;
     int64_t n_steps, capacity;
     double first_loss;
     int64_t last_line_ns;

@@ -11,10 +11,13 @@ struct train_options {
     struct model_options model;
     enum zero_dtype dtype;
 
-    int64_t batch; /* rows of one micro-batch of one rank */
-    int64_t accum; /* micro-batches per step and rank */
+    /* rows of one micro-batch of one rank */
+    int64_t batch;
+    /* micro-batches per step and rank */
+    int64_t accum;
     int64_t steps;
-    double seconds; /* stop after the step that ends past this; 0: never */
+    /* training stops after the step that ends past this; 0: by steps alone */
+    double seconds;
     uint64_t seed;
     const char **paths;
     int n_paths;
@@ -23,26 +26,40 @@ struct train_options {
     double lr, beta1, beta2, weight_decay, clip;
 
     int64_t stage;
-    int hybrid;          /* enum zero_hybrid */
-    int64_t shard_group; /* ranks, or ZERO_AUTO */
-    int64_t prefetch;    /* these three as in struct zero_config */
-    int64_t budget;      /* bytes */
+    /* enum zero_hybrid */
+    int hybrid;
+    /* ranks, or ZERO_AUTO */
+    int64_t shard_group;
+    /* this, budget and deterministic are as in struct zero_config */
+    int64_t prefetch;
+    /* bytes */
+    int64_t budget;
     int deterministic;
-    int wire_dtype;     /* enum zero_dtype; 0 the default */
-    int64_t threads;    /* of matrix products on the host */
-    int device;         /* enum zero_device */
-    int64_t gpu;        /* number of it; PLACE_GPU_OF_RANK: this rank's */
-    double peak_tflops; /* of the device, for the share of it that is used; 0: not known */
+    /* enum zero_dtype; 0: the default */
+    int wire_dtype;
+    /* of matrix products on the host */
+    int64_t threads;
+    /* enum zero_device */
+    int device;
+    /* number of the GPU; PLACE_GPU_OF_RANK: this rank's */
+    int64_t gpu;
+    /* what the device can do, to print the share that is used; 0: not known */
+    double peak_tflops;
     bool plain, json, log;
 
-    const char *save; /* folder of checkpoints; NULL: none */
-    const char *load; /* a checkpoint or such a folder, or "latest": the latest in save, if any; NULL: none */
-    int64_t save_every, keep; /* steps; 0: only at the end. Checkpoints; 0: all */
+    /* folder of checkpoints; NULL: none */
+    const char *save;
+    /* a checkpoint or such a folder, or "latest": the latest in save, if any; NULL: none */
+    const char *load;
+    /* steps from one checkpoint to the next, 0: only at the end; how many of them stay, 0: all */
+    int64_t save_every, keep;
     bool save_async;
-    const char
-        *import_from; /* weights to begin with, as zero-bench export writes them; NULL: drawn from seed */
-    const char *export_to; /* write them there instead of training; NULL: train */
-    int64_t export_max;    /* bytes of a file; 0 the default */
+    /* weights to begin with, as zero-bench export writes them; NULL: drawn from seed */
+    const char *import_from;
+    /* folder to write them to instead of training; NULL: train */
+    const char *export_to;
+    /* the most bytes of an exported file; 0: the default */
+    int64_t export_max;
 };
 
 /* Describes the tensors of a GPT-2 of these sizes to libzero; the pointers are those of *model. With model

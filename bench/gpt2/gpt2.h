@@ -13,58 +13,69 @@
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/gpt2/gpt2_layers.h"
 
+/* Parameters, and their gradients, in this order in one buffer:
+ *
+ *     wte                 (V, C), token embedding, and the head
+ *     wpe                 (T, C), position embedding
+ *     ln1w, ln1b          (L, C)
+ *     qkvw, qkvb          (L, 3*C, C) and (L, 3*C)
+ *     attprojw, attprojb  (L, C, C) and (L, C)
+ *     ln2w, ln2b          (L, C)
+ *     fcw, fcb            (L, 4*C, C) and (L, 4*C)
+ *     fcprojw, fcprojb    (L, C, 4*C) and (L, C)
+ *     lnfw, lnfb          (C)
+ */
 struct params {
-    real *wte;      /* (V, C) token embedding, and the head */
-    real *wpe;      /* (T, C) position embedding */
-    real *ln1w;     /* (L, C) */
-    real *ln1b;     /* (L, C) */
-    real *qkvw;     /* (L, 3*C, C) */
-    real *qkvb;     /* (L, 3*C) */
-    real *attprojw; /* (L, C, C) */
-    real *attprojb; /* (L, C) */
-    real *ln2w;     /* (L, C) */
-    real *ln2b;     /* (L, C) */
-    real *fcw;      /* (L, 4*C, C) */
-    real *fcb;      /* (L, 4*C) */
-    real *fcprojw;  /* (L, C, 4*C) */
-    real *fcprojb;  /* (L, C) */
-    real *lnfw;     /* (C) */
-    real *lnfb;     /* (C) */
+    real *wte, *wpe;
+    real *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
+    real *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
+    real *lnfw, *lnfb;
 };
 #define GPT2_N_TENSORS 16
 
-/* What forward leaves for backward. */
+/* What forward leaves for backward:
+ *
+ *     embedded             (B, T, C)
+ *     ln1                  (L, B, T, C)
+ *     qkv                  (L, B, T, 3*C)
+ *     att                  (L, B, NH, T, T), after the softmax; none where attention is one piece
+ *     atty, residual2, ln2 (L, B, T, C)
+ *     fch, fch_gelu        (L, B, T, 4*C)
+ *     residual3            (L, B, T, C)
+ *     lnf                  (B, T, C)
+ *     dlogits              (B, T, V), rows padded: the gradient of the loss, made in forward
+ *
+ * and scratch of backward:
+ *
+ *     dresidual, dbtc      (B, T, C)
+ *     dqkv                 (B, T, 3*C)
+ *     dfch                 (B, T, 4*C)
+ *     dscores              (NH, T, T) of one row; none where attention is one piece
+ *     dbias                (4*C)
+ */
 struct activations {
-    real *embedded;  /* (B, T, C) */
-    real *ln1;       /* (L, B, T, C) */
-    real *qkv;       /* (L, B, T, 3*C) */
-    real *att;       /* (L, B, NH, T, T) after the softmax; none where attention is one piece */
-    real *atty;      /* (L, B, T, C) */
-    real *residual2; /* (L, B, T, C) */
-    real *ln2;       /* (L, B, T, C) */
-    real *fch;       /* (L, B, T, 4*C) */
-    real *fch_gelu;  /* (L, B, T, 4*C) */
-    real *residual3; /* (L, B, T, C) */
-    real *lnf;       /* (B, T, C) */
-    real *dlogits;   /* (B, T, V), rows padded: the gradient of the loss, made in forward */
-    real *dresidual; /* (B, T, C) from here on: scratch of backward */
-    real *dbtc;      /* (B, T, C) */
-    real *dqkv;      /* (B, T, 3*C) */
-    real *dfch;      /* (B, T, 4*C) */
-    real *dscores;   /* (NH, T, T) of one row; none where attention is one piece */
-    real *dbias;     /* (4*C) */
+    real *embedded;
+    real *ln1, *qkv, *att, *atty, *residual2;
+    real *ln2, *fch, *fch_gelu, *residual3;
+    real *lnf, *dlogits;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias;
 };
 #define GPT2_N_ACTIVATIONS 18
 
 /* fp32 whatever the dtype: statistics, and scratch. */
 struct statistics {
-    float *ln1_mean, *ln1_rstd; /* (L, B, T) each */
-    float *ln2_mean, *ln2_rstd; /* (L, B, T) each */
-    float *lnf_mean, *lnf_rstd; /* (B, T) each */
-    float *scores;              /* (NH, T, T) of one row; none where attention is one piece */
-    float *logsum, *dots;       /* (L, B, NH, T), (B, NH, T) where it is */
-    float *logits;              /* (T, V) of one row, its rows padded */
-    float *scratch;             /* of layers */
+    /* (L, B, T) each */
+    float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
+    /* (B, T) each */
+    float *lnf_mean, *lnf_rstd;
+    /* (NH, T, T) of one row; none where attention is one piece */
+    float *scores;
+    /* (L, B, NH, T) and (B, NH, T), where it is one piece */
+    float *logsum, *dots;
+    /* (T, V) of one row, its rows padded */
+    float *logits;
+    /* of gpt2_layers.n_scratch elements */
+    float *scratch;
 };
 #define GPT2_N_STATISTICS 11
 
@@ -75,28 +86,39 @@ struct gpt2_block {
 
 struct gpt2 {
     struct gpt2_config config;
-    int64_t B, ld_logits;      /* elements between rows of logits */
-    const struct place *place; /* borrowed */
+    /* rows of a batch; elements between rows of logits */
+    int64_t B, ld_logits;
+    /* borrowed */
+    const struct place *place;
     const struct gpt2_layers *layers;
-    const struct gpt2_attention *attention; /* in one piece; NULL: not for these heads */
+    /* attention in one piece; NULL: there is none for these heads */
+    const struct gpt2_attention *attention;
     struct params params, grads;
     struct activations acts;
     struct statistics stats;
-    double *losses, *loss; /* (B, T); their mean, summed over micro-batches */
+    /* (B, T), of each token; their mean, summed over micro-batches */
+    double *losses, *loss;
 
     /* What the caller fills in before forward, (B, T) each, after gpt2_next_batch. */
     int32_t *tokens, *targets;
     /* Of the host, so that one is filled while the other is on its way, and the device's. */
     struct gpt2_batch staged[2], batch;
-    int slot;                   /* of staged */
-    struct zr_event *sent[2];   /* staged[i] may be written again */
-    int32_t *count;             /* (V + 1) scratch of sorting a batch, on the host */
-    double *loss_out;           /* on the host */
-    struct zr_event *loss_sent; /* loss_out is there */
+    /* the one of staged that is filled next */
+    int slot;
+    /* staged[i] may be written again */
+    struct zr_event *sent[2];
+    /* (V + 1) scratch of sorting a batch, on the host */
+    int32_t *count;
+    /* loss, on the host */
+    double *loss_out;
+    /* loss_out is there */
+    struct zr_event *loss_sent;
 
     struct gpt2_block params_memory, grads_memory, acts_memory, stats_memory, losses_memory, batch_memory;
-    struct gpt2_block staged_memory; /* host_alloc */
-    int err;                         /* the first failure; kept until looked at */
+    /* memory of host_alloc */
+    struct gpt2_block staged_memory;
+    /* the first failure, kept until it is asked for */
+    int err;
 };
 
 /* Takes memory for the parameters, activations and tokens, and draws the parameters from seed (GPT-2's

@@ -5,11 +5,16 @@
 #include "bench/arguments.h"
 
 struct gpt2_config {
-    int64_t layers;   /* L */
-    int64_t heads;    /* NH */
-    int64_t channels; /* C, a multiple of NH */
-    int64_t context;  /* T, tokens in a row */
-    int64_t vocab;    /* V */
+    /* L in comments on shapes */
+    int64_t layers;
+    /* NH, of attention */
+    int64_t heads;
+    /* C, a multiple of NH */
+    int64_t channels;
+    /* T, tokens in a row */
+    int64_t context;
+    /* V, different tokens */
+    int64_t vocab;
 };
 
 /* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
@@ -23,11 +28,15 @@ double gpt2_flop_per_token(const struct gpt2_config *c);
 /* What --model, --layers, --heads, --channels, --context and --vocab gave. */
 struct model_options {
     struct gpt2_config config;
-    const char *name;  /* of the preset, or "custom" */
-    double default_lr; /* a learning rate that suits the preset */
+    /* of the preset, or "custom" */
+    const char *name;
+    /* a learning rate that suits the preset */
+    double default_lr;
 
-    int preset;             /* as read; all of the above follows from it */
-    struct gpt2_config own; /* and from the sizes given one by one; 0: the preset's */
+    /* as read: all of the above follows from the preset, */
+    int preset;
+    /* and from the sizes that were given one by one; 0: the preset's */
+    struct gpt2_config own;
 };
 
 /* Options that fill a struct model_options: the preset gpt2-nano unless told otherwise, with single sizes

@@ -18,9 +18,12 @@
 /* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
  * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
 struct gpt2_batch {
-    int32_t *tokens, *targets; /* (B, T) each */
-    int32_t *order;            /* (B*T) rows, by token and then by row */
-    int32_t *distinct, *first; /* (B*T), (B*T + 1), of which n_distinct and one more are used */
+    /* (B, T) each */
+    int32_t *tokens, *targets;
+    /* (B*T) rows, by token and then by row */
+    int32_t *order;
+    /* (B*T) and (B*T + 1), of which n_distinct and n_distinct + 1 are used */
+    int32_t *distinct, *first;
     int32_t n_distinct;
 };
 
@@ -40,7 +43,8 @@ struct gpt2_attention {
 struct gpt2_layers {
     /* NULL: there is none, and it is made of products and the softmax. */
     const struct gpt2_attention *attention;
-    int64_t row_align; /* elements; rows of logits are padded to a multiple of it */
+    /* rows of logits are padded to a multiple of so many elements */
+    int64_t row_align;
     int64_t (*n_scratch)(int64_t N, int64_t C);
 
     /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
@@ -92,7 +96,8 @@ struct gpt2_layers {
 const struct gpt2_layers *gpt2_layers_for(const struct place *place);
 
 extern const struct gpt2_layers gpt2_layers_host;
-extern const struct gpt2_layers gpt2_layers_cuda; /* where the build has CUDA */
+/* Where the build has CUDA. */
+extern const struct gpt2_layers gpt2_layers_cuda;
 #ifdef GPT2_BF16
 extern const struct gpt2_attention gpt2_attention_cuda;
 #endif

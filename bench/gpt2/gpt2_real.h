@@ -20,7 +20,8 @@
 
 #ifdef GPT2_BF16
 
-typedef uint16_t real; /* the upper half of a float's bits */
+/* The upper half of a float's bits. */
+typedef uint16_t real;
 #define GPT2_ZERO_DTYPE ZERO_BF16
 #define GPT2_DTYPE_NAME "bf16"
 #define GPT2_GEMM_DTYPE ZR_BF16
