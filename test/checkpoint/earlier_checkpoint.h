@@ -5,7 +5,8 @@
 struct earlier_file {
     const char *name;
     int bytes;
-    const char *hex; /* two digits a byte */
+    /* its contents, two digits a byte */
+    const char *hex;
 };
 
 #endif

@@ -19,22 +19,28 @@ struct model_rank {
     struct {
         void *param, *grad;
     } place[MODEL_TENSORS];
-    int64_t step; /* the next one's number, for its gradients */
+    /* number of the next step, of which gradients are made */
+    int64_t step;
 };
 
 struct model_options {
     int world, stage;
-    int prefetch;      /* 0: the default; negative: none */
-    int64_t budget;    /* 0: the default */
-    int hybrid, group; /* 0, 0: none */
+    /* 0: the default; negative: none */
+    int prefetch;
+    /* 0: the default */
+    int64_t budget;
+    /* both 0: no hybrid */
+    int hybrid, group;
     bool async;
     int keep;
-    bool scrambled; /* begin from other weights: a load must replace all of them */
+    /* begins from other weights: a load must replace all of them */
+    bool scrambled;
     void (*log)(void *arg, const char *line);
     void *log_arg;
-    const struct zr_files *files; /* NULL: the operating system's */
-    void (*change)(struct zero_tensor *tensors,
-                   struct zero_config *cfg); /* NULL, or makes it another model before it is wrapped */
+    /* NULL: those of the operating system */
+    const struct zr_files *files;
+    /* NULL, or makes it another model before it is wrapped */
+    void (*change)(struct zero_tensor *tensors, struct zero_config *cfg);
 };
 
 /* Runs fn on every rank of a new world, each with its own context, and returns when all are back. Fails the

@@ -13,7 +13,8 @@ struct fixture {
     uv_loop_t loop;
     struct zr_rendezvous *rdv;
     struct zr_device *dev;
-    struct zr_group group; /* of the communicators */
+    /* of the communicators */
+    struct zr_group group;
     int32_t members[MOST_RANKS];
     int n;
     struct zr_comm *comm[MOST_COMMS];
@@ -24,11 +25,16 @@ struct fixture {
 /* Which communicator, on which device. */
 struct fixture_kind {
     int (*open_device)(const struct zr_world *w, struct zr_device **out);
-    int (*open_comms)(struct fixture *o, int n, int64_t timeout_ms); /* into o->comm */
-    int64_t (*reserve_bytes)(int world, int i); /* of communicator i's arena, for itself; NULL: none */
-    bool exact;                                 /* reduces in the fixed tree and leaves src alone */
-    bool same_order;                            /* all ranks must mix the communicators alike */
-    bool one_reduces;                           /* the second only */
+    /* opens n communicators into o->comm */
+    int (*open_comms)(struct fixture *o, int n, int64_t timeout_ms);
+    /* what communicator i keeps of its arena for itself; NULL: nothing */
+    int64_t (*reserve_bytes)(int world, int i);
+    /* reduces in the fixed tree and leaves src alone */
+    bool exact;
+    /* all ranks must mix the communicators alike */
+    bool same_order;
+    /* only the second communicator reduces */
+    bool one_reduces;
     /* Slices of any size are packed up to this longest one: all ranks' rows travel whole. */
     int64_t gather_packs, reduce_packs;
 };

@@ -14,7 +14,8 @@ struct comm_plan {
     const struct fixture_kind *kind;
     uint64_t seed;
     int n_ops;
-    const struct fixture_groups *groups; /* NULL: one group of all ranks, in their order */
+    /* NULL: one group of all ranks, in their order */
+    const struct fixture_groups *groups;
 };
 
 /* A world dealt out by the seed: groups of any size, in any order. */

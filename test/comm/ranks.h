@@ -17,12 +17,18 @@ struct rank {
     struct zr_world w;
     bool forked;
     void *arg;
-    char wrong[1024]; /* "" when all is well */
-    char note[1024];  /* for the test to read */
-    int code;         /* likewise */
-    atomic_int stage; /* how far it is; shared with the test and the other ranks */
-    bool dies;        /* it ends by a signal, on purpose */
-    struct rank *all; /* (world) */
+    /* "" when all is well */
+    char wrong[1024];
+    /* for the test to read */
+    char note[1024];
+    /* for the test to read, too */
+    int code;
+    /* how far it is; shared with the test and the other ranks */
+    atomic_int stage;
+    /* it ends by a signal, on purpose */
+    bool dies;
+    /* (world) all ranks */
+    struct rank *all;
 };
 
 #define RANK_CHECK(r, cond, ...)                                                                             \

@@ -23,7 +23,8 @@
 enum { CANARY_BYTES = 64, CANARY = 0xc5 };
 
 static const int64_t check_sizes[] = {0, 1, 15, 31, 32, 33, 1000, 8100};
-static const int64_t check_shifts[] = {0, 1, 3, 7, 13}; /* elements off a 64-byte boundary */
+/* Elements from a 64-byte boundary to where a buffer begins. */
+static const int64_t check_shifts[] = {0, 1, 3, 7, 13};
 
 #define FOR_EACH(type, x, array)                                                                             \
     for (const type *x = (array); x < (array) + sizeof(array) / sizeof *(array); x++)

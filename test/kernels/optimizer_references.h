@@ -11,7 +11,8 @@ struct variant {
     float beta1;
     int64_t t;
     int n_states;
-    bool squares; /* its first state is made of squares: never negative */
+    /* its first state is made of squares: never negative */
+    bool squares;
 };
 
 static const struct variant variants[] = {

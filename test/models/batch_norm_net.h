@@ -16,23 +16,30 @@
 /* One linear layer and, but for the last, its normalization. */
 struct bn_layer {
     int inputs, outputs;
-    float *w, *b, *dw, *db;                            /* (outputs, inputs), (outputs) */
-    float *gamma, *beta, *dgamma, *dbeta;              /* (outputs); NULL: not normalized */
-    float *running_mean, *running_variance;            /* (outputs) */
-    int64_t *n_batches;                                /* (1) micro-batches seen, by all ranks together */
-    double mean_sum[BN_WIDTH], variance_sum[BN_WIDTH]; /* of this step's micro-batches */
+    /* (outputs, inputs) and (outputs) */
+    float *w, *b, *dw, *db;
+    /* (outputs); NULL: not normalized */
+    float *gamma, *beta, *dgamma, *dbeta;
+    /* (outputs) */
+    float *running_mean, *running_variance;
+    /* (1) micro-batches seen, by all ranks together */
+    int64_t *n_batches;
+    /* of this step's micro-batches */
+    double mean_sum[BN_WIDTH], variance_sum[BN_WIDTH];
     /* Of the last forward: normalized and its factor, before relu. */
     float x[BN_ROWS * BN_WIDTH], normal[BN_ROWS * BN_WIDTH], y[BN_ROWS * BN_WIDTH], factor[BN_WIDTH];
 };
 
 struct bn_net {
     struct bn_layer layers[BN_LAYERS];
-    float delta[BN_ROWS * BN_WIDTH]; /* of the output of the layer that backward comes to next */
+    /* of the output of the layer that backward comes to next */
+    float delta[BN_ROWS * BN_WIDTH];
 };
 
 /* 0, or -1 without memory. */
 int bn_open(struct bn_net *net, uint64_t seed);
-void bn_close(struct bn_net *net); /* of what it has still */
+/* Frees what the net still has. */
+void bn_close(struct bn_net *net);
 
 /* Rows of micro-batch `micro` of a step: (BN_ROWS, BN_INPUTS), and the class of each. */
 void bn_data(uint64_t seed, int step, int micro, float *input, int *truth);

@@ -6,28 +6,36 @@
 
 #include <stdint.h>
 
-enum { GN_VAR = 1, GN_CONST = 2, GN_FEED = 4 }; /* flags of a leaf */
+/* Flags of a leaf. */
+enum { GN_VAR = 1, GN_CONST = 2, GN_FEED = 4 };
 enum { GN_FORWARD, GN_BACKWARD };
 
 struct gnode {
-    uint8_t flag;  /* leaves only */
-    uint8_t n_dim; /* of d; d[0] of an inner node is the batch */
+    /* of leaves only */
+    uint8_t flag;
+    /* how many of d are used; d[0] of an inner node is the batch */
+    uint8_t n_dim;
     int d[2];
     int n_child;
     struct gnode *child[2];
-    int (*op)(struct gnode *p, int action); /* NULL: a leaf */
-    int layer;                              /* of the net; -1: none */
+    /* NULL: a leaf */
+    int (*op)(struct gnode *p, int action);
+    /* the layer of the net that it belongs to; -1: none */
+    int layer;
     char label[32];
-    float *x; /* value; of a variable: into the collated x */
-    float *g; /* gradient; NULL for what is not trained */
+    /* value; that of a variable lies in the net's x */
+    float *x;
+    /* gradient; NULL for what is not trained */
+    float *g;
 };
 
 struct gnet {
     int n;
     struct gnode **v;
-    int n_var; /* elements of all variables */
-    float *x;  /* (n_var) */
-    float *g;  /* (n_var) */
+    /* elements of all variables */
+    int n_var;
+    /* (n_var) values and gradients of the variables */
+    float *x, *g;
     struct gnode *in, *truth, *cost;
 };
 
@@ -43,12 +51,14 @@ void gnet_free(struct gnet *a);
 
 /* Runs the graph on what in->x and truth->x hold; returns the mean cost, with gradients if cal_grad. */
 float gnet_cost(struct gnet *a, int cal_grad);
-void gnet_grad(struct gnet *a); /* the gradients alone, after gnet_cost(a, 0) */
+/* The gradients alone, after gnet_cost(a, 0). */
+void gnet_grad(struct gnet *a);
 
 /* The same node by node: gnet_cost is gnet_node(FORWARD) for i in 0..n-1, gnet_seed(), and
  * gnet_node(BACKWARD) for i in n-1..0. */
 void gnet_node(struct gnet *a, int i, int action);
-void gnet_seed(struct gnet *a); /* zeroes the gradients of the inner nodes, but the cost's: 1 */
+/* Sets the gradients of the inner nodes to zero, and that of the cost to 1. */
+void gnet_seed(struct gnet *a);
 
 /* Zeroes the gradients of the variables that have one, as frameworks of this kind do before each pass. */
 void gnet_zero_grad(struct gnet *a);

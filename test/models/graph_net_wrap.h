@@ -9,14 +9,19 @@
 
 struct graph_net_options {
     int steps;
-    bool library_rmsprop; /* libzero's, in PyTorch's form; else the net's own through cfg.update */
-    bool frozen;          /* the middle layer is constant */
-    bool evaluate;        /* a forward on other sums after every other step */
-    int fail_at;          /* the net's optimizer refuses in this step; 0: never */
+    /* the update is libzero's RMSprop, in PyTorch's form; else the net's own through cfg.update */
+    bool library_rmsprop;
+    /* the middle layer is constant */
+    bool frozen;
+    /* a forward on other sums after every other step */
+    bool evaluate;
+    /* the net's optimizer refuses in this step; 0: never */
+    int fail_at;
     /* If not NULL: how many ranks updated each element in the last step, (world, elements), in the net's own
      * order. */
     uint8_t *covered;
-    int64_t covered_stride; /* elements of a rank */
+    /* elements from one rank's row of covered to the next */
+    int64_t covered_stride;
 };
 
 extern const struct run_model graph_net_run_model;

@@ -14,36 +14,51 @@ struct layer;
 
 /* What runs through the net. */
 struct pass {
-    const float *input; /* of this layer, (batch, inputs) */
-    float *delta;       /* of the layer below, (batch, inputs), or NULL */
-    const float *truth; /* (batch, classes), or NULL */
+    /* (batch, inputs) of this layer */
+    const float *input;
+    /* (batch, inputs) of the layer below, or NULL */
+    float *delta;
+    /* (batch, classes), or NULL */
+    const float *truth;
 };
 
 struct update_args {
-    int batch; /* images that the updates are summed over */
+    /* images that the updates are summed over */
+    int batch;
     float learning_rate, momentum, decay;
 };
 
 struct layer {
     enum layer_kind kind;
     int batch;
-    int h, w, c;             /* of the input image */
-    int out_h, out_w, out_c; /* of the output */
-    int inputs, outputs;     /* per image */
-    int size, pad;           /* of a filter or pool */
+    /* of the input image */
+    int h, w, c;
+    /* of the output */
+    int out_h, out_w, out_c;
+    /* per image */
+    int inputs, outputs;
+    /* of a filter or pool */
+    int size, pad;
     int n_weights, n_biases;
-    int linear; /* 1: no leaky activation */
-    int frozen; /* 1: not trained */
+    /* 1: there is no leaky activation */
+    int linear;
+    /* 1: it is not trained */
+    int frozen;
 
-    float *weights;        /* (out_c, c, size, size) or (outputs, inputs) */
-    float *biases;         /* (out_c) or (outputs) */
-    float *weight_updates; /* as weights */
+    /* (out_c, c, size, size) or (outputs, inputs) */
+    float *weights;
+    /* (out_c) or (outputs) */
+    float *biases;
+    /* as weights */
+    float *weight_updates;
     float *bias_updates;
 
-    float *output; /* (batch, outputs) */
-    float *delta;  /* (batch, outputs) */
-    int *indexes;  /* of a maxpool: where each output came from */
-    float *cost;   /* of a softmax: (1), summed over the batch */
+    /* (batch, outputs) and its gradient */
+    float *output, *delta;
+    /* of a maxpool: where each output came from */
+    int *indexes;
+    /* of a softmax: (1), summed over the batch */
+    float *cost;
 
     void (*forward)(struct layer, struct pass);
     void (*backward)(struct layer, struct pass);
@@ -58,7 +73,8 @@ struct net {
 /* An 8x8 image, one channel: conv 3x3 to 5, maxpool 2, connected 18, connected n_classes, softmax. */
 #define NET_SIDE    8
 #define NET_CLASSES 4
-struct net *net_new(int batch, uint64_t seed); /* NULL without memory */
+/* NULL without memory. */
+struct net *net_new(int batch, uint64_t seed);
 void net_free(struct net *net);
 
 /* input (batch, 64), truth (batch, classes). Return the mean cost. */

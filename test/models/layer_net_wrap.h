@@ -7,9 +7,12 @@
 
 struct layer_net_options {
     int steps;
-    bool own_update; /* the net's own momentum arithmetic through cfg.update; else libzero's SGD */
-    bool frozen;     /* the first layer is not trained: a unit without gradients */
-    bool evaluate;   /* a forward on other images after every other step */
+    /* the update is the net's own momentum arithmetic through cfg.update; else libzero's SGD */
+    bool own_update;
+    /* the first layer is not trained: a unit without gradients */
+    bool frozen;
+    /* a forward on other images after every other step */
+    bool evaluate;
     bool no_momentum;
 };
 

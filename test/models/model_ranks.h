@@ -15,15 +15,21 @@
 #define RUN_MAX_WORLD 4
 
 struct run_log {
-    int err; /* of the first call that failed, with its text */
+    /* of the first call that failed, with its text */
+    int err;
     char error[2048];
     int n_steps;
-    double loss[RUN_MAX_STEPS]; /* of each step, mean over the global batch */
-    double norm[RUN_MAX_STEPS]; /* of the gradient, before clipping */
-    double eval[RUN_MAX_STEPS]; /* of the evaluation after each step, 0: none */
+    /* of each step, mean over the global batch */
+    double loss[RUN_MAX_STEPS];
+    /* of the gradient, before clipping */
+    double norm[RUN_MAX_STEPS];
+    /* of the evaluation after each step; 0: there was none */
+    double eval[RUN_MAX_STEPS];
     int64_t n_weights, n_states;
-    float *weights; /* (n_weights) at the end, in the model's own order */
-    float *states;  /* (n_states) of the optimizer; wrapped runs only */
+    /* (n_weights) at the end, in the model's own order */
+    float *weights;
+    /* (n_states) of the optimizer; wrapped runs only */
+    float *states;
 };
 
 /* When a model zeroes its gradients itself, all whose pointer is not NULL, as programs do that nobody wrote
@@ -38,17 +44,27 @@ enum run_zeroing {
 /* How a wrapped run is laid out over ranks. */
 struct run_setup {
     int stage, world;
-    int accum;      /* micro-batches per step; 0: 1 */
-    int prefetch;   /* 0: the default; negative: none */
-    int64_t budget; /* bytes; 0: the default */
-    bool brackets;  /* false: not a line inside forward and backward (stages 0 and 1) */
-    bool order;     /* give cfg.order, the calls of a micro-batch, beforehand */
+    /* micro-batches per step; 0: 1 */
+    int accum;
+    /* 0: the default; negative: none */
+    int prefetch;
+    /* bytes; 0: the default */
+    int64_t budget;
+    /* false: forward and backward call nothing of libzero (stages 0 and 1) */
+    bool brackets;
+    /* cfg.order, the calls of a micro-batch, is given beforehand */
+    bool order;
     enum run_zeroing zeroing;
-    bool in_place;     /* as cfg.grad_in_place */
-    int deterministic; /* 0: the default; negative: off */
-    bool no_micro;     /* without brackets: zero_micro is not called */
-    bool no_info;      /* zero_step is asked nothing, so that it need not wait; no norms in the log */
-    bool lags;         /* the last rank is late at each backward: what the others reduce waits for it */
+    /* as cfg.grad_in_place */
+    bool in_place;
+    /* 0: the default; negative: off */
+    int deterministic;
+    /* without brackets: zero_micro is not called */
+    bool no_micro;
+    /* zero_step is asked nothing, so that it need not wait; no norms in the log */
+    bool no_info;
+    /* the last rank is late at each backward: what the others reduce waits for it */
+    bool lags;
 };
 
 /* One rank of a wrapped run, on its own thread. Fills the log, err included. */
@@ -60,7 +76,8 @@ typedef void run_plain_fn(const void *options, struct run_log *log);
 struct run_model {
     run_plain_fn *plain;
     run_rank_fn *rank;
-    double tolerance; /* relative, of losses and norms between different orders of summation */
+    /* how far losses and norms of different orders of summation may differ, relatively */
+    double tolerance;
 };
 
 /* A configuration with the setup's fields filled in. url: NULL at world 1. */

@@ -12,56 +12,67 @@
 #include <stdio.h>
 
 struct mlp_config {
-    int vocab;    /* V */
-    int context;  /* T: tokens looked back at */
-    int channels; /* C */
-    int layers;   /* L */
+    /* V: different tokens */
+    int vocab;
+    /* T: tokens looked back at */
+    int context;
+    /* C: numbers of an embedding */
+    int channels;
+    /* L: feed-forward blocks */
+    int layers;
 };
 
 #define MLP_N_TENSORS 11
+/* Parameters, and their gradients, in this order in one buffer:
+ *
+ *     wte           (V, C)
+ *     wpe           (T, C)
+ *     ln1w, ln1b    (L, C)
+ *     fcw, fcb      (L, 4*C, C) and (L, 4*C)
+ *     projw, projb  (L, C, 4*C) and (L, C)
+ *     lnfw, lnfb    (C)
+ *     headb         (V)
+ */
 struct mlp_tensors {
-    float *wte;   /* (V, C) */
-    float *wpe;   /* (T, C) */
-    float *ln1w;  /* (L, C) */
-    float *ln1b;  /* (L, C) */
-    float *fcw;   /* (L, 4*C, C) */
-    float *fcb;   /* (L, 4*C) */
-    float *projw; /* (L, C, 4*C) */
-    float *projb; /* (L, C) */
-    float *lnfw;  /* (C) */
-    float *lnfb;  /* (C) */
-    float *headb; /* (V) */
+    float *wte, *wpe;
+    float *ln1w, *ln1b, *fcw, *fcb, *projw, *projb;
+    float *lnfw, *lnfb, *headb;
 };
 
+/* What forward leaves for backward, with B rows:
+ *
+ *     encoded        (B, C)
+ *     ln1            (L, B, C)
+ *     mean1, rstd1   (L, B)
+ *     fch, gelu      (L, B, 4*C)
+ *     residual       (L, B, C)
+ *     lnf            (B, C)
+ *     meanf, rstdf   (B)
+ *     logits, probs  (B, V)
+ *     losses         (B)
+ */
 struct mlp_acts {
-    float *encoded;  /* (B, C) */
-    float *ln1;      /* (L, B, C) */
-    float *mean1;    /* (L, B) */
-    float *rstd1;    /* (L, B) */
-    float *fch;      /* (L, B, 4*C) */
-    float *gelu;     /* (L, B, 4*C) */
-    float *residual; /* (L, B, C) */
-    float *lnf;      /* (B, C) */
-    float *meanf;    /* (B) */
-    float *rstdf;    /* (B) */
-    float *logits;   /* (B, V) */
-    float *probs;    /* (B, V) */
-    float *losses;   /* (B) */
+    float *encoded;
+    float *ln1, *mean1, *rstd1, *fch, *gelu, *residual;
+    float *lnf, *meanf, *rstdf, *logits, *probs, *losses;
 };
 
 struct mlp {
     struct mlp_config config;
-    int batch; /* B: rows of a forward */
+    /* B: rows of a forward */
+    int batch;
 
     struct mlp_tensors params;
-    size_t sizes[MLP_N_TENSORS]; /* elements of each, in the order of the struct */
+    /* elements of each tensor, in the order of the struct */
+    size_t sizes[MLP_N_TENSORS];
     float *params_memory;
     size_t n_params;
 
     struct mlp_tensors grads;
     float *grads_memory;
 
-    float *m_memory, *v_memory; /* of AdamW; allocated by the first update */
+    /* of AdamW; allocated by the first update */
+    float *m_memory, *v_memory;
 
     struct mlp_acts acts;
     float *acts_memory;
@@ -73,9 +84,11 @@ struct mlp {
     int *path;
     int n_path;
 
-    int store_headb; /* backward stores headb's gradient instead of adding to it */
+    /* backward stores headb's gradient instead of adding to it */
+    int store_headb;
 
-    const int *tokens, *targets; /* of the last forward, (B, T) and (B) */
+    /* of the last forward, (B, T) and (B) */
+    const int *tokens, *targets;
     float mean_loss;
 };
 
@@ -85,18 +98,22 @@ void mlp_free(struct mlp *m);
 
 /* targets NULL: no loss. */
 void mlp_forward(struct mlp *m, const int *tokens, const int *targets);
-void mlp_backward(struct mlp *m); /* adds to grads */
+/* Adds to grads. */
+void mlp_backward(struct mlp *m);
 void mlp_zero_grad(struct mlp *m);
-double mlp_clip(struct mlp *m, float max_norm); /* returns the norm before; max_norm 0: only that */
+/* Clips the gradient to max_norm, unless that is 0; returns the norm that it had. */
+double mlp_clip(struct mlp *m, float max_norm);
 
 struct mlp_adamw {
     float lr, beta1, beta2, eps, decay;
-    int t; /* 1-based */
+    /* 1-based */
+    int t;
 };
 void mlp_update(struct mlp *m, struct mlp_adamw a);
 /* The same for n weights w with gradients g and moments m and v. */
 void mlp_adamw(size_t n, float *w, const float *g, float *m, float *v, struct mlp_adamw a);
-int mlp_decays(int tensor); /* matrices do */
+/* Whether weights of this tensor decay, as matrices do. */
+int mlp_decays(int tensor);
 
 /* The pieces of a forward and a backward. prev: the layer run before l, or -1. */
 void mlp_encode(struct mlp *m, const int *tokens);

@@ -21,20 +21,33 @@ enum mlp_recompute {
 /* What a run does beside training; the plain run does the same. */
 struct mlp_options {
     int steps;
-    float clip;       /* 0: none */
-    enum mlp_tie tie; /* of the wrapped run */
+    /* the norm is clipped to it; 0: it is not */
+    float clip;
+    /* of the wrapped run */
+    enum mlp_tie tie;
     bool frozen_wpe;
-    enum mlp_recompute recompute; /* of the wrapped run */
-    bool evaluate;                /* a forward on other rows after every other step */
-    bool twice;      /* a forward on other rows before the one that is trained on, in the same micro-batch */
-    bool misuse;     /* wrapped: calls that must be refused, and change nothing, at every step */
-    bool drop;       /* each step leaves out one layer */
-    bool reorder;    /* from step 3 on the layers run in reverse */
-    bool overwrite;  /* tell libzero that headb's gradient is stored, not added to */
-    bool edit;       /* after step 2, a row of wte is set anew by zero_write */
-    bool own_update; /* wrapped: the model's own AdamW through cfg.update */
-    bool early; /* wrapped: each layer's bracket is opened and closed once before, inside its neighbour's */
-    bool resident; /* embeddings stay gathered at stage 3 */
+    /* of the wrapped run */
+    enum mlp_recompute recompute;
+    /* a forward on other rows after every other step */
+    bool evaluate;
+    /* a forward on other rows before the one that is trained on, in the same micro-batch */
+    bool twice;
+    /* wrapped: calls that must be refused, and change nothing, at every step */
+    bool misuse;
+    /* each step leaves out one layer */
+    bool drop;
+    /* from step 3 on the layers run in reverse */
+    bool reorder;
+    /* libzero is told that headb's gradient is stored, not added to */
+    bool overwrite;
+    /* after step 2, a row of wte is set anew by zero_write */
+    bool edit;
+    /* wrapped: the model's own AdamW through cfg.update */
+    bool own_update;
+    /* wrapped: each layer's bracket is opened and closed once before, inside its neighbour's */
+    bool early;
+    /* embeddings stay gathered at stage 3 */
+    bool resident;
 };
 
 #define MLP_ROWS 72 /* per step; divides by every world times accum used */

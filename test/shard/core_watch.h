@@ -56,31 +56,40 @@ struct watch_unit {
 };
 
 struct watch_slot {
-    int32_t unit; /* param: last gathered here; grad: handed out to; -1 none */
-    bool fresh;   /* param: gathered since the unit's last update */
+    /* param: gathered here last; grad: handed out to; -1: none */
+    int32_t unit;
+    /* param: gathered since the unit's last update */
+    bool fresh;
     int32_t n_uses;
-    bool hidden; /* grad: the contribution is complete */
+    /* grad: the contribution is complete */
+    bool hidden;
 };
 
 struct watch {
     struct zr_core_spec spec;
-    struct zr_core *core, *twin; /* the twin gets the same calls */
+    /* the twin gets the same calls */
+    struct zr_core *core, *twin;
     void *before;
     size_t bytes;
     struct zr_action *out, *twin_out;
     int32_t n_out, n_open, n_micro;
-    int32_t n_open_bwd, last_reduced; /* of those in flight; -1: none is */
-    int32_t last_in_place; /* of the units that are summed in place, the one updated last and not returned */
+    /* open backward brackets; the unit reduced last of those in flight, -1: none is */
+    int32_t n_open_bwd, last_reduced;
+    /* of the units that are summed in place, the one updated last and not returned */
+    int32_t last_in_place;
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
     struct watch_partial {
-        int32_t unit; /* -1: empty */
+        /* -1: the slot is empty */
+        int32_t unit;
         char text[SUM_TEXT];
     } partial[4];
-    bool normed, stepping, collective; /* collective: the call is a step, what comes before it, or a
-                                          micro-batch's end */
-    bool complete;                     /* the norm was asked for */
-    bool all;                          /* all parameters are gathered */
+    /* collective: the call is a step, one that comes before it, or a micro-batch's end */
+    bool normed, stepping, collective;
+    /* the norm was asked for */
+    bool complete;
+    /* all parameters are gathered */
+    bool all;
     /* Since watch_open. */
     int64_t n_calls, n_gathers, n_demand_gathers, n_reduces, n_refused;
 };

@@ -8,8 +8,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-static int64_t fail_at = -1, n_allocs; /* allocation fail_at (0-based) fails; -1: none */
-static int64_t n_live; /* blocks; those of strdup and the like are not counted, but their free is */
+/* Allocation fail_at, counted from 0, fails; -1: none does. */
+static int64_t fail_at = -1, n_allocs;
+/* Blocks that are not freed. Those of strdup and the like are not counted, but their free is. */
+static int64_t n_live;
 void *__real_calloc(size_t n, size_t size);
 void *__real_malloc(size_t size);
 int __real_posix_memalign(void **p, size_t align, size_t size);

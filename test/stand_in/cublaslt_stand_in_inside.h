@@ -40,18 +40,21 @@ struct cublaslt_matmul_desc {
         uint32_t epilogue;
         int64_t ld_aux;
     } is;
-    const void *bias, *aux; /* aux: written where the epilogue says so */
+    /* aux: written where the epilogue says so */
+    const void *bias, *aux;
 };
 
 struct cublaslt_preference {
     struct csi_object object;
     uint64_t workspace_bytes;
-    uint32_t splits, align[4]; /* of A, B, C, D */
+    /* of A, B, C, D */
+    uint32_t splits, align[4];
 };
 
 struct csi_state {
     pthread_mutex_t lock;
-    struct csi_object *destroyed; /* a list */
+    /* list of those that were destroyed, to know them when they are used again */
+    struct csi_object *destroyed;
     int n_open;
     uint32_t refused;
     int64_t n_products, n_epilogues;

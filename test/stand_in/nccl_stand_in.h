@@ -51,12 +51,18 @@ void nccl_stand_in_hang(const char *call, int device, int k);
 void nccl_stand_in_async(int device, ncclResult_t res);
 
 struct nccl_stand_in_counts {
-    int64_t n_calls;       /* collectives, sends and receives, over all ranks */
-    int64_t n_groups;      /* put on streams */
-    int64_t n_symmetric;   /* of n_calls: collectives with both buffers in symmetric windows */
-    int64_t n_copy_engine; /* of n_symmetric: gathers of a communicator without CTAs */
-    int64_t n_comms;       /* alive */
-    int64_t n_registered;  /* windows that are */
+    /* collectives, sends and receives, over all ranks */
+    int64_t n_calls;
+    /* groups of calls put on streams */
+    int64_t n_groups;
+    /* of n_calls: collectives with both buffers in symmetric windows */
+    int64_t n_symmetric;
+    /* of n_symmetric: gathers of a communicator without CTAs */
+    int64_t n_copy_engine;
+    /* communicators that are alive */
+    int64_t n_comms;
+    /* windows that are registered */
+    int64_t n_registered;
 };
 
 void nccl_stand_in_counts(struct nccl_stand_in_counts *out);

@@ -25,12 +25,15 @@ struct nsi_meeting {
     ncclDataType_t type;
     ncclRedOp_t op;
     size_t count;
-    int root, from, to; /* from, to: of a message */
-    uint64_t number;    /* among the collectives of its communicator, or the messages of its two ranks */
+    /* root: of a broadcast or the like; from, to: of a message */
+    int root, from, to;
+    /* counted among the collectives of its communicator, or the messages of its two ranks */
+    uint64_t number;
     /* [a][b], of each rank a that came: which of its collectives with rank b this is, on any
      * communicator. */
     uint64_t issue[NSI_RANKS][NSI_RANKS];
-    int64_t offset; /* of the buffer that must lie alike, in its window; -1: not in a window */
+    /* in its window, of the buffer that must lie alike on all ranks; -1: it is in no window */
+    int64_t offset;
     char *given[NSI_RANKS];
     bool here[NSI_RANKS], left[NSI_RANKS], different;
     struct nsi_meeting *next;
@@ -38,7 +41,8 @@ struct nsi_meeting {
 
 /* One ncclCommSplit of all ranks of a communicator. */
 struct nsi_split {
-    uint64_t number; /* among the communicator's, from 1 */
+    /* counted among the splits of its communicator, from 1 */
+    uint64_t number;
     int n_here;
     int color[NSI_RANKS], key[NSI_RANKS];
 };
@@ -47,11 +51,15 @@ struct nsi_split {
 struct nsi_club {
     char id[NCCL_UNIQUE_ID_BYTES];
     int n_ranks, n_here;
-    int device[NSI_RANKS];  /* -1: not here yet */
-    uint64_t n_windows;     /* registrations so far, by all */
-    size_t window_bytes[2]; /* of the even and the odd registration under way: of the first rank */
+    /* -1: not here yet */
+    int device[NSI_RANKS];
+    /* registrations so far, of all ranks */
+    uint64_t n_windows;
+    /* of the first rank that came, for the even and the odd registration under way */
+    size_t window_bytes[2];
     int64_t window_offset[2];
-    struct nsi_split splits[2]; /* the even and the odd one under way */
+    /* the even and the odd split under way */
+    struct nsi_split splits[2];
     struct nsi_meeting *meetings;
     struct nsi_club *next;
 };
@@ -68,12 +76,17 @@ struct ncclComm {
     struct nsi_club *club;
     int rank, device;
     bool alive, aborted, no_ctas;
-    int64_t bytes;      /* of the device */
-    bool waits;         /* blocking; else what is called returns before it is done: */
-    int n_polls;        /* of ncclCommGetAsyncError until it is */
-    ncclComm_t *to, of; /* and then this is made: *to = of */
+    /* memory of the device that it takes */
+    int64_t bytes;
+    /* it is a blocking one; else what is called returns before it is done */
+    bool waits;
+    /* calls of ncclCommGetAsyncError that are left until it is done */
+    int n_polls;
+    /* then *to is set to of */
+    ncclComm_t *to, of;
     ncclResult_t async;
-    int n_queued, n_running; /* batches on streams: not run yet, running */
+    /* batches on streams: those not run yet, those that run */
+    int n_queued, n_running;
     uint64_t n_collectives, n_splits, n_windows, n_sent[NSI_RANKS], n_received[NSI_RANKS];
     struct ncclComm *next;
 };
@@ -88,9 +101,11 @@ struct nsi_call {
     size_t count;
     ncclDataType_t type;
     ncclRedOp_t op;
-    int root; /* or the peer */
+    /* the root, or the peer of a message */
+    int root;
     bool has_run;
-    uint64_t number, issue[NSI_RANKS]; /* issue: see nsi_meeting */
+    /* as in struct nsi_meeting */
+    uint64_t number, issue[NSI_RANKS];
     int64_t offset;
     struct nsi_call *next;
 };
@@ -106,8 +121,10 @@ struct nsi_state {
     int n_open_groups;
     /* [a][b]: collectives that device a has issued on communicators which b has a rank in too. */
     uint64_t n_issued[STAND_IN_MOST_DEVICES][STAND_IN_MOST_DEVICES];
-    int n_inside;  /* calls */
-    int n_batches; /* put on streams and not dropped: they know their communicator */
+    /* calls under way */
+    int n_inside;
+    /* batches put on streams and not dropped, which know their communicator */
+    int n_batches;
     int n_inside_device[STAND_IN_MOST_DEVICES];
     bool ending, hung;
     char fail_call[48];

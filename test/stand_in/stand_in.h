@@ -39,10 +39,14 @@ extern "C" {
 /* --- what tests control --- */
 
 struct stand_in_machine {
-    int driver_version;   /* as cudaDriverGetVersion gives it; 0: no driver */
-    int n_devices;        /* 1..16; 0: a driver without devices */
-    int major, minor;     /* compute capability */
-    int64_t device_bytes; /* of memory, each */
+    /* as cudaDriverGetVersion gives it; 0: no driver */
+    int driver_version;
+    /* 1..16; 0: a driver without devices */
+    int n_devices;
+    /* compute capability */
+    int major, minor;
+    /* memory of each device */
+    int64_t device_bytes;
 };
 
 enum { STAND_IN_MOST_DEVICES = 16 };
@@ -99,7 +103,8 @@ struct stand_in_range {
     size_t bytes;
     int device;
     enum cudaMemoryType type;
-    const char *kind; /* "cudaMalloc", "cudaHostAlloc", or what stand_in_alloc was given */
+    /* "cudaMalloc", "cudaHostAlloc", or what stand_in_alloc was given */
+    const char *kind;
 };
 /* The live allocation that p lies in; false if there is none. */
 bool stand_in_find(const void *p, struct stand_in_range *out);

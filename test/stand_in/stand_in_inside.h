@@ -41,14 +41,16 @@ enum si_kind { SI_OTHER, SI_SHORT, SI_HOST_FUNCTION };
 struct si_op {
     int n_refs;
     bool done;
-    void (*fn)(void *arg); /* NULL: a place only */
+    /* NULL: there is nothing to do, and it only marks a place */
+    void (*fn)(void *arg);
     void (*drop)(void *arg);
     void *arg;
     enum si_kind kind;
     int64_t done_ns;
     struct si_op *next;
     int n_after;
-    struct si_op *after[]; /* must be done first; held */
+    /* operations that must be done first, each of them held */
+    struct si_op *after[];
 };
 
 struct CUstream_st {
@@ -56,12 +58,17 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     bool alive, ending;
-    struct si_op *first, *end; /* waiting or running */
-    bool running_short;        /* the first, of that kind, runs */
-    struct si_op *last;        /* the most recent ever put; held; NULL: none */
-    pthread_cond_t cond;       /* something to do */
+    /* list of operations that wait or run */
+    struct si_op *first, *end;
+    /* the first runs, and is a short one */
+    bool running_short;
+    /* the last that was ever put, held; NULL: none was */
+    struct si_op *last;
+    /* there is something to do */
+    pthread_cond_t cond;
     enum cudaStreamCaptureStatus capture;
-    enum cudaStreamCaptureMode capture_mode; /* of the capture that is open, and who began it */
+    /* of the capture that is open, and who began it */
+    enum cudaStreamCaptureMode capture_mode;
     pthread_t capture_thread;
     struct CUstream_st *next;
 };
@@ -70,25 +77,31 @@ struct CUevent_st {
     int device;
     unsigned flags;
     bool alive;
-    struct si_op *record; /* held; NULL: never recorded */
+    /* held; NULL: it was never recorded */
+    struct si_op *record;
     struct CUevent_st *next;
 };
 
 struct si_device {
     int64_t used_bytes;
-    cudaError_t lost;           /* every call gives it, and no work runs */
-    struct CUstream_st *legacy; /* the NULL stream, made at its first use */
+    /* what every call returns once the device is lost, when no work runs; 0: it is not */
+    cudaError_t lost;
+    /* the NULL stream, made at its first use */
+    struct CUstream_st *legacy;
     bool has_context;
 };
 
 struct si_state {
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* an operation is done */
+    /* an operation is done */
+    pthread_cond_t moved;
     struct stand_in_machine machine;
     struct si_device device[STAND_IN_MOST_DEVICES];
-    struct CUstream_st *streams; /* of all times, until stand_in_end */
+    /* all that there ever were, until stand_in_end */
+    struct CUstream_st *streams;
     struct CUevent_st *events;
-    int n_threads; /* of streams */
+    /* threads of streams */
+    int n_threads;
     int64_t n_host_waits;
     bool forbid_unrecorded;
     uint64_t seed;
@@ -110,7 +123,8 @@ struct CUstream_st *si_stream(const char *call, cudaStream_t handle, cudaError_t
  * Lock held. NULL: no memory. */
 struct si_op *si_put(struct CUstream_st *s, void (*fn)(void *arg), void *arg, void (*drop)(void *arg),
                      struct si_op *after);
-void si_let_go(struct si_op *op); /* lock held; NULL is allowed */
+/* Lock held. NULL is allowed. */
+void si_let_go(struct si_op *op);
 /* Waits until op (NULL: nothing) is done, and orders the caller after it. Lock held. Counted as a host wait.
  */
 void si_wait_for(struct si_op *op);

@@ -20,15 +20,20 @@ struct program {
     struct zero_config cfg;
     zero_ctx *z;
     int32_t n_tensors;
-    struct zero_tensor *table;                 /* the model's, unless a row gives a wider one */
-    struct zero_tensor wider[TOY_TENSORS + 1]; /* the model's, and a counter that is a buffer */
+    /* the model's table, unless a row of misuses gives a wider one */
+    struct zero_tensor *table;
+    /* the model's table, and a counter that is a buffer */
+    struct zero_tensor wider[TOY_TENSORS + 1];
     int64_t counter;
     void *counter_at;
-    bool odd;       /* the last rank: where ranks have to differ, it does */
-    bool odd_group; /* with groups of 2: a rank of the last group */
+    /* this is the last rank, which differs where ranks have to differ */
+    bool odd;
+    /* with groups of 2: this is a rank of the last group */
+    bool odd_group;
     pthread_mutex_t lock;
     char lines[MOST_LINES];
-    void *spare[TOY_TENSORS]; /* memory of the model's own, for pointers that go wrong */
+    /* memory of the model's own, for pointers that go wrong */
+    void *spare[TOY_TENSORS];
 };
 
 enum { S0 = 1, S1 = 2, S2 = 4, S3 = 8, IN_PLACE = S0 | S1, SHARDED = S2 | S3, ALL = 15 };
@@ -42,13 +47,19 @@ enum outcome { RIGHT = 1, ERROR, LINE };
 struct misuse {
     const char *name;
     int stages, worlds;
-    void (*configure)(struct program *p); /* before zero_wrap; NULL: nothing */
-    int (*run)(struct program *p);        /* after it; the first error; NULL: trains as it should */
+    /* called before zero_wrap; NULL: nothing is */
+    void (*configure)(struct program *p);
+    /* called after it, returns the first error; NULL: the model trains as it should */
+    int (*run)(struct program *p);
     enum outcome outcome;
-    int code;                     /* ERROR */
-    const char *says[3];          /* parts of the error or the line */
-    const char *variable, *value; /* of the environment; NULL: none */
-    bool only_rank_0;             /* the line is of what all ranks have alike, and told once */
+    /* of outcome ERROR */
+    int code;
+    /* parts of the error's or the line's text */
+    const char *says[3];
+    /* set in the environment; NULL: none is */
+    const char *variable, *value;
+    /* the line is of what all ranks have alike, and logged once */
+    bool only_rank_0;
 };
 
 /* A row that ends in an error, and one that trains as it should. */

@@ -15,8 +15,10 @@
 enum { TOY_TENSORS = 5, TOY_UNITS = 4, TOY_FROZEN = 3, TOY_STACKED = 1, MOST_TOY_RANKS = 8 };
 
 struct toy {
-    void *param[TOY_TENSORS], *grad[TOY_TENSORS]; /* the model's own pointers */
-    void *own[TOY_TENSORS];                       /* its own memory */
+    /* the model's own pointers */
+    void *param[TOY_TENSORS], *grad[TOY_TENSORS];
+    /* its own memory */
+    void *own[TOY_TENSORS];
     struct zero_tensor table[TOY_TENSORS];
 };
 
@@ -47,11 +49,15 @@ struct toy_rank {
     int rank, world;
     char url[64];
     void *arg;
-    int err;         /* for the test to read */
-    char text[2048]; /* zero_last_error of it */
-    int64_t ms;      /* likewise; what is measured is the test's */
+    /* for the test to read */
+    int err;
+    /* what zero_last_error says of err */
+    char text[2048];
+    /* for the test to read; each test says what it measures */
+    int64_t ms;
     uint64_t hash;
-    char wrong[4096]; /* "" when all is well: cmocka's asserts only work on the test's own thread */
+    /* "" when all is well: cmocka's asserts only work on the test's own thread */
+    char wrong[4096];
 };
 
 /* ZERO_CONFIG_INIT with rank, world and rendezvous filled in. */
@@ -90,7 +96,8 @@ int64_t toy_now_ms(void);
 
 /* What a process holds that a context may have left behind. */
 struct toy_holdings {
-    int n_fds, n_threads, n_maps; /* n_maps: memfds, the arenas of ranks */
+    /* n_maps: mappings of memfds, which are the arenas of ranks */
+    int n_fds, n_threads, n_maps;
 };
 struct toy_holdings toy_holdings(void);
 /* The same as before, now or soon: a joined thread is still listed for a moment. */

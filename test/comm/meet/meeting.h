@@ -13,7 +13,8 @@ enum { LONG_MS = 30000, SHORT_MS = 1500 };
 /* A loop of the rank's own, and what it meets the others by. */
 struct meeting {
     uv_loop_t loop;
-    struct zr_rendezvous *r; /* NULL: it could not be opened */
+    /* NULL: it could not be opened */
+    struct zr_rendezvous *r;
 };
 
 /* Returns what zr_rendezvous_open does; to be parted from in any case. */

@@ -9,7 +9,8 @@
 
 enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
 
-extern int expected_misuse; /* of the test that runs; -1: any number */
+/* Misuses that the test that runs makes on purpose; -1: any number. */
+extern int expected_misuse;
 
 /* Before and after each test: the machine's devices; all is let go, and what was misused is as expected. */
 int nccl_test_start(void **state);
@@ -20,9 +21,11 @@ extern struct nccl_custom {
     int copy_engine;
     int64_t timeout_ms;
     void (*change)(struct zr_nccl_options *opt, int rank);
-    int odd_rank; /* that asks for less to reduce with; -1: none */
+    /* the rank that asks for less to reduce with; -1: none does */
+    int odd_rank;
     pthread_mutex_t lock;
-    struct zr_log *to_log; /* what log receives */
+    /* what log receives */
+    struct zr_log *to_log;
     char log[8192];
 } custom;
 
