@@ -285,58 +285,42 @@ static uint64_t hash_layout(const struct zr_layout *l)
     return h;
 }
 
-int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
-                   bool gaps, struct zr_layout **out)
+static int no_memory(const struct zr_layout *l)
 {
-    struct member *members = NULL;
-    int32_t *head = NULL, *tail = NULL;
-    unsigned char *done = NULL;
-    int err = ZR_ERR_NOMEM;
-    struct zr_layout *l = calloc(1, sizeof *l);
-    if (!l) {
-        zr_tensors_free(tensors, n_tensors);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the layout");
-    }
-    l->inner = inner;
-    l->outer = outer;
-    l->world = inner * outer;
-    l->in_place = in_place;
-    l->gaps = gaps;
-    l->tensors = tensors;
-    l->n_tensors = n_tensors;
-    l->slice_base = calloc((size_t)n_tensors + 1, sizeof *l->slice_base);
+    return zr_fail(ZR_ERR_NOMEM, "no memory for the layout of %d tensors", l->n_tensors);
+}
+
+/* The slices before each tensor, and what all tensors are together. */
+static int count_tensors(struct zr_layout *l)
+{
+    l->slice_base = calloc((size_t)l->n_tensors + 1, sizeof *l->slice_base);
     if (!l->slice_base)
-        goto no_memory;
-    for (int32_t i = 0; i < n_tensors; i++) {
-        l->slice_base[i + 1] = l->slice_base[i] + (int32_t)tensors[i].n_slices;
-        if (tensors[i].buffer) {
+        return no_memory(l);
+    for (int32_t i = 0; i < l->n_tensors; i++) {
+        const struct zr_tensor *t = &l->tensors[i];
+        l->slice_base[i + 1] = l->slice_base[i] + (int32_t)t->n_slices;
+        if (t->buffer) {
             l->n_buffers++;
-            l->buffer_bytes += zr_buffer_room(&tensors[i]);
+            l->buffer_bytes += zr_buffer_room(t);
             continue;
         }
-        l->n_params += tensors[i].n_elems;
-        l->most_lr_scale = fmaxf(l->most_lr_scale, tensors[i].lr_scale);
+        l->n_params += t->n_elems;
+        l->most_lr_scale = fmaxf(l->most_lr_scale, t->lr_scale);
     }
-    err = count_units(l, &l->n_units);
-    if (err)
-        goto fail;
-    err = ZR_ERR_NOMEM;
-    int32_t n = l->slice_base[n_tensors];
-    l->units = calloc((size_t)l->n_units, sizeof *l->units);
-    l->flats = calloc((size_t)n, sizeof *l->flats);
-    l->pieces = calloc((size_t)n, sizeof *l->pieces);
-    l->piece_of = calloc((size_t)n, sizeof *l->piece_of);
-    members = calloc((size_t)n, sizeof *members);
-    done = calloc((size_t)n, 1);
-    head = malloc((size_t)l->n_units * sizeof *head);
-    tail = malloc((size_t)l->n_units * sizeof *tail);
-    if (!l->units || !l->flats || !l->pieces || !l->piece_of || !members || !done || !head || !tail)
-        goto no_memory;
-    memset(head, 0xff, (size_t)l->n_units * sizeof *head);
+    return 0;
+}
+
+/* Of each unit, the list of its members; returns the heads, -1 for an empty list. NULL: no memory. */
+static int32_t *list_members(const struct zr_layout *l, struct member *members)
+{
+    int32_t *head = malloc((size_t)l->n_units * sizeof *head),
+            *tail = malloc((size_t)l->n_units * sizeof *tail);
+    for (int32_t u = 0; head && u < l->n_units; u++)
+        head[u] = -1;
     int32_t k = 0;
-    for (int32_t t = 0; t < n_tensors; t++) {
-        for (int32_t s = 0; s < tensors[t].n_slices; s++, k++) {
-            int32_t u = tensors[t].unit + s;
+    for (int32_t t = 0; head && tail && t < l->n_tensors; t++) {
+        for (int32_t s = 0; s < l->tensors[t].n_slices; s++, k++) {
+            int32_t u = l->tensors[t].unit + s;
             members[k] = (struct member){.tensor = t, .slice = s, .next = -1};
             if (head[u] < 0)
                 head[u] = k;
@@ -345,27 +329,61 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, 
             tail[u] = k;
         }
     }
-    for (int32_t u = 0; u < l->n_units; u++) {
+    if (!tail) {
+        free(head);
+        head = NULL;
+    }
+    free(tail);
+    return head;
+}
+
+static int build_units(struct zr_layout *l)
+{
+    size_t n = (size_t)l->slice_base[l->n_tensors];
+    l->units = calloc((size_t)l->n_units, sizeof *l->units);
+    l->flats = calloc(n, sizeof *l->flats);
+    l->pieces = calloc(n, sizeof *l->pieces);
+    l->piece_of = calloc(n, sizeof *l->piece_of);
+    struct member *members = calloc(n, sizeof *members);
+    unsigned char *done = calloc(n, 1);
+    int32_t *head = members ? list_members(l, members) : NULL;
+    int err = 0;
+    if (!l->units || !l->flats || !l->pieces || !l->piece_of || !done || !head)
+        err = no_memory(l);
+    for (int32_t u = 0; !err && u < l->n_units; u++)
         err = build_unit(l, u, members, head[u], done);
-        if (err)
-            goto fail;
+    free(members);
+    free(done);
+    free(head);
+    return err;
+}
+
+int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
+                   bool gaps, struct zr_layout **out)
+{
+    struct zr_layout *l = calloc(1, sizeof *l);
+    if (!l) {
+        zr_tensors_free(tensors, n_tensors);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the layout");
+    }
+    *l = (struct zr_layout){.inner = inner,
+                            .outer = outer,
+                            .world = inner * outer,
+                            .in_place = in_place,
+                            .gaps = gaps,
+                            .tensors = tensors,
+                            .n_tensors = n_tensors};
+    int err = count_tensors(l);
+    if (!err)
+        err = count_units(l, &l->n_units);
+    if (!err)
+        err = build_units(l);
+    if (err) {
+        zr_layout_free(l);
+        return err;
     }
     place_in_place(l);
     l->hash = hash_layout(l);
-    free(members);
-    free(done);
-    free(head);
-    free(tail);
     *out = l;
     return 0;
-
-no_memory:
-    zr_fail(err, "no memory for the layout of %d tensors", n_tensors);
-fail:
-    free(members);
-    free(done);
-    free(head);
-    free(tail);
-    zr_layout_free(l);
-    return err;
 }
