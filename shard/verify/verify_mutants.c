@@ -48,89 +48,132 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
     return true;
 }
 
-void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
+/* Does the mutant of the case change this job? */
+static bool concerns(const struct zr_verify_rank *r, const struct zr_job *job)
 {
     const struct zr_mutant *m = r->v->mutant;
+    return m && m->what >= ZR_LESS_JOB && m->what < ZR_LESS_CALL &&
+           (!m->action || job->action.kind == m->action) && applies(r, m);
+}
+
+/* Another slot, of those that hold as much. */
+static bool move_slot(const struct zr_plan *plan, struct zr_action *a)
+{
+    bool gathers = a->kind == ZR_ACT_GATHER;
+    int32_t n = gathers ? plan->n_param_slots : plan->n_grad_slots;
+    const struct zr_slot_place *place = gathers ? plan->param_slots : plan->grad_slots;
+    if (a->slot < 0 || n < 2)
+        return false;
+    int32_t other = (a->slot + 1) % n;
+    if (place[other].bytes < place[a->slot].bytes)
+        return false;
+    a->slot = other;
+    return true;
+}
+
+static bool move_partial(const struct zr_plan *plan, struct zr_action *a)
+{
+    if (a->partial < 0)
+        return false;
+    a->partial = (a->partial + 1) % plan->n_partial_slots;
+    return true;
+}
+
+static bool set_accumulate(struct zr_action *a, bool accumulate)
+{
+    bool changes = a->accumulate != accumulate;
+    a->accumulate = accumulate;
+    return changes;
+}
+
+static bool take_first_sum(struct zr_action *a)
+{
+    bool changes = a->sum > 0;
+    a->sum = 0;
+    a->n_folds = 0;
+    return changes;
+}
+
+/* Does an action otherwise; false where there is nothing to do otherwise. */
+static bool change(enum zr_mutation what, const struct zr_plan *plan, struct zr_action *a)
+{
+    switch (what) {
+    case ZR_OTHER_SLOT:
+        return move_slot(plan, a);
+    case ZR_OTHER_PARTIAL:
+        return move_partial(plan, a);
+    case ZR_NO_ACCUMULATE:
+        return set_accumulate(a, false);
+    case ZR_ALWAYS_ACCUMULATE:
+        return set_accumulate(a, true);
+    case ZR_OTHER_SUM:
+        return take_first_sum(a);
+    default:
+        return true;
+    }
+}
+
+static void issue_twice(struct zr_engine *e, struct zr_job job)
+{
+    struct zr_action *a = &job.action;
+    zr_engine_issue(e, &job);
+    /* In place, what is added between groups is what was set aside. */
+    if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->partial >= 0))
+        a->accumulate = true;
+    zr_engine_issue(e, &job);
+}
+
+static void issue_on_gather_stream(struct zr_engine *e, const struct zr_job *job)
+{
+    struct zr_stream *own = e->reduce_stream;
+    e->reduce_stream = e->gather_stream;
+    zr_engine_issue(e, job);
+    e->reduce_stream = own;
+}
+
+/* Keeps a job for later, one at a time. */
+static bool hold(struct zr_verify_rank *r, const struct zr_job *job)
+{
+    if (r->holding) {
+        zr_engine_issue(&r->engine, job);
+        return false;
+    }
+    r->holding = true;
+    r->held = *job;
+    return true;
+}
+
+/* Is the job before which the one that is held should have been issued? */
+static bool ends_hold(const struct zr_verify_rank *r, const struct zr_job *job)
+{
+    int until = r->holding ? r->v->mutant->until : 0;
+    return r->holding && (until ? job->action.kind == until : job->action.kind != r->held.action.kind);
+}
+
+void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job)
+{
     struct zr_engine *e = &r->engine;
-    if (r->holding && (m->until ? job->action.kind == m->until : job->action.kind != r->held.action.kind)) {
+    if (ends_hold(r, job)) {
         r->holding = false;
         zr_engine_issue(e, job);
         zr_engine_issue(e, &r->held);
         return;
     }
-    if (!m || m->what < ZR_LESS_JOB || m->what >= ZR_LESS_CALL ||
-        (m->action && job->action.kind != m->action) || !applies(r, m)) {
+    if (!concerns(r, job)) {
         zr_engine_issue(e, job);
         return;
     }
     struct zr_job changed = *job;
-    int32_t n_slots = job->action.kind == ZR_ACT_GATHER ? r->plan.n_param_slots : r->plan.n_grad_slots;
-    bool acted = true;
-    switch (m->what) {
-    case ZR_LESS_JOB:
-        break;
-    case ZR_TWICE_JOB:
-        zr_engine_issue(e, job);
-        /* In place, what is added between groups is what was set aside. */
-        if (changed.action.kind == ZR_ACT_REDUCE ||
-            (changed.action.kind == ZR_ACT_REDUCE_OUTER && changed.action.partial >= 0))
-            changed.action.accumulate = true;
+    enum zr_mutation what = r->v->mutant->what;
+    bool acted = change(what, &r->plan, &changed.action);
+    if (what == ZR_TWICE_JOB)
+        issue_twice(e, changed);
+    else if (what == ZR_LATE_JOB)
+        acted = hold(r, job);
+    else if (what == ZR_OTHER_STREAM)
+        issue_on_gather_stream(e, job);
+    else if (what != ZR_LESS_JOB)
         zr_engine_issue(e, &changed);
-        break;
-    case ZR_LATE_JOB:
-        acted = !r->holding;
-        if (r->holding) {
-            zr_engine_issue(e, job);
-        } else {
-            r->holding = true;
-            r->held = *job;
-        }
-        break;
-    case ZR_OTHER_SLOT:
-        acted = job->action.slot >= 0 && n_slots > 1;
-        if (acted) {
-            /* Only into slots that hold as much. */
-            int32_t other = (job->action.slot + 1) % n_slots;
-            const struct zr_slot_place *p =
-                job->action.kind == ZR_ACT_GATHER ? r->plan.param_slots : r->plan.grad_slots;
-            acted = p[other].bytes >= p[job->action.slot].bytes;
-            if (acted)
-                changed.action.slot = other;
-        }
-        zr_engine_issue(e, &changed);
-        break;
-    case ZR_OTHER_PARTIAL:
-        acted = job->action.partial >= 0;
-        if (acted)
-            changed.action.partial = (job->action.partial + 1) % r->plan.n_partial_slots;
-        zr_engine_issue(e, &changed);
-        break;
-    case ZR_NO_ACCUMULATE:
-        acted = changed.action.accumulate;
-        changed.action.accumulate = false;
-        zr_engine_issue(e, &changed);
-        break;
-    case ZR_ALWAYS_ACCUMULATE:
-        acted = !changed.action.accumulate;
-        changed.action.accumulate = true;
-        zr_engine_issue(e, &changed);
-        break;
-    case ZR_OTHER_STREAM: {
-        struct zr_stream *own = e->reduce_stream;
-        e->reduce_stream = e->gather_stream;
-        zr_engine_issue(e, job);
-        e->reduce_stream = own;
-        break;
-    }
-    case ZR_OTHER_SUM:
-        acted = changed.action.sum > 0;
-        changed.action.sum = 0;
-        changed.action.n_folds = 0;
-        zr_engine_issue(e, &changed);
-        break;
-    default:
-        zr_engine_issue(e, job);
-    }
     r->v->n_acted += acted;
 }
 
