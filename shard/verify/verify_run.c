@@ -106,23 +106,34 @@ static void check_ends(struct zr_verify_world *v)
     }
 }
 
-static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
+/* The model's script, and the plan for it. */
+static int plan_model(struct zr_verify_world *v)
 {
-    const struct zr_verify_case *c = v->c;
-    const struct zr_verify_speed *speed = v->speed;
-    int err = zr_script_make(c, &v->script);
+    int err = zr_script_make(v->c, &v->script);
     if (!err)
-        err = zr_verify_layout(c, speed, &v->layout);
+        err = zr_verify_layout(v->c, v->speed, &v->layout);
     if (err)
         return err;
     set_options(v);
-    err = zr_plan_make(v->layout, &v->opt, &v->plan);
-    if (err == ZR_ERR_BUDGET) { /* as zero_wrap refuses it */
-        out->refused = err;
-        return 0;
-    }
-    if (err)
-        return err;
+    return zr_plan_make(v->layout, &v->opt, &v->plan);
+}
+
+static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
+{
+    const struct zr_verify_speed *speed = v->speed;
+    o->ran = v->trace ? zr_trace_ran : NULL;
+    o->memory_bytes_per_s = speed->memory_bytes_per_s;
+    o->near_bytes_per_s = speed->near_bytes_per_s;
+    o->far_bytes_per_s = speed->far_bytes_per_s;
+    o->launch_ns = speed->launch_ns;
+    o->near_ns = speed->near_ns;
+    o->far_ns = speed->far_ns;
+    o->ranks_per_node = speed->ranks_per_node;
+}
+
+static int open_sim(struct zr_verify_world *v)
+{
+    const struct zr_verify_case *c = v->c;
     struct zr_sim_options o = {.world = c->world,
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
@@ -136,18 +147,16 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
         o.comm_flaws = v->mutant->flaw;
         o.flawed_roles = v->mutant->roles;
     }
-    if (speed) {
-        o.ran = v->trace ? zr_trace_ran : NULL;
-        o.memory_bytes_per_s = speed->memory_bytes_per_s;
-        o.near_bytes_per_s = speed->near_bytes_per_s;
-        o.far_bytes_per_s = speed->far_bytes_per_s;
-        o.launch_ns = speed->launch_ns;
-        o.near_ns = speed->near_ns;
-        o.far_ns = speed->far_ns;
-        o.ranks_per_node = speed->ranks_per_node;
-    }
-    err = zr_sim_open(&o, &v->sim);
-    v->ranks = calloc((size_t)c->world, sizeof *v->ranks);
+    if (v->speed)
+        set_speed(v, &o);
+    return zr_sim_open(&o, &v->sim);
+}
+
+/* The simulated world and its ranks. */
+static int open_world(struct zr_verify_world *v)
+{
+    int err = open_sim(v);
+    v->ranks = calloc((size_t)v->c->world, sizeof *v->ranks);
     if (!v->ranks)
         abort();
     if (!err) {
@@ -156,31 +165,53 @@ static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct z
     }
     if (!err)
         err = zr_groups_open(v);
-    for (int id = 0; !err && id < c->world; id++)
+    for (int id = 0; !err && id < v->c->world; id++)
         err = zr_rank_open(v, id);
+    return err;
+}
+
+static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out)
+{
+    for (int id = 0; id < v->c->world; id++) {
+        const struct zr_verify_rank *r = &v->ranks[id];
+        out->n_calls += r->n_calls;
+        out->action_hash = out->action_hash * 31 + r->action_hash;
+        out->refused |= r->refused;
+        out->died |= r->dead;
+    }
+    out->starved = v->agreed_error == ZR_ERR_NOMEM;
+    out->reordered = v->script.reordered;
+    out->n_snapshots = v->n_snapshots;
+}
+
+static struct zr_verify_time time_of(const struct zr_verify_world *v)
+{
+    int64_t peak, step_ns = v->ranks[0].step_to_ns - v->ranks[0].step_from_ns;
+    zr_sim_held(v->sim, 0, &peak);
+    return (struct zr_verify_time){.step_ns = step_ns,
+                                   .compute_ns = v->step_compute_ns,
+                                   .exposed_ns = step_ns - v->step_compute_ns,
+                                   .peak_bytes = peak,
+                                   .plan_bytes = v->plan->total_bytes};
+}
+
+static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
+{
+    int err = plan_model(v);
+    if (err == ZR_ERR_BUDGET) { /* as zero_wrap refuses it */
+        out->refused = err;
+        return 0;
+    }
+    if (!err)
+        err = open_world(v);
     if (err)
         return err;
     zr_turns_take(v);
     check_ends(v);
     zr_trace_name_lines(v);
-    for (int id = 0; id < c->world; id++) {
-        out->n_calls += v->ranks[id].n_calls;
-        out->action_hash = out->action_hash * 31 + v->ranks[id].action_hash;
-        out->refused |= v->ranks[id].refused;
-        out->died |= v->ranks[id].dead;
-    }
-    out->starved = v->agreed_error == ZR_ERR_NOMEM;
-    out->reordered = v->script.reordered;
-    out->n_snapshots = v->n_snapshots;
-    if (time) {
-        int64_t peak;
-        zr_sim_held(v->sim, 0, &peak);
-        *time = (struct zr_verify_time){.step_ns = v->ranks[0].step_to_ns - v->ranks[0].step_from_ns,
-                                        .compute_ns = v->step_compute_ns,
-                                        .peak_bytes = peak,
-                                        .plan_bytes = v->plan->total_bytes};
-        time->exposed_ns = time->step_ns - time->compute_ns;
-    }
+    add_up(v, out);
+    if (time)
+        *time = time_of(v);
     return 0;
 }
 
