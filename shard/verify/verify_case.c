@@ -61,74 +61,105 @@ static void draw_groups(uint64_t *s, struct zr_verify_case *c)
         c->fail_alloc = 1 + (int)zr_verify_below(s, (20 + 8 * c->n_units) * c->world);
 }
 
+/* A seed's configuration is what these draw, in the order in which they are called. */
+
+static void draw_size(uint64_t *s, struct zr_verify_case *c)
+{
+    c->stage = zr_verify_chance(s, 45) ? 3 : (int)zr_verify_below(s, 4);
+    /* Mostly a few ranks: most of what can go wrong needs no more than two. */
+    c->world = zr_verify_chance(s, 70)   ? 2 + (int)zr_verify_below(s, 3)
+               : zr_verify_chance(s, 80) ? 2 + (int)zr_verify_below(s, 9)
+                                         : 2 + (int)zr_verify_below(s, 63);
+    if (zr_verify_chance(s, 3))
+        c->world = 1;
+    c->n_units = 1 + (int)zr_verify_below(s, c->world > 16 ? 4 : 7);
+    c->prefetch = (int)zr_verify_below(s, 4);
+    c->accum = zr_verify_chance(s, 60) ? 1 : 1 + (int)zr_verify_below(s, 5);
+    c->n_steps = 2 + (int)zr_verify_below(s, 2);
+}
+
+/* How the model uses its units. */
+static void draw_uses(uint64_t *s, struct zr_verify_case *c)
+{
+    c->pattern =
+        zr_verify_chance(s, 40) ? ZR_USE_PLAIN : (enum zr_verify_pattern)zr_verify_below(s, ZR_USE_PATTERNS);
+    c->pace = (enum zr_verify_pace)zr_verify_below(s, ZR_PACES);
+    c->budget = zr_verify_chance(s, 25) ? 20 + (int)zr_verify_below(s, 90) : 0;
+    c->frozen = zr_verify_chance(s, 25) ? 10 + (int)zr_verify_below(s, 80) : 0;
+    c->skipped = zr_verify_chance(s, 15) ? (zr_verify_chance(s, 50) ? 20 : 80) : 0;
+    c->changes = zr_verify_chance(s, 25) ? 40 : 0;
+    c->n_evals = zr_verify_chance(s, 15) ? 1 + (int)zr_verify_below(s, 2) : 0;
+    c->late_evals = zr_verify_chance(s, 15);
+    c->unbracketed =
+        zr_verify_model_holds(c) && zr_verify_chance(s, 50) ? (zr_verify_chance(s, 50) ? 100 : 50) : 0;
+}
+
+static void draw_options(uint64_t *s, struct zr_verify_case *c)
+{
+    c->deterministic = zr_verify_chance(s, 60);
+    c->bf16 = zr_verify_chance(s, 50);
+    c->wire_bf16 = zr_verify_chance(s, 20);
+    c->user_update = zr_verify_chance(s, 10);
+    c->stacked = zr_verify_chance(s, 40);
+    c->overwrite = zr_verify_chance(s, 20);
+    c->resident = zr_verify_chance(s, 10);
+    c->declared = zr_verify_chance(s, 50);
+    c->reversed = zr_verify_chance(s, 10);
+    c->sgd = zr_verify_chance(s, 15);
+    c->caller = zr_verify_chance(s, 35);
+    c->values = zr_verify_chance(s, 25);
+    c->wait_result = zr_verify_chance(s, 40);
+    c->event_done = (int)zr_verify_below(s, 3);
+}
+
+static void draw_faults(uint64_t *s, struct zr_verify_case *c)
+{
+    if (zr_verify_chance(s, 15))
+        c->poison = (int)zr_verify_below(s, c->n_steps);
+    if (c->world > 1 && zr_verify_chance(s, 10)) {
+        c->dead = (int)zr_verify_below(s, c->world);
+        c->dead_at = (int)zr_verify_below(s, zr_verify_chance(s, 40) ? 40 : 400);
+    }
+    if (zr_verify_chance(s, 5))
+        c->fail_alloc = 1 + (int)zr_verify_below(s, (12 + 6 * c->n_units) * c->world);
+}
+
+/* Of models that hold their gradients or, asked once more, of those that have them in brackets only. */
+static void draw_grad_in_place(uint64_t *s, struct zr_verify_case *c, bool model_holds, int percent)
+{
+    if (zr_verify_model_holds(c) != model_holds || c->accum == 1 || !zr_verify_chance(s, percent))
+        return;
+    c->grad_in_place = true;
+    c->deterministic = false; /* refused together */
+}
+
+/* What the model calls besides brackets and steps. */
+static void draw_calls(uint64_t *s, struct zr_verify_case *c)
+{
+    if (zr_verify_chance(s, 25))
+        c->snapshots = zr_verify_chance(s, 50) ? 100 : 50;
+    if (zr_verify_chance(s, 40))
+        c->zeroes = (int)zr_verify_below(s, 16);
+    draw_grad_in_place(s, c, true, 40);
+    if (zr_verify_chance(s, 25))
+        c->norms = zr_verify_chance(s, 50) ? 100 : 50;
+    if (zr_verify_chance(s, 20))
+        c->drops = 60;
+    if (zr_verify_chance(s, 25))
+        c->alls = 50;
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
     struct zr_verify_case c = {.seed = seed, .poison = -1, .dead = -1};
-    c.stage = zr_verify_chance(&s, 45) ? 3 : (int)zr_verify_below(&s, 4);
-    /* Mostly a few ranks: most of what can go wrong needs no more than two. */
-    c.world = zr_verify_chance(&s, 70)   ? 2 + (int)zr_verify_below(&s, 3)
-              : zr_verify_chance(&s, 80) ? 2 + (int)zr_verify_below(&s, 9)
-                                         : 2 + (int)zr_verify_below(&s, 63);
-    if (zr_verify_chance(&s, 3))
-        c.world = 1;
-    c.n_units = 1 + (int)zr_verify_below(&s, c.world > 16 ? 4 : 7);
-    c.prefetch = (int)zr_verify_below(&s, 4);
-    c.accum = zr_verify_chance(&s, 60) ? 1 : 1 + (int)zr_verify_below(&s, 5);
-    c.n_steps = 2 + (int)zr_verify_below(&s, 2);
-    c.pattern = zr_verify_chance(&s, 40) ? ZR_USE_PLAIN
-                                         : (enum zr_verify_pattern)zr_verify_below(&s, ZR_USE_PATTERNS);
-    c.pace = (enum zr_verify_pace)zr_verify_below(&s, ZR_PACES);
-    c.budget = zr_verify_chance(&s, 25) ? 20 + (int)zr_verify_below(&s, 90) : 0;
-    c.frozen = zr_verify_chance(&s, 25) ? 10 + (int)zr_verify_below(&s, 80) : 0;
-    c.skipped = zr_verify_chance(&s, 15) ? (zr_verify_chance(&s, 50) ? 20 : 80) : 0;
-    c.changes = zr_verify_chance(&s, 25) ? 40 : 0;
-    c.n_evals = zr_verify_chance(&s, 15) ? 1 + (int)zr_verify_below(&s, 2) : 0;
-    c.late_evals = zr_verify_chance(&s, 15);
-    c.unbracketed =
-        zr_verify_model_holds(&c) && zr_verify_chance(&s, 50) ? (zr_verify_chance(&s, 50) ? 100 : 50) : 0;
-    c.deterministic = zr_verify_chance(&s, 60);
-    c.bf16 = zr_verify_chance(&s, 50);
-    c.wire_bf16 = zr_verify_chance(&s, 20);
-    c.user_update = zr_verify_chance(&s, 10);
-    c.stacked = zr_verify_chance(&s, 40);
-    c.overwrite = zr_verify_chance(&s, 20);
-    c.resident = zr_verify_chance(&s, 10);
-    c.declared = zr_verify_chance(&s, 50);
-    c.reversed = zr_verify_chance(&s, 10);
-    c.sgd = zr_verify_chance(&s, 15);
-    c.caller = zr_verify_chance(&s, 35);
-    c.values = zr_verify_chance(&s, 25);
-    c.wait_result = zr_verify_chance(&s, 40);
-    c.event_done = (int)zr_verify_below(&s, 3);
-    if (zr_verify_chance(&s, 15))
-        c.poison = (int)zr_verify_below(&s, c.n_steps);
-    if (c.world > 1 && zr_verify_chance(&s, 10)) {
-        c.dead = (int)zr_verify_below(&s, c.world);
-        c.dead_at = (int)zr_verify_below(&s, zr_verify_chance(&s, 40) ? 40 : 400);
-    }
-    if (zr_verify_chance(&s, 5))
-        c.fail_alloc = 1 + (int)zr_verify_below(&s, (12 + 6 * c.n_units) * c.world);
-    if (zr_verify_chance(&s, 25))
-        c.snapshots = zr_verify_chance(&s, 50) ? 100 : 50;
-    if (zr_verify_chance(&s, 40))
-        c.zeroes = (int)zr_verify_below(&s, 16);
-    if (zr_verify_model_holds(&c) && c.accum > 1 && zr_verify_chance(&s, 40)) {
-        c.grad_in_place = true;
-        c.deterministic = false; /* refused together */
-    }
-    if (zr_verify_chance(&s, 25))
-        c.norms = zr_verify_chance(&s, 50) ? 100 : 50;
-    if (zr_verify_chance(&s, 20))
-        c.drops = 60;
-    if (zr_verify_chance(&s, 25))
-        c.alls = 50;
+    draw_size(&s, &c);
+    draw_uses(&s, &c);
+    draw_options(&s, &c);
+    draw_faults(&s, &c);
+    draw_calls(&s, &c);
     c.mixed = !c.user_update && zr_verify_chance(&s, 30);
-    /* Where the gradient is there in brackets only. */
-    if (!zr_verify_model_holds(&c) && c.accum > 1 && zr_verify_chance(&s, 30)) {
-        c.grad_in_place = true;
-        c.deterministic = false;
-    }
+    draw_grad_in_place(&s, &c, false, 30);
     draw_groups(&s, &c);
     if (zr_verify_chance(&s, 25))
         c.granule = 1 + (int)zr_verify_below(&s, zr_verify_chance(&s, 50) ? 100 : 3000);
