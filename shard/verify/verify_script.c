@@ -91,11 +91,19 @@ enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a
 struct writing {
     const struct zr_verify_case *c;
     struct zr_script *s;
-    const bool *no_forward, *no_backward; /* units that the model does not bracket */
+    int32_t *all, *list;            /* (n_units) in order of forward; room for those of a micro-batch */
+    bool *no_forward, *no_backward; /* (n_units) that the model does not bracket */
+    bool needs_micro;               /* brackets do not tell where a micro-batch ends */
     uint64_t *random;
     int32_t step;
     bool dropped; /* what is written is of no step: its contributions must be nowhere */
 };
+
+/* A call that is of no unit. */
+static void add_call(struct writing *w, enum zr_deed_kind kind)
+{
+    add(w->s, (struct zr_deed){.kind = (uint8_t)kind, .unit = -1, .step = w->step});
+}
 
 static bool bracketed(const struct writing *w, int32_t u, bool backward)
 {
@@ -202,22 +210,22 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
     }
 }
 
-static void snapshot(struct writing *w, uint64_t *s, int32_t step)
+static void snapshot(struct writing *w, int32_t step)
 {
-    if (zr_verify_chance(s, w->c->snapshots))
+    if (zr_verify_chance(w->random, w->c->snapshots))
         add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
 }
 
 /* All at once: some of them used without brackets, some inside them. */
-static void all_at_once(struct writing *w, uint64_t *s, const int32_t *list)
+static void all_at_once(struct writing *w)
 {
-    if (!zr_verify_chance(s, w->c->alls))
+    if (!zr_verify_chance(w->random, w->c->alls))
         return;
-    add(w->s, (struct zr_deed){.kind = ZR_DO_GATHER_ALL, .unit = -1, .step = w->step});
+    add_call(w, ZR_DO_GATHER_ALL);
     for (int32_t i = 0; i < w->c->n_units; i++)
-        use(w, list[i], false);
-    forward(w, list, w->c->n_units);
-    add(w->s, (struct zr_deed){.kind = ZR_DO_RELEASE_ALL, .unit = -1, .step = w->step});
+        use(w, w->all[i], false);
+    forward(w, w->all, w->c->n_units);
+    add_call(w, ZR_DO_RELEASE_ALL);
 }
 
 /* where: as in zr_verify_case.zeroes. Where the sum of the micro-batches is kept, the first alone may be
@@ -225,135 +233,181 @@ static void all_at_once(struct writing *w, uint64_t *s, const int32_t *list)
 static void zero(struct writing *w, int where, int micro)
 {
     if ((w->c->zeroes & where) && !(w->c->grad_in_place && micro > 0))
-        add(w->s, (struct zr_deed){.kind = ZR_DO_ZERO, .unit = -1, .step = w->step});
+        add_call(w, ZR_DO_ZERO);
 }
 
-static void values(struct writing *w, uint64_t *s, int32_t step)
+static void values(struct writing *w, int32_t step)
 {
     static const uint8_t kinds[] = {ZR_DO_READ, ZR_DO_WRITE, ZR_DO_MEAN};
-    int32_t t = (int32_t)zr_verify_below(s, 1 << 20);
+    int32_t t = (int32_t)zr_verify_below(w->random, 1 << 20);
     for (int k = 0; w->c->values && k < 3; k++)
-        if (zr_verify_chance(s, 50))
+        if (zr_verify_chance(w->random, 50))
             add(w->s, (struct zr_deed){.kind = kinds[k], .unit = t, .step = step});
 }
 
-/* list: room for all units. cut: backward stops in its midst. */
-static void micro_batch(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, int micro,
-                        bool cut)
+/* cut: backward stops in its midst. */
+static void micro_batch(struct writing *w, int micro, bool cut)
 {
-    int32_t n = 0;
+    int32_t n = 0, *list = w->list;
     /* The first is never left out: the longest count of backward passes tells how many micro-batches there
      * were. A unit without backward brackets cannot be left out either: its gradient is reduced all the same,
      * with what is in it. */
     for (int32_t i = 0; i < w->c->n_units; i++)
-        if (i == 0 || !zr_verify_chance(s, w->c->skipped))
-            list[n++] = all[i];
+        if (i == 0 || !zr_verify_chance(w->random, w->c->skipped))
+            list[n++] = w->all[i];
     zero(w, 1, micro);
     forward(w, list, n);
     if (micro == 0 && !w->dropped)
-        snapshot(w, s, w->step);
+        snapshot(w, w->step);
     zero(w, 2, micro);
-    int32_t from = cut ? (int32_t)zr_verify_below(s, n) : 0;
+    int32_t from = cut ? (int32_t)zr_verify_below(w->random, n) : 0;
     backward(w, list + from, n - from);
 }
 
 /* A step that is given up: part of it, all of it, or after its norm was asked for. */
-static void drop_step(struct writing *w, uint64_t *s, const int32_t *all, int32_t *list, bool micro)
+static void drop_step(struct writing *w)
 {
-    int n = 1 + (int)zr_verify_below(s, w->c->accum);
-    bool cut = zr_verify_chance(s, 50);
+    int n = 1 + (int)zr_verify_below(w->random, w->c->accum);
+    bool cut = zr_verify_chance(w->random, 50);
     w->dropped = true;
     for (int a = 0; a < n; a++) {
-        micro_batch(w, s, all, list, a, cut && a + 1 == n);
-        if (micro && a + 1 < n)
-            add(w->s, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w->step});
+        micro_batch(w, a, cut && a + 1 == n);
+        if (w->needs_micro && a + 1 < n)
+            add_call(w, ZR_DO_MICRO);
     }
     bool uneven = w->c->skipped || w->c->repeats ||
                   w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
-    if (n == w->c->accum && !cut && !uneven && zr_verify_chance(s, w->c->norms))
-        add(w->s, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w->step});
-    add(w->s, (struct zr_deed){.kind = ZR_DO_DROP, .unit = -1, .step = w->step});
+    if (n == w->c->accum && !cut && !uneven && zr_verify_chance(w->random, w->c->norms))
+        add_call(w, ZR_DO_NORM);
+    add_call(w, ZR_DO_DROP);
     w->dropped = false;
+}
+
+/* Sometimes the model changes the order of its units. */
+static void change_order(struct writing *w)
+{
+    int32_t n = w->c->n_units, *all = w->all;
+    if (n < 2 || !zr_verify_chance(w->random, w->c->changes))
+        return;
+    int64_t i = zr_verify_below(w->random, n), j = zr_verify_below(w->random, n);
+    int32_t swap = all[i];
+    all[i] = all[j];
+    all[j] = swap;
+    w->s->reordered |= i != j && w->step > 0;
+}
+
+static void evaluate(struct writing *w)
+{
+    for (int e = 0; e < w->c->n_evals; e++) {
+        forward(w, w->all, w->c->n_units);
+        values(w, w->step);
+        snapshot(w, w->step);
+    }
+}
+
+/* The calls from `at` on are those that the model declares of a micro-batch. */
+static void declare(struct zr_script *s, int32_t at)
+{
+    s->order = calloc((size_t)(s->n - at) + 1, sizeof *s->order);
+    if (!s->order)
+        abort();
+    for (; at < s->n; at++) {
+        const struct zr_deed *d = &s->deed[at];
+        if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
+            s->order[s->n_order++] = (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
+    }
+}
+
+static void train(struct writing *w)
+{
+    for (int a = 0; a < w->c->accum; a++) {
+        int32_t at = w->s->n;
+        micro_batch(w, a, false);
+        if (w->step == 0 && a == 0 && w->c->declared)
+            declare(w->s, at);
+        if (a + 1 < w->c->accum && (w->needs_micro || zr_verify_chance(w->random, 30)))
+            add_call(w, ZR_DO_MICRO);
+    }
+}
+
+/* Between the last micro-batch and the step. */
+static void before_step(struct writing *w)
+{
+    /* A gradient that was not handed out has nothing in it: the model may zero it until the step. */
+    if (w->c->accum == 1 && !w->c->unbracketed)
+        zero(w, 8, 0);
+    if (w->c->late_evals)
+        forward(w, w->all, w->c->n_units);
+    all_at_once(w);
+    if (!zr_verify_chance(w->random, w->c->norms))
+        return;
+    add_call(w, ZR_DO_NORM);
+    if (w->c->values) /* which writes where the norms were exchanged */
+        add(w->s, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = 0, .step = w->step});
+    if (w->c->late_evals)
+        forward(w, w->all, w->c->n_units);
+}
+
+static void after_step(struct writing *w)
+{
+    zero(w, 4, 0);
+    w->step++;
+    all_at_once(w);
+    w->step--;
+    values(w, w->step + 1);
+    snapshot(w, w->step + 1);
+}
+
+/* Which units the model brackets, and in which order it uses them. */
+static void choose_units(struct writing *w)
+{
+    const struct zr_verify_case *c = w->c;
+    w->needs_micro = c->unbracketed;
+    for (int32_t u = 0; u < c->n_units; u++) {
+        w->all[u] = c->reversed ? c->n_units - 1 - u : u;
+        w->no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
+        w->no_backward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
+    }
+}
+
+static void open_writing(struct writing *w)
+{
+    size_t n_units = (size_t)w->c->n_units;
+    w->all = malloc(n_units * sizeof *w->all);
+    w->list = malloc(n_units * sizeof *w->list);
+    w->no_forward = calloc(n_units, 1);
+    w->no_backward = calloc(n_units, 1);
+    w->s->n_contrib = calloc((size_t)w->c->n_steps * n_units, sizeof *w->s->n_contrib);
+    if (!w->all || !w->list || !w->no_forward || !w->no_backward || !w->s->n_contrib)
+        abort();
+}
+
+static void close_writing(struct writing *w)
+{
+    free(w->all);
+    free(w->list);
+    free(w->no_forward);
+    free(w->no_backward);
 }
 
 int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
 {
-    uint64_t s = c->seed ^ 0x5c41;
+    uint64_t random = c->seed ^ 0x5c41;
     struct zr_script script = {0};
-    size_t n_units = (size_t)c->n_units;
-    int32_t *all = malloc(n_units * sizeof *all), *list = malloc(n_units * sizeof *list);
-    bool *no_forward = calloc(n_units, 1), *no_backward = calloc(n_units, 1);
-    script.n_contrib = calloc((size_t)c->n_steps * n_units, sizeof *script.n_contrib);
-    if (!all || !list || !no_forward || !no_backward || !script.n_contrib)
-        abort();
-    bool any_free = false;
-    for (int32_t u = 0; u < c->n_units; u++) {
-        all[u] = c->reversed ? c->n_units - 1 - u : u;
-        no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(&s, c->unbracketed);
-        no_backward[u] = zr_verify_model_holds(c) && zr_verify_chance(&s, c->unbracketed);
-        any_free |= no_backward[u];
-    }
-    struct writing w = {
-        .c = c, .s = &script, .random = &s, .no_forward = no_forward, .no_backward = no_backward};
+    struct writing w = {.c = c, .s = &script, .random = &random};
+    open_writing(&w);
+    choose_units(&w);
     for (w.step = 0; w.step < c->n_steps; w.step++) {
-        /* Sometimes the model changes its mind about the order. */
-        if (c->n_units > 1 && zr_verify_chance(&s, c->changes)) {
-            int64_t i = zr_verify_below(&s, c->n_units), j = zr_verify_below(&s, c->n_units);
-            int32_t swap = all[i];
-            all[i] = all[j];
-            all[j] = swap;
-            script.reordered |= i != j && w.step > 0;
-        }
-        for (int e = 0; e < c->n_evals; e++) {
-            forward(&w, all, c->n_units);
-            values(&w, &s, w.step);
-            snapshot(&w, &s, w.step);
-        }
-        bool micro = any_free || c->unbracketed;
-        if (zr_verify_chance(&s, c->drops))
-            drop_step(&w, &s, all, list, micro);
-        for (int a = 0; a < c->accum; a++) {
-            int32_t at = script.n;
-            micro_batch(&w, &s, all, list, a, false);
-            if (w.step == 0 && a == 0 && c->declared) {
-                script.order = calloc((size_t)(script.n - at) + 1, sizeof *script.order);
-                if (!script.order)
-                    abort();
-                for (; at < script.n; at++) {
-                    const struct zr_deed *d = &script.deed[at];
-                    if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
-                        script.order[script.n_order++] =
-                            (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
-                }
-            }
-            if (a + 1 < c->accum && (micro || zr_verify_chance(&s, 30)))
-                add(&script, (struct zr_deed){.kind = ZR_DO_MICRO, .unit = -1, .step = w.step});
-        }
-        /* A gradient that was not handed out has nothing in it: the model may zero it until the step. */
-        if (c->accum == 1 && !c->unbracketed)
-            zero(&w, 8, 0);
-        if (c->late_evals)
-            forward(&w, all, c->n_units);
-        all_at_once(&w, &s, all);
-        if (zr_verify_chance(&s, c->norms)) {
-            add(&script, (struct zr_deed){.kind = ZR_DO_NORM, .unit = -1, .step = w.step});
-            if (c->values) /* which writes where the norms were exchanged */
-                add(&script, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = 0, .step = w.step});
-            if (c->late_evals)
-                forward(&w, all, c->n_units);
-        }
-        add(&script, (struct zr_deed){.kind = ZR_DO_STEP, .unit = -1, .step = w.step});
-        zero(&w, 4, 0);
-        w.step++;
-        all_at_once(&w, &s, all);
-        w.step--;
-        values(&w, &s, w.step + 1);
-        snapshot(&w, &s, w.step + 1);
+        change_order(&w);
+        evaluate(&w);
+        if (zr_verify_chance(w.random, c->drops))
+            drop_step(&w);
+        train(&w);
+        before_step(&w);
+        add_call(&w, ZR_DO_STEP);
+        after_step(&w);
     }
-    free(all);
-    free(list);
-    free(no_forward);
-    free(no_backward);
+    close_writing(&w);
     *out = script;
     return 0;
 }
