@@ -100,79 +100,117 @@ static void job_tail(struct tracing *t, int class)
     job_op(t, HOST_WAIT, event_of(class, 0));
 }
 
+static void trace_gather(struct tracing *t, const struct zr_action *a, int32_t number)
+{
+    if (a->slot >= 0) {
+        if (t->open[a->slot])
+            wrong(t, "a gather into a slot in use", a);
+        t->slot_unit[a->slot] = a->unit;
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
+    }
+    job_op(t, HOST_WAIT, event_of(t->plan->spec.outer_gathers ? ZR_EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
+    t->unit_job[a->unit] = number;
+}
+
+static void trace_gather_outer(struct tracing *t, const struct zr_action *a)
+{
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_WHOLE, a->unit));
+}
+
+/* The job is the last that reads what backward wrote. */
+static void trace_grad_free(struct tracing *t, const struct zr_action *a, int32_t number)
+{
+    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
+    t->grad_job[place] = number;
+}
+
+static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t number)
+{
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_place(t->plan, a->unit, a->slot)));
+    if (t->plan->spec.outer) {
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+    }
+    if (!t->plan->sum_in_place[a->unit])
+        trace_grad_free(t, a, number);
+}
+
+static void trace_reduce_outer(struct tracing *t, const struct zr_action *a)
+{
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+}
+
+static void trace_set_aside(struct tracing *t, const struct zr_action *a, int32_t number)
+{
+    if (t->plan->spec.outer) /* the sum of a group, not the gradient */
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, a->unit));
+    else
+        trace_grad_free(t, a, number);
+}
+
+static void trace_no_grad(struct tracing *t, const struct zr_action *a)
+{
+    if (t->plan->sum_in_place[a->unit])
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+    if (t->plan->spec.outer && !t->plan->outer_each) {
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, a->unit));
+    }
+}
+
+static void trace_norm(struct tracing *t, int32_t number)
+{
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
+    job_tail(t, ZR_EVENT_GATHER_TAIL);
+    if (t->plan->spec.outer_gathers)
+        job_tail(t, ZR_EVENT_GATHER_OUTER_TAIL);
+    if (t->plan->spec.outer)
+        job_tail(t, ZR_EVENT_REDUCE_OUTER_TAIL);
+    t->norm_job = number;
+}
+
+static void trace_update(struct tracing *t, const struct zr_action *a, int32_t number)
+{
+    if (t->plan->sum_in_place[a->unit])
+        trace_grad_free(t, a, number);
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_UPDATED, a->unit));
+    t->unit_job[a->unit] = number;
+}
+
 static void trace_job(struct tracing *t, const struct zr_action *a)
 {
-    struct program *p = t->p;
-    int32_t number = ++p->n_jobs;
-    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
-    bool in_place = a->unit >= 0 && t->plan->sum_in_place[a->unit];
-    bool outer = t->plan->spec.outer, outer_gathers = t->plan->spec.outer_gathers;
+    int32_t number = ++t->p->n_jobs;
     if (number > MOST_JOBS)
         abort();
     add_op(t, HOST_PUSH, number);
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_GATHER:
-        if (a->slot >= 0) {
-            if (t->open[a->slot])
-                wrong(t, "a gather into a slot in use", a);
-            t->slot_unit[a->slot] = a->unit;
-            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
-        }
-        job_op(t, HOST_WAIT, event_of(outer_gathers ? ZR_EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
-        t->unit_job[a->unit] = number;
+        trace_gather(t, a, number);
         break;
     case ZR_ACT_GATHER_OUTER:
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_WHOLE, a->unit));
+        trace_gather_outer(t, a);
         break;
     case ZR_ACT_REDUCE:
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, place));
-        if (outer) {
-            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
-            job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
-        }
-        if (in_place)
-            break;
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
-        t->grad_job[place] = number;
+        trace_reduce(t, a, number);
         break;
     case ZR_ACT_REDUCE_OUTER:
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+        trace_reduce_outer(t, a);
         break;
     case ZR_ACT_SET_ASIDE:
-        if (outer) { /* the sum of a group, not the gradient */
-            job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, a->unit));
-            break;
-        }
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
-        t->grad_job[place] = number;
+        trace_set_aside(t, a, number);
         break;
     case ZR_ACT_NO_GRAD:
-        if (in_place)
-            job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
-        if (outer && !t->plan->outer_each) {
-            job_op(t, HOST_WAIT, event_of(ZR_EVENT_UPDATED, a->unit));
-            job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, a->unit));
-        }
+        trace_no_grad(t, a);
         break;
     case ZR_ACT_NORM:
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_STEP_COMPUTE, 0));
-        job_tail(t, ZR_EVENT_GATHER_TAIL);
-        if (outer_gathers)
-            job_tail(t, ZR_EVENT_GATHER_OUTER_TAIL);
-        if (outer)
-            job_tail(t, ZR_EVENT_REDUCE_OUTER_TAIL);
-        t->norm_job = number;
+        trace_norm(t, number);
         break;
     case ZR_ACT_UPDATE:
-        if (in_place) {
-            job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
-            t->grad_job[place] = number;
-        }
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_UPDATED, a->unit));
-        t->unit_job[a->unit] = number;
+        trace_update(t, a, number);
         break;
     default:
         break;
@@ -348,60 +386,97 @@ static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32
     return true;
 }
 
+/* A state: how far each rank's model thread and its loop are, and of the loops the one that is least far. */
+struct state {
+    int world;
+    int32_t at[3][2], least;
+};
+
+static struct state unpack(uint64_t key, int world)
+{
+    struct state at = {.world = world, .least = INT32_MAX};
+    for (int r = world; r-- > 0; key >>= 20) {
+        at.at[r][0] = (int32_t)(key >> 10 & 1023);
+        at.at[r][1] = (int32_t)(key & 1023);
+        at.least = at.at[r][1] < at.least ? at.at[r][1] : at.least;
+    }
+    return at;
+}
+
+static void visit_state(struct states *s, const struct state *at)
+{
+    visit(s, pack((const int32_t(*)[2])at->at, at->world));
+}
+
+/* The next move of rank r's model thread, if it has one and need not wait: counted in *n. False: a fault. */
+static bool move_model(struct program *p, struct states *s, struct state at, int r, int *n)
+{
+    int32_t *m = &at.at[r][0], l = at.at[r][1];
+    if (*m == p->n_ops)
+        return true;
+    struct host_op *op = &p->op[*m];
+    if (op->kind == HOST_WAIT && !finds(p, op, *m, l, true))
+        return false;
+    if ((op->kind == HOST_AWAIT && l < op->number) || (op->kind == HOST_SYNC && at.least < op->number))
+        return true;
+    do
+        ++*m;
+    while (at.world > 2 && *m < p->n_ops && p->op[*m].kind != HOST_AWAIT && p->op[*m].kind != HOST_SYNC);
+    visit_state(s, &at);
+    ++*n;
+    return true;
+}
+
+/* Jobs that the model's thread has pushed before position m. */
+static int32_t pushed_before(const struct program *p, int32_t m)
+{
+    while (m-- > 0)
+        if (p->op[m].kind == HOST_PUSH)
+            return p->op[m].number;
+    return 0;
+}
+
+/* The same of its loop: a job is there if its push is. */
+static bool move_loop(struct program *p, struct states *s, struct state at, int r, int *n)
+{
+    int32_t m = at.at[r][0], *l = &at.at[r][1];
+    if (*l >= pushed_before(p, m))
+        return true;
+    struct job_ops *job = &p->job[*l];
+    for (int k = 0; k < job->n; k++)
+        if (job->op[k].kind == HOST_WAIT && !finds(p, &job->op[k], m, *l, false))
+            return false;
+    ++*l;
+    visit_state(s, &at);
+    ++*n;
+    return true;
+}
+
+static bool all_ended(const struct program *p, const struct state *at)
+{
+    int n = 0;
+    for (int r = 0; r < at->world; r++)
+        n += at->at[r][0] == p->n_ops && at->at[r][1] == p->n_jobs;
+    return n == at->world;
+}
+
 static bool search(struct program *p, int world, struct states *s, struct zr_search_result *out)
 {
-    int32_t at[3][2] = {{0}};
-    visit(s, pack((const int32_t(*)[2])at, world));
     bool ended = false;
+    visit_state(s, &(struct state){.world = world});
     for (; s->n_done < s->n; s->n_done++) {
-        uint64_t key = s->queue[s->n_done];
-        int32_t least = INT32_MAX;
-        int n_next = 0, n_end = 0;
-        for (int r = world; r-- > 0; key >>= 20) {
-            at[r][0] = (int32_t)(key >> 10 & 1023);
-            at[r][1] = (int32_t)(key & 1023);
-            least = at[r][1] < least ? at[r][1] : least;
-        }
-        for (int r = 0; r < world; r++) {
-            int32_t m = at[r][0], l = at[r][1];
-            n_end += m == p->n_ops && l == p->n_jobs;
-            if (m < p->n_ops) {
-                struct host_op *op = &p->op[m];
-                bool can = op->kind == HOST_AWAIT  ? l >= op->number
-                           : op->kind == HOST_SYNC ? least >= op->number
-                                                   : true;
-                if (op->kind == HOST_WAIT && !finds(p, op, m, l, true))
-                    return false;
-                if (can) {
-                    do
-                        at[r][0]++;
-                    while (world > 2 && at[r][0] < p->n_ops && p->op[at[r][0]].kind != HOST_AWAIT &&
-                           p->op[at[r][0]].kind != HOST_SYNC);
-                    visit(s, pack((const int32_t(*)[2])at, world));
-                    at[r][0] = m;
-                    n_next++;
-                }
-            }
-            /* The jobs pushed before position m: the next one is there if its push is. */
-            int32_t n_pushed = 0;
-            for (int32_t i = m; i-- > 0 && !n_pushed;)
-                n_pushed = p->op[i].kind == HOST_PUSH ? p->op[i].number : 0;
-            if (l < n_pushed) {
-                for (int k = 0; k < p->job[l].n; k++)
-                    if (p->job[l].op[k].kind == HOST_WAIT && !finds(p, &p->job[l].op[k], m, l, false))
-                        return false;
-                at[r][1]++;
-                visit(s, pack((const int32_t(*)[2])at, world));
-                at[r][1]--;
-                n_next++;
-            }
-        }
+        struct state at = unpack(s->queue[s->n_done], world);
+        int n_next = 0;
+        for (int r = 0; r < world; r++)
+            if (!move_model(p, s, at, r, &n_next) || !move_loop(p, s, at, r, &n_next))
+                return false;
         out->n_edges += n_next;
-        ended |= n_end == world;
-        if (n_next == 0 && n_end < world) {
+        bool is_end = all_ended(p, &at);
+        ended |= is_end;
+        if (n_next == 0 && !is_end) {
             snprintf(p->fault, sizeof p->fault,
-                     "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at[0][0], p->n_ops,
-                     at[0][1], p->n_jobs);
+                     "nobody can go on: rank 0 is at %d of %d, its loop at job %d of %d", at.at[0][0],
+                     p->n_ops, at.at[0][1], p->n_jobs);
             return false;
         }
     }
