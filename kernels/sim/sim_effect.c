@@ -101,76 +101,106 @@ void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
     run_update(w, w->running, u, zr_info_at(&w->rec, w->running->info)->step);
 }
 
+/* ---- operations: each returns the bytes that it moves ---- */
+
+static int64_t run_zero(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    zr_shadow_write(&w->rec, l, op->dst, op->count);
+    zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_TAG_ZERO});
+    if (op->count <= 1024)
+        memset(op->dst, 0, (size_t)op->count);
+    return op->count;
+}
+
+static int64_t run_copy(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    zr_shadow_move(&w->rec, l, op->dst, op->src, op->count);
+    if (op->count <= 1024)
+        memcpy(op->dst, op->src, (size_t)op->count);
+    return op->count * 2;
+}
+
+static int64_t run_cast(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    int from = (int)zr_dtype_bytes(op->src_type), to = (int)zr_dtype_bytes(op->dst_type);
+    zr_shadow_read(&w->rec, l, op->src, op->count * from);
+    if (op->dst == op->src) /* before the write cuts the source */
+        zr_shadow_copy(&w->rec, op->dst, to, op->src, from, op->count);
+    zr_shadow_write(&w->rec, l, op->dst, op->count * to);
+    if (op->dst != op->src)
+        zr_shadow_copy(&w->rec, op->dst, to, op->src, from, op->count);
+    return op->count * (from + to);
+}
+
+static int64_t run_add(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    int from = (int)zr_dtype_bytes(op->src_type), to = (int)zr_dtype_bytes(op->dst_type);
+    zr_shadow_read(&w->rec, l, op->src, op->count * from);
+    zr_shadow_read(&w->rec, l, op->dst, op->count * to);
+    zr_shadow_write(&w->rec, l, op->dst, op->count * to);
+    zr_shadow_sum(&w->rec, op->dst, op->src, from, op->count);
+    return op->count * 12;
+}
+
+static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op, int rank)
+{
+    zr_shadow_read(&w->rec, l, op->src, op->count * 4);
+    zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
+    zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
+    if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
+        ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
+    return op->count * 4;
+}
+
+static int64_t run_scale(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    zr_shadow_read(&w->rec, l, op->scalars, sizeof *op->scalars);
+    zr_shadow_read(&w->rec, l, op->dst, op->count * 4);
+    zr_shadow_write(&w->rec, l, op->dst, op->count * 4);
+    return op->count * 8;
+}
+
+static void run_call(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op)
+{
+    zr_shadow_touch(&w->rec, l, op->access, op->n);
+    w->running = l;
+    op->fn(op->copy);
+}
+
+static int64_t run_moving(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op, int rank)
+{
+    switch (op->kind) {
+    case ZR_SIM_OP_ZERO:
+        return run_zero(w, l, op);
+    case ZR_SIM_OP_COPY:
+        return run_copy(w, l, op);
+    case ZR_SIM_OP_CAST:
+        return run_cast(w, l, op);
+    case ZR_SIM_OP_ADD:
+        return run_add(w, l, op);
+    case ZR_SIM_OP_SQUARES:
+        return run_squares(w, l, op, rank);
+    case ZR_SIM_OP_SCALE:
+        return run_scale(w, l, op);
+    case ZR_SIM_OP_UPDATE:
+        return run_update(w, l, &op->update, op->step);
+    default: /* a wait, a record, a part of several operations: nothing moves */
+        return 0;
+    }
+}
+
 /* The effect of an operation of one rank. */
 void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank)
 {
-    int64_t bytes = 0;
-    int ds = op->dst_type ? (int)zr_dtype_bytes(op->dst_type) : 0,
-        ss = op->src_type ? (int)zr_dtype_bytes(op->src_type) : 0;
     zr_sim_begin(w, l, op->name, op->unit, op->step);
     w->rec.infos[l->info % w->rec.cap_infos].during = op->during;
-    switch (op->kind) {
-    case ZR_SIM_OP_CALL:
-        zr_shadow_touch(&w->rec, l, op->access, op->n);
-        w->running = l;
-        op->fn(op->copy);
-        break;
-    case ZR_SIM_OP_ZERO:
-        bytes = op->count;
-        zr_shadow_write(&w->rec, l, op->dst, op->count);
-        zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_TAG_ZERO});
-        if (op->count <= 1024)
-            memset(op->dst, 0, (size_t)op->count);
-        break;
-    case ZR_SIM_OP_COPY:
-        bytes = op->count * 2;
-        zr_shadow_move(&w->rec, l, op->dst, op->src, op->count);
-        if (op->count <= 1024)
-            memcpy(op->dst, op->src, (size_t)op->count);
-        break;
-    case ZR_SIM_OP_CAST:
-        bytes = op->count * (ss + ds);
-        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
-        if (op->dst == op->src) /* before the write cuts the source */
-            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
-        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
-        if (op->dst != op->src)
-            zr_shadow_copy(&w->rec, op->dst, ds, op->src, ss, op->count);
-        break;
-    case ZR_SIM_OP_ADD:
-        bytes = op->count * 12;
-        zr_shadow_read(&w->rec, l, op->src, op->count * ss);
-        zr_shadow_read(&w->rec, l, op->dst, op->count * ds);
-        zr_shadow_write(&w->rec, l, op->dst, op->count * ds);
-        zr_shadow_sum(&w->rec, op->dst, op->src, ss, op->count);
-        break;
-    case ZR_SIM_OP_SQUARES:
-        bytes = op->count * 4;
-        zr_shadow_read(&w->rec, l, op->src, op->count * 4);
-        zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
-        zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
-        if (w->opt.poisoned && w->opt.poisoned(w->opt.arg, rank, op->step))
-            ((struct zr_exact_sum *)op->dst)->nonfinite = 1;
-        break;
-    case ZR_SIM_OP_SCALE:
-        bytes = op->count * 8;
-        zr_shadow_read(&w->rec, l, op->scalars, sizeof *op->scalars);
-        zr_shadow_read(&w->rec, l, op->dst, op->count * 4);
-        zr_shadow_write(&w->rec, l, op->dst, op->count * 4);
-        break;
-    case ZR_SIM_OP_UPDATE:
-        bytes = run_update(w, l, &op->update, op->step);
-        break;
-    case ZR_SIM_OP_COMPUTE:
+    if (op->kind == ZR_SIM_OP_CALL) {
+        run_call(w, l, op);
+        zr_sim_spend(w, l, 0);
+    } else if (op->kind == ZR_SIM_OP_COMPUTE) {
         touch_all(w, l, op->touch, op->n);
-        break;
-    case ZR_SIM_OP_WAIT:
-    case ZR_SIM_OP_RECORD:
-    case ZR_SIM_OP_TOGETHER:
-        break;
+        zr_sim_spend(w, l, op->ns);
+    } else {
+        zr_sim_spend(w, l, moving(w, run_moving(w, l, op, rank)));
     }
-    zr_sim_spend(w, l,
-                 op->kind == ZR_SIM_OP_COMPUTE ? op->ns
-                 : op->kind == ZR_SIM_OP_CALL  ? 0
-                                               : moving(w, bytes));
 }
