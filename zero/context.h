@@ -111,18 +111,26 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
  *   of_lent  the row for cfg.nccl_comm
  *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
  *            together is refused
- *   reserve  what its communicators want of the plan (options.gather_scratch_bytes and the like), and pack
  *   open     local for the device, collective and blocking for the communicators
  *   path     how bytes travel, once there are arenas */
 const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
 const struct zr_backend *zr_backend_of_lent(void);
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
-void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
+
+/* backend_asks.c. Local, alike on all ranks.
+ *   ask_roles  what every role's communicator is to move; of which group is left open
+ *   is_ragged  slices of some list of places are too large to be packed
+ *   reserve    what the communicators want of the plan (options.gather_scratch_bytes and the like), and pack
+ */
+void zr_backend_ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
+                          struct zr_role_ask ask[ZR_ROLES]);
+bool zr_backend_is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o);
+void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
 /* agree.c: collective over the rendezvous (none needed for world 1). local_err and this thread's message go
  * to the others; returns local_err, or another rank's with its message, or ZR_ERR_MISMATCH naming the field,
