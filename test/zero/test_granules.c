@@ -108,10 +108,10 @@ static void look(struct toy_rank *r, const struct net *m, int unit)
 {
     for (int t = 0; t < TENSORS; t++) {
         int64_t first = first_of(t, unit), size = shape_of[t].dtype == ZERO_F32 ? 4 : 2;
-        const unsigned char *at = (const unsigned char *)m->param[t] + first * size;
-        for (int64_t i = 0; first >= 0 && i < n_elems(t) * size; i += size) {
+        const unsigned char *at = m->param[t];
+        for (int64_t i = first; first >= 0 && i < first + n_elems(t); i++) {
             uint32_t x = 0;
-            memcpy(&x, at + i, (size_t)size);
+            memcpy(&x, at + i * size, (size_t)size);
             r->hash = (r->hash ^ x) * 0x100000001b3u;
         }
     }
