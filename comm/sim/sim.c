@@ -47,7 +47,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                     : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
     zr_shadow_name(d->rec, p, d->name);
-    zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_TAG_ZERO});
+    zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_CONTENT_ZERO});
     *out = &a->base;
     return 0;
 }

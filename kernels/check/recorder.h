@@ -11,9 +11,9 @@
  * As in FastTrack (Flanagan and Freund, PLDI 2009) a byte keeps its last write and the reads since as epochs,
  * one number each. So one run speaks for all the orders that the device could have chosen.
  *
- * Bytes may also carry tags in place of values: which element of which flat they are, at which version, or
- * for gradients the sum over (rank, step, contribution) that they stand for. A copy takes tags along; whoever
- * uses them says what it expects.
+ * Bytes may also have a content in place of values: which element of which flat they are, at which version,
+ * or for gradients the sum over (rank, step, contribution) that they stand for. A copy takes it along; who
+ * uses it says what it expects.
  *
  * Two use it: the simulated device (sim_device.h), for all ranks at once, and the checking device
  * (check_device.h), for one rank in a real run.
@@ -101,9 +101,16 @@ void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, c
 /* ---- shadow.c ---- */
 
 /* What a byte range stands for, element by element. */
-enum zr_tag_kind { ZR_TAG_UNKNOWN, ZR_TAG_ZERO, ZR_TAG_PARAM, ZR_TAG_GRAD, ZR_TAG_STATE, ZR_TAG_MIXED };
+enum zr_content_kind {
+    ZR_CONTENT_UNKNOWN,
+    ZR_CONTENT_ZERO,
+    ZR_CONTENT_PARAM,
+    ZR_CONTENT_GRAD,
+    ZR_CONTENT_STATE,
+    ZR_CONTENT_MIXED
+};
 struct zr_content {
-    /* enum zr_tag_kind; bytes of an element */
+    /* enum zr_content_kind; bytes of an element */
     uint8_t kind, size;
     int32_t flat;
     /* element of the flat that the range begins with */
@@ -123,21 +130,21 @@ void zr_shadow_read(struct zr_recorder *r, struct zr_line *l, const void *at, in
 void zr_shadow_write(struct zr_recorder *r, struct zr_line *l, const void *at, int64_t bytes);
 /* Each of n ranges is read, and where it says so written. */
 void zr_shadow_touch(struct zr_recorder *r, struct zr_line *l, const struct zr_access *a, int n);
-/* A copy: src is read, dst written, and tags go along, whatever the size of their elements. */
+/* A copy: src is read, dst written, and the content goes along, whatever the size of elements. */
 void zr_shadow_move(struct zr_recorder *r, struct zr_line *l, const void *dst, const void *src,
                     int64_t bytes);
-/* Tags, in order of elements; not checked against who did before. copy changes the size of elements; sum adds
- * gradients. Where no n elements of size src_size are tagged, the result is not either. */
+/* Contents, in order of elements; not checked against who did before. copy changes the size of elements; sum
+ * adds gradients. Where src does not hold n elements of size src_size, the result is unknown. */
 void zr_shadow_copy(struct zr_recorder *r, const void *dst, int dst_size, const void *src, int src_size,
                     int64_t n);
 void zr_shadow_sum(struct zr_recorder *r, const void *dst, const void *src, int src_size, int64_t n);
-void zr_shadow_set(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content tag);
+void zr_shadow_set(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content content);
 /* Adds to what is there, which is a gradient or zero. */
-void zr_shadow_add_to(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content tag);
-/* The bytes must be exactly tag; anything else is reported as found by l. */
+void zr_shadow_add_to(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content content);
+/* The bytes must be exactly content; anything else is reported as found by l. */
 void zr_shadow_expect(struct zr_recorder *r, const struct zr_line *l, const void *at, int64_t bytes,
-                      struct zr_content tag);
-/* The tag of the first byte. */
+                      struct zr_content content);
+/* The content of the first byte. */
 struct zr_content zr_shadow_at(struct zr_recorder *r, const void *at);
 void zr_shadow_close(struct zr_recorder *r);
 

@@ -15,7 +15,7 @@ struct epoch {
 
 struct range {
     int64_t from; /* offset; the next one's is the end */
-    struct zr_content tag;
+    struct zr_content content;
     struct epoch writer; /* tick 0: none */
     struct epoch *readers;
     int32_t n_readers, cap;
@@ -166,10 +166,10 @@ static int32_t cut(struct zr_recorder *rec, struct zr_block *b, int64_t off)
     right->cap = n_readers;
     if (n_readers)
         memcpy(readers, left->readers, (size_t)n_readers * sizeof *readers);
-    if (right->tag.size && (off - left->from) % right->tag.size == 0)
-        right->tag.first += (off - left->from) / right->tag.size;
-    else if (right->tag.size)
-        right->tag = (struct zr_content){.kind = ZR_TAG_MIXED};
+    if (right->content.size && (off - left->from) % right->content.size == 0)
+        right->content.first += (off - left->from) / right->content.size;
+    else if (right->content.size)
+        right->content = (struct zr_content){.kind = ZR_CONTENT_MIXED};
     return lo;
 }
 
@@ -263,7 +263,7 @@ void zr_shadow_touch(struct zr_recorder *rec, struct zr_line *l, const struct zr
     }
 }
 
-/* ---- tags ---- */
+/* ---- contents ---- */
 
 /* Calls fn for every range of [at, at + bytes). */
 typedef void (*range_fn)(struct zr_recorder *rec, void *arg, struct zr_block *b, struct range *r,
@@ -279,7 +279,7 @@ static void each(struct zr_recorder *rec, const void *at, int64_t bytes, range_f
         fn(rec, arg, b, &b->ranges[i], end_of(b, i));
 }
 
-/* The tag of element k of a range tagged t. */
+/* The content of element k of a range whose first one has t. */
 static struct zr_content moved(struct zr_content t, int64_t k)
 {
     if (t.size)
@@ -289,7 +289,7 @@ static struct zr_content moved(struct zr_content t, int64_t k)
 
 struct placing {
     int64_t from; /* offset of the first byte in its block */
-    struct zr_content tag;
+    struct zr_content content;
 };
 
 /* Ranges [first, last) become one where that loses nothing: what was written at once holds elements of one
@@ -320,7 +320,7 @@ static int64_t offset_of(struct zr_recorder *rec, const void *at)
     return off;
 }
 
-void zr_shadow_set(struct zr_recorder *rec, const void *at, int64_t bytes, struct zr_content tag)
+void zr_shadow_set(struct zr_recorder *rec, const void *at, int64_t bytes, struct zr_content content)
 {
     int64_t off;
     struct zr_block *b = bytes > 0 ? find(rec, at, bytes, &off) : NULL;
@@ -329,17 +329,18 @@ void zr_shadow_set(struct zr_recorder *rec, const void *at, int64_t bytes, struc
     int32_t last = cut(rec, b, off + bytes), n = b->n_ranges, i = cut(rec, b, off);
     last = unite(b, i, last + b->n_ranges - n);
     for (; i < last; i++)
-        b->ranges[i].tag = tag.size ? moved(tag, (b->ranges[i].from - off) / tag.size) : tag;
+        b->ranges[i].content =
+            content.size ? moved(content, (b->ranges[i].from - off) / content.size) : content;
 }
 
 static struct zr_content sum_of(struct zr_content a, struct zr_content b)
 {
-    if (a.kind == ZR_TAG_ZERO)
+    if (a.kind == ZR_CONTENT_ZERO)
         return b;
-    if (b.kind == ZR_TAG_ZERO)
+    if (b.kind == ZR_CONTENT_ZERO)
         return a;
-    if (a.kind != ZR_TAG_GRAD || b.kind != ZR_TAG_GRAD || a.flat != b.flat || a.first != b.first)
-        return (struct zr_content){.kind = ZR_TAG_MIXED};
+    if (a.kind != ZR_CONTENT_GRAD || b.kind != ZR_CONTENT_GRAD || a.flat != b.flat || a.first != b.first)
+        return (struct zr_content){.kind = ZR_CONTENT_MIXED};
     a.value += b.value;
     a.n += b.n;
     return a;
@@ -351,23 +352,24 @@ static void add_one(struct zr_recorder *rec, void *arg, struct zr_block *b, stru
     (void)rec;
     (void)b;
     (void)end;
-    struct zr_content more = p->tag.size ? moved(p->tag, (r->from - p->from) / p->tag.size) : p->tag;
-    uint8_t size = r->tag.size;
-    r->tag = sum_of(r->tag, more);
-    if (size && r->tag.size)
-        r->tag.size = size;
+    struct zr_content more =
+        p->content.size ? moved(p->content, (r->from - p->from) / p->content.size) : p->content;
+    uint8_t size = r->content.size;
+    r->content = sum_of(r->content, more);
+    if (size && r->content.size)
+        r->content.size = size;
 }
 
-void zr_shadow_add_to(struct zr_recorder *rec, const void *at, int64_t bytes, struct zr_content tag)
+void zr_shadow_add_to(struct zr_recorder *rec, const void *at, int64_t bytes, struct zr_content content)
 {
     if (bytes > 0)
-        each(rec, at, bytes, add_one, &(struct placing){offset_of(rec, at), tag});
+        each(rec, at, bytes, add_one, &(struct placing){offset_of(rec, at), content});
 }
 
 /* Ranges of a source, kept apart because writing the destination may cut the same block. */
 struct run {
     int64_t first, n; /* elements from the start of the source */
-    struct zr_content tag;
+    struct zr_content content;
 };
 
 struct runs {
@@ -382,10 +384,11 @@ static void take_one(struct zr_recorder *rec, void *arg, struct zr_block *b, str
     struct runs *s = arg;
     (void)b;
     int64_t first = (r->from - s->from) / s->size, n = (end - s->from) / s->size - first;
-    struct zr_content t = r->tag;
+    struct zr_content t = r->content;
     if (s->size > 1 && t.size && t.size != s->size)
-        t = (struct zr_content){.kind = ZR_TAG_MIXED};
-    if (s->n && t.size == 0 && s->run[s->n - 1].tag.size == 0 && s->run[s->n - 1].tag.kind == t.kind) {
+        t = (struct zr_content){.kind = ZR_CONTENT_MIXED};
+    if (s->n && t.size == 0 && s->run[s->n - 1].content.size == 0 &&
+        s->run[s->n - 1].content.kind == t.kind) {
         s->run[s->n - 1].n += n;
         return;
     }
@@ -406,13 +409,13 @@ static void transfer(struct zr_recorder *rec, const void *dst, int dst_size, con
         dst_size = 1;
     for (int32_t i = 0; i < s.n; i++) {
         struct run *r = &s.run[i];
-        if (r->tag.size && !same)
-            r->tag.size = (uint8_t)dst_size;
+        if (r->content.size && !same)
+            r->content.size = (uint8_t)dst_size;
         const char *to = (const char *)dst + r->first * dst_size;
         if (add)
-            zr_shadow_add_to(rec, to, r->n * dst_size, r->tag);
+            zr_shadow_add_to(rec, to, r->n * dst_size, r->content);
         else
-            zr_shadow_set(rec, to, r->n * dst_size, r->tag);
+            zr_shadow_set(rec, to, r->n * dst_size, r->content);
     }
     free(s.run);
 }
@@ -444,20 +447,21 @@ struct expecting {
 static void expect_one(struct zr_recorder *rec, void *arg, struct zr_block *b, struct range *r, int64_t end)
 {
     const struct expecting *e = arg;
-    struct zr_content want = e->p.tag, got = r->tag;
+    struct zr_content want = e->p.content, got = r->content;
     (void)end;
     if (want.size)
         want = moved(want, (r->from - e->p.from) / want.size);
-    if (got.kind == ZR_TAG_ZERO &&
-        (want.kind == ZR_TAG_ZERO || (want.kind == ZR_TAG_STATE && want.value == 0) ||
-         (want.kind == ZR_TAG_GRAD && want.n == 0)))
+    if (got.kind == ZR_CONTENT_ZERO &&
+        (want.kind == ZR_CONTENT_ZERO || (want.kind == ZR_CONTENT_STATE && want.value == 0) ||
+         (want.kind == ZR_CONTENT_GRAD && want.n == 0)))
         return;
     if (got.kind == want.kind && got.flat == want.flat && got.first == want.first &&
         got.value == want.value && got.n == want.n && got.size == want.size)
         return;
     const struct zr_info *i = zr_info_at(rec, e->line->info);
     char holds[160];
-    if (got.kind == want.kind && got.flat == want.flat && got.first == want.first && got.kind != ZR_TAG_GRAD)
+    if (got.kind == want.kind && got.flat == want.flat && got.first == want.first &&
+        got.kind != ZR_CONTENT_GRAD)
         snprintf(holds, sizeof holds, "version %llu instead of %llu", (unsigned long long)got.value,
                  (unsigned long long)want.value);
     else if (got.kind == want.kind && got.flat == want.flat && got.first == want.first)
@@ -477,10 +481,10 @@ static void expect_one(struct zr_recorder *rec, void *arg, struct zr_block *b, s
 }
 
 void zr_shadow_expect(struct zr_recorder *rec, const struct zr_line *l, const void *at, int64_t bytes,
-                      struct zr_content tag)
+                      struct zr_content content)
 {
     if (bytes > 0 && !rec->forgiving)
-        each(rec, at, bytes, expect_one, &(struct expecting){{offset_of(rec, at), tag}, l});
+        each(rec, at, bytes, expect_one, &(struct expecting){{offset_of(rec, at), content}, l});
 }
 
 struct zr_content zr_shadow_at(struct zr_recorder *rec, const void *at)
@@ -491,7 +495,7 @@ struct zr_content zr_shadow_at(struct zr_recorder *rec, const void *at)
         return (struct zr_content){0};
     int32_t i = cut(rec, b, off); /* may move the ranges */
     struct range *r = &b->ranges[i];
-    return r->tag.size ? moved(r->tag, (off - r->from) / r->tag.size) : r->tag;
+    return r->content.size ? moved(r->content, (off - r->from) / r->content.size) : r->content;
 }
 
 void zr_shadow_move(struct zr_recorder *rec, struct zr_line *l, const void *dst, const void *src,

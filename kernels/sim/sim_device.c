@@ -91,9 +91,9 @@ int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at
     return zr_shadow_add(&w->rec, rank, name, at, bytes);
 }
 
-void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content tag)
+void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content content)
 {
-    zr_shadow_set(&w->rec, at, bytes, tag);
+    zr_shadow_set(&w->rec, at, bytes, content);
 }
 
 /* ---- the world ---- */

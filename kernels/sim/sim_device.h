@@ -29,14 +29,14 @@ static inline uint64_t zr_sim_share(int rank, uint32_t step, int32_t flat, int32
     return x ^ x >> 31;
 }
 
-/* A range that an operation touches. READ checks that the bytes are `tag`, ADD adds it to a gradient, SET
- * overwrites. PLAIN: no tag. */
+/* A range that an operation touches. READ checks that its bytes hold `content`, ADD adds that to a gradient,
+ * SET overwrites. PLAIN: its bytes hold none. */
 enum zr_sim_how { ZR_SIM_READ, ZR_SIM_ADD, ZR_SIM_SET, ZR_SIM_PLAIN_READ, ZR_SIM_PLAIN_WRITE };
 struct zr_sim_touch {
     const void *at;
     int64_t bytes;
     enum zr_sim_how how;
-    struct zr_content tag;
+    struct zr_content content;
 };
 
 struct zr_sim;
@@ -113,9 +113,9 @@ int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_to
 void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_touch *touch, int n);
 
 /* Memory that is not the device's but takes part (the model's own buffers, results on the host). The second
- * tags it. */
+ * says what it holds. */
 int zr_sim_register(struct zr_sim *w, int rank, const char *name, const void *at, int64_t bytes);
-void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content tag);
+void zr_sim_mark(struct zr_sim *w, const void *at, int64_t bytes, struct zr_content content);
 /* Bytes that rank holds now, and the most it ever held, registered memory not counted. */
 int64_t zr_sim_held(const struct zr_sim *w, int rank, int64_t *peak);
 

@@ -37,13 +37,13 @@ static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_t
         if (t[i].how != ZR_SIM_SET && t[i].how != ZR_SIM_PLAIN_WRITE)
             zr_shadow_read(&w->rec, l, t[i].at, t[i].bytes);
         if (t[i].how == ZR_SIM_READ)
-            zr_shadow_expect(&w->rec, l, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_expect(&w->rec, l, t[i].at, t[i].bytes, t[i].content);
         if (writes)
             zr_shadow_write(&w->rec, l, t[i].at, t[i].bytes);
         if (t[i].how == ZR_SIM_ADD)
-            zr_shadow_add_to(&w->rec, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_add_to(&w->rec, t[i].at, t[i].bytes, t[i].content);
         if (t[i].how == ZR_SIM_SET)
-            zr_shadow_set(&w->rec, t[i].at, t[i].bytes, t[i].tag);
+            zr_shadow_set(&w->rec, t[i].at, t[i].bytes, t[i].content);
     }
 }
 
@@ -60,13 +60,13 @@ static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_u
     zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
     zr_shadow_read(&w->rec, l, u->grad, bytes);
     struct zr_content at = zr_shadow_at(&w->rec, u->master);
-    at.kind = ZR_TAG_PARAM;
+    at.kind = ZR_CONTENT_PARAM;
     zr_shadow_expect(&w->rec, l, u->master, bytes, at);
     struct zr_content grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
     grad.first = at.first;
     zr_shadow_expect(&w->rec, l, u->grad, bytes, grad);
     struct zr_content state = at;
-    state.kind = ZR_TAG_STATE;
+    state.kind = ZR_CONTENT_STATE;
     bool skip = u->scalars->skip;
     zr_shadow_read(&w->rec, l, u->master, bytes);
     if (!skip) {
@@ -91,7 +91,7 @@ static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_u
         zr_shadow_set(
             &w->rec, u->state[i], bytes,
             (struct zr_content){
-                .kind = ZR_TAG_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
+                .kind = ZR_CONTENT_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
     }
     return bytes * 7;
 }
@@ -106,7 +106,7 @@ void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
 static int64_t run_zero(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
 {
     zr_shadow_write(&w->rec, l, op->dst, op->count);
-    zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_TAG_ZERO});
+    zr_shadow_set(&w->rec, op->dst, op->count, (struct zr_content){.kind = ZR_CONTENT_ZERO});
     if (op->count <= 1024)
         memset(op->dst, 0, (size_t)op->count);
     return op->count;

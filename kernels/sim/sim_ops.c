@@ -63,7 +63,7 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return zr_sim_op_put(s, op);
 }
 
-/* As one copy after the other: for ranges and tags it is the same. */
+/* As one copy after the other: for ranges and contents it is the same. */
 static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
 {
     int err = zr_check_copy_rows(table, n);
@@ -98,7 +98,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
     return zr_sim_op_put(s, op);
 }
 
-/* As adding one after the other: for ranges and tags it is the same. */
+/* As adding one after the other: for ranges and contents it is the same. */
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate)
 {

@@ -31,8 +31,8 @@ struct zr_loop {
     void (*on_start)(void *arg), (*on_stop)(void *arg);
     void *start_arg, *stop_arg;
 
-    bool by_hand;
-    struct zr_loop_by_hand hand;
+    bool driven;
+    struct zr_loop_driver driver;
 };
 
 void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job))
@@ -123,14 +123,14 @@ static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job 
     return 0;
 }
 
-int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
-                         const struct zr_loop_by_hand *hand, struct zr_loop **out)
+int zr_loop_open_driven(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+                        const struct zr_loop_driver *driver, struct zr_loop **out)
 {
     int err = open_queue(n_jobs, carry, arg, out);
     if (err)
         return err;
-    (*out)->by_hand = true;
-    (*out)->hand = *hand;
+    (*out)->driven = true;
+    (*out)->driver = *driver;
     return 0;
 }
 
@@ -207,8 +207,8 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
     }
     l->ring[n & l->mask] = *job;
     atomic_store(&l->n_pushed, n + 1);
-    if (l->by_hand)
-        l->hand.pushed(l->hand.arg);
+    if (l->driven)
+        l->driver.pushed(l->driver.arg);
     return n + 1;
 }
 
@@ -216,7 +216,7 @@ void zr_loop_kick(struct zr_loop *l)
 {
     /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it
      * cannot see that flag as it was before the loop's last round (libuv issues 349 and 4584). */
-    if (!l->by_hand && atomic_load(&l->asleep))
+    if (!l->driven && atomic_load(&l->asleep))
         uv_async_send(&l->wake);
 }
 
@@ -232,8 +232,8 @@ void zr_loop_await(struct zr_loop *l, uint64_t number)
         if (atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number)
             return;
     }
-    if (l->by_hand) {
-        l->hand.awaited(l->hand.arg, number);
+    if (l->driven) {
+        l->driver.awaited(l->driver.arg, number);
         return;
     }
     uv_mutex_lock(&l->lock);
@@ -248,7 +248,7 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
 {
     if (!l)
         return;
-    if (l->by_hand) {
+    if (l->driven) {
         free(l->ring);
         free(l);
         return;

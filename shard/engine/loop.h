@@ -41,17 +41,17 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *j
  * those behind it stay queued, and the loop serves the handles of others: a job must not wait for what they
  * bring. */
 void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job));
-/* A loop without a thread, for simulations. Jobs are carried out by zr_loop_issue_next alone; pushed is
+/* A loop without a thread, for simulations: its driver carries out the jobs by zr_loop_issue_next. pushed is
  * called after each push, and awaited where the model's thread has to wait for a job: when it returns, the
  * job must have been carried out. Start and kick do nothing, and close drops what is queued. */
-struct zr_loop_by_hand {
+struct zr_loop_driver {
     void (*pushed)(void *arg);
     void (*awaited)(void *arg, uint64_t number);
     void *arg;
 };
-int zr_loop_open_by_hand(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
-                         const struct zr_loop_by_hand *hand, struct zr_loop **out);
-/* Carries out the next job: its number, or 0 when there is none. Loops by hand only. */
+int zr_loop_open_driven(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
+                        const struct zr_loop_driver *driver, struct zr_loop **out);
+/* Carries out the next job: its number, or 0 when there is none. Driven loops only. */
 uint64_t zr_loop_issue_next(struct zr_loop *l);
 /* For handles of others (sockets), before zr_loop_start or on the loop's thread. */
 uv_loop_t *zr_loop_uv(struct zr_loop *l);

@@ -1,5 +1,5 @@
-/* verify_rank.c: one rank of a case: the real engine, the real plan and core, a loop by hand, and a model
- * thread that makes the calls of the script. */
+/* verify_rank.c: one rank of a case: the real engine, the real plan and core, a loop that it drives, and
+ * a model thread that makes the calls of the script. */
 #include "shard/verify/verify_world.h"
 
 #include <math.h>
@@ -22,17 +22,17 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
     }
 }
 
-static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
+static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    int32_t tensor = d->kind == ZR_DO_MEAN ? 0 : d->unit % r->layout.n_tensors;
+    int32_t tensor = op->kind == ZR_DO_MEAN ? 0 : op->unit % r->layout.n_tensors;
     int64_t n = r->layout.tensors[tensor].n_elems;
-    if (d->kind == ZR_DO_READ) {
+    if (op->kind == ZR_DO_READ) {
         int err = zr_engine_read(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
         if (!err)
             touch_values(r, tensor, ZR_SIM_READ);
         return err;
     }
-    if (d->kind == ZR_DO_WRITE) {
+    if (op->kind == ZR_DO_WRITE) {
         touch_values(r, tensor, ZR_SIM_SET);
         return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
     }
@@ -49,10 +49,10 @@ static int do_values(struct zr_verify_rank *r, const struct zr_deed *d)
 
 /* ---- the model's thread ---- */
 
-static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
+static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     struct zr_step_result result;
-    bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    bool poisoned = r->v->c->poison == op->step, any = r->layout.state_elems > 0;
     const double values[] = {r->id, 1};
     if (r->v->c->values)
         zr_engine_give(&r->engine, values, 2);
@@ -61,10 +61,10 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
         return err;
     if (r->v->c->wait_result && r->v->c->values &&
         (result.n_carried != 2 || result.carried[0] != (r->engine.world - 1) / 2.0 || result.carried[1] != 1))
-        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, d->step,
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, op->step,
                   result.carried[0], result.carried[1]);
     if (r->v->c->wait_result && any && result.skipped != poisoned)
-        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, d->step,
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, op->step,
                   poisoned ? "not skipped" : "skipped");
     r->n_done += !poisoned;
     memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
@@ -77,13 +77,13 @@ static int do_step(struct zr_verify_rank *r, const struct zr_deed *d)
     return 0;
 }
 
-static int do_norm(struct zr_verify_rank *r, const struct zr_deed *d)
+static int do_norm(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     double norm;
-    bool poisoned = r->v->c->poison == d->step, any = r->layout.state_elems > 0;
+    bool poisoned = r->v->c->poison == op->step, any = r->layout.state_elems > 0;
     int err = zr_engine_norm(&r->engine, &norm);
     if (!err && any && isnan(norm) != poisoned)
-        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, d->step, norm);
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, op->step, norm);
     return err;
 }
 
@@ -96,42 +96,43 @@ static int gather_all(struct zr_verify_rank *r)
     return err;
 }
 
-static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
+static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     static const char *const during[] = {"zero_begin",      "zero_end",        "compute",    "zero_micro",
                                          "zero_step",       "zero_read",       "zero_write", "zero_mean",
                                          "zero_save",       "compute",         "zero_norm",  "zero_drop",
                                          "zero_gather_all", "zero_release_all"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
-    struct zr_core_event ev = {.kind = d->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
-                                       : d->kind == ZR_DO_END ? ZR_EV_END
-                                                              : ZR_EV_MICRO,
-                               .unit = d->unit,
-                               .backward = d->backward};
+    struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
+                                       : op->kind == ZR_DO_END ? ZR_EV_END
+                                                               : ZR_EV_MICRO,
+                               .unit = op->unit,
+                               .backward = op->backward};
     const struct zr_mutant *m = r->v->mutant;
-    l->during = during[d->kind];
-    l->unit = d->kind <= ZR_DO_USE ? d->unit : -1;
-    l->step = (uint32_t)(d->step + (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM)); /* as jobs count them */
-    if (m && m->what == ZR_LESS_CALL && m->action == d->kind && r->id == r->engine.world - 1 &&
-        d->unit == 0 && d->step == 1) {
+    l->during = during[op->kind];
+    l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;
+    l->step =
+        (uint32_t)(op->step + (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM)); /* as jobs count them */
+    if (m && m->what == ZR_LESS_CALL && m->action == op->kind && r->id == r->engine.world - 1 &&
+        op->unit == 0 && op->step == 1) {
         r->v->n_acted++;
         return 0;
     }
-    switch ((enum zr_deed_kind)d->kind) {
+    switch ((enum zr_script_op_kind)op->kind) {
     case ZR_DO_BEGIN:
     case ZR_DO_END:
     case ZR_DO_MICRO:
         return zr_engine_call(&r->engine, &ev);
     case ZR_DO_USE:
-        return zr_script_use(r, d);
+        return zr_script_use(r, op);
     case ZR_DO_STEP:
-        return do_step(r, d);
+        return do_step(r, op);
     case ZR_DO_SNAPSHOT:
         return zr_snapshot_take(r);
     case ZR_DO_ZERO:
         return zr_script_zero(r);
     case ZR_DO_NORM:
-        return do_norm(r, d);
+        return do_norm(r, op);
     case ZR_DO_GATHER_ALL:
         return gather_all(r);
     case ZR_DO_RELEASE_ALL:
@@ -140,16 +141,16 @@ static int do_deed(struct zr_verify_rank *r, const struct zr_deed *d)
         memset(r->n_used, 0, (size_t)r->layout.n_units * sizeof *r->n_used);
         return zr_engine_drop(&r->engine);
     default:
-        return do_values(r, d);
+        return do_values(r, op);
     }
 }
 
 /* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
-static bool is_refusal(const struct zr_verify_rank *r, const struct zr_deed *d, int err)
+static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op *op, int err)
 {
     bool uneven = r->v->c->skipped || r->v->c->repeats || r->v->c->pattern == ZR_USE_TWICE;
-    bool core = (err == ZR_ERR_BUDGET && d->kind == ZR_DO_BEGIN) ||
-                (err == ZR_ERR_ORDER && (d->kind == ZR_DO_STEP || d->kind == ZR_DO_NORM) && uneven);
+    bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN) ||
+                (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven);
     return core && !zr_engine_has_failed(&r->engine);
 }
 
@@ -197,9 +198,10 @@ static int wrap(struct zr_verify_rank *r)
 static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct zr_verify_rank *r = arg;
-    struct zr_content tag = zr_script_values(&r->layout, (int32_t)(p - r->layout.pieces), r->n_done);
-    tag.first = first;
-    struct zr_sim_touch touch = {zr_engine_param_at(&r->engine, f, first), n * tag.size, ZR_SIM_READ, tag};
+    struct zr_content content = zr_script_values(&r->layout, (int32_t)(p - r->layout.pieces), r->n_done);
+    content.first = first;
+    struct zr_sim_touch touch = {zr_engine_param_at(&r->engine, f, first), n * content.size, ZR_SIM_READ,
+                                 content};
     zr_sim_host_touch(r->v->sim, "look at what is kept", &touch, 1);
     return 0;
 }
@@ -222,10 +224,10 @@ static void live(struct zr_verify_rank *r)
     int err = wrap(r);
     for (int32_t i = 0; !err && i < v->script.n; i++) {
         zr_turn_dies(r);
-        const struct zr_deed *d = &v->script.deed[i];
-        err = do_deed(r, d);
+        const struct zr_script_op *op = &v->script.ops[i];
+        err = do_op(r, op);
         r->n_calls = i + 1;
-        if (err && is_refusal(r, d, err)) {
+        if (err && is_refusal(r, op, err)) {
             r->refused = true;
             err = 0;
             break;
@@ -317,8 +319,8 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     }
     /* A rank alone on the host has no loop. */
     if (v->c->world > 1 || !v->c->caller) {
-        struct zr_loop_by_hand hand = {zr_turn_pushed, zr_turn_awaited, r};
-        int err = zr_loop_open_by_hand(ZR_VERIFY_QUEUE, zr_turn_issue, r, &hand, &r->loop);
+        struct zr_loop_driver driver = {zr_turn_pushed, zr_turn_awaited, r};
+        int err = zr_loop_open_driven(ZR_VERIFY_QUEUE, zr_turn_issue, r, &driver, &r->loop);
         if (err)
             return err;
     }

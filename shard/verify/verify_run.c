@@ -9,15 +9,15 @@
 static struct zr_content whole_grad(void *arg, int32_t flat, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
-    struct zr_content tag = {.kind = ZR_TAG_GRAD, .size = sizeof(float), .flat = flat};
+    struct zr_content content = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
     if (flat < 0 || flat >= v->layout->n_flats || step < 1 || (int)step > v->c->n_steps)
-        return tag;
+        return content;
     int32_t n = v->script.n_contrib[((int)step - 1) * v->c->n_units + v->layout->flats[flat].unit];
     for (int r = 0; r < v->c->world; r++)
         for (int32_t k = 0; k < n; k++)
-            tag.value += zr_sim_share(r, step - 1, flat, k);
-    tag.n = n * v->c->world;
-    return tag;
+            content.value += zr_sim_share(r, step - 1, flat, k);
+    content.n = n * v->c->world;
+    return content;
 }
 
 /* The place that owns the first trained elements: without granules place 0, as no first slice is empty. */

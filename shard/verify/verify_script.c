@@ -75,15 +75,15 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
 
 /* ---- calls ---- */
 
-static void add(struct zr_script *s, struct zr_deed d)
+static void add(struct zr_script *s, struct zr_script_op op)
 {
     if (s->n == s->cap) {
         s->cap = s->cap ? s->cap * 2 : 256;
-        s->deed = realloc(s->deed, (size_t)s->cap * sizeof *s->deed);
-        if (!s->deed)
+        s->ops = realloc(s->ops, (size_t)s->cap * sizeof *s->ops);
+        if (!s->ops)
             abort();
     }
-    s->deed[s->n++] = d;
+    s->ops[s->n++] = op;
 }
 
 enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a case has fewer */
@@ -100,9 +100,9 @@ struct writing {
 };
 
 /* A call that is of no unit. */
-static void add_call(struct writing *w, enum zr_deed_kind kind)
+static void add_call(struct writing *w, enum zr_script_op_kind kind)
 {
-    add(w->s, (struct zr_deed){.kind = (uint8_t)kind, .unit = -1, .step = w->step});
+    add(w->s, (struct zr_script_op){.kind = (uint8_t)kind, .unit = -1, .step = w->step});
 }
 
 static bool bracketed(const struct writing *w, int32_t u, bool backward)
@@ -113,18 +113,18 @@ static bool bracketed(const struct writing *w, int32_t u, bool backward)
 static void begin(struct writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        add(w->s, (struct zr_deed){ZR_DO_BEGIN, backward, u, w->step});
+        add(w->s, (struct zr_script_op){ZR_DO_BEGIN, backward, u, w->step});
 }
 
 static void end(struct writing *w, int32_t u, bool backward)
 {
     if (bracketed(w, u, backward))
-        add(w->s, (struct zr_deed){ZR_DO_END, backward, u, w->step});
+        add(w->s, (struct zr_script_op){ZR_DO_END, backward, u, w->step});
 }
 
 static void use(struct writing *w, int32_t u, bool backward)
 {
-    add(w->s, (struct zr_deed){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0)});
+    add(w->s, (struct zr_script_op){ZR_DO_USE, backward, u, w->step + (w->dropped ? DROPPED_STEP : 0)});
     if (backward && !w->dropped)
         w->s->n_contrib[w->step * w->c->n_units + u]++;
 }
@@ -213,7 +213,7 @@ static void backward(struct writing *w, const int32_t *list, int32_t n)
 static void snapshot(struct writing *w, int32_t step)
 {
     if (zr_verify_chance(w->random, w->c->snapshots))
-        add(w->s, (struct zr_deed){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
+        add(w->s, (struct zr_script_op){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
 }
 
 /* All at once: some of them used without brackets, some inside them. */
@@ -242,7 +242,7 @@ static void values(struct writing *w, int32_t step)
     int32_t t = (int32_t)zr_verify_below(w->random, 1 << 20);
     for (int k = 0; w->c->values && k < 3; k++)
         if (zr_verify_chance(w->random, 50))
-            add(w->s, (struct zr_deed){.kind = kinds[k], .unit = t, .step = step});
+            add(w->s, (struct zr_script_op){.kind = kinds[k], .unit = t, .step = step});
 }
 
 /* cut: backward stops in its midst. */
@@ -312,9 +312,9 @@ static void declare(struct zr_script *s, int32_t at)
     if (!s->order)
         abort();
     for (; at < s->n; at++) {
-        const struct zr_deed *d = &s->deed[at];
-        if (d->kind == ZR_DO_BEGIN || d->kind == ZR_DO_END)
-            s->order[s->n_order++] = (struct zr_call){d->unit, d->backward, d->kind == ZR_DO_END};
+        const struct zr_script_op *op = &s->ops[at];
+        if (op->kind == ZR_DO_BEGIN || op->kind == ZR_DO_END)
+            s->order[s->n_order++] = (struct zr_call){op->unit, op->backward, op->kind == ZR_DO_END};
     }
 }
 
@@ -343,7 +343,7 @@ static void before_step(struct writing *w)
         return;
     add_call(w, ZR_DO_NORM);
     if (w->c->values) /* which writes where the norms were exchanged */
-        add(w->s, (struct zr_deed){.kind = ZR_DO_MEAN, .unit = 0, .step = w->step});
+        add(w->s, (struct zr_script_op){.kind = ZR_DO_MEAN, .unit = 0, .step = w->step});
     if (w->c->late_evals)
         forward(w, w->all, w->c->n_units);
 }
@@ -414,7 +414,7 @@ int zr_script_make(const struct zr_verify_case *c, struct zr_script *out)
 
 void zr_script_free(struct zr_script *s)
 {
-    free(s->deed);
+    free(s->ops);
     free(s->order);
     free(s->n_contrib);
 }
@@ -422,12 +422,13 @@ void zr_script_free(struct zr_script *s)
 /* ---- compute ---- */
 
 /* At stages 2 and 3 the model has no pointer to a unit that is not open. */
-static int outside(struct zr_verify_rank *r, const struct zr_deed *d, const char *tensor, const char *what)
+static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, const char *tensor,
+                   const char *what)
 {
     zr_report(zr_sim_recorder(r->v->sim),
               "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
               "zero_begin must come first",
-              r->id, what, tensor, d->unit, d->backward ? "backward" : "forward", d->step);
+              r->id, what, tensor, op->unit, op->backward ? "backward" : "forward", op->step);
     return 0;
 }
 
@@ -435,18 +436,18 @@ struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int
 {
     const struct zr_piece *p = &l->pieces[piece];
     const struct zr_flat *f = zr_piece_flat(l, piece);
-    return (struct zr_content){.kind = ZR_TAG_PARAM,
+    return (struct zr_content){.kind = ZR_CONTENT_PARAM,
                                .size = (uint8_t)zr_dtype_bytes(l->tensors[p->tensor].dtype),
                                .flat = (int32_t)(f - l->flats),
                                .first = p->first,
                                .value = f->trainable ? (uint64_t)n_updates : 0};
 }
 
-int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
+int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     struct zr_verify_world *v = r->v;
     const struct zr_layout *l = &r->layout;
-    const struct zr_unit *u = &l->units[d->unit];
+    const struct zr_unit *u = &l->units[op->unit];
     struct zr_sim_touch touch[2 * 64];
     int n = 0;
     int64_t elems = 0;
@@ -457,30 +458,30 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d)
             const struct zr_tensor *t = &l->tensors[p->tensor];
             int64_t size = zr_dtype_bytes(t->dtype), bytes = p->n * size;
             uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
-            struct zr_content tag = zr_script_values(l, f->first_piece + k, r->n_done);
+            struct zr_content content = zr_script_values(l, f->first_piece + k, r->n_done);
             elems += p->n;
             if (!*t->param)
-                return outside(r, d, t->name, "");
+                return outside(r, op, t->name, "");
             touch[n++] =
-                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, tag};
-            if (!d->backward || !f->trainable)
+                (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ, content};
+            if (!op->backward || !f->trainable)
                 continue;
             if (!*t->grad)
-                return outside(r, d, t->name, "the gradient of ");
-            tag.kind = ZR_TAG_GRAD;
-            tag.value = zr_sim_share(r->id, (uint32_t)d->step, tag.flat, r->n_used[d->unit]);
-            tag.n = 1;
+                return outside(r, op, t->name, "the gradient of ");
+            content.kind = ZR_CONTENT_GRAD;
+            content.value = zr_sim_share(r->id, (uint32_t)op->step, content.flat, r->n_used[op->unit]);
+            content.n = 1;
             touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->grad + slice), bytes,
-                                               t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, tag};
+                                               t->overwrite ? ZR_SIM_SET : ZR_SIM_ADD, content};
         }
     }
-    r->n_used[d->unit] += d->backward;
-    int64_t ns = v->speed ? (int64_t)((d->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens /
+    r->n_used[op->unit] += op->backward;
+    int64_t ns = v->speed ? (int64_t)((op->backward ? 4.0 : 2.0) * (double)elems * v->speed->tokens /
                                       v->speed->flops_per_s * 1e9)
                           : 0;
     if (r->id == 0)
         v->compute_ns += ns;
-    return zr_sim_compute(r->engine.compute, d->backward ? "backward" : "forward", touch, n, ns);
+    return zr_sim_compute(r->engine.compute, op->backward ? "backward" : "forward", touch, n, ns);
 }
 
 int zr_script_zero(struct zr_verify_rank *r)
@@ -495,7 +496,7 @@ int zr_script_zero(struct zr_verify_rank *r)
         int64_t bytes = l->pieces[i].n * zr_dtype_bytes(t->dtype);
         if (t->grad && *t->grad)
             touch[n++] = (struct zr_sim_touch){
-                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_TAG_ZERO}};
+                (char *)*t->grad + l->pieces[i].slice * bytes, bytes, ZR_SIM_SET, {.kind = ZR_CONTENT_ZERO}};
     }
     int err = zr_sim_compute(r->engine.compute, "the model's zeroing", touch, n, 0);
     free(touch);

@@ -266,15 +266,15 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
     zr_core_init(now, &plan->spec);
     int err = 0;
     for (int32_t i = 0; !err && i < s->n; i++) {
-        const struct zr_deed *d = &s->deed[i];
-        if (d->kind == ZR_DO_USE)
+        const struct zr_script_op *op = &s->ops[i];
+        if (op->kind == ZR_DO_USE)
             continue;
-        struct zr_core_event ev = {d->kind == ZR_DO_BEGIN      ? ZR_EV_BEGIN
-                                   : d->kind == ZR_DO_END      ? ZR_EV_END
-                                   : d->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
-                                   : d->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
-                                                               : ZR_EV_STEP,
-                                   d->unit, d->backward};
+        struct zr_core_event ev = {op->kind == ZR_DO_BEGIN      ? ZR_EV_BEGIN
+                                   : op->kind == ZR_DO_END      ? ZR_EV_END
+                                   : op->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
+                                   : op->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
+                                                                : ZR_EV_STEP,
+                                   op->unit, op->backward};
         int32_t n;
         memcpy(next, now, bytes); /* plain data: the state is its bytes */
         err = zr_core_step(next, &ev, actions, &n);

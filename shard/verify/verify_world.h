@@ -31,7 +31,7 @@ static inline bool zr_verify_chance(uint64_t *state, int percent)
 }
 
 /* What the model does, in order; the same on every rank. */
-enum zr_deed_kind {
+enum zr_script_op_kind {
     ZR_DO_BEGIN,
     ZR_DO_END,
     ZR_DO_USE,
@@ -47,7 +47,7 @@ enum zr_deed_kind {
     ZR_DO_GATHER_ALL,
     ZR_DO_RELEASE_ALL
 };
-struct zr_deed {
+struct zr_script_op {
     uint8_t kind, backward;
     /* of READ and WRITE: a tensor */
     int32_t unit;
@@ -55,7 +55,7 @@ struct zr_deed {
 };
 
 struct zr_script {
-    struct zr_deed *deed;
+    struct zr_script_op *ops;
     int32_t n, cap;
     /* (n_order) of one micro-batch */
     struct zr_call *order;
@@ -213,7 +213,7 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_script.c: the compute of one use of a unit, on the rank's compute stream. */
-int zr_script_use(struct zr_verify_rank *r, const struct zr_deed *d);
+int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_script_zero(struct zr_verify_rank *r);
 /* What a piece's parameters are after so many updates. */
 struct zr_content zr_script_values(const struct zr_layout *l, int32_t piece, int32_t n_updates);
@@ -245,7 +245,7 @@ void zr_turn_give_way(struct zr_verify_rank *r);
 bool zr_turn_dies(struct zr_verify_rank *r);
 void zr_turn_yield(void *arg, int rank);
 int zr_turn_agree(struct zr_verify_rank *r, int err);
-/* Of a loop that is turned by hand; arg is the rank. */
+/* Of a driven loop; arg is the rank. */
 void zr_turn_issue(void *arg, const struct zr_job *job);
 void zr_turn_pushed(void *arg);
 void zr_turn_awaited(void *arg, uint64_t number);

@@ -1,4 +1,4 @@
-/* test_mesh.c: inner and outer groups over the places of any topology, against the definition by hand. */
+/* test_mesh.c: inner and outer groups over the places of any topology, against their definition. */
 #include "comm/mesh.h"
 #include "kernels/error.h"
 #include "test/comm/ranks.h"
@@ -140,7 +140,7 @@ static void test_any_hosts(void **state)
 }
 
 /* A case that can be read: ranks 0 to 5 on hosts a b b a a b. */
-static void test_one_by_hand(void **state)
+static void test_one_written_out(void **state)
 {
     (void)state;
     static const int host[] = {0, 1, 1, 0, 0, 1};
@@ -183,7 +183,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_divisor),
         cmocka_unit_test(test_any_hosts),
-        cmocka_unit_test(test_one_by_hand),
+        cmocka_unit_test(test_one_written_out),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("mesh", tests, NULL, NULL);

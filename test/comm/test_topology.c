@@ -70,7 +70,7 @@ static int meet_and_probe(struct rank *me, const struct zr_identity *id, int err
 
 /* --- what must be true of any topology --- */
 
-static int32_t host_by_hand(const int *host, int32_t rank)
+static int32_t expected_host(const int *host, int32_t rank)
 {
     int32_t n = 0;
     for (int32_t r = 0;; r++) {
@@ -86,11 +86,11 @@ static int32_t host_by_hand(const int *host, int32_t rank)
 }
 
 /* Ranks that come before this one in the order of places. */
-static int32_t place_by_hand(const int *host, int32_t world, int32_t rank)
+static int32_t expected_place(const int *host, int32_t world, int32_t rank)
 {
-    int32_t n = 0, mine = host_by_hand(host, rank);
+    int32_t n = 0, mine = expected_host(host, rank);
     for (int32_t r = 0; r < world; r++) {
-        int32_t other = host_by_hand(host, r);
+        int32_t other = expected_host(host, r);
         n += other < mine || (other == mine && r < rank);
     }
     return n;
@@ -101,7 +101,7 @@ static void check_topology(struct rank *me, const struct zr_topology *t, const i
     int32_t world = me->w.world, rank = me->w.rank, n_hosts = 0, local_size = 0, local_rank = 0;
     RANK_CHECK(me, t->world == world && t->rank == rank, "rank %d of %d", t->rank, t->world);
     for (int32_t r = 0; r < world; r++) {
-        int32_t place = place_by_hand(host, world, r), number = host_by_hand(host, r);
+        int32_t place = expected_place(host, world, r), number = expected_host(host, r);
         const struct zr_host *h = &t->hosts[number];
         RANK_CHECK(me, t->host_of[r] == number, "rank %d is on host %d, not %d", r, t->host_of[r], number);
         RANK_CHECK(me, t->place_of[r] == place && t->rank_at[place] == r, "rank %d is at place %d, not %d", r,
@@ -113,7 +113,7 @@ static void check_topology(struct rank *me, const struct zr_topology *t, const i
         local_rank += number == t->host && r < rank;
     }
     RANK_CHECK(me, t->n_hosts == n_hosts, "%d hosts, not %d", t->n_hosts, n_hosts);
-    RANK_CHECK(me, t->host == host_by_hand(host, rank), "I am on host %d", t->host);
+    RANK_CHECK(me, t->host == expected_host(host, rank), "I am on host %d", t->host);
     RANK_CHECK(me, t->local_size == local_size && t->local_rank == local_rank, "%d of %d here, not %d of %d",
                t->local_rank, t->local_size, local_rank, local_size);
     RANK_CHECK(me, t->hosts[t->host].n_ranks == local_size, "%d ranks", t->hosts[t->host].n_ranks);

@@ -15,7 +15,7 @@ from tree_clean import CODE, tracked
 IN_NAMES = {
     "told": "reported", "untold": "unreported", "tell": "report", "telling": "report", "hear": "remote failure",
     "star": "hub", "seat": "member", "seats": "members", "stranger": "unidentified", "strangers": "unidentified",
-    "office": "fixture", "house": "lint", "breath": "",
+    "office": "fixture", "house": "lint", "breath": "", "deed": "op", "deeds": "ops",
 }
 # Where another's name is meant, or a callback that a header has named so for good.
 ALLOWED_NAMES = {"ftell"}

@@ -414,8 +414,8 @@ static void share_next(void *arg, int rank)
 /* Slices of any size, in bytes: of all ranks, and of groups of three and of two. */
 enum { GATHERED = 1024, GRADIENTS = 2048, SUMS = 3072 };
 static const int64_t of_all[] = {0, 64, 64, 256, 320, 320}, of_groups[2][4] = {{0, 64, 64, 256}, {0, 0, 256}};
-static const struct zr_content gathered = {.kind = ZR_TAG_PARAM, .size = 4, .flat = 7, .value = 5},
-                               summed = {.kind = ZR_TAG_GRAD, .size = 4, .flat = 8, .value = 3, .n = 1};
+static const struct zr_content gathered = {.kind = ZR_CONTENT_PARAM, .size = 4, .flat = 7, .value = 5},
+                               summed = {.kind = ZR_CONTENT_GRAD, .size = 4, .flat = 8, .value = 3, .n = 1};
 
 static void put_ragged(struct zr_sim *w, int r, struct zr_stream *s)
 {
@@ -531,7 +531,7 @@ static void shared_arena(void **state)
     zr_sim_order_close(order);
 }
 
-/* A table of copies takes tags along, row by row, and leaves what lies between the rows. */
+/* A table of copies takes contents along, row by row, and leaves what lies between the rows. */
 static void tables(void **state)
 {
     (void)state;
@@ -545,9 +545,9 @@ static void tables(void **state)
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &s), 0);
     assert_int_equal(dev->ops->alloc(dev, 4096, &p), 0);
     char *at = p;
-    struct zr_content tag = {.kind = ZR_TAG_PARAM, .size = 4, .flat = 7, .value = 5},
-                      other = {.kind = ZR_TAG_PARAM, .size = 4, .flat = 8, .value = 6};
-    zr_sim_mark(w, at, 512, tag);
+    struct zr_content copied = {.kind = ZR_CONTENT_PARAM, .size = 4, .flat = 7, .value = 5},
+                      other = {.kind = ZR_CONTENT_PARAM, .size = 4, .flat = 8, .value = 6};
+    zr_sim_mark(w, at, 512, copied);
     zr_sim_mark(w, at + 1024, 512, other);
     const struct zr_copy_rows rows = {at + 1024, at, 64, 160, 128, 64};
     assert_int_equal(dev->ops->copy_rows(s, &rows, 1), 0);
@@ -558,13 +558,13 @@ static void tables(void **state)
     } want[] = {{1024, 64, 0, true},   {1088, 64, 16, false}, {1152, 64, 16, true},
                 {1216, 64, 48, false}, {1280, 32, 32, true},  {1312, 224, 72, false}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        struct zr_content c = want[i].moved ? tag : other;
+        struct zr_content c = want[i].moved ? copied : other;
         c.first = want[i].first;
         zr_shadow_expect(rec, zr_sim_line_of(s), at + want[i].at, want[i].bytes, c);
     }
     assert_int_equal(rec->n_reports, 0);
     /* A table of sums takes a range of every source. */
-    struct zr_content grad = {.kind = ZR_TAG_GRAD, .size = 4, .flat = 7, .value = 5, .n = 1};
+    struct zr_content grad = {.kind = ZR_CONTENT_GRAD, .size = 4, .flat = 7, .value = 5, .n = 1};
     zr_sim_mark(w, at + 2048, 1024, grad);
     const void *src[] = {at + 2048, at + 2048};
     const struct zr_sum_range sums[] = {{(float *)(at + 3328), 64, 16, false},

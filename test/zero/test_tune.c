@@ -219,7 +219,7 @@ static struct zero_config config_of(struct toy_rank *r, const struct setup *s)
 }
 
 /* How states get into another context. */
-enum { BY_HAND = 1, BY_HAND_AND_COUNT, SAVED_UNTRAINED };
+enum { BY_WRITING = 1, BY_WRITING_AND_COUNT, SAVED_UNTRAINED };
 
 static void carry_over(struct toy_rank *r)
 {
@@ -243,7 +243,7 @@ static void carry_over(struct toy_rank *r)
             TOY_TRY(zero_read(from, t, value, 0, toy_elems(t), x));
             TOY_TRY(zero_write(to, t, value, 0, toy_elems(t), x));
         }
-    if (way == BY_HAND_AND_COUNT)
+    if (way == BY_WRITING_AND_COUNT)
         TOY_TRY(zero_set_step(to, 2));
     if (way == SAVED_UNTRAINED) {
         TOY_TRY(zero_save(to, s->folder));
@@ -256,7 +256,7 @@ static void carry_over(struct toy_rank *r)
     for (int step = 2; !err && step < 4; step++) {
         TOY_TRY(train(&m, from, step, r->rank, NULL));
         TOY_TRY(train(&other, to, step, r->rank, &info));
-        if (!err && info.t != (way == BY_HAND_AND_COUNT ? step + 1 : step - 1))
+        if (!err && info.t != (way == BY_WRITING_AND_COUNT ? step + 1 : step - 1))
             toy_wrong(r, "step %d: t is %d", step, (int)info.t);
     }
     TOY_TRY(toy_hash(from, n_states, &r->hash));
@@ -275,10 +275,10 @@ static void states_go_on(void **state)
     (void)state;
     static const struct {
         int optimizer, way;
-    } cases[] = {{ZERO_ADAMW, BY_HAND_AND_COUNT}, {ZERO_ADAM, BY_HAND_AND_COUNT},
-                 {ZERO_SGD, BY_HAND_AND_COUNT},   {ZERO_SGD, BY_HAND},
-                 {ZERO_NESTEROV, BY_HAND},        {ZERO_RMSPROP, BY_HAND},
-                 {ZERO_SGD, SAVED_UNTRAINED},     {ZERO_NESTEROV, SAVED_UNTRAINED}};
+    } cases[] = {{ZERO_ADAMW, BY_WRITING_AND_COUNT}, {ZERO_ADAM, BY_WRITING_AND_COUNT},
+                 {ZERO_SGD, BY_WRITING_AND_COUNT},   {ZERO_SGD, BY_WRITING},
+                 {ZERO_NESTEROV, BY_WRITING},        {ZERO_RMSPROP, BY_WRITING},
+                 {ZERO_SGD, SAVED_UNTRAINED},        {ZERO_NESTEROV, SAVED_UNTRAINED}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int stage = 0; stage <= 3; stage++) {
             char folder[] = "/tmp/zero-tune-XXXXXX", command[64];
