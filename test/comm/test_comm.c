@@ -122,10 +122,12 @@ static void test_deep_queue(void **state)
 /* A peer that does not come: whoever asks is told that there is no room, and is not held up. */
 static void full_queue(struct rank *me)
 {
-    /* As if each segment had a list of its three places, and an operation had to skip the end of the ring. */
+    /* As if each segment had a list of its three places, and an operation had to skip the end of the ring;
+     * which none does here, as their number divides the ring. */
     enum {
-        N_SEGS = 1000,
-        MOST = N_SEGS + N_SEGS * 3 * sizeof(int64_t) / sizeof(union zr_shm_seg) + 1,
+        N_SEGS = 1024,
+        SEG = sizeof(union zr_shm_seg),
+        MOST = N_SEGS + (N_SEGS * 3 * sizeof(int64_t) + SEG - 1) / SEG,
         FIT = (ZR_SHM_RING - 2 * MOST) / N_SEGS + 1
     };
     struct fixture o;
