@@ -66,6 +66,8 @@ struct zr_cut {
     const int64_t *at;
     /* 0 means 1 */
     int32_t at_every, at_bytes;
+    /* Of a list of places: bytes of the largest slice, where they are known; 0: zr_cut_most looks for it. */
+    int64_t most;
 };
 
 /* One flat region that is gathered. Offsets are of the communicator's arena, equal on all its ranks but for

@@ -24,8 +24,8 @@ static inline int64_t zr_cut_bytes(const struct zr_cut *c, int place)
 /* Of the largest slice among size places. */
 static inline int64_t zr_cut_most(const struct zr_cut *c, int size)
 {
-    int64_t most = zr_cut_bytes(c, 0);
-    for (int p = 1; c->at && p < size; p++) {
+    int64_t most = c->most ? c->most : zr_cut_bytes(c, 0);
+    for (int p = 1; c->at && !c->most && p < size; p++) {
         int64_t n = zr_cut_bytes(c, p);
         most = n > most ? n : most;
     }
@@ -38,6 +38,7 @@ static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now,
     struct zr_cut to = *c;
     to.each = c->each / bytes_now * bytes_then;
     to.total = c->total / bytes_now * bytes_then;
+    to.most = c->most / bytes_now * bytes_then;
     to.at_bytes = (int32_t)((c->at_bytes ? c->at_bytes : 1) * bytes_then / bytes_now);
     ZR_ASSERT(!c->at || to.at_bytes > 0);
     return to;
@@ -49,6 +50,7 @@ static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n
     struct zr_cut to = *c;
     to.total = zr_cut_at(c, first + n) - zr_cut_at(c, first);
     to.at = c->at ? c->at + (int64_t)first * (c->at_every ? c->at_every : 1) : NULL;
+    to.most = 0;
     return to;
 }
 
@@ -58,6 +60,7 @@ static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
     struct zr_cut to = *c;
     to.each = c->each * n;
     to.at_every = (c->at_every ? c->at_every : 1) * n;
+    to.most = 0;
     return to;
 }
 
@@ -94,7 +97,7 @@ static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
  * up to 128. Of all other segments a rank takes what they are. */
 static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
 {
-    return c->at && zr_cut_most(c, size) <= packs_up_to;
+    return c->at && packs_up_to && zr_cut_most(c, size) <= packs_up_to;
 }
 
 static inline int64_t zr_cut_rows(const struct zr_cut *c, int size)

@@ -80,6 +80,9 @@ struct zr_flat {
      * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups
      * both cuts are one. With granules they share one list of places, in elements, which is the flat's. */
     struct zr_cut fine, inner;
+    /* With a list of places, and in its memory: bytes of the largest fine slice of each inner one. Whoever
+     * goes over all ranks does not look for it for each. */
+    const int64_t *groups_most;
     /* fine slices of an inner one */
     int32_t outer;
     /* Offsets inside the full parameters of its unit (packed) or inside the region of all in-place flats, and
@@ -169,7 +172,9 @@ struct zr_span zr_flat_span(const struct zr_flat *f, struct zr_where at, enum zr
 /* The inner slice of that number, cut for the groups. */
 static inline struct zr_cut zr_flat_groups_cut(const struct zr_flat *f, int32_t inner)
 {
-    return zr_cut_part(&f->fine, inner * f->outer, f->outer);
+    struct zr_cut groups = zr_cut_part(&f->fine, inner * f->outer, f->outer);
+    groups.most = f->groups_most ? f->groups_most[inner] : 0;
+    return groups;
 }
 
 /* A cut of the flat, of its sums in fp32. */

@@ -67,10 +67,22 @@ static int64_t most_elems(const struct zr_cut *c, int32_t n, int64_t size)
     return zr_round_up(zr_cut_most(c, n), ZR_SHARD_ALIGN) / size;
 }
 
+/* Bytes of the largest slices; groups has room for one number for each inner slice. */
+static void know_most(const struct zr_layout *l, struct zr_flat *f, int64_t *groups)
+{
+    for (int32_t k = 0; k < l->inner; k++) {
+        const struct zr_cut part = zr_cut_part(&f->fine, k * l->outer, l->outer);
+        groups[k] = zr_cut_most(&part, l->outer);
+    }
+    f->groups_most = groups;
+    f->fine.most = zr_cut_most(&f->fine, l->world);
+    f->inner.most = zr_cut_most(&f->inner, l->inner);
+}
+
 int zr_flat_cut_at_places(const struct zr_layout *l, struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), total = f->fine.total;
-    int64_t *at = malloc(((size_t)l->world + 1) * sizeof *at);
+    int64_t *at = malloc(((size_t)l->world + 1 + (size_t)l->inner) * sizeof *at);
     if (!at)
         return zr_fail(ZR_ERR_NOMEM, "no memory for %d places to cut unit %d at", l->world, f->unit);
     if (!f->in_place)
@@ -80,6 +92,7 @@ int zr_flat_cut_at_places(const struct zr_layout *l, struct zr_flat *f)
         at[k] = k < l->world ? nearest_place(l, f, n / l->world * k + n % l->world * k / l->world, n) : n;
     f->fine = (struct zr_cut){.total = total, .at = at, .at_bytes = (int32_t)size};
     f->inner = zr_cut_merged(&f->fine, l->outer);
+    know_most(l, f, at + l->world + 1);
     f->fine_elems = most_elems(&f->fine, l->world, size);
     f->inner_elems = most_elems(&f->inner, l->inner, size);
     f->elems = zr_round_up(total, ZR_SHARD_ALIGN) / size;

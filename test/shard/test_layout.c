@@ -69,6 +69,27 @@ static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f,
     return llabs(n - wanted) < llabs(best - wanted) ? n : best;
 }
 
+static int64_t look_for_most(struct zr_cut c, int32_t n)
+{
+    c.most = 0;
+    return zr_cut_most(&c, n);
+}
+
+/* What is known of the largest slices, in every cut that is made of the list, is what is found there. */
+static void check_most(const struct zr_layout *l, const struct zr_flat *f)
+{
+    const struct zr_cut sums = zr_flat_sums_cut(f, &f->inner);
+    CHECK(f->fine.most > 0 && f->fine.most == look_for_most(f->fine, l->world), "%lld",
+          (long long)f->fine.most);
+    CHECK(f->inner.most > 0 && f->inner.most == look_for_most(f->inner, l->inner), "%lld",
+          (long long)f->inner.most);
+    CHECK(sums.most > 0 && sums.most == look_for_most(sums, l->inner), "%lld", (long long)sums.most);
+    for (int32_t k = 0; k < l->inner; k++) {
+        const struct zr_cut groups = zr_flat_groups_cut(f, k);
+        CHECK(zr_cut_most(&groups, l->outer) == look_for_most(groups, l->outer), "inner slice %d", k);
+    }
+}
+
 /* Or each ends at the place nearest to where an equal one would. What is reserved is what the largest
  * takes. */
 static void check_places(const struct zr_layout *l, const struct zr_flat *f, int64_t end)
@@ -83,6 +104,7 @@ static void check_places(const struct zr_layout *l, const struct zr_flat *f, int
         most = zr_max(most, zr_cut_bytes(&f->fine, k));
     }
     CHECK(f->fine_elems * size == zr_round_up(most, ZR_SHARD_ALIGN), "%lld", (long long)f->fine_elems);
+    check_most(l, f);
     CHECK(f->elems * size == zr_round_up(f->fine.total, ZR_SHARD_ALIGN), "%lld", (long long)f->elems);
 }
 
@@ -138,7 +160,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
         param = f->param_at + f->fine.total;
         CHECK(f->shard_at >= shard && f->shard_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
-        shard = f->shard_at + f->fine_elems * zr_dtype_bytes(f->dtype);
+        shard = f->shard_at + f->inner_elems * zr_dtype_bytes(f->dtype);
         if (!f->trainable)
             continue;
         CHECK(f->grad_at >= grad && f->grad_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
@@ -219,14 +241,20 @@ static void random_granules(struct random_source *r, struct zr_tensor *t, int32_
     }
 }
 
-static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bool gaps)
+static void lay_out_in_groups(struct zr_tensor *t, int32_t n, int inner, int outer, bool in_place, bool gaps)
 {
     struct zr_layout *l;
-    assert_int_equal(zr_layout_make(t, n, world, 1, in_place, gaps, &l), 0);
+    int world = inner * outer;
+    assert_int_equal(zr_layout_make(t, n, inner, outer, in_place, gaps, &l), 0);
     CHECK(l->gaps == gaps, "world %d", world);
     CHECK(l->world == world && l->in_place == in_place && l->n_tensors == n, "world %d", world);
     check_layout(l);
     zr_layout_free(l);
+}
+
+static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bool gaps)
+{
+    lay_out_in_groups(t, n, world, 1, in_place, gaps);
 }
 
 /* ---- tests ---- */
@@ -250,7 +278,8 @@ static void any_granules_in_any_world(void **state)
         int32_t n;
         struct zr_tensor *t = random_tensors(&r, 6, &n);
         random_granules(&r, t, n);
-        lay_out(t, n, 1 + (int)random_below(&r, 16), chance(&r, 50), chance(&r, 50));
+        lay_out_in_groups(t, n, 1 + (int)random_below(&r, 16),
+                          chance(&r, 70) ? 1 : 2 + (int)random_below(&r, 4), chance(&r, 50), chance(&r, 50));
     }
 }
 

@@ -797,6 +797,30 @@ static void traffic_by_tensor(void **state)
     }
 }
 
+/* Slices that differ and travel packed, among so many ranks that nothing may be looked at by each rank for
+ * each other. Every rank takes rows of the largest slice; of the agreement not all take the same. */
+static void traffic_of_many_ranks(void **state)
+{
+    (void)state;
+    enum { N = 1 << 21, N_UNITS = 100, WORLD = 1 << 14, LARGEST = 192 };
+    const int64_t rows = (WORLD - 1) * LARGEST * (int64_t)sizeof(float);
+    struct planned p = {.opt = default_options(3)};
+    struct zr_tensor *t = calloc(N_UNITS, sizeof *t);
+    int64_t agreement = 0;
+    for (int32_t i = 0; i < N_UNITS; i++) {
+        t[i] = make_tensor("t", N, i);
+        t[i].granule = 48;
+    }
+    p.opt.gather_packs_up_to = p.opt.reduce_packs_up_to = 32 << 10;
+    lay_out(&p, t, N_UNITS, WORLD);
+    assert_int_equal(plan_again(&p), 0);
+    for (int place = 0; place < WORLD; place++)
+        agreement = zr_max(agreement, zr_agree_wire(WORLD, place, ZR_AGREE_SUMS, ZR_AGREE_MAXES));
+    assert_int_equal(p.plan->traffic.n_reduce, N_UNITS);
+    assert_int_equal(p.plan->traffic.wire_bytes, (p.plan->traffic.n_gather + N_UNITS) * rows + agreement);
+    release(&p);
+}
+
 static void script_order(struct planned *p, const char *script)
 {
     enum zr_core_event_kind kind;
@@ -1190,6 +1214,7 @@ int main(void)
         cmocka_unit_test(groups_of_one_and_of_all),
         cmocka_unit_test(traffic_by_stage),
         cmocka_unit_test(traffic_by_tensor),
+        cmocka_unit_test(traffic_of_many_ranks),
         cmocka_unit_test(declared_orders_get_what_they_need),
         cmocka_unit_test(useless_slots_are_not_bought),
         cmocka_unit_test(gradient_slots_do_not_spend_the_budget),
