@@ -122,15 +122,22 @@ out:
     return err;
 }
 
+static int fail_field(const char *field, double its, int rank, double of_rank_0)
+{
+    bool own = !strcmp(field, "optimizer"); /* whose number is 0 */
+    struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_rank_0);
+    return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank 0; all ranks must have the same",
+                   field, own && its == 0 ? "cfg.update" : a.text, rank,
+                   own && of_rank_0 == 0 ? "cfg.update" : b.text);
+}
+
 static int compare(struct zero_ctx *z, const struct card *cards)
 {
     int world = z->world.world;
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
     if (cards[r].field != cards[0].field)                                                                    \
-        return zr_fail(ZR_ERR_MISMATCH,                                                                      \
-                       "%s is %.9g on rank %d and %.9g on rank 0; all ranks must have the same", #field,     \
-                       cards[r].field, r, cards[0].field);
+        return fail_field(#field, cards[r].field, r, cards[0].field);
         CARD_FIELDS(COMPARE)
 #undef COMPARE
     }

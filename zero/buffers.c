@@ -49,6 +49,11 @@ static int sync_one(struct zero_ctx *z, int32_t tensor, enum zero_sync how)
     return is_whole_number(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(z->engine, tensor);
 }
 
+static const char *how_name(int32_t how)
+{
+    return how == ZERO_SYNC_MEAN ? "ZERO_SYNC_MEAN" : "ZERO_SYNC_RANK0";
+}
+
 /* Before anything moves: NCCL would wait for what the others do not send. */
 static int agree_how(struct zero_ctx *z, int32_t how)
 {
@@ -57,8 +62,8 @@ static int agree_how(struct zero_ctx *z, int32_t how)
     for (int r = 1; !err && r < z->world.world; r++)
         if (all[r] != all[0])
             err = zr_fail(ZR_ERR_MISMATCH,
-                          "how is %d on rank %d and %d on rank 0; all ranks must give the same", all[r], r,
-                          all[0]);
+                          "how is %s on rank %d and %s on rank 0; all ranks must give the same",
+                          how_name(all[r]), r, how_name(all[0]));
     return err;
 }
 

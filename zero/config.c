@@ -36,8 +36,8 @@ static int check_together(const struct zero_config *c)
     if (c->update && c->optimizer != ZERO_AUTO)
         return zr_fail(
             ZR_ERR_ARG,
-            "optimizer is %d but update is set as well; allowed: one of the two (optimizer ZERO_AUTO)",
-            c->optimizer);
+            "optimizer is %s but update is set as well; allowed: one of the two (optimizer ZERO_AUTO)",
+            zr_config_value_text("optimizer", c->optimizer).text);
     if (!c->update && c->n_states != 0)
         return zr_fail(
             ZR_ERR_ARG,

@@ -102,4 +102,11 @@ int zr_config_check_number(const char *key, double value, float *out);
 /* Every field by itself against its range. */
 int zr_config_check_fields(const struct zero_config *cfg);
 
+/* A field's value in messages, as the program would write it: by name where it is one of an enum, else the
+ * number. key may be of something else than a field. */
+struct zr_value_text {
+    char text[32];
+};
+struct zr_value_text zr_config_value_text(const char *key, double value);
+
 #endif

@@ -301,6 +301,14 @@ static int set_text(struct zero_config *cfg, const struct field *f, const char *
     return 0;
 }
 
+static const struct choice *find_choice(const struct field *f, int64_t value)
+{
+    const struct choice *c = f->names;
+    while (c && c->name && c->value != value)
+        c++;
+    return c && c->name ? c : NULL;
+}
+
 static int check_field(const struct zero_config *cfg, const struct field *f)
 {
     union value v = load(cfg, f);
@@ -308,10 +316,24 @@ static int check_field(const struct zero_config *cfg, const struct field *f)
         return 0;
     if (is_real(f))
         return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %s", f->key, v.f, f->allowed);
-    for (const struct choice *c = f->names; c && c->name; c++)
-        if (c->value == v.i)
-            return zr_fail(ZR_ERR_ARG, "%s is %s; allowed: %s", f->key, c->name, f->allowed);
+    const struct choice *c = find_choice(f, v.i);
+    if (c)
+        return zr_fail(ZR_ERR_ARG, "%s is %s; allowed: %s", f->key, c->name, f->allowed);
     return zr_fail(ZR_ERR_ARG, "%s is %" PRId64 "; allowed: %s", f->key, v.i, f->allowed);
+}
+
+struct zr_value_text zr_config_value_text(const char *key, double value)
+{
+    struct zr_value_text out;
+    const struct choice *c = NULL;
+    for (size_t i = 0; i < N_FIELDS; i++)
+        if (!strcmp(key, fields[i].key) && fields[i].names != switch_names)
+            c = find_choice(&fields[i], (int64_t)value);
+    if (c)
+        snprintf(out.text, sizeof out.text, "%s", c->name);
+    else
+        snprintf(out.text, sizeof out.text, "%.9g", value);
+    return out;
 }
 
 int zr_config_check_number(const char *key, double value, float *out)

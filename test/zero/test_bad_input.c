@@ -343,7 +343,7 @@ static const struct {
     {"update and optimizer",
      update_and_optimizer,
      ZERO_ERR_ARG,
-     {"optimizer is 3", "update", "one of the two"}},
+     {"optimizer is sgd", "update", "one of the two"}},
     {"states without update",
      states_without_update,
      ZERO_ERR_ARG,

@@ -491,7 +491,7 @@ static void test_wrong_moments(void **state)
             run(all_at_once, &(struct plan){.stage = stage, .check = stage & 1}, world, 0, NULL);
     }
     run(ranks_differ, &(struct plan){.stage = 1}, 2, ZERO_ERR_MISMATCH,
-        "zero_sync_buffers: how is 1 on rank 1 and 2 on rank 0");
+        "zero_sync_buffers: how is ZERO_SYNC_MEAN on rank 1 and ZERO_SYNC_RANK0 on rank 0");
 }
 
 /* What zero_wrap and zero_plan say of a table; one buffer "b" and one parameter "w". */

@@ -458,7 +458,7 @@ static void test_bad_fields(void **state)
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.update = an_update;
     cfg.optimizer = ZERO_ADAM;
-    refuse(&cfg, "optimizer is 2 but update is set");
+    refuse(&cfg, "optimizer is adam but update is set");
     /* The model's own sums are in no fixed order: said twice it is refused, and as a default it gives way;
      * where there is nothing to sum in place, both may stand. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
@@ -718,6 +718,29 @@ static void test_backend_rows(void **state)
     assert_ptr_equal(zr_backend_of_lent(), zr_backend_row(ZERO_BACKEND_NCCL));
 }
 
+static void test_value_texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        double value;
+        const char *text;
+    } rows[] = {
+        {"backend", ZERO_BACKEND_SHM, "shm"},
+        {"device", ZERO_DEVICE_CUDA, "cuda"},
+        {"hybrid", ZERO_HYBRID_NONE, "none"},
+        {"wire_dtype", ZERO_BF16, "bf16"},
+        {"wire_dtype", 0, "0"},
+        {"init_from", ZERO_INIT_RANK0, "rank0"},
+        {"stage", 3, "3"},
+        {"check", 1, "1"},
+        {"beta1", 0.5, "0.5"},
+        {"n_tensors", 1e6, "1000000"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_string_equal(zr_config_value_text(rows[i].key, rows[i].value).text, rows[i].text);
+}
+
 static void test_backend(void **state)
 {
     (void)state;
@@ -775,6 +798,7 @@ int main(void)
         cmocka_unit_test(test_unknown_key),     cmocka_unit_test(test_not_settable),
         cmocka_unit_test(test_locale),          cmocka_unit_test(test_order),
         cmocka_unit_test(test_backend),         cmocka_unit_test(test_backend_rows),
+        cmocka_unit_test(test_value_texts),
     };
     return cmocka_run_group_tests_name("config", tests, clear_environment, NULL);
 }

@@ -498,7 +498,7 @@ static void overridden_on_one_rank(void **state)
     (void)state;
     const struct override all[] = {
         {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "shard_group is 2 but hybrid is none"},
-        {"ZERO_HYBRID", "hfsdp", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is 2 on rank 3 and 1 on rank 0"},
+        {"ZERO_HYBRID", "hfsdp", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is hfsdp on rank 3 and hsdp on rank 0"},
         {"ZERO_SHARD_GROUP", "4", TOY_HFSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3 and 2 on rank 0"},
         {"ZERO_SHARD_GROUP", "3", TOY_HFSDP, ZERO_ERR_ARG, "shard_group is 3, world is 4"},
         {"ZERO_SHARD_GROUP", "auto", TOY_HSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3"},
@@ -595,6 +595,16 @@ static void other_optimizer(struct wrapping *w)
 {
     w->cfg.optimizer = ZERO_RMSPROP;
 }
+static int own_update(void *arg, const struct zero_update *u)
+{
+    (void)arg;
+    (void)u;
+    return 0;
+}
+static void update_of_its_own(struct wrapping *w)
+{
+    w->cfg.update = own_update;
+}
 static void other_decay(struct wrapping *w)
 {
     w->cfg.weight_decay = 0.2f;
@@ -657,8 +667,15 @@ static const struct disagreement {
      other_accum,
      ZERO_ERR_MISMATCH,
      {"grad_accum_steps is 4 on rank", "and 1 on rank 0"}},
-    {"other wire dtype", other_wire, ZERO_ERR_MISMATCH, {"wire_dtype", "on rank 0"}},
-    {"other optimizer", other_optimizer, ZERO_ERR_MISMATCH, {"optimizer", "on rank 0"}},
+    {"other wire dtype", other_wire, ZERO_ERR_MISMATCH, {"wire_dtype is bf16 on rank", "and 0 on rank 0"}},
+    {"other optimizer",
+     other_optimizer,
+     ZERO_ERR_MISMATCH,
+     {"optimizer is rmsprop on rank", "and adamw on rank 0"}},
+    {"update of its own",
+     update_of_its_own,
+     ZERO_ERR_MISMATCH,
+     {"optimizer is cfg.update on rank", "and adamw on rank 0"}},
     {"other decay", other_decay, ZERO_ERR_MISMATCH, {"weight_decay is 0.2", "and 0.1"}},
     {"other calls", other_calls, ZERO_ERR_MISMATCH, {"n_order is 2 on rank", "on rank 0"}},
     {"other world", other_world, ZERO_ERR_MISMATCH, {"has world", "rank 0 has world"}},

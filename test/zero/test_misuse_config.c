@@ -234,7 +234,7 @@ static const struct misuse rows[] = {
     WRONG("other groups on one rank", S3, W2, other_groups, NULL, MISMATCH,
           "shard_group is 1 on rank 1 and 2 on rank 0"),
     WRONG("a hybrid on one rank only", S3, W2, one_without_hybrid, NULL, MISMATCH,
-          "hybrid is 0 on rank 1 and 1 on rank 0"),
+          "hybrid is none on rank 1 and hsdp on rank 0"),
     {"a hybrid with one group of all ranks",
      S3,
      W2,

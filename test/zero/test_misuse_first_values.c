@@ -346,7 +346,7 @@ static const struct misuse rows[] = {
      NULL,
      ERROR,
      ZERO_ERR_MISMATCH,
-     {"init_from is 2 on rank 1 and 0 on rank 0"}},
+     {"init_from is later on rank 1 and model on rank 0"}},
     {"asks a callback that it does not have",
      ALL,
      BOTH,

@@ -359,9 +359,9 @@ static int writes_half(struct program *p)
     WRONG(name, HYBRIDS, W4, NULL, run, MISMATCH, __VA_ARGS__, "every rank must make the same calls")
 
 static const struct misuse rows[] = {
-    ON_ALL("another hybrid on one rank", other_hybrid, NULL, MISMATCH, "hybrid is ", " on rank 3 and "),
+    ON_ALL("another hybrid on one rank", other_hybrid, NULL, MISMATCH, "hybrid is h", "sdp on rank 3 and h"),
     ON_ALL("no hybrid in what would be a group", hybrid_and_none, NULL, MISMATCH,
-           "hybrid is 0 on rank 2 and "),
+           "hybrid is none on rank 2 and h"),
     ON_ALL("groups of a host in one group", auto_in_one_group, NULL, MISMATCH,
            "shard_group is 4 on rank 2 and 2 on rank 0"),
     {"groups of a host, as the others say",
@@ -376,7 +376,7 @@ static const struct misuse rows[] = {
     ON_ALL("granules in one group", granules_in_one_group, NULL, MISMATCH, "tensors[0] (embedding",
            "rank 2 and rank 0 differ", "granule"),
     ON_ALL("another order in one group", order_of_one_group, NULL, MISMATCH, "n_order is 2 on rank 2"),
-    ON_ALL("values that one rank awaits", awaits_on_one, NULL, MISMATCH, "init_from is 2 on rank 3"),
+    ON_ALL("values that one rank awaits", awaits_on_one, NULL, MISMATCH, "init_from is later on rank 3"),
     ON_ALL("an init that fails on one rank", init_fails_on_one, NULL, FAILED, "cfg.init returned 5"),
     WRONG("checks on one rank", HSDP, W4, checked_on_one, NULL, MISMATCH,
           "check is 1 on rank 3 and 0 on rank 0"),

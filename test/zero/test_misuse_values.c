@@ -337,7 +337,7 @@ static const struct misuse rows[] = {
     WRONG("makes buffers equal on one rank alone", ALL, W2, with_counter, odd_one_syncs, MISMATCH,
           "zero_sync_buffers"),
     WRONG("makes buffers equal otherwise on one rank", ALL, W2, with_counter, syncs_otherwise, MISMATCH,
-          "zero_sync_buffers: how is 2 on rank 1 and 1 on rank 0"),
+          "zero_sync_buffers: how is ZERO_SYNC_RANK0 on rank 1 and ZERO_SYNC_MEAN on rank 0"),
     WRONG("makes buffers equal after a failure", ALL, BOTH, update_that_refuses, syncs_after_failure, FAILED,
           "the update callback returned 3"),
     GOOD("makes buffers equal all the time", ALL, BOTH, with_counter, syncs_all_the_time),
