@@ -136,8 +136,10 @@ static double used_share(const struct report *r, const struct report_summary *s)
     return s->peak_tflops > 0 ? tokens_per_s(r, s) * s->flop_per_token / (s->peak_tflops * 1e12) : NAN;
 }
 
-static void print_summary(const struct report *r, const struct report_summary *s)
+/* Of outer_bytes, those of the agreement are in no reduction or gather. */
+static void print_steps(const struct report *r, const struct report_summary *s)
 {
+    double n_steps = (double)r->n_steps;
     printf("\n%lld steps, loss %.4f -> %.4f, median step %.1f ms\n", (long long)r->n_steps, r->first_loss,
            s->loss, report_ms_median(r));
     if (s->peak_tflops > 0) {
@@ -145,14 +147,19 @@ static void print_summary(const struct report *r, const struct report_summary *s
                tokens_per_s(r, s), 100 * used_share(r, s));
     }
     printf("received per step and rank: %s in %.1f all-gathers, %.1f reduce-scatters, %.1f all-reduces\n",
-           report_bytes(s->traffic.wire_bytes / (r->n_steps ? r->n_steps : 1)).text,
-           (double)s->traffic.n_all_gather / (double)r->n_steps,
-           (double)s->traffic.n_reduce_scatter / (double)r->n_steps,
-           (double)s->traffic.n_all_reduce / (double)r->n_steps);
+           report_bytes(s->traffic.wire_bytes / r->n_steps).text, (double)s->traffic.n_all_gather / n_steps,
+           (double)s->traffic.n_reduce_scatter / n_steps, (double)s->traffic.n_all_reduce / n_steps);
     if (s->hybrid)
-        printf("of these from other groups: %s in %.1f reductions and gathers\n",
-               report_bytes(s->traffic.outer_bytes / (r->n_steps ? r->n_steps : 1)).text,
-               (double)s->traffic.n_outer / (double)r->n_steps);
+        printf("of these from other groups: %s in %.1f reductions and gathers, and the agreement\n",
+               report_bytes(s->traffic.outer_bytes / r->n_steps).text, (double)s->traffic.n_outer / n_steps);
+}
+
+static void print_summary(const struct report *r, const struct report_summary *s)
+{
+    if (r->n_steps)
+        print_steps(r, s);
+    else
+        printf("\nno step was made\n");
     printf("\n%-20s %12s %12s\n", "memory per rank", "planned", "allocated");
 #define ROW(field, title)                                                                                    \
     if (s->planned_bytes.field || s->bytes.field) {                                                          \

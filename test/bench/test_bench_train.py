@@ -74,7 +74,7 @@ class Shape(unittest.TestCase):
                     '--shard-group=2'])
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertIn('stage 3 as hfsdp in groups of 2 on 4 ranks', done.stdout)
-        self.assertRegex(done.stdout, r'\nof these from other groups: [0-9.]+ kB in [0-9.]+ reductions and gathers\n')
+        self.assertRegex(done.stdout, r'\nof these from other groups: [0-9.]+ kB in [0-9.]+ reductions and gathers, and the agreement\n')
 
 
 class Parity(unittest.TestCase):

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -47,6 +48,30 @@ static void the_median_leaves_out_the_first_two(void **state)
     for (int i = 0; i < 5000; i++) /* past the first allocation */
         assert_int_equal(report_step(&r, &(struct report_step){.ms = 7}, false), 0);
     assert_true(report_ms_median(&r) == 7);
+    report_close(&r);
+}
+
+/* As where a run ends before its first step does. */
+static void no_step_is_no_nan(void **state)
+{
+    (void)state;
+    struct report r = {0};
+    const struct report_summary s = {.device = "host", .hybrid = ZERO_HYBRID_HSDP, .peak_tflops = 1};
+    char text[4096];
+    FILE *file = tmpfile();
+    int out = dup(STDOUT_FILENO);
+    assert_non_null(file);
+    fflush(stdout);
+    assert_true(out >= 0 && dup2(fileno(file), STDOUT_FILENO) >= 0);
+    report_summary(&r, &s);
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(out);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    assert_non_null(strstr(text, "no step was made"));
+    assert_null(strstr(text, "nan"));
     report_close(&r);
 }
 
@@ -116,8 +141,11 @@ static void a_failed_read_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_have_three_digits),   cmocka_unit_test(the_median_leaves_out_the_first_two),
-        cmocka_unit_test(json_has_no_nan),           cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
+        cmocka_unit_test(bytes_have_three_digits),
+        cmocka_unit_test(the_median_leaves_out_the_first_two),
+        cmocka_unit_test(json_has_no_nan),
+        cmocka_unit_test(no_step_is_no_nan),
+        cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
         cmocka_unit_test(a_failed_read_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
