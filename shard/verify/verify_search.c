@@ -102,13 +102,14 @@ static void job_tail(struct tracing *t, int class)
 
 static void trace_gather(struct tracing *t, const struct zr_action *a, int32_t number)
 {
+    bool whole = t->plan->spec.outer_gathers && t->plan->spec.units[a->unit].trainable;
     if (a->slot >= 0) {
         if (t->open[a->slot])
             wrong(t, "a gather into a slot in use", a);
         t->slot_unit[a->slot] = a->unit;
         job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARAM_FREE, a->slot));
     }
-    job_op(t, HOST_WAIT, event_of(t->plan->spec.outer_gathers ? ZR_EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
+    job_op(t, HOST_WAIT, event_of(whole ? ZR_EVENT_WHOLE : ZR_EVENT_UPDATED, a->unit));
     job_op(t, HOST_RECORD, event_of(ZR_EVENT_READY, a->unit));
     t->unit_job[a->unit] = number;
 }
@@ -541,8 +542,8 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
     return err;
 }
 
-/* All patterns, and once more the first with snapshots wherever they may be taken. */
-enum { N_PROGRAMS = 3 * 2 * 2 * (ZR_USE_PATTERNS + 1) };
+/* All patterns; the first again with snapshots wherever they may be taken, and with frozen tensors. */
+enum { N_PROGRAMS = 3 * 2 * 2 * (ZR_USE_PATTERNS + 2) };
 
 static struct zr_verify_case program_case(int units, int i)
 {
@@ -553,6 +554,7 @@ static struct zr_verify_case program_case(int units, int i)
                                    .deterministic = i / 6 % 2,
                                    .pattern = (enum zr_verify_pattern)(i / 12 % ZR_USE_PATTERNS),
                                    .snapshots = i / 12 == ZR_USE_PATTERNS ? 100 : 0,
+                                   .frozen = i / 12 > ZR_USE_PATTERNS ? 70 : 0,
                                    .declared = true,
                                    .n_steps = 2,
                                    .pace = ZR_PACE_RANDOM,

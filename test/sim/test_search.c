@@ -17,7 +17,7 @@ static void no_bad_state(void **state)
     assert_int_equal(zr_verify_search(3, 2, ZR_SEARCH_SOUND, &r), 0);
     if (r.n_bad)
         fail_msg("%s", r.text);
-    assert_true(r.n_configs == 3 * (336 + 168) && r.n_states > 1000000);
+    assert_true(r.n_configs == 3 * (384 + 192) && r.n_states > 1000000);
     print_message("%lld configurations, %lld states\n", (long long)r.n_configs, (long long)r.n_states);
     assert_int_equal(zr_verify_search(1, 3, ZR_SEARCH_SOUND, &r), 0);
     assert_int_equal(r.n_bad, 0);
