@@ -16,11 +16,6 @@ static int check_hybrid(const struct zero_config *c)
         return zr_fail(ZR_ERR_ARG,
                        "hybrid is %s but stage is %d; allowed: stage 3 with a hybrid, or hybrid none",
                        names[c->hybrid], c->stage);
-    if (!c->hybrid && c->shard_group != ZERO_AUTO)
-        return zr_fail(ZR_ERR_ARG,
-                       "shard_group is %d but hybrid is none; allowed: hybrid hsdp or hfsdp with it, or "
-                       "shard_group auto (-1)",
-                       c->shard_group);
     return 0;
 }
 

@@ -49,7 +49,8 @@ int zr_config_resolve_silently(const struct zero_config *user, struct zr_config 
 
 /* In groups.c. What hybrid and shard_group come to in a world: options.shard_group is how many ranks share
  * one copy of the parameters, the world without a hybrid. A hybrid with groups of 1 rank, or with one group
- * of all, becomes a stage without one, and the log of rank 0 says so. has_hosts: t was asked for
+ * of all, becomes a stage without one, and the log of rank 0 says so, as where shard_group is
+ * given without a hybrid. has_hosts: t was asked for
  * (zr_topology_probe); else shard_group auto is refused. ZR_ERR_ARG: a number that does not divide the world;
  * auto where hosts have unequal numbers of ranks. Before zr_backend_choose. */
 struct zr_topology;

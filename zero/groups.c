@@ -41,8 +41,20 @@ static void run_as(struct zr_config *c, const struct zr_topology *t, int stage)
     c->options.hybrid = ZR_HYBRID_NONE;
 }
 
+/* As where ZERO_HYBRID=none compares a hybrid's program with the stage itself. */
+static void warn_without_hybrid(struct zr_config *c, const struct zr_topology *t)
+{
+    if (t->rank == 0)
+        zr_warn(c->log,
+                "shard_group is %d but hybrid is none: it has no effect, stage %d runs in one group of all "
+                "ranks",
+                c->user.shard_group, c->options.stage);
+}
+
 int zr_config_groups(struct zr_config *c, const struct zr_topology *t, bool has_hosts)
 {
+    if (!c->user.hybrid && c->user.shard_group != ZERO_AUTO)
+        warn_without_hybrid(c, t);
     int32_t group = c->user.hybrid ? c->user.shard_group : t->world;
     int err = group == ZERO_AUTO ? ranks_of_a_host(t, has_hosts, &group) : 0;
     if (err)

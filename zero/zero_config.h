@@ -336,7 +336,8 @@ struct zero_config {
     /* + with hybrid: how many ranks share one copy of the parameters; a number that divides the world, of
      * neighbours: ranks are counted host by host. Default ZERO_AUTO: those of a host, of which all must have
      * as many (ranks are on one host where they can map each other's memory). 1, or all ranks: there is
-     * nothing left of the hybrid, which a warning says */
+     * nothing left of the hybrid, which a warning says. Without hybrid it has no effect, which a warning
+     * says too: ZERO_HYBRID=none alone makes a hybrid's program run as stage 3 */
     int32_t shard_group;
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
      * ranks. With stage 3 only */

@@ -110,7 +110,6 @@ class Refused(unittest.TestCase):
         data = ['--data', TEXT, '--steps=1']
         self.refused(['train', '--hybrid=fsdp', *data], '--hybrid', 'none, hsdp or hfsdp')
         self.refused(['train', '--hybrid=hsdp', '--stage=2', *data], 'hybrid is hsdp but stage is 2')
-        self.refused(['train', '--shard-group=2', *data], 'shard_group is 2 but hybrid is none')
 
     def test_plot_kind(self):
         self.refused(['memory', '--plot=a.pdf'], '--plot', 'a.pdf', '.svg')

@@ -76,6 +76,11 @@ class Shape(unittest.TestCase):
         self.assertIn('stage 3 as hfsdp in groups of 2 on 4 ranks', done.stdout)
         self.assertRegex(done.stdout, r'\nof these from other groups: [0-9.]+ kB in [0-9.]+ reductions and gathers, and the agreement\n')
 
+    def test_groups_without_a_hybrid(self):
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, '--steps=1', '--stage=2', '--shard-group=2'])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r'\A[^\n]*warning: shard_group is 2 but hybrid is none: it has no effect[^\n]*\n\Z')
+
 
 class Parity(unittest.TestCase):
     def test_watched(self):

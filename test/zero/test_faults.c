@@ -497,7 +497,7 @@ static void overridden_on_one_rank(void **state)
 {
     (void)state;
     const struct override all[] = {
-        {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "shard_group is 2 but hybrid is none"},
+        {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is none on rank 3 and hsdp on rank 0"},
         {"ZERO_HYBRID", "hfsdp", TOY_HSDP, ZERO_ERR_MISMATCH, "hybrid is hfsdp on rank 3 and hsdp on rank 0"},
         {"ZERO_SHARD_GROUP", "4", TOY_HFSDP, ZERO_ERR_MISMATCH, "shard_group is 4 on rank 3 and 2 on rank 0"},
         {"ZERO_SHARD_GROUP", "3", TOY_HFSDP, ZERO_ERR_ARG, "shard_group is 3, world is 4"},
