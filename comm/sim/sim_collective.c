@@ -140,6 +140,9 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
     const struct zr_sim_part *mine = &m->part[me];
     zr_sim_begin(d->w, l, "agree", mine->tag.unit, mine->tag.step);
+    if (zr_sim_comm_flawed(d, ZR_SIM_AGREE_MOVES_NOTHING) ||
+        (second && zr_sim_comm_flawed(d, ZR_SIM_AGREE_MOVES_A_PART)))
+        return;
     if (!second) {
         put_together(d, l, mine, me);
         zr_sim_spend(d->w, l, wire_ns(d, mine->bytes / d->n, me));

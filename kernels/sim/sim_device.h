@@ -60,7 +60,10 @@ enum zr_sim_comm_flaw {
     ZR_SIM_AGREE_LEAVES_ALONE = 1024,
     /* each half of the ranks agrees by itself */
     ZR_SIM_AGREE_APART = 2048,
-    ZR_SIM_NO_GATHER = 4096
+    ZR_SIM_NO_GATHER = 4096,
+    /* ranks meet in an agreement, and each keeps its own record; or it has its part of all records alone */
+    ZR_SIM_AGREE_MOVES_NOTHING = 8192,
+    ZR_SIM_AGREE_MOVES_A_PART = 16384
 };
 
 struct zr_sim_options {
