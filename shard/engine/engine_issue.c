@@ -192,7 +192,7 @@ static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
     return 0;
 }
 
-static int carry(struct zr_engine *e, const struct zr_job *job)
+static int issue_job(struct zr_engine *e, const struct zr_job *job)
 {
     switch ((enum zr_action_kind)job->action.kind) {
     case ZR_ACT_GATHER:
@@ -252,7 +252,7 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
                            job->step);
     if (zr_engine_has_failed(e))
         return; /* what waits for this job's events does not wait: they were never recorded */
-    int err = carry(e, job);
+    int err = issue_job(e, job);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
 }

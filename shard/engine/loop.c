@@ -13,19 +13,19 @@ struct zr_loop {
     bool started;
     int64_t spin_ns;
 
-    void (*carry)(void *arg, const struct zr_job *job);
+    void (*issue)(void *arg, const struct zr_job *job);
     bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is */
     void *arg;
 
     uint64_t mask;
     struct zr_job *ring; /* (mask + 1) */
-    _Atomic uint64_t n_pushed, n_carried;
+    _Atomic uint64_t n_pushed, n_issued;
     _Atomic bool asleep; /* the loop will not look at the queue again by itself */
     _Atomic bool stop;
 
     /* Only for the model's thread when it has to wait for the loop. */
     uv_mutex_t lock;
-    uv_cond_t carried;
+    uv_cond_t issued;
     _Atomic bool waited_for;
 
     void (*on_start)(void *arg), (*on_stop)(void *arg);
@@ -48,7 +48,7 @@ uv_loop_t *zr_loop_uv(struct zr_loop *l)
 /* Carries out jobs up to the first that is not ready. *held: there is one. */
 static bool issue_all(struct zr_loop *l, bool *held)
 {
-    uint64_t done = atomic_load_explicit(&l->n_carried, memory_order_relaxed);
+    uint64_t done = atomic_load_explicit(&l->n_issued, memory_order_relaxed);
     uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
     *held = false;
     if (done == pushed)
@@ -57,13 +57,13 @@ static bool issue_all(struct zr_loop *l, bool *held)
         *held = l->ready && !l->ready(l->arg, &l->ring[done & l->mask]);
         if (*held)
             break;
-        l->carry(l->arg, &l->ring[done & l->mask]);
+        l->issue(l->arg, &l->ring[done & l->mask]);
         /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
          */
-        atomic_store(&l->n_carried, done + 1);
+        atomic_store(&l->n_issued, done + 1);
         if (atomic_load(&l->waited_for)) {
             uv_mutex_lock(&l->lock);
-            uv_cond_broadcast(&l->carried);
+            uv_cond_broadcast(&l->issued);
             uv_mutex_unlock(&l->lock);
         }
     }
@@ -76,14 +76,14 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->asleep, false);
     int64_t until = 0;
     for (;;) {
-        bool held, carried = issue_all(l, &held);
+        bool held, issued = issue_all(l, &held);
         if (held) { /* sockets first, then again */
             const struct timespec nap = {.tv_nsec = 20000};
             nanosleep(&nap, NULL);
             uv_async_send(a);
             return;
         }
-        if (carried) {
+        if (issued) {
             until = l->spin_ns ? zr_now_ns() + l->spin_ns : 0;
             continue;
         }
@@ -92,7 +92,7 @@ static void on_wake(uv_async_t *a)
         /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us.
          * Both sides store, then load, sequentially consistent: one of them sees the other. */
         atomic_store(&l->asleep, true);
-        if (atomic_load(&l->n_pushed) == atomic_load(&l->n_carried))
+        if (atomic_load(&l->n_pushed) == atomic_load(&l->n_issued))
             break;
         atomic_store(&l->asleep, false);
     }
@@ -103,13 +103,13 @@ static void on_wake(uv_async_t *a)
     }
 }
 
-static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+static int open_queue(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,
                       struct zr_loop **out)
 {
     struct zr_loop *l = calloc(1, sizeof *l);
     if (!l)
         return zr_fail(ZR_ERR_NOMEM, "no memory for the loop");
-    l->carry = carry;
+    l->issue = issue;
     l->arg = arg;
     l->mask = 1;
     while (l->mask + 1 < (uint64_t)n_jobs)
@@ -123,10 +123,10 @@ static int open_queue(int32_t n_jobs, void (*carry)(void *, const struct zr_job 
     return 0;
 }
 
-int zr_loop_open_driven(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+int zr_loop_open_driven(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,
                         const struct zr_loop_driver *driver, struct zr_loop **out)
 {
-    int err = open_queue(n_jobs, carry, arg, out);
+    int err = open_queue(n_jobs, issue, arg, out);
     if (err)
         return err;
     (*out)->driven = true;
@@ -136,19 +136,19 @@ int zr_loop_open_driven(int32_t n_jobs, void (*carry)(void *, const struct zr_jo
 
 uint64_t zr_loop_issue_next(struct zr_loop *l)
 {
-    uint64_t done = atomic_load(&l->n_carried);
+    uint64_t done = atomic_load(&l->n_issued);
     if (done == atomic_load(&l->n_pushed))
         return 0;
-    l->carry(l->arg, &l->ring[done & l->mask]);
-    atomic_store(&l->n_carried, done + 1);
+    l->issue(l->arg, &l->ring[done & l->mask]);
+    atomic_store(&l->n_issued, done + 1);
     return done + 1;
 }
 
-int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), void *arg,
+int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,
                  struct zr_loop **out)
 {
     struct zr_loop *l = NULL;
-    int err = open_queue(n_jobs, carry, arg, &l);
+    int err = open_queue(n_jobs, issue, arg, &l);
     if (err)
         return err;
     atomic_store(&l->asleep, true);
@@ -167,7 +167,7 @@ int zr_loop_open(int32_t n_jobs, void (*carry)(void *, const struct zr_job *), v
     }
     l->wake.data = l;
     uv_mutex_init(&l->lock);
-    uv_cond_init(&l->carried);
+    uv_cond_init(&l->issued);
     /* The handle must not keep a blocking use of the loop (the rendezvous before start) alive on its own. */
     uv_unref((uv_handle_t *)&l->wake);
     *out = l;
@@ -201,7 +201,7 @@ int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), 
 uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
 {
     uint64_t n = atomic_load_explicit(&l->n_pushed, memory_order_relaxed);
-    if (n - atomic_load_explicit(&l->n_carried, memory_order_acquire) > l->mask) {
+    if (n - atomic_load_explicit(&l->n_issued, memory_order_acquire) > l->mask) {
         zr_loop_kick(l);
         zr_loop_await(l, n - l->mask);
     }
@@ -222,14 +222,14 @@ void zr_loop_kick(struct zr_loop *l)
 
 bool zr_loop_issued(const struct zr_loop *l, uint64_t number)
 {
-    return atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number;
+    return atomic_load_explicit(&l->n_issued, memory_order_acquire) >= number;
 }
 
 void zr_loop_await(struct zr_loop *l, uint64_t number)
 {
     /* Usually the job was carried out long ago, or is being carried out now. */
     for (int i = 0; i < 100; i++) {
-        if (atomic_load_explicit(&l->n_carried, memory_order_acquire) >= number)
+        if (atomic_load_explicit(&l->n_issued, memory_order_acquire) >= number)
             return;
     }
     if (l->driven) {
@@ -238,8 +238,8 @@ void zr_loop_await(struct zr_loop *l, uint64_t number)
     }
     uv_mutex_lock(&l->lock);
     atomic_store(&l->waited_for, true);
-    while (atomic_load(&l->n_carried) < number)
-        uv_cond_wait(&l->carried, &l->lock);
+    while (atomic_load(&l->n_issued) < number)
+        uv_cond_wait(&l->issued, &l->lock);
     atomic_store(&l->waited_for, false);
     uv_mutex_unlock(&l->lock);
 }
@@ -265,7 +265,7 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
         uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);
     uv_mutex_destroy(&l->lock);
-    uv_cond_destroy(&l->carried);
+    uv_cond_destroy(&l->issued);
     free(l->ring);
     free(l);
 }

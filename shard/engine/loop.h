@@ -24,7 +24,7 @@ struct zr_job {
     struct zr_vclock *known;
     /* NORM, UPDATE: the step's */
     const struct zr_tuned *tuned;
-    /* NORM: what the step carries */
+    /* NORM: what the program gave the step */
     const struct zr_given *given;
     uint64_t call_hash;
     uint32_t step;
@@ -34,8 +34,8 @@ struct zr_job {
 
 struct zr_loop;
 
-/* carry is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
-int zr_loop_open(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
+/* issue is called on the loop's thread for each job. n_jobs: capacity, rounded up to a power of two. */
+int zr_loop_open(int32_t n_jobs, void (*issue)(void *arg, const struct zr_job *job), void *arg,
                  struct zr_loop **out);
 /* Before zr_loop_start. ready is asked on the loop's thread before each job; while it says no, the job and
  * those behind it stay queued, and the loop serves the handles of others: a job must not wait for what they
@@ -49,7 +49,7 @@ struct zr_loop_driver {
     void (*awaited)(void *arg, uint64_t number);
     void *arg;
 };
-int zr_loop_open_driven(int32_t n_jobs, void (*carry)(void *arg, const struct zr_job *job), void *arg,
+int zr_loop_open_driven(int32_t n_jobs, void (*issue)(void *arg, const struct zr_job *job), void *arg,
                         const struct zr_loop_driver *driver, struct zr_loop **out);
 /* Carries out the next job: its number, or 0 when there is none. Driven loops only. */
 uint64_t zr_loop_issue_next(struct zr_loop *l);

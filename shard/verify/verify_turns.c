@@ -36,13 +36,13 @@ static void issue_one(struct zr_verify_rank *r)
 {
     struct zr_line *before = zr_sim_speaker(r->v->sim);
     if (zr_loop_issue_next(r->loop))
-        r->v->n_carried++;
+        r->v->n_issued++;
     zr_sim_speak(r->v->sim, before);
 }
 
 static bool behind(const struct zr_verify_rank *r)
 {
-    return r->loop && !r->dead && r->n_carried < r->n_pushed;
+    return r->loop && !r->dead && r->n_issued < r->n_pushed;
 }
 
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
@@ -59,7 +59,7 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 void zr_turn_issue(void *arg, const struct zr_job *job)
 {
     struct zr_verify_rank *r = arg;
-    struct zr_vclock **known = &r->pushed[r->n_carried++ % ZR_VERIFY_QUEUE];
+    struct zr_vclock **known = &r->pushed[r->n_issued++ % ZR_VERIFY_QUEUE];
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
     zr_line_join(zr_sim_recorder(r->v->sim), l, *known);
     zr_vclock_drop(*known);
@@ -97,7 +97,7 @@ void zr_turn_awaited(void *arg, uint64_t number)
         r->v->n_acted++;
         return;
     }
-    while (r->n_carried < number)
+    while (r->n_issued < number)
         issue_one(r);
 }
 
@@ -113,7 +113,7 @@ void zr_turn_yield(void *arg, int rank)
         abort();
     }
     zr_turn_dies(r);
-    r->stuck_at = zr_sim_activity(v->sim) + v->n_carried;
+    r->stuck_at = zr_sim_activity(v->sim) + v->n_issued;
     zr_turn_give_way(r);
 }
 
@@ -134,7 +134,7 @@ int zr_turn_agree(struct zr_verify_rank *r, int err)
 
 static bool can_go(const struct zr_verify_rank *r)
 {
-    return !r->done && r->stuck_at != zr_sim_activity(r->v->sim) + r->v->n_carried;
+    return !r->done && r->stuck_at != zr_sim_activity(r->v->sim) + r->v->n_issued;
 }
 
 static void lose(struct zr_verify_world *v)
@@ -229,7 +229,7 @@ void zr_turns_take(struct zr_verify_world *v)
         }
         if (moved)
             continue;
-        int64_t now = zr_sim_activity(v->sim) + v->n_carried + v->n_agreed;
+        int64_t now = zr_sim_activity(v->sim) + v->n_issued + v->n_agreed;
         idle = now == seen ? idle + 1 : 0;
         seen = now;
         for (int r = 0; r < world; r++)

@@ -158,7 +158,7 @@ struct zr_verify_rank {
     struct zr_loop *loop;
     /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
     struct zr_vclock **pushed;
-    uint64_t n_pushed, n_carried;
+    uint64_t n_pushed, n_issued;
     enum zr_verify_pace pace;
     /* the job that a mutant makes late */
     struct zr_job held;
@@ -198,7 +198,7 @@ struct zr_verify_world {
     struct zr_verify_rank *running;
     /* a rank was lost; a hang was broken up */
     bool lost, ended;
-    int64_t n_turns, lose_at, n_acted, n_carried;
+    int64_t n_turns, lose_at, n_acted, n_issued;
     int64_t n_snapshots;
     int n_agreed, agreed_error;
     /* of rank 0, in this step and in the one before */

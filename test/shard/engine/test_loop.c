@@ -1,6 +1,6 @@
 /* test_loop.c: the loop's queue: everything pushed is carried out, once and in order, whoever sleeps when.
  *
- * A lost wake-up shows as a hang, which an alarm ends. What carry writes is read without locks after
+ * A lost wake-up shows as a hang, which an alarm ends. What issue writes is read without locks after
  * zr_loop_await and zr_loop_close: a thread sanitizer sees whether that is allowed. */
 #include "shard/engine/loop.h"
 #include "test/shard/failing_memory.h"
@@ -16,7 +16,7 @@
 struct sink {
     struct random_source r;
     int pause_percent;
-    int64_t n;       /* jobs carried */
+    int64_t n;       /* jobs carried out */
     int64_t n_wrong; /* out of order or damaged */
     int n_stops;
     int64_t n_at_stop;
@@ -48,7 +48,7 @@ static struct zr_job job_of(int64_t i)
                            .t = i};
 }
 
-static void carry(void *arg, const struct zr_job *job)
+static void issue(void *arg, const struct zr_job *job)
 {
     struct sink *s = arg;
     if (s->n == 0)
@@ -91,7 +91,7 @@ static int deadline(void **state)
     return 0;
 }
 
-/* Pushes, pauses, kicks and waits at random; in the end everything was carried. */
+/* Pushes, pauses, kicks and waits at random; in the end everything was issued. */
 static void everything_in_order(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void everything_in_order(void **state)
         struct zr_loop *l;
         int pauses = (int)random_below(&r, 3) * 10, waits = (int)random_below(&r, 3) * 5,
             kicks = chance(&r, 50) ? 100 : 30;
-        assert_int_equal(zr_loop_open(sizes[random_below(&r, 5)], carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(sizes[random_below(&r, 5)], issue, &s, &l), 0);
         assert_int_equal(zr_loop_start(l, spins[random_below(&r, 3)], NULL, NULL), 0);
         int64_t n = random_below(&r, 500);
         for (int64_t i = 1; i <= n; i++) {
@@ -116,14 +116,14 @@ static void everything_in_order(void **state)
             if (chance(&r, waits)) {
                 zr_loop_kick(l);
                 zr_loop_await(l, (uint64_t)i);
-                CHECK(s.n == i, "job %lld was waited for, %lld are carried", (long long)i, (long long)s.n);
+                CHECK(s.n == i, "job %lld was waited for, %lld are issued", (long long)i, (long long)s.n);
             } else if (chance(&r, waits)) {
                 zr_loop_kick(l);
                 zr_loop_await(l, (uint64_t)(1 + random_below(&r, i)));
             }
         }
         zr_loop_close(l, on_stop, &s);
-        CHECK(s.n == n && s.n_wrong == 0, "%lld of %lld carried, %lld wrong", (long long)s.n, (long long)n,
+        CHECK(s.n == n && s.n_wrong == 0, "%lld of %lld issued, %lld wrong", (long long)s.n, (long long)n,
               (long long)s.n_wrong);
         CHECK(s.n_stops == 1 && s.n_at_stop == n, "stopped %d times, after %lld", s.n_stops,
               (long long)s.n_at_stop);
@@ -138,7 +138,7 @@ static void no_kick_is_lost(void **state)
     for (int spin = 0; spin < 2; spin++) {
         struct sink s = {.r = {r.state ^ 1}};
         struct zr_loop *l;
-        assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
         assert_int_equal(zr_loop_start(l, spin * 3000, NULL, NULL), 0);
         for (int64_t i = 1; i <= 4000; i++) {
             struct zr_job job = job_of(i);
@@ -165,7 +165,7 @@ static void a_full_queue_waits(void **state)
     struct random_source r = random_open();
     struct sink s = {.r = r, .pause_percent = 100};
     struct zr_loop *l;
-    assert_int_equal(zr_loop_open(2, carry, &s, &l), 0);
+    assert_int_equal(zr_loop_open(2, issue, &s, &l), 0);
     assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     for (int64_t i = 1; i <= 300; i++) {
         struct zr_job job = job_of(i);
@@ -183,7 +183,7 @@ static void close_carries_out_what_is_queued(void **state)
     for (int i = 0; i < 50; i++) {
         struct sink s = {.r = {r.state ^ 1}, .pause_percent = 20};
         struct zr_loop *l;
-        assert_int_equal(zr_loop_open(64, carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(64, issue, &s, &l), 0);
         assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
         int64_t n = random_below(&r, 65);
         for (int64_t k = 1; k <= n; k++) {
@@ -211,7 +211,7 @@ static void close_without_start(void **state)
     for (int64_t n = 0; n <= 8; n += 4) {
         struct sink s = {.n = 0};
         struct zr_loop *l;
-        assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
         for (int64_t i = 1; i <= n; i++) {
             struct zr_job job = job_of(i);
             assert_int_equal(zr_loop_push(l, &job), i);
@@ -256,7 +256,7 @@ static void handles_of_others(void **state)
         struct sink s = {.n = 0};
         struct ticker t = {.n_ticks = 0};
         struct zr_loop *l;
-        assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
         /* The loop itself has nothing to wait for, so that a rendezvous can run it until its own work is
          * done. */
         assert_int_equal(uv_run(zr_loop_uv(l), UV_RUN_DEFAULT), 0);
@@ -289,7 +289,7 @@ static void a_job_that_is_not_ready(void **state)
         struct zr_loop *l;
         uv_timer_t timer;
         atomic_store(&came, false);
-        assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+        assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
         zr_loop_ask(l, is_ready);
         uv_timer_init(zr_loop_uv(l), &timer);
         uv_timer_start(&timer, on_timer, 30, 0);
@@ -315,7 +315,7 @@ static void signals_are_not_the_loops(void **state)
     struct sink s = {.n = 0};
     struct zr_loop *l;
     struct zr_job job = job_of(1);
-    assert_int_equal(zr_loop_open(8, carry, &s, &l), 0);
+    assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
     assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     zr_loop_push(l, &job);
     zr_loop_close(l, NULL, NULL);
@@ -336,7 +336,7 @@ static void out_of_memory_leaves_nothing(void **state)
         struct zr_loop *l = NULL;
         n_allocs = 0;
         fail_at = k;
-        err = zr_loop_open(8, carry, &s, &l);
+        err = zr_loop_open(8, issue, &s, &l);
         fail_at = -1;
         assert_true(err == 0 || err == ZR_ERR_NOMEM);
         assert_true(err == 0 || (!l && strstr(zr_error_text(), "no memory")));
