@@ -1,10 +1,10 @@
 /* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place, or whose sum
  * over a group is.
  *
- * The plan keeps no sum beside such a gradient, as the order that it was made for has one backward bracket of
- * the unit in a step. A model that turns out to have more is followed all the same: what was reduced goes to
- * memory of its own before the model writes again, and is added to what comes next. That memory is not in the
- * plan, so it is told. */
+ * The plan keeps no sum beside such a gradient, as the order that it was made for has all that is reduced at
+ * once: one backward bracket of the unit in a step, in groups as many as a step has of it. A model that turns
+ * out to have more is followed all the same: what was reduced goes to memory of its own before its place is
+ * written again, and is added to what comes next. That memory is not in the plan, so a warning says so. */
 #include "shard/engine/engine_issue.h"
 
 /* One rank's slices of all of them. */
@@ -26,12 +26,14 @@ int zr_aside_make(struct zr_engine *e, int32_t unit)
         return 0;
     int err = e->dev->ops->alloc(e->dev, bytes, &at);
     if (err)
-        return zr_fail_more(err, "zero_begin: a second backward bracket of unit %d in a step", unit);
+        return zr_fail_more(err, "%s: unit %d has more backward brackets in a step than cfg.order declares",
+                            zr_model_call_name(e->m.call), unit);
     e->aside[unit] = at;
     e->m.allocated[ZR_MEM_GRAD_SUMS] += bytes;
     zr_warn(e->opt.log,
-            "unit %d has a second backward bracket in one step, which the plan does not know of: %lld bytes "
-            "more than planned. Declare both in cfg.order, or hold the bracket open until the last use",
+            "unit %d has more backward brackets in a step than cfg.order declares (without it, one in each "
+            "micro-batch): %lld bytes more than planned. Declare all of them, or hold the bracket open until "
+            "the last use",
             unit, (long long)bytes);
     return 0;
 }

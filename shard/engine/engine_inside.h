@@ -96,6 +96,8 @@ struct zr_given {
 struct zr_model_side {
     struct zr_core *core;
     struct zr_action *actions;
+    /* what the program called that gave them, for messages */
+    enum zr_core_event_kind call;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
 
@@ -306,6 +308,8 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 
 /* Takes the first n of e->m.actions. */
 int zr_model_act(struct zr_engine *e, int32_t n);
+/* What the program called when it gave the core such an event. */
+const char *zr_model_call_name(enum zr_core_event_kind kind);
 /* From here on another thread: gives the action to the loop, with what it needs to know. Without a loop it is
  * carried out now. */
 void zr_model_push(struct zr_engine *e, const struct zr_action *a);

@@ -266,7 +266,7 @@ int zr_model_act(struct zr_engine *e, int32_t n)
     return err ? err : zr_engine_check(e);
 }
 
-static const char *call_name(enum zr_core_event_kind kind)
+const char *zr_model_call_name(enum zr_core_event_kind kind)
 {
     static const char *const name[] = {[ZR_EV_BEGIN] = "zero_begin",
                                        [ZR_EV_END] = "zero_end",
@@ -324,11 +324,12 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         return err;
     zr_model_called(e, ev);
     if (e->watch)
-        zr_model_check_call(e->watch, call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+        zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
                             ev->backward ? "backward" : "forward", e->m.step);
     enum zr_span_kind span = ev->backward ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
+    e->m.call = ev->kind;
     err = zr_model_act(e, n);
     if (ev->kind == ZR_EV_BEGIN)
         zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, e->m.step);

@@ -209,6 +209,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     err = e->dev->ops->event_record(e->ev.step_compute, e->compute);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
+    e->m.call = ev.kind;
     err = zr_model_act(e, n);
     if (e->m.written)
         zr_written_report(e);

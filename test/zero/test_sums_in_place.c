@@ -270,7 +270,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
 static void keep_line(void *arg, const char *line)
 {
     char *lines = arg;
-    if (strstr(line, "second backward bracket"))
+    if (strstr(line, "more backward brackets"))
         strncat(lines, line, 4000 - strlen(lines));
 }
 
@@ -288,7 +288,8 @@ static void look_at_memory(struct toy_rank *r, zero_ctx *z, const char *lines)
         toy_wrong(r, "no stats: %s", zero_last_error());
     bool surprised = h->uses > 1 && !h->declared && h->brackets;
     int64_t more = s.allocated.total - s.planned.total;
-    if (surprised && (more <= 0 || more > 4096 || !strstr(lines, "unit 3 has a second backward bracket")))
+    if (surprised &&
+        (more <= 0 || more > 4096 || !strstr(lines, "unit 3 has more backward brackets in a step")))
         toy_wrong(r, "%lld bytes beyond the plan, \"%s\"", (long long)more, lines);
     if (!surprised && (!as_planned(&s) || *lines))
         toy_wrong(r, "%lld bytes beyond the plan, \"%s\"", (long long)more, lines);
@@ -392,12 +393,112 @@ static void a_write_before_the_step_is_found(void **state)
                 ZERO_ERR_ORDER, "it changed the gradient of tensor bias (unit 3) between its zero_end");
 }
 
+/* ---- more than declared, of any stage ---- */
+
+enum { HYBRID_STEPS = 2, MOST_ALLOCATIONS = 400, USED_OFTEN = 2 };
+
+struct often {
+    int stage, accum, deterministic, uses; /* of unit USED_OFTEN in the last micro-batch */
+    bool wrapped;                          /* on rank 0 */
+};
+
+static int use_often(zero_ctx *z, int uses)
+{
+    int err = 0;
+    for (int i = 1; !err && i < uses; i++) {
+        err = zero_begin(z, USED_OFTEN, ZERO_BACKWARD);
+        if (!err)
+            err = zero_end(z, USED_OFTEN, ZERO_BACKWARD);
+    }
+    return err;
+}
+
+static void run_often(struct toy_rank *r)
+{
+    struct often *o = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    char lines[4096] = "";
+    struct zero_stats s;
+    struct zero_config cfg = toy_config(r, o->stage);
+    cfg.grad_accum_steps = o->accum;
+    cfg.deterministic = o->deterministic;
+    cfg.log = keep_line;
+    cfg.log_arg = lines;
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    toy_note(r, err);
+    if (!r->rank)
+        o->wrapped = !err;
+    for (int step = 0; step < HYBRID_STEPS; step++) {
+        for (int micro = 0; micro < o->accum; micro++) {
+            TOY_TRY(toy_forward(&m, z, true));
+            TOY_TRY(toy_backward(&m, z, true, step, micro * r->world + r->rank));
+        }
+        TOY_TRY(use_often(z, o->uses));
+        TOY_TRY(zero_step(z, 1e-2f, NULL));
+    }
+    if (!err && (zero_get_stats(z, &s) || s.allocated.total <= s.planned.total ||
+                 !strstr(lines, "unit 2 has more backward brackets in a step than cfg.order declares")))
+        toy_wrong(r, "%lld bytes of %lld planned, \"%s\"", (long long)s.allocated.total,
+                  (long long)s.planned.total, lines);
+    zero_unwrap(&z);
+    toy_free(&m);
+}
+
+/* The first allocation behind zero_wrap fails: that is the one. */
+static void fails_for_want_of_memory(struct often *o, int world, const char *call)
+{
+    struct toy_rank r[MOST_TOY_RANKS];
+    char text[160];
+    snprintf(text, sizeof text,
+             "%s: unit %d has more backward brackets in a step than cfg.order declares: ", call, USED_OFTEN);
+    o->wrapped = false;
+    for (int k = 1; !o->wrapped; k++) {
+        char number[16];
+        assert_true(k < MOST_ALLOCATIONS);
+        snprintf(number, sizeof number, "%d", k);
+        setenv("ZERO_FAIL_ALLOC", number, 1);
+        toy_ranks(world, run_often, o, r);
+    }
+    unsetenv("ZERO_FAIL_ALLOC");
+    bool said = false;
+    for (int i = 0; i < world; i++) {
+        if (!r[i].err || *r[i].wrong)
+            fail_msg("stage %d: rank %d: %d %s; %s", o->stage, i, r[i].err, r[i].text, r[i].wrong);
+        said |= r[i].err == ZERO_ERR_NOMEM && strstr(r[i].text, text);
+    }
+    if (!said)
+        fail_msg("stage %d: nobody says \"%s\", rank 0 says \"%s\"", o->stage, text, r[0].text);
+}
+
+/* Said with the call that finds it: in groups the end of a bracket, or the step. */
+static void what_is_set_aside_is_named(void **state)
+{
+    (void)state;
+    struct {
+        struct often often;
+        int world;
+        const char *call;
+    } rows[] = {
+        {{.stage = 0, .accum = 1, .deterministic = 1, .uses = 2}, 2, "zero_begin"},
+        {{.stage = TOY_HSDP, .accum = 1, .deterministic = 1, .uses = 2}, TOY_HYBRID_WORLD, "zero_end"},
+        {{.stage = TOY_HSDP, .accum = 2, .deterministic = 0, .uses = 3}, TOY_HYBRID_WORLD, "zero_end"},
+        {{.stage = TOY_HFSDP, .accum = 2, .deterministic = 0, .uses = 3}, TOY_HYBRID_WORLD, "zero_end"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct toy_rank r[MOST_TOY_RANKS];
+        toy_ranks(rows[i].world, run_often, &rows[i].often, r);
+        toy_assert_well(r, rows[i].world, "a unit used often");
+        fails_for_want_of_memory(&rows[i].often, rows[i].world, rows[i].call);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpt2_costs_no_more_than_plain),      cmocka_unit_test(others_have_sums),
         cmocka_unit_test(the_plain_bits_in_the_plain_memory), cmocka_unit_test(a_second_bracket),
-        cmocka_unit_test(a_write_before_the_step_is_found),
+        cmocka_unit_test(a_write_before_the_step_is_found),   cmocka_unit_test(what_is_set_aside_is_named),
     };
     return cmocka_run_group_tests_name("sums_in_place", tests, NULL, NULL);
 }
