@@ -143,12 +143,14 @@ static void report_ranks(void *arg, int code, const char *text)
 }
 
 /* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
- * compute. */
-static int64_t loop_spin_ns(int n_ranks)
+ * compute: ranks of this host are in the cores that this one may use. Containers of one machine may have the
+ * same cores or each their own: the machine's ranks are in all of its cores. */
+static int64_t loop_spin_ns(const struct zr_topology *t)
 {
     cpu_set_t set;
-    int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return cores >= 4 * n_ranks ? 20000 : 0;
+    int own = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    long all = sysconf(_SC_NPROCESSORS_ONLN);
+    return own >= 4 * t->local_size && all >= 4 * zr_topology_on_machine(t) ? 20000 : 0;
 }
 
 static void on_stop(void *arg)
@@ -217,8 +219,7 @@ static int start(struct zero_ctx *z)
 {
     if (z->rendezvous)
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
-    int err =
-        z->loop ? zr_loop_start(z->loop, loop_spin_ns(zr_topology_on_machine(&z->topology)), on_start, z) : 0;
+    int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
     switch ((enum zero_init)z->config.user.init_from) {

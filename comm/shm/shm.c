@@ -11,7 +11,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { SPIN_NS = 20000 };
+enum { SPIN_NS = 20000, LEAST_STREAMS = 2 };
 
 _Static_assert(sizeof(struct zr_shm_op) <= ZR_CALL_BYTES, "an operation travels in a call");
 
@@ -287,11 +287,31 @@ static void shm_called(struct zr_comm *c, const struct zr_called *call)
         zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
+/* Cores that this process may use. */
+static int count_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/* A thread that waits looks for a while before it sleeps, unless that takes a core from another: there is to
+ * be one for each stream of every rank. */
+static int64_t choose_spin(int n_ranks, int n_streams)
+{
+    return n_ranks * n_streams <= count_cores() ? SPIN_NS : 0;
+}
+
 void zr_shm_link(struct zr_comm *const comm[], int n)
 {
+    int n_streams = 0;
     for (int i = 0; i < n; i++)
+        n_streams += comm[i]->role != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
+    for (int i = 0; i < n; i++) {
+        struct zr_shm *m = shm_of(comm[i]);
+        m->spin_ns = choose_spin(zr_rendezvous_world(m->rdv), n_streams);
         for (int k = 0; k < n; k++)
-            shm_of(comm[i])->kin[comm[k]->role] = shm_of(comm[k]);
+            m->kin[comm[k]->role] = shm_of(comm[k]);
+    }
 }
 
 static void shm_close(struct zr_comm *c)
@@ -335,15 +355,6 @@ static const struct zr_comm_ops shm_ops = {
     .close = shm_close,
 };
 
-/* Every rank computes and has at least two communicators: spinning takes a core from one of them unless there
- * are two for each rank. */
-static int64_t choose_spin(int world)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return world * 2 <= n ? SPIN_NS : 0;
-}
-
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
                 enum zr_role role, int64_t timeout_ms, struct zr_comm **out)
 {
@@ -378,7 +389,7 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     m->dev = dev;
     m->kernels = zr_host_kernels_best();
     m->timeout_ns = timeout_ms * 1000000;
-    m->spin_ns = choose_spin(zr_rendezvous_world(rdv));
+    m->spin_ns = choose_spin(zr_rendezvous_world(rdv), LEAST_STREAMS);
     m->ring = ring;
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->ring_moved, NULL);
