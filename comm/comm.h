@@ -66,7 +66,8 @@ struct zr_cut {
     const int64_t *at;
     /* 0 means 1 */
     int32_t at_every, at_bytes;
-    /* Of a list of places: bytes of the largest slice, where they are known; 0: zr_cut_most looks for it. */
+    /* Of a list of places: bytes of the largest slice of the group, where they are known; 0: they are not,
+     * and zr_cut_most looks for it. */
     int64_t most;
 };
 
@@ -210,8 +211,9 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
 
 /* The communicators of one context, n from zr_shm_open, of different roles. A failure of one is one of all,
  * at once, so that a rank is not held up by each in turn. And each one's messages know what the others do:
- * what the program called, and where ranks wait for each other, one here and one there. When one is closed,
- * the streams of all must be idle. */
+ * what the program called, and where ranks wait for each other, one here and one there. Whether a wait looks
+ * for a while before it sleeps goes by the streams of all. When one is closed, the streams of all must be
+ * idle. */
 void zr_shm_link(struct zr_comm *const comm[], int n);
 
 #endif

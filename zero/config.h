@@ -49,10 +49,10 @@ int zr_config_resolve_silently(const struct zero_config *user, struct zr_config 
 
 /* In groups.c. What hybrid and shard_group come to in a world: options.shard_group is how many ranks share
  * one copy of the parameters, the world without a hybrid. A hybrid with groups of 1 rank, or with one group
- * of all, becomes a stage without one, and the log of rank 0 says so, as where shard_group is
- * given without a hybrid. has_hosts: t was asked for
- * (zr_topology_probe); else shard_group auto is refused. ZR_ERR_ARG: a number that does not divide the world;
- * auto where hosts have unequal numbers of ranks. Before zr_backend_choose. */
+ * of all, becomes a stage without one, and the log of rank 0 says so; it also says where shard_group is given
+ * without a hybrid. has_hosts: t was asked for (zr_topology_probe); else shard_group auto is refused.
+ * ZR_ERR_ARG: a number that does not divide the world; auto where hosts have unequal numbers of ranks. Before
+ * zr_backend_choose. */
 struct zr_topology;
 int zr_config_groups(struct zr_config *config, const struct zr_topology *t, bool has_hosts);
 
@@ -103,8 +103,8 @@ int zr_config_check_number(const char *key, double value, float *out);
 /* Every field by itself against its range. */
 int zr_config_check_fields(const struct zero_config *cfg);
 
-/* A field's value in messages, as the program would write it: by name where it is one of an enum, else the
- * number. key may be of something else than a field. */
+/* A field's value in messages: by name where it is one of an enum, else the number. A key that is no field's
+ * is allowed, and gives the number. */
 struct zr_value_text {
     char text[32];
 };

@@ -41,7 +41,7 @@ static void run_as(struct zr_config *c, const struct zr_topology *t, int stage)
     c->options.hybrid = ZR_HYBRID_NONE;
 }
 
-/* As where ZERO_HYBRID=none compares a hybrid's program with the stage itself. */
+/* No error, for ZERO_HYBRID=none is to compare a hybrid's program with the stage itself. */
 static void warn_without_hybrid(struct zr_config *c, const struct zr_topology *t)
 {
     if (t->rank == 0)

@@ -143,8 +143,9 @@ static void report_ranks(void *arg, int code, const char *text)
 }
 
 /* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
- * compute: ranks of this host are in the cores that this one may use. Containers of one machine may have the
- * same cores or each their own: the machine's ranks are in all of its cores. */
+ * compute: where there are four for each rank. The ranks of this host share the cores that this one may use;
+ * containers of one machine may share cores or each have their own, so its ranks are held against all of its
+ * cores, too. */
 static int64_t loop_spin_ns(const struct zr_topology *t)
 {
     cpu_set_t set;

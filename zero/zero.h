@@ -184,11 +184,11 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  *
  * Where one rank keeps all of a gradient (stage 0, and world 1), it is f32 and a step reduces it once
  * (grad_accum_steps 1, or grad_in_place), the sum lies in the gradient itself: then *grad is NULL until
- * zero_step. More backward brackets of such a unit in one step than cfg.order declares (without it, one) take
- * memory beyond the plan, and a warning says so. So does a unit of a hybrid that has more in a step than
- * declared for all its micro-batches, where groups are reduced once a step (grad_accum_steps 1, or
- * cfg.deterministic off); zero_end, zero_norm or zero_step finds that. ZERO_ERR_NOMEM, from the call that
- * found it, where there is no memory: it ends the context.
+ * zero_step. More backward brackets of such a unit than cfg.order declares (without it, one in each
+ * micro-batch) take memory beyond the plan, and a warning says so. So they do, of any unit, with a hybrid
+ * whose groups are reduced once a step (grad_accum_steps 1, or cfg.deterministic off), where a step has more
+ * of them than are declared for all its micro-batches: zero_end, zero_norm or zero_step finds that. Where
+ * there is no such memory, the call that finds it returns ZERO_ERR_NOMEM, and the context ends.
  *
  * ZERO_ERR_ARG: no such unit or phase. ZERO_ERR_ORDER: open already, not open, backward after zero_norm,
  * parameters without values, a pointer that the model assigned. ZERO_ERR_BUDGET: open brackets hold all slots

@@ -50,7 +50,7 @@ enum zr_called_name {
 /* One call. */
 struct zr_called {
     enum zr_called_name name;
-    /* of BEGIN and END: which of the two */
+    /* BEGIN and END: the bracket is one of backward, else of forward */
     bool backward;
     /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
     int32_t subject;

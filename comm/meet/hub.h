@@ -79,7 +79,7 @@ struct zr_rendezvous {
     uv_getaddrinfo_t resolve;
     /* of rank 0 */
     struct sockaddr_in address;
-    /* of the handles above, those that are not closed yet */
+    /* the listener, the timers and the report below: those that are not closed yet */
     int n_handles;
     bool listening, resolving;
     int64_t started_ms;

@@ -71,7 +71,7 @@ struct zr_shm_head {
      * role; 0: nobody, else the rank of the world, and 1. */
     _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_shm_post post[ZR_SHM_POSTS];
-    /* of the communicator of a pair that is told */
+    /* what this rank's program called; only in the one of linked communicators that is asked to keep it */
     struct zr_called_ring called;
 };
 

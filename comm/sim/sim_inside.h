@@ -51,7 +51,7 @@ struct zr_sim_role {
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
-    /* of sim */
+    /* that of w */
     struct zr_recorder *rec;
     enum zr_role role;
     /* of the role */

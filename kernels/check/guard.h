@@ -29,9 +29,9 @@ struct zr_guard_touch {
     enum zr_guard_mode mode;
     /* 1: it was a write, 0: a read, -1: this machine does not tell */
     int write;
-    /* as the thread that touched said by zr_guard_callback */
+    /* the program's function that the thread was in, as it said by zr_guard_callback; NULL: none */
     const char *callback;
-    /* that was handed the address: "fwrite"; NULL: the program touched it itself */
+    /* the call that was handed the address, as "fwrite"; NULL: the program touched it itself */
     const char *call;
 };
 

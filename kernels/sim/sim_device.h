@@ -30,7 +30,7 @@ static inline uint64_t zr_sim_share(int rank, uint32_t step, int32_t flat, int32
 }
 
 /* A range that an operation touches. READ checks that its bytes hold `content`, ADD adds that to a gradient,
- * SET overwrites. PLAIN: its bytes hold none. */
+ * SET overwrites. PLAIN: what they hold is neither looked at nor changed. */
 enum zr_sim_how { ZR_SIM_READ, ZR_SIM_ADD, ZR_SIM_SET, ZR_SIM_PLAIN_READ, ZR_SIM_PLAIN_WRITE };
 struct zr_sim_touch {
     const void *at;
@@ -61,8 +61,9 @@ enum zr_sim_comm_flaw {
     /* each half of the ranks agrees by itself */
     ZR_SIM_AGREE_APART = 2048,
     ZR_SIM_NO_GATHER = 4096,
-    /* ranks meet in an agreement, and each keeps its own record; or it has its part of all records alone */
+    /* ranks meet in an agreement, and each keeps its own record */
     ZR_SIM_AGREE_MOVES_NOTHING = 8192,
+    /* each puts its part of all records together, and does not take the others' parts */
     ZR_SIM_AGREE_MOVES_A_PART = 16384
 };
 

@@ -1,10 +1,10 @@
 /* engine_aside.c: a further contribution, in one step, to a gradient that is summed in place, or whose sum
  * over a group is.
  *
- * The plan keeps no sum beside such a gradient, as the order that it was made for has all that is reduced at
- * once: one backward bracket of the unit in a step, in groups as many as a step has of it. A model that turns
- * out to have more is followed all the same: what was reduced goes to memory of its own before its place is
- * written again, and is added to what comes next. That memory is not in the plan, so a warning says so. */
+ * The plan keeps no sum beside such a gradient, for by the order that it was made for a step reduces it once,
+ * behind the last backward bracket of its unit. A model that turns out to have more brackets is followed all
+ * the same: what was reduced goes to memory of its own before its place is written again, and is added to
+ * what comes next. That memory is not in the plan, which a warning says. */
 #include "shard/engine/engine_issue.h"
 
 /* One rank's slices of all of them. */

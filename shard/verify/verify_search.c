@@ -542,7 +542,7 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
     return err;
 }
 
-/* All patterns; the first again with snapshots wherever they may be taken, and with frozen tensors. */
+/* All patterns; the first again, with all snapshots that may be, and the second, with frozen tensors. */
 enum { N_PROGRAMS = 3 * 2 * 2 * (ZR_USE_PATTERNS + 2) };
 
 static struct zr_verify_case program_case(int units, int i)

@@ -1,5 +1,5 @@
-/* verify_turns.c: who goes on next, drawn from the seed. A model's thread is a coroutine, a loop is turned by
- * hand; a rank may die at any point of either. */
+/* verify_turns.c: who goes on next, drawn from the seed. A model's thread is a coroutine, its loop is driven
+ * from here; a rank may die at any point of either. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>

@@ -76,14 +76,14 @@ int zr_script_tensors(const struct zr_verify_case *c, const struct zr_verify_spe
 int zr_script_make(const struct zr_verify_case *c, struct zr_script *out);
 void zr_script_free(struct zr_script *s);
 
-/* What a mutant does. */
+/* What a mutant does. LESS: something is left out. */
 enum zr_mutation {
     ZR_LESS_RECORD = 1,
     ZR_LESS_WAIT,
     ZR_LESS_EVENT_SYNC,
     ZR_LESS_STREAM_SYNC,
     ZR_LESS_CLEAR,
-    /* a wait is left out */
+    /* the model's thread does not wait for the loop to issue a job */
     ZR_LESS_AWAIT,
     ZR_FLAWED_COMM,
     ZR_LESS_JOB,
@@ -120,9 +120,9 @@ struct zr_mutant {
     enum zr_stream_class stream;
     /* it acts only while the host does this; NULL: always */
     const char *during;
-    /* of jobs and waits: on this kind alone; 0: any */
+    /* jobs: of this kind alone; 0: of any. ZR_LESS_CALL: the call, an enum zr_script_op_kind */
     int action;
-    /* of late jobs: carried out after the next job of this kind; 0: of any other */
+    /* ZR_LATE_JOB: it is issued after the next job of this kind; 0: of any other kind */
     int until;
     /* configurations that it is looked for in, the seed apart; NULL: random ones */
     const char *on;

@@ -12,7 +12,7 @@
 /* A program that saves into more is one that never comes back to most. */
 #define ZR_MOST_FOLDER_LOCKS 8
 
-/* A zeroed one holds none. Thread-safety: one thread at a time. */
+/* A zeroed one holds none. The lock used last is first in the list. Thread-safety: one thread at a time. */
 struct zr_folder_locks {
     struct zr_folder_lock {
         const struct zr_files *fs;
@@ -21,7 +21,6 @@ struct zr_folder_locks {
         int fd;
         /* who took it: a forked child has this too, and not the lock to give back */
         int64_t pid;
-        /* the lock used last is first */
     } list[ZR_MOST_FOLDER_LOCKS];
     int n;
 };
