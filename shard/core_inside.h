@@ -23,9 +23,9 @@ struct zr_core {
     /* bytes of the largest slot but that one */
     int64_t second;
 
-    /* brackets */
+    /* open brackets */
     int32_t n_open;
-    /* of them in backward */
+    /* open brackets of backward */
     int32_t n_open_bwd;
     /* resident gradients are being reduced since they were last returned, this unit's last; -1: none are */
     int32_t last_reduced;

@@ -80,8 +80,8 @@ struct zr_flat {
      * by group index inside, then by group: those of one inner slice lie side by side in it. Without groups
      * both cuts are one. With granules they share one list of places, in elements, which is the flat's. */
     struct zr_cut fine, inner;
-    /* With a list of places, and in its memory: bytes of the largest fine slice of each inner one. Whoever
-     * goes over all ranks does not look for it for each. */
+    /* (inner) bytes of the largest fine slice of each inner one, so that what goes over all ranks need not
+     * look for it again; in the memory of the list of places. NULL: there is no list */
     const int64_t *groups_most;
     /* fine slices of an inner one */
     int32_t outer;
@@ -120,9 +120,9 @@ struct zr_layout {
     int32_t n_tensors, n_units, n_flats, n_pieces, n_buffers;
     struct zr_tensor *tensors;
     struct zr_unit *units;
-    /* by unit */
+    /* in order of units */
     struct zr_flat *flats;
-    /* by flat */
+    /* in order of flats */
     struct zr_piece *pieces;
     /* first piece index of each tensor in slice order: piece_of[slice_base[t] + l] */
     int32_t *piece_of;
@@ -138,7 +138,7 @@ struct zr_layout {
     bool has_places;
     /* what a copy of all buffers takes, one after the other: see zr_buffer_room */
     int64_t buffer_bytes;
-    /* of its tensors */
+    /* the largest lr_scale of its tensors */
     float most_lr_scale;
     /* of everything that must agree between ranks */
     uint64_t hash;

@@ -73,7 +73,7 @@ struct zr_plan {
     int32_t world;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
-    /* of the options */
+    /* as in the options */
     int64_t gather_packs_up_to, reduce_packs_up_to;
     /* Between groups every contribution is reduced by itself, so that the sum over ranks and micro-batches is
      * one fixed tree; else once a step. */
@@ -138,7 +138,7 @@ struct zr_plan {
     /* the most that any kind in use keeps */
     int32_t n_states;
 
-    /* that kind keeps; [ZR_OPTIMIZER_NONE]: a tensor that names none */
+    /* states that each kind keeps; [ZR_OPTIMIZER_NONE]: the kind of tensors that name none */
     int32_t states_of[ZR_OPTIMIZER_COUNT];
     /* fp32, of each state's array */
     int64_t state_elems[ZR_MAX_STATES];

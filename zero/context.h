@@ -53,7 +53,7 @@ struct zero_ctx {
     struct zr_save *save;
     /* what has no values yet (awaited.c); NULL: all have */
     struct zr_awaited *awaited;
-    /* begun */
+    /* saves begun so far */
     int64_t n_saves;
     /* The last that all ranks know to be on the disk; "": none. */
     char saved_path[ZR_PATH_BYTES];
@@ -68,7 +68,7 @@ struct zero_ctx {
     struct zr_rank_data *rank_data;
     /* what the checkpoint loaded last has of ranks; NULL: nothing was */
     struct zr_loaded_ranks *loaded;
-    /* since then */
+    /* since that load: the program gave data of this rank; a warning said that it did not */
     bool rank_data_set, reported_no_rank_data;
     /* of those that a forked child has let go */
     struct zero_ctx *next_left;

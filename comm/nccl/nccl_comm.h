@@ -141,7 +141,7 @@ enum {
     ZR_NCCL_PIECES = 64,
     ZR_NCCL_TEXT = 768,
     ZR_NCCL_ALIGN = 256,
-    /* for each call that gives something back */
+    /* how long each call that gives something back may take */
     ZR_NCCL_CLOSE_MS = 10000,
 };
 

@@ -26,7 +26,7 @@ struct zr_engine_parts {
     /* By role; NULL: nobody has it. The same one may have two: where all ranks are one group, the one that
      * reduces is also the one of control. */
     struct zr_comm *comm[ZR_ROLES];
-    /* and its layout */
+    /* with its layout */
     const struct zr_plan *plan;
     const struct zr_options *opt;
     /* NULL or opened with zr_engine_issue and the engine. Without one, jobs are carried out by the model's
@@ -34,7 +34,7 @@ struct zr_engine_parts {
     struct zr_loop *loop;
     /* the model's compute stream on a GPU */
     void *native_stream;
-    /* dev and the communicators are its; NULL: not checked */
+    /* the check that dev and the communicators belong to; NULL: cfg.check is off */
     struct zr_check *check;
     /* Called once, when the first failure is recorded, by whichever thread records it: text is what another
      * rank gives to its zr_engine_remote_failure. Must not block. NULL: nobody is told. */

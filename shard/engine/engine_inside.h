@@ -96,16 +96,16 @@ struct zr_given {
 struct zr_model_side {
     struct zr_core *core;
     struct zr_action *actions;
-    /* what the program called that gave them, for messages */
+    /* the call of the program's that these are of, for messages */
     enum zr_core_event_kind call;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
 
     /* ---- jobs that the loop was given */
-    /* pushed, but the loop was not told */
+    /* jobs were pushed, and the loop was not woken for them yet */
     bool unkicked;
     uint64_t n_jobs;
-    /* the last step's */
+    /* the latest NORM */
     uint64_t norm_job;
     /* (n_units) the last job that writes the unit's parameters */
     uint64_t *unit_job;
@@ -153,7 +153,7 @@ struct zr_model_side {
     bool norming;
     /* for the step to come */
     struct zr_given given;
-    /* by the last one that was begun, whose job reads it */
+    /* of the last step that was begun, whose job reads it */
     struct zr_given carried;
 
     /* ---- what the model is seen to do */
@@ -215,9 +215,9 @@ struct zr_engine {
     int rank, place, world;
     /* that place on the axes */
     struct zr_where at;
-    /* that opened it: no other may use it */
+    /* the process that opened it: no other may use it */
     int pid;
-    /* zr_fork_depth there */
+    /* zr_fork_depth when it was opened */
     unsigned forks;
 
     /* arenas; control_base: what all ranks exchange, which without groups lies in reduce_base */

@@ -23,7 +23,7 @@ struct watch_unit {
     bool ever_backward;
 
     bool updated;
-    /* since its last update */
+    /* it was gathered since its last update */
     bool gathered;
     /* backward brackets ended since the step */
     int32_t n_bwd;
