@@ -109,7 +109,7 @@ const struct zr_host_kernels *zr_host_kernels_best(void);
 struct zr_device;
 struct zr_stream;
 struct zr_event;
-/* kernels/agreement.h */
+/* In kernels/agreement.h. */
 struct zr_agree_begin;
 struct zr_agree_end;
 

@@ -168,7 +168,7 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 /* user_data.c. What a rank of the program gave: saves that are under way hold it too. keep: NULL is allowed,
  * and returned. */
 struct zr_rank_data {
-    /* taken and given back on one thread */
+    /* the context and saves under way; counted on one thread */
     int32_t n_holders;
     int64_t bytes;
     char data[];

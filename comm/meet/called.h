@@ -56,7 +56,8 @@ struct zr_called {
     int32_t subject;
     /* 1-based: how many zero_step calls were made before it, and 1 */
     uint32_t step;
-    /* hash of the other arguments that all ranks must give alike; 0 where there are none */
+    /* the other arguments that all ranks must give alike: one number itself, of several a hash; 0: there are
+     * none */
     uint64_t args;
 };
 

@@ -80,7 +80,8 @@ struct zr_host_device {
     const struct zr_host_kernels *kernels;
     struct zr_host_options options;
     bool poison;
-    /* how long a waiting thread looks before it sleeps; 0 where cores are few: the one waited for needs it */
+    /* how long a waiting thread looks before it sleeps; 0 where cores are few: the thread that it waits for
+     * needs this one */
     int spin_ns;
     /* allocations until one fails; 0: none will */
     _Atomic int64_t fail_in;
