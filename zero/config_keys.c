@@ -327,7 +327,7 @@ struct zr_value_text zr_config_value_text(const char *key, double value)
     struct zr_value_text out;
     const struct choice *c = NULL;
     for (size_t i = 0; i < N_FIELDS; i++)
-        if (!strcmp(key, fields[i].key) && fields[i].names != switch_names)
+        if (fields[i].names && fields[i].names != switch_names && !strcmp(key, fields[i].key))
             c = find_choice(&fields[i], (int64_t)value);
     if (c)
         snprintf(out.text, sizeof out.text, "%s", c->name);
