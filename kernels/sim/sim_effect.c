@@ -184,9 +184,14 @@ static int64_t run_moving(struct zr_sim *w, struct zr_line *l, const struct zr_s
         return run_scale(w, l, op);
     case ZR_SIM_OP_UPDATE:
         return run_update(w, l, &op->update, op->step);
-    default: /* a wait, a record, a part of several operations: nothing moves */
-        return 0;
+    case ZR_SIM_OP_CALL:
+    case ZR_SIM_OP_COMPUTE:
+    case ZR_SIM_OP_WAIT:
+    case ZR_SIM_OP_RECORD:
+    case ZR_SIM_OP_TOGETHER:
+        break;
     }
+    return 0;
 }
 
 /* The effect of an operation of one rank. */
