@@ -58,8 +58,10 @@ static int check_places(const char *who, int i, int size, const struct zr_cut *c
             "%s: segment %d: cut.each is %lld, at_every %d, at_bytes %d: with places each is 0, and 0 "
             "or more are allowed",
             who, i, (long long)c->each, c->at_every, c->at_bytes);
+    int64_t most = 0;
     for (int p = 0; p < size; p++) {
         int64_t from = zr_cut_at(c, p), end = zr_cut_at(c, p + 1);
+        most = end - from > most ? end - from : most;
         if (end < from || end > c->total || (end % 64 && end != c->total))
             return zr_fail(
                 ZR_ERR_ARG,
@@ -71,6 +73,7 @@ static int check_places(const char *who, int i, int size, const struct zr_cut *c
         return zr_fail(ZR_ERR_ARG,
                        "%s: segment %d: place %d, the last, ends at byte %lld: cut.total, %lld, is allowed",
                        who, i, size - 1, (long long)zr_cut_at(c, size), (long long)c->total);
+    ZR_ASSERT(!c->most || c->most == most);
     return 0;
 }
 
