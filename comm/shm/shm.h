@@ -67,8 +67,8 @@ struct zr_shm_head {
     /* raised by a peer or by me, where some header has an abort_code */
     _Alignas(64) _Atomic uint32_t alarm;
     _Atomic uint32_t closed;
-    /* Of the widest of its rank's communicators, for messages: whom the rank waits for in each of them, by
-     * role; 0: nobody, else the rank of the world, and 1. */
+    /* For messages, of the widest of its rank's communicators (of equally wide ones, each for itself): whom
+     * the rank waits for in each of them, by role; 0: nobody, else the rank of the world, and 1. */
     _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_shm_post post[ZR_SHM_POSTS];
     /* what this rank's program called; only in the one of linked communicators that is asked to keep it */
