@@ -174,6 +174,13 @@ struct zr_device_ops {
     /* finishes queued work first; NULL is allowed */
     void (*stream_close)(struct zr_stream *s);
 
+    /* Of a stream that holds a bounded number of operations, and makes who puts more on it wait. reserve:
+     * room for n_ops beside those that it holds anyway; before anything is put on it. has_room: n_ops more
+     * can be put without a wait, or the stream is empty. A wait for an event counts as one, a record does
+     * not. NULL where the bound is the driver's; use zr_stream_reserve() and zr_stream_has_room(). */
+    int (*stream_reserve)(struct zr_stream *s, int64_t n_ops);
+    bool (*stream_has_room)(struct zr_stream *s, int64_t n_ops);
+
     int (*stream_sync)(struct zr_stream *s);
     /* the device's own handle; NULL on the host */
     void *(*stream_native)(struct zr_stream *s);
@@ -244,6 +251,16 @@ static inline void zr_declare(struct zr_device *dev, struct zr_stream *s, const 
 {
     if (dev->ops->declare)
         dev->ops->declare(dev, s, a, n);
+}
+
+static inline int zr_stream_reserve(struct zr_device *dev, struct zr_stream *s, int64_t n_ops)
+{
+    return dev->ops->stream_reserve ? dev->ops->stream_reserve(s, n_ops) : 0;
+}
+
+static inline bool zr_stream_has_room(struct zr_device *dev, struct zr_stream *s, int64_t n_ops)
+{
+    return !dev->ops->stream_has_room || dev->ops->stream_has_room(s, n_ops);
 }
 
 static inline int zr_thread_begin(struct zr_device *dev)

@@ -300,6 +300,8 @@ static const struct zr_device_ops check_ops = {
     .memory = memory,
     .stream_open = zr_check_stream_open,
     .stream_close = zr_check_stream_close,
+    .stream_reserve = zr_check_stream_reserve,
+    .stream_has_room = zr_check_stream_has_room,
     .stream_sync = zr_check_stream_sync,
     .stream_native = zr_check_stream_native,
     .thread_begin = thread_begin,
@@ -327,7 +329,7 @@ static const struct zr_device_ops check_ops = {
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 35,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 37,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -96,6 +96,16 @@ static void join_host(struct zr_check *c, struct zr_vclock *known, bool done)
     pthread_mutex_unlock(&c->lock);
 }
 
+int zr_check_stream_reserve(struct zr_stream *s, int64_t n_ops)
+{
+    return zr_stream_reserve(s->check->inner, s->inner, n_ops);
+}
+
+bool zr_check_stream_has_room(struct zr_stream *s, int64_t n_ops)
+{
+    return zr_stream_has_room(s->check->inner, s->inner, n_ops);
+}
+
 int zr_check_stream_sync(struct zr_stream *s)
 {
     struct zr_check *c = s->check;

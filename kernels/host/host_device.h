@@ -1,10 +1,10 @@
 /* host_device.h: the inside of the host device, and what tests need of it.
  *
- * A queue stream is one thread and a ring of closures of a fixed size; its operations are numbered 1, 2, 3,
- * ... (tickets), and one atomic counter says how many are done. An event is one atomic word, (stream, ticket)
- * at the time of its most recent record: recording puts nothing on the ring, and completion costs nothing
- * beyond the counter. A closed stream's place is used again by the next one and its tickets go on, so a word
- * is never out of date. */
+ * A queue stream is one thread and a ring of closures; its operations are numbered 1, 2, 3, ... (tickets),
+ * and one atomic counter says how many are done. An event is one atomic word, (stream, ticket) at the time of
+ * its most recent record: recording puts nothing on the ring, and completion costs nothing beyond the
+ * counter. A closed stream's place is used again by the next one and its tickets go on, so a word is never
+ * out of date. */
 #ifndef ZR_KERNELS_HOST_DEVICE_H
 #define ZR_KERNELS_HOST_DEVICE_H
 
@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 
 enum {
-    ZR_HOST_RING = 256,        /* operations a stream holds before its producer waits; a power of two */
+    ZR_HOST_RING = 256,        /* operations that a stream holds beside those reserved */
     ZR_HOST_MAX_STREAMS = 1024 /* queue streams open at once on one device */
 };
 
@@ -65,7 +65,9 @@ struct zr_stream {
     _Atomic bool stop;
     struct zr_thread thread;
     struct zr_stream *next_free;
-    struct zr_host_op ring[ZR_HOST_RING];
+    /* (n_ring), replaced only while nothing is on it */
+    struct zr_host_op *ring;
+    uint64_t n_ring;
 };
 
 /* (index + 1) << 48 | ticket of the most recent record, 0 when there was none or it completed at once. 48
@@ -102,6 +104,8 @@ bool zr_host_refuses(struct zr_host_device *dev, int64_t bytes);
 int zr_host_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                         struct zr_stream **out);
 void zr_host_stream_close(struct zr_stream *s);
+int zr_host_stream_reserve(struct zr_stream *s, int64_t n_ops);
+bool zr_host_stream_has_room(struct zr_stream *s, int64_t n_ops);
 int zr_host_stream_sync(struct zr_stream *s);
 void zr_host_stream_free(struct zr_stream *s);
 int zr_host_event_open(struct zr_device *dev, struct zr_event **out);

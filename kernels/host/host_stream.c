@@ -86,7 +86,7 @@ static void stream_main(void *arg)
     uint64_t done = atomic_load(&s->done.value);
     while (!atomic_load_explicit(&s->stop, memory_order_relaxed)) {
         gate_wait(&s->put, done + 1, s->dev->spin_ns);
-        struct zr_host_op *op = &s->ring[done % ZR_HOST_RING];
+        struct zr_host_op *op = &s->ring[done % s->n_ring];
         op->fn(op->arg);
         gate_advance(&s->done, ++done);
     }
@@ -102,9 +102,9 @@ void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
     }
     /* Fed by one thread at a time: this thread wrote put last, or learned of who did. */
     uint64_t put = atomic_load_explicit(&s->put.value, memory_order_relaxed);
-    if (put >= ZR_HOST_RING)
-        gate_wait(&s->done, put - ZR_HOST_RING + 1, s->dev->spin_ns);
-    struct zr_host_op *op = &s->ring[put % ZR_HOST_RING];
+    if (put >= s->n_ring)
+        gate_wait(&s->done, put - s->n_ring + 1, s->dev->spin_ns);
+    struct zr_host_op *op = &s->ring[put % s->n_ring];
     if (bytes)
         memcpy(op->arg, arg, bytes);
     op->fn = fn;
@@ -112,6 +112,18 @@ void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
 }
 
 /* --- streams --- */
+
+/* In place of the one that there is. */
+static int make_ring(struct zr_host_device *dev, struct zr_stream *s, uint64_t n)
+{
+    struct zr_host_op *ring = zr_host_take(dev, n * sizeof *ring);
+    if (!ring)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %llu operations of a stream", (unsigned long long)n);
+    free(s->ring);
+    s->ring = ring;
+    s->n_ring = n;
+    return 0;
+}
 
 /* A closed stream to use again, or a new one in the device's list; the lock is held. */
 static struct zr_stream *stream_get(struct zr_host_device *dev)
@@ -128,6 +140,10 @@ static struct zr_stream *stream_get(struct zr_host_device *dev)
     s = zr_host_take(dev, sizeof *s);
     if (!s) {
         zr_fail(ZR_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
+        return NULL;
+    }
+    if (make_ring(dev, s, ZR_HOST_RING)) {
+        free(s);
         return NULL;
     }
     s->dev = dev;
@@ -201,7 +217,24 @@ void zr_host_stream_free(struct zr_stream *s)
 {
     gate_destroy(&s->put);
     gate_destroy(&s->done);
+    free(s->ring);
     free(s);
+}
+
+/* The stream's thread looks at the ring behind a put, and so at the new one. */
+int zr_host_stream_reserve(struct zr_stream *s, int64_t n_ops)
+{
+    uint64_t n = ZR_HOST_RING + (uint64_t)n_ops;
+    return s->is_queue && n > s->n_ring ? make_ring(s->dev, s, n) : 0;
+}
+
+bool zr_host_stream_has_room(struct zr_stream *s, int64_t n_ops)
+{
+    if (!s->is_queue)
+        return true;
+    uint64_t put = atomic_load_explicit(&s->put.value, memory_order_relaxed);
+    uint64_t done = atomic_load_explicit(&s->done.value, memory_order_acquire);
+    return put == done || put - done + (uint64_t)n_ops <= s->n_ring;
 }
 
 int zr_host_stream_sync(struct zr_stream *s)

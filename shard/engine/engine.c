@@ -209,6 +209,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = zr_tables_open(e);
     if (!err)
+        err = zr_room_open(e);
+    if (!err)
         err = zr_written_open(e);
     if (!err)
         err = zr_events_open(e->dev, e->plan, &e->ev);

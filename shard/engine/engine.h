@@ -5,8 +5,7 @@
  *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (engine_issue.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
- * cannot depend on the loop's timing. The loop only issues, in the order of the queue (README.md says where a
- * stream can hold it up).
+ * cannot depend on the loop's timing. The loop only issues, in the order of the queue, and waits for nothing.
  *
  * Calls are of the model's thread unless they say otherwise. */
 #ifndef ZR_SHARD_ENGINE_H

@@ -291,6 +291,16 @@ bool zr_roles_stuck(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 
+/* ---- engine_room.c ---- */
+
+/* For zr_engine_open, behind zr_tables_open: room on the streams for the largest job. */
+int zr_room_open(struct zr_engine *e);
+/* What a job puts on the reduce stream, at most; and, if it is none of a step (NORM, UPDATE, SNAPSHOT), on
+ * any other. unit: of those that have one. */
+int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t unit);
+/* All streams take the job without a wait of whoever puts it there. */
+bool zr_room_for(const struct zr_engine *e, const struct zr_action *a);
+
 /* ---- engine.c, engine_step.c ---- */
 
 /* Addresses of element `first` of a flat (which must be kept by this rank). Kept: elements of a flat whose

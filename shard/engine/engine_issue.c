@@ -227,15 +227,14 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
 /* What a job puts on a communicator at most: REDUCE, and the gather of what it summed. */
 enum { MOST_JOB_OPS = 2 };
 
-/* cfg.update on a GPU is called once it is known
- * whether the step is skipped. */
+/* There is room for it; and cfg.update on a GPU is called once it is known whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
     bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
     if (zr_engine_has_failed(e))
         return true;
-    if (!zr_roles_have_room(e, MOST_JOB_OPS))
+    if (!zr_roles_have_room(e, MOST_JOB_OPS) || !zr_room_for(e, &job->action))
         return false;
     if (!waits)
         return true;

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +76,31 @@ static void test_two_streams(void **state)
                           : "race on rank 0's device memory at +1020: zero (test, unit 3, step 7) on rank "
                             "0's b overwrites what zero (test, unit 3, step 7) on rank 0's a wrote");
         }
+}
+
+static void wait_for_word(void *arg)
+{
+    while (!atomic_load(*(atomic_bool **)arg))
+        zr_relax();
+}
+
+/* What a stream has room for is asked of the one beneath. */
+static void test_room(void **state)
+{
+    (void)state;
+    enum { MANY = 5000 };
+    struct bed t;
+    atomic_bool word = false, *at = &word;
+    open_bed(&t, 1);
+    const struct zr_device_ops *d = t.dev->ops;
+    assert_int_equal(zr_stream_reserve(t.dev, t.a, MANY), 0);
+    d->call(t.a, wait_for_word, &at, sizeof at);
+    d->call(t.b, wait_for_word, &at, sizeof at);
+    assert_true(zr_stream_has_room(t.dev, t.a, MANY));
+    assert_false(zr_stream_has_room(t.dev, t.a, 2 * MANY));
+    assert_false(zr_stream_has_room(t.dev, t.b, MANY));
+    atomic_store(&word, true);
+    close_bed(&t, NULL);
 }
 
 /* Two reads are no race; a read and a write are. */
@@ -280,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_refused),     cmocka_unit_test(test_old_record),
         cmocka_unit_test(test_host_waits),  cmocka_unit_test(test_calls_say_what_they_touch),
         cmocka_unit_test(test_others),      cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_room),
     };
     struct zr_device *host;
     struct zr_check *check;

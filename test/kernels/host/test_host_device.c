@@ -89,7 +89,7 @@ static void test_every_allocation_can_fail(void **state)
 static void test_stream_fails_and_works_again(void **state)
 {
     (void)state;
-    struct allocations a = {0, 3};
+    struct allocations a = {0, 4};
     struct zr_host_options options = {.refuse = refuse, .refuse_arg = &a};
     struct zr_device *dev;
     struct zr_stream *s;
@@ -102,6 +102,56 @@ static void test_stream_fails_and_works_again(void **state)
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", &a, &s), ZR_ERR_ARG);
     assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)7, "one", NULL, &s), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "7"));
+    dev->ops->close(dev);
+}
+
+static void wait_for_word(void *arg)
+{
+    while (!atomic_load(*(atomic_bool **)arg))
+        zr_relax();
+}
+
+static void do_nothing(void *arg)
+{
+    (void)arg;
+}
+
+/* How many operations a stream takes until it says that one more would wait. */
+static int64_t fill(struct zr_device *dev, struct zr_stream *s, atomic_bool *word)
+{
+    int64_t n = 1;
+    assert_int_equal(dev->ops->call(s, wait_for_word, &word, sizeof word), 0);
+    for (; dev->ops->stream_has_room(s, 1); n++)
+        assert_int_equal(dev->ops->call(s, do_nothing, NULL, 0), 0);
+    return n;
+}
+
+static void test_room_on_a_stream(void **state)
+{
+    (void)state;
+    enum { MORE = 1000 };
+    struct allocations a = {0, 0};
+    struct zr_host_options options = {.refuse = refuse, .refuse_arg = &a};
+    struct zr_device *dev;
+    struct zr_stream *s, *caller;
+    assert_int_equal(zr_host_device_open_with(&options, &dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "caller", NULL, &caller), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "queue", NULL, &s), 0);
+    for (int more = 0; more <= MORE; more += MORE) {
+        atomic_bool word = false;
+        a.fail_at = more ? a.n + 1 : 0;
+        assert_int_equal(dev->ops->stream_reserve(s, more), more ? ZR_ERR_NOMEM : 0);
+        assert_int_equal(dev->ops->stream_reserve(s, more), 0);
+        assert_true(dev->ops->stream_has_room(s, ZR_HOST_RING + more + 1)); /* as it is empty */
+        assert_int_equal(fill(dev, s, &word), ZR_HOST_RING + more);
+        atomic_store(&word, true);
+        assert_int_equal(dev->ops->stream_sync(s), 0);
+        assert_true(dev->ops->stream_has_room(s, ZR_HOST_RING + more));
+    }
+    assert_int_equal(dev->ops->stream_reserve(caller, MORE), 0);
+    assert_true(dev->ops->stream_has_room(caller, MORE));
+    dev->ops->stream_close(s);
+    dev->ops->stream_close(caller);
     dev->ops->close(dev);
 }
 
@@ -246,6 +296,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_allocation_can_fail),
         cmocka_unit_test(test_stream_fails_and_works_again),
+        cmocka_unit_test(test_room_on_a_stream),
         cmocka_unit_test(test_poison),
         cmocka_unit_test(test_isa_by_name),
         cmocka_unit_test(test_refused_operations),
