@@ -71,10 +71,13 @@ enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
 #define ZR_MAX_SOURCES 64 /* of sum_tree */
 
+/* From which on a copy may go past the caches. Whoever copies in pieces makes them no smaller. */
+enum { ZR_COPY_STREAM_BYTES = 4 << 20 };
+
 struct zr_host_kernels {
     const char *name;
     void (*zero)(void *dst, int64_t bytes);
-    /* may use non-temporal stores for large copies */
+    /* may use non-temporal stores from ZR_COPY_STREAM_BYTES on */
     void (*copy)(void *dst, const void *src, int64_t bytes);
     /* dst[i] = src[i] in dst_dtype. To BF16: round to nearest even; a NaN keeps its sign and upper payload
      * and becomes quiet. To F32: the same bits, shifted. dst may be src (in place) when the destination's

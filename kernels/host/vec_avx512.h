@@ -4,12 +4,13 @@
 #ifndef ZR_KERNELS_VEC_AVX512_H
 #define ZR_KERNELS_VEC_AVX512_H
 
+#include "kernels/device.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 #define VEC_LANES 16
-enum { VEC_COPY_STREAM_BYTES = 4 << 20 };
 typedef __m512 vec;
 
 static inline vec vec_load(const float *p)
@@ -100,7 +101,7 @@ static inline void vec_copy(void *dst, const void *src, int64_t bytes)
 {
     char *to = dst;
     const char *from = src;
-    if (bytes >= VEC_COPY_STREAM_BYTES) {
+    if (bytes >= ZR_COPY_STREAM_BYTES) {
         int64_t head = (int64_t)(-(uintptr_t)to & 63), i = 0;
         memcpy(to, from, (size_t)head);
         to += head, from += head, bytes -= head;
