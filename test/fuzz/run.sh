@@ -40,5 +40,6 @@ fuzz safetensors $parsers
 fuzz manifest $parsers
 fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
 fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
+fuzz hostlist comm/meet/hostlist.c kernels/error.c
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
