@@ -8,21 +8,36 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static int hold(int *s, int family)
+{
+    struct sockaddr_in6 a = {.sin6_family = (sa_family_t)family}; /* any address and port, in both families */
+    socklen_t n = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof a;
+    const int on = 1, off = 0;
+    *s = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    /* So that others with the same option, as the rendezvous' are, may listen here. With port 0 nobody shares
+     * it. */
+    if (*s >= 0 && setsockopt(*s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+        (family == AF_INET || setsockopt(*s, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
+        bind(*s, (struct sockaddr *)&a, n) == 0 && getsockname(*s, (struct sockaddr *)&a, &n) == 0)
+        return ntohs(a.sin6_port); /* where an IPv4 address has it */
+    if (*s >= 0)
+        close(*s);
+    *s = -1;
+    return -1;
+}
+
 int held_port(void)
 {
     static int held[2] = {-1, -1}, n_given;
     int *s = &held[n_given++ % 2];
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    int on = 1;
     if (*s >= 0)
         close(*s);
-    *s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    /* So that others with the same option, as libuv's are, may listen here. With port 0 nobody shares it. */
-    if (*s < 0 || setsockopt(*s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        bind(*s, (struct sockaddr *)&a, n) || getsockname(*s, (struct sockaddr *)&a, &n)) {
-        perror("no port of loopback can be had");
+    int port = hold(s, AF_INET6); /* IPv4 with it */
+    if (port < 0)
+        port = hold(s, AF_INET);
+    if (port < 0) {
+        perror("no port can be had");
         abort();
     }
-    return ntohs(a.sin_port);
+    return port;
 }

@@ -3,9 +3,9 @@
 #ifndef ZR_TEST_HELD_PORT_H
 #define ZR_TEST_HELD_PORT_H
 
-/* A port of loopback that this process holds until the second call after this one: bound, so that the system
- * gives it to no other, but not listened on, so that a rank may. One thread at a time. Ends the program where
- * there is none. */
+/* A port that this process holds on all addresses until the second call after this one: bound, so that the
+ * system gives it to no other, but not listened on, so that a rank may. One thread at a time. Ends the
+ * program where there is none. */
 int held_port(void);
 
 #endif

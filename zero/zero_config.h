@@ -214,8 +214,8 @@ struct zero_config {
      * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
      * else world 1 */
     int32_t rank, world;
-    /* "tcp://host:port" of rank 0, the same on all ranks; read by zero_wrap and not kept; default NULL: from
-     * the environment */
+    /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, the same on all ranks; read by zero_wrap and not
+     * kept; default NULL: from the environment */
     const char *rendezvous;
     /* + how long an operation waits for other ranks; 1 and more; default 30000 */
     int64_t timeout_ms;

@@ -386,8 +386,8 @@ void zr_hub_close(struct zr_rendezvous *r)
     }
     r->closing = true;
     zr_hub_stop_listening(r);
-    if (r->resolving)
-        uv_cancel((uv_req_t *)&r->resolve);
+    if (r->lookup)
+        zr_lookup_leave(r->lookup);
     uv_close((uv_handle_t *)&r->retry, handle_closed);
     uv_close((uv_handle_t *)&r->patience, handle_closed);
     uv_close((uv_handle_t *)&r->admit, handle_closed);
@@ -400,5 +400,5 @@ void zr_hub_close(struct zr_rendezvous *r)
 
 bool zr_hub_closed(const struct zr_rendezvous *r)
 {
-    return r->w.world == 1 || (r->closing && !r->links && r->n_handles == 0 && !r->resolving);
+    return r->w.world == 1 || (r->closing && !r->links && r->n_handles == 0 && !r->lookup);
 }

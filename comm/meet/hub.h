@@ -1,15 +1,16 @@
 /* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_meet.c holds how rank 0
- * lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it, hub.c who is
- * lost or fails and how it ends, hub_calls.c how ranks compare what their programs called. The first failure
- * is kept; before the detach it is what the blocking calls return, after it what on_failed is told, unless it
- * is this rank's own. */
+ * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_find.c holds at which
+ * addresses ranks meet, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps
+ * unidentified connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it
+ * ends, hub_calls.c how ranks compare what their programs called. The first failure is kept; before the detach it is
+ * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
 #include "comm/meet/called.h"
 #include "comm/meet/link.h"
+#include "comm/meet/net_lookup.h"
 #include "comm/meet/rendezvous.h"
 
 /* That a rank leaves is a failure at once only while all ranks wait for each other; between exchanges it may
@@ -51,6 +52,15 @@ struct zr_comparison {
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
+/* Rank 0: an address at which others connect. */
+struct zr_listener {
+    uv_tcp_t tcp;
+    /* closed in forked children */
+    struct zr_kept_socket kept;
+    /* not closed yet; and somebody waits there to be let in */
+    bool is_open, is_awaited;
+};
+
 struct zr_rendezvous {
     uv_loop_t *loop;
     struct zr_world w;
@@ -65,10 +75,8 @@ struct zr_rendezvous {
     /* members taken, rank 0's own included */
     int n_here;
 
-    /* rank 0, where others connect */
-    uv_tcp_t listener;
-    /* the listener, which is closed in forked children */
-    struct zr_kept_socket kept_listener;
+    /* rank 0: one, or one of each family */
+    struct zr_listener listener[2];
     uv_timer_t deadline, retry;
     /* how long the other end of a link may take to prove what it is */
     uv_timer_t patience;
@@ -76,15 +84,21 @@ struct zr_rendezvous {
     uv_timer_t answers;
     /* rank 0: until the next one is let in, where there are too many unidentified connections */
     uv_timer_t admit;
-    uv_getaddrinfo_t resolve;
-    /* of rank 0 */
-    struct sockaddr_in address;
-    /* the listener, the timers and the report below: those that are not closed yet */
+    /* NULL: none is under way */
+    struct zr_lookup *lookup;
+    /* Rank 0: where it listens. Others: where they try to reach it, at to[to_now] now. Of a name those that
+     * were found last, at found_ms. */
+    union zr_address to[ZR_LOOKUP_MOST];
+    int n_to, to_now;
+    int64_t found_ms;
+    /* the listeners, the timers and the report below: those that are not closed yet */
     int n_handles;
-    bool listening, resolving;
+    /* listeners that are not closed yet */
+    int n_listening;
     int64_t started_ms;
-    /* others: since when what listens at rank 0's address refuses us; 0: it does not */
+    /* others: since when what listens at to[refused_at] refuses us; 0: nobody does */
     int64_t refused_ms;
+    int refused_at;
     /* For the message of a timeout, what went wrong while waiting: the latest, or an earlier one that says
      * more, since an attempt that has just begun knows less than one that was answered. */
     enum zr_trouble worst;
@@ -144,21 +158,29 @@ void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *f
 /* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
 void zr_hub_start(struct zr_rendezvous *r);
 int64_t zr_hub_now_ms(struct zr_rendezvous *r);
-/* Without a key ranks meet on loopback only: fails where to is elsewhere. */
-bool zr_hub_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to);
 /* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
-/* Looks w.host up, and calls again when it is found or not: listens or connects, or tries later. */
-void zr_hub_find(struct zr_rendezvous *r);
 
-/* hub_meet.c */
+/* hub_find.c. Finds the addresses of w.host, at once or later, and then listens or connects. */
+void zr_hub_find(struct zr_rendezvous *r);
+/* Where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)". */
+enum { ZR_PLACE_CHARS = 512 };
+void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
+/* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */
+enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_CARD_CHARS + 8 };
+void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);
+
+/* hub_listen.c: rank 0. */
 void zr_hub_listen(struct zr_rendezvous *r);
+/* Stops, whether anybody came or not. */
+void zr_hub_stop_listening(struct zr_rendezvous *r);
+
+/* hub_meet.c. Rank 0: somebody waits at a listener. */
+void zr_hub_admit(struct zr_rendezvous *r);
 /* Rank 0: drops links that have taken too long to prove what they are. */
 void zr_hub_drop_slow(struct zr_rendezvous *r);
 /* Rank 0: everyone is here: no more unidentified connections. */
 void zr_hub_seal(struct zr_rendezvous *r);
-/* Stops looking, whether it was found or not. */
-void zr_hub_stop_listening(struct zr_rendezvous *r);
 /* Rank 0: a frame of a connection that has not proved to be a rank's. */
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
 

@@ -1,5 +1,5 @@
-/* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens, asks everybody who comes for a
- * proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
+/* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens (hub_listen.c), asks everybody who
+ * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
  *
  * An unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
  * prove that he has the job's key is sent away without a word of why; who says nothing for seconds is
@@ -7,7 +7,6 @@
  * rank of this very job that is wrong, by its number or its world, fails all of them. */
 #include "comm/meet/hub.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,28 +15,12 @@ enum {
     FAIR_MS = 100,           /* that each of them has to answer before another may take its place */
     UNIDENTIFIED_MS = 5000,  /* that it has where no other wants its place */
     SWEEP_MS = 500,
-    RETRY_MS = 20,
-    BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
 };
 
 int64_t zr_hub_now_ms(struct zr_rendezvous *r)
 {
     uv_update_time(r->loop);
     return (int64_t)uv_now(r->loop);
-}
-
-bool zr_hub_may_use(struct zr_rendezvous *r, const struct sockaddr_in *to)
-{
-    if (r->w.key.n_bytes || ntohl(to->sin_addr.s_addr) >> 24 == 127)
-        return true;
-    char ip[32] = "?";
-    uv_ip4_name(to, ip, sizeof ip);
-    zr_hub_fail(r, ZR_ERR_ARG,
-                "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
-                "know its ranks by: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks (openssl "
-                "rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or, on one host, meet at 127.0.0.1",
-                r->w.rank, r->w.host, ip);
-    return false;
 }
 
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r)
@@ -162,103 +145,58 @@ void zr_hub_drop_slow(struct zr_rendezvous *r)
             zr_link_drop(s);
 }
 
-static void admit(struct zr_rendezvous *r);
-
 static void admit_later(uv_timer_t *t)
 {
-    admit(t->data);
+    zr_hub_admit(t->data);
 }
 
-/* Takes the one that waits, now or when the oldest of too many unidentified connections has had its time. */
-static void admit(struct zr_rendezvous *r)
+static struct zr_listener *find_awaited(struct zr_rendezvous *r)
 {
-    if (r->closing || !r->listening || uv_is_closing((uv_handle_t *)&r->listener))
-        return;
-    int64_t now = zr_hub_now_ms(r);
-    struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
-    int64_t left = oldest ? oldest->since_ms + FAIR_MS - now : 0;
-    if (r->n_unidentified >= MOST_UNIDENTIFIED && left <= 0 && oldest) {
-        zr_link_drop(oldest);
-        left = 1; /* it is gone after this round of the loop */
+    for (int i = 0; i < 2; i++) {
+        struct zr_listener *s = &r->listener[i];
+        if (s->is_open && s->is_awaited && !uv_is_closing((uv_handle_t *)&s->tcp))
+            return s;
     }
-    if (r->n_unidentified >= MOST_UNIDENTIFIED) {
-        uv_timer_start(&r->admit, admit_later, left > 0 ? (uint64_t)left : 1, 0);
-        return;
-    }
+    return NULL;
+}
+
+/* libuv offers nobody else at this listener until this one is taken. */
+static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
+{
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        /* libuv offers nobody else until this one is taken. */
         zr_hub_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
         zr_hub_stop_listening(r);
         return;
     }
     struct zr_frame f = {.type = ZR_FRAME_CHALLENGE};
-    l->since_ms = now;
+    l->since_ms = zr_hub_now_ms(r);
     r->n_unidentified++;
-    if (zr_link_accept(l, (uv_stream_t *)&r->listener) < 0 ||
+    s->is_awaited = false;
+    if (zr_link_accept(l, (uv_stream_t *)&s->tcp) < 0 ||
         zr_shake_random(l->shake.nonce_0, sizeof l->shake.nonce_0) ||
         zr_link_send(l, f, l->shake.nonce_0, sizeof l->shake.nonce_0))
         zr_link_drop(l);
 }
 
-static void on_connection(uv_stream_t *server, int status)
+/* Now, or when the oldest of too many unidentified connections has had its time. */
+void zr_hub_admit(struct zr_rendezvous *r)
 {
-    if (status == 0)
-        admit(server->data);
-}
-
-static void listen_again(uv_timer_t *t);
-
-static void listener_closed(uv_handle_t *h)
-{
-    struct zr_rendezvous *r = h->data;
-    r->n_handles--;
-    r->listening = false;
-    if (!r->ready && !r->code && !r->closing)
-        uv_timer_start(&r->retry, listen_again, RETRY_MS, 0);
-}
-
-/* On the address that was given, where that is surely ours; a name may stand for loopback here and for the
- * network card elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
-void zr_hub_listen(struct zr_rendezvous *r)
-{
-    struct sockaddr_in any;
-    uv_ip4_addr("0.0.0.0", r->w.port, &any);
-    int err = uv_tcp_init(r->loop, &r->listener);
-    if (err == 0) {
-        r->listener.data = r;
-        r->n_handles++;
-        r->listening = true;
-        err = uv_tcp_bind(&r->listener, (struct sockaddr *)&r->address, 0);
-        if (err == UV_EADDRNOTAVAIL && r->w.key.n_bytes)
-            err = uv_tcp_bind(&r->listener, (struct sockaddr *)&any, 0);
-        if (err == 0)
-            err = uv_listen((uv_stream_t *)&r->listener, 1024, on_connection);
+    struct zr_listener *s = find_awaited(r);
+    if (r->closing || !s)
+        return;
+    struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
+    int64_t left = oldest ? oldest->since_ms + FAIR_MS - zr_hub_now_ms(r) : 0;
+    if (r->n_unidentified >= MOST_UNIDENTIFIED && left <= 0 && oldest) {
+        zr_link_drop(oldest);
+        left = 1; /* it is gone after this round of the loop */
     }
-    uv_os_fd_t fd;
-    if (err == 0 && uv_fileno((uv_handle_t *)&r->listener, &fd) == 0)
-        zr_fork_keep(&r->kept_listener, fd);
-    if (err == 0)
-        return;
-    int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
-    if (err != UV_EADDRINUSE || zr_hub_now_ms(r) - r->started_ms > patience)
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s:%d: %s", r->w.host, r->w.port,
-                    uv_strerror(err));
-    if (r->listening)
-        uv_close((uv_handle_t *)&r->listener, listener_closed);
-}
-
-static void listen_again(uv_timer_t *t)
-{
-    zr_hub_listen(t->data);
-}
-
-void zr_hub_stop_listening(struct zr_rendezvous *r)
-{
-    if (!r->listening || uv_is_closing((uv_handle_t *)&r->listener))
-        return;
-    zr_fork_forget(&r->kept_listener);
-    uv_close((uv_handle_t *)&r->listener, listener_closed);
+    if (r->n_unidentified < MOST_UNIDENTIFIED) {
+        take_awaited(r, s);
+        left = 1;
+    }
+    if (find_awaited(r))
+        uv_timer_start(&r->admit, admit_later, left > 0 ? (uint64_t)left : 1, 0);
 }
 
 void zr_hub_seal(struct zr_rendezvous *r)
@@ -272,63 +210,6 @@ void zr_hub_seal(struct zr_rendezvous *r)
 }
 
 /* --- the beginning --- */
-
-static void go(struct zr_rendezvous *r)
-{
-    if (!zr_hub_may_use(r, &r->address))
-        return;
-    if (r->w.rank == 0)
-        zr_hub_listen(r);
-    else
-        zr_hub_connect(r);
-}
-
-static void find_again(uv_timer_t *t)
-{
-    zr_hub_find(t->data);
-}
-
-static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *found)
-{
-    struct zr_rendezvous *r = req->data;
-    r->resolving = false;
-    if (status == 0) {
-        memcpy(&r->address, found->ai_addr, sizeof r->address);
-        r->address.sin_port = htons((uint16_t)r->w.port);
-    } else {
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, uv_strerror(status));
-    }
-    uv_freeaddrinfo(found);
-    if (r->closing || r->code)
-        return;
-    /* Names of hosts that are still starting may appear later. */
-    if (status == 0)
-        go(r);
-    else
-        uv_timer_start(&r->retry, find_again, RETRY_MS, 0);
-}
-
-void zr_hub_find(struct zr_rendezvous *r)
-{
-    bool listens = r->w.rank == 0;
-    const char *host = listens && strcmp(r->w.host, "localhost") == 0 ? "127.0.0.1" : r->w.host;
-    bool is_number = uv_ip4_addr(host, r->w.port, &r->address) == 0;
-    if (!is_number && listens && r->w.key.n_bytes) {
-        uv_ip4_addr("0.0.0.0", r->w.port, &r->address);
-        is_number = true;
-    }
-    if (is_number) {
-        go(r);
-        return;
-    }
-    const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
-    int err = uv_getaddrinfo(r->loop, &r->resolve, on_resolved, r->w.host, NULL, &hints);
-    if (err)
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rendezvous: cannot look up \"%.200s\": %s", r->w.host,
-                    uv_strerror(err));
-    else
-        r->resolving = true;
-}
 
 static void on_patience(uv_timer_t *t)
 {

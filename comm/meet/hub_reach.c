@@ -6,7 +6,6 @@
  * for that will be another job, or the key is not the same. */
 #include "comm/meet/hub.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,11 +15,17 @@ enum {
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
     SILENT_MS = 5000,  /* for rank 0 to ask who we are */
     ANSWER_MS = 10000, /* and to answer: a rank that rank 0 has let in must not be given up easily */
+    CONNECT_MS = 5000, /* for anybody to take the connection */
+    NEXT_MS = 1000,    /* the same, where there is another address to try */
 };
 
 static void connect_again(uv_timer_t *t)
 {
-    zr_hub_find(t->data);
+    struct zr_rendezvous *r = t->data;
+    if (++r->to_now < r->n_to)
+        zr_hub_connect(r);
+    else
+        zr_hub_find(r);
 }
 
 static void retry_in(struct zr_rendezvous *r, int ms)
@@ -42,6 +47,41 @@ static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
     zr_link_drop(l);
 }
 
+/* This host has an address of the family, beyond loopback and single links. */
+static bool has_family(int family)
+{
+    struct zr_cards cards;
+    bool has = zr_cards_find("", &cards) != 0;
+    for (int i = 0; i < cards.n; i++)
+        has |= cards.of[i].address.any.sa_family == family && zr_address_reaches_far(&cards.of[i].address);
+    return has;
+}
+
+/* Nobody took the connection. */
+static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int status)
+{
+    const union zr_address *to = &r->to[r->to_now];
+    bool no_way = status == UV_ENETUNREACH || status == UV_EADDRNOTAVAIL || status == UV_EAFNOSUPPORT;
+    int version = to->any.sa_family == AF_INET6 ? 6 : 4;
+    char which[ZR_ADDRESS_CHARS] = "";
+    const char *colon = r->n_to > 1 ? ": " : "";
+    if (r->n_to > 1)
+        zr_address_print_host(to, which);
+    if (r->to_now == r->refused_at)
+        r->refused_ms = 0;
+    if (no_way && !zr_address_is_loopback(to) && !has_family(to->any.sa_family))
+        zr_hub_note(
+            r, ZR_TROUBLE_NOBODY,
+            "%s%s%s: this host has no IPv%d address to go there from: give rank 0's IPv%d address, or "
+            "IPv%d to this host",
+            which, colon, uv_strerror(status), version, 10 - version, version);
+    else
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s%s", which, colon, uv_strerror(status),
+                    status == UV_ECONNREFUSED ? ": rank 0 has not started, or has given up and left" : "");
+    zr_link_drop(l);
+    zr_hub_retry(r);
+}
+
 void zr_hub_connect(struct zr_rendezvous *r)
 {
     struct zr_link *l = zr_hub_add_link(r);
@@ -49,23 +89,17 @@ void zr_hub_connect(struct zr_rendezvous *r)
         zr_hub_fail(r, ZR_ERR_NOMEM, "rendezvous: no memory for a connection");
         return;
     }
-    int err = zr_link_connect(l, &r->address);
-    if (err) {
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s", uv_strerror(err));
-        zr_link_drop(l);
-        zr_hub_retry(r);
-    }
+    l->since_ms = zr_hub_now_ms(r);
+    int err = zr_link_connect(l, &r->to[r->to_now]);
+    if (err)
+        give_address_up(r, l, err);
 }
 
 void zr_hub_on_connect(struct zr_link *l, int status)
 {
     struct zr_rendezvous *r = l->owner;
     if (status < 0) {
-        r->refused_ms = 0;
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s", uv_strerror(status),
-                    status == UV_ECONNREFUSED ? ": rank 0 has not started, or has given up and left" : "");
-        zr_link_drop(l);
-        zr_hub_retry(r);
+        give_address_up(r, l, status);
         return;
     }
     zr_hub_note(r, ZR_TROUBLE_SILENT, "it took the connection but does not answer");
@@ -74,9 +108,22 @@ void zr_hub_on_connect(struct zr_link *l, int status)
     r->members[0].link = l;
 }
 
+/* A connection that nobody takes or refuses: packets are lost, or the host is down. Begun anew it is not for
+ * the system to say when the next packet goes out. */
+static void give_up_connecting(struct zr_rendezvous *r)
+{
+    struct zr_link *l = r->links;
+    while (l && uv_is_closing((uv_handle_t *)&l->tcp))
+        l = l->next;
+    if (l && zr_hub_now_ms(r) - l->since_ms >= (r->n_to > 1 ? NEXT_MS : CONNECT_MS))
+        give_address_up(r, l, UV_ETIMEDOUT);
+}
+
 void zr_hub_give_up_slow(struct zr_rendezvous *r)
 {
     struct zr_link *l = r->members[0].link;
+    if (!l)
+        give_up_connecting(r);
     bool asked = l && l->shake.world;
     if (!l || r->accepted || l->finishing || zr_hub_now_ms(r) - l->since_ms < (asked ? ANSWER_MS : SILENT_MS))
         return;
@@ -92,17 +139,22 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     zr_hub_note(r, trouble, "%s", text);
     leave_place(r, l);
     if (trouble != ZR_TROUBLE_REFUSED) {
-        r->refused_ms = 0;
+        if (r->to_now == r->refused_at)
+            r->refused_ms = 0;
         zr_hub_retry(r);
         return;
     }
     int64_t now = zr_hub_now_ms(r),
             patience = r->timeout_ms / 2 < REFUSED_MS ? r->timeout_ms / 2 : REFUSED_MS;
-    if (!r->refused_ms)
+    if (!r->refused_ms) {
         r->refused_ms = now;
-    if (now - r->refused_ms > patience)
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s:%d: %s", r->w.rank, r->w.host,
-                    r->w.port, text);
+        r->refused_at = r->to_now;
+    }
+    if (now - r->refused_ms > patience) {
+        char place[ZR_PLACE_CHARS];
+        zr_hub_say_place(r, place);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
+    }
     retry_in(r, REFUSED_RETRY_MS);
 }
 

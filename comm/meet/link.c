@@ -154,12 +154,11 @@ struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, 
 
 static void name_peer(struct zr_link *l)
 {
-    struct sockaddr_in a = {0};
-    int n = sizeof a;
-    char ip[32] = "?";
-    if (uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&a, &n) == 0)
-        uv_ip4_name(&a, ip, sizeof ip);
-    snprintf(l->peer, sizeof l->peer, "%s:%d", ip, ntohs(a.sin_port));
+    union zr_address there;
+    int n = sizeof there;
+    strcpy(l->peer, "?");
+    if (uv_tcp_getpeername(&l->tcp, &there.any, &n) == 0)
+        zr_address_print(&there, l->peer);
 }
 
 static int start_link(struct zr_link *l)
@@ -177,11 +176,10 @@ static int start_link(struct zr_link *l)
  * Such a link would answer its own hello and keep rank 0 from binding. */
 static bool is_own_mirror(struct zr_link *l)
 {
-    struct sockaddr_in here = {0}, there = {0};
+    union zr_address here, there;
     int n_here = sizeof here, n_there = sizeof there;
-    return uv_tcp_getsockname(&l->tcp, (struct sockaddr *)&here, &n_here) == 0 &&
-           uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&there, &n_there) == 0 &&
-           here.sin_port == there.sin_port && here.sin_addr.s_addr == there.sin_addr.s_addr;
+    return uv_tcp_getsockname(&l->tcp, &here.any, &n_here) == 0 &&
+           uv_tcp_getpeername(&l->tcp, &there.any, &n_there) == 0 && zr_address_same(&here, &there);
 }
 
 static void connected(uv_connect_t *req, int status)
@@ -196,9 +194,9 @@ static void connected(uv_connect_t *req, int status)
     l->calls->on_connect(l, status);
 }
 
-int zr_link_connect(struct zr_link *l, const struct sockaddr_in *to)
+int zr_link_connect(struct zr_link *l, const union zr_address *to)
 {
-    return uv_tcp_connect(&l->connect, &l->tcp, (const struct sockaddr *)to, connected);
+    return uv_tcp_connect(&l->connect, &l->tcp, &to->any, connected);
 }
 
 int zr_link_accept(struct zr_link *l, uv_stream_t *server)

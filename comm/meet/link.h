@@ -9,6 +9,7 @@
 #include "comm/fork.h"
 #include "comm/meet/frame.h"
 #include "comm/meet/handshake.h"
+#include "comm/meet/net_address.h"
 #include "kernels/error.h"
 
 #include <signal.h>
@@ -57,7 +58,7 @@ struct zr_link {
     /* the owner's: when it began to wait for the other end's proof */
     int64_t since_ms;
     /* address of the other end, for messages */
-    char peer[64];
+    char peer[ZR_ADDRESS_CHARS];
     /* what comes in while finishing */
     char sink[512];
 };
@@ -66,7 +67,7 @@ struct zr_link {
 struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, void *owner,
                             uint32_t most_bytes);
 /* Starts connecting; on_connect tells. Returns a libuv error if it could not start. */
-int zr_link_connect(struct zr_link *l, const struct sockaddr_in *to);
+int zr_link_connect(struct zr_link *l, const union zr_address *to);
 /* Takes the connection that waits on server. Returns a libuv error. */
 int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 

@@ -86,15 +86,17 @@ static bool has_not_come(const struct zr_rendezvous *r, int rank)
 static void late_to_meet(struct zr_rendezvous *r)
 {
     const char *because = r->trouble[0] ? "; last: " : "", *before = r->trouble_before[0] ? "; before: " : "";
+    char place[ZR_PLACE_CHARS], self[ZR_SELF_CHARS];
+    zr_hub_say_place(r, place);
     if (r->w.rank == 0) {
         char who[256];
         int n = list_ranks(r, has_not_come, who, sizeof who);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s:%d in %lld ms: %s%s%s", n,
-                    r->w.world, r->w.host, r->w.port, (long long)r->timeout_ms, who, because, r->trouble);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "%d of %d ranks did not come to %s in %lld ms: %s%s%s", n, r->w.world,
+                    place, (long long)r->timeout_ms, who, because, r->trouble);
     } else {
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d waited %lld ms for rank 0 at %s:%d%s%s%s%s", r->w.rank,
-                    (long long)r->timeout_ms, r->w.host, r->w.port, because, r->trouble, before,
-                    r->trouble_before);
+        zr_hub_say_self(r, self);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank 0 at %s%s%s%s%s", r->w.rank, self,
+                    (long long)r->timeout_ms, place, because, r->trouble, before, r->trouble_before);
     }
 }
 
@@ -120,7 +122,7 @@ static void stay_to_refuse(struct zr_rendezvous *r)
     r->late = false;
     uv_update_time(r->loop);
     uv_timer_start(&r->deadline, on_deadline, (uint64_t)grace_ms(r), 0);
-    while (!r->late && r->listening && !all_came(r))
+    while (!r->late && r->n_listening && !all_came(r))
         uv_run(r->loop, UV_RUN_ONCE);
     uv_timer_stop(&r->deadline);
     zr_sigpipe_release(&hold);
@@ -155,8 +157,7 @@ static int open_handles(struct zr_rendezvous *r)
         return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
     uv_unref((uv_handle_t *)&r->report);
     r->report.data = r;
-    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->resolve.data = r->answers.data =
-        r;
+    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->answers.data = r;
     uv_timer_init(r->loop, &r->deadline); /* cannot fail */
     uv_timer_init(r->loop, &r->retry);
     uv_timer_init(r->loop, &r->patience);

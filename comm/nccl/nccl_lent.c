@@ -6,10 +6,10 @@
  * others out. From then on the rendezvous is as always, for it is also how a lost rank is noticed. */
 #include "comm/identity.h"
 #include "comm/meet/job_key.h"
+#include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,14 +97,18 @@ static uint64_t loopback_hash(void)
  * may listen there meanwhile, and nobody who asks for any port gets it. */
 static int hold_port(int *held, int32_t *port)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_ANY)}};
+    union zr_address a;
     socklen_t n = sizeof a;
-    int on = 1;
-    *held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (*held < 0 || setsockopt(*held, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        bind(*held, (struct sockaddr *)&a, n) || getsockname(*held, (struct sockaddr *)&a, &n))
-        return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s", strerror(errno));
-    *port = ntohs(a.sin_port);
+    int fd = -EAFNOSUPPORT;
+    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
+        zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
+        fd = zr_address_bind(&a);
+    }
+    *held = fd < 0 ? -1 : fd;
+    if (fd < 0 || getsockname(fd, &a.any, &n))
+        return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
+                       strerror(fd < 0 ? -fd : errno));
+    *port = zr_address_port(&a);
     return 0;
 }
 

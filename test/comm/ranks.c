@@ -65,6 +65,12 @@ void expect_rank(const struct rank *r, int code, const char *text)
         fail_msg("rank %d: code %d \"%s\", expected %d with \"%s\"", r->w.rank, r->code, r->note, code, text);
 }
 
+const char *meeting_host(void)
+{
+    const char *by = getenv("MEETING");
+    return by && strcmp(by, "ipv6") == 0 ? "::1" : "127.0.0.1";
+}
+
 struct task {
     void (*fn)(struct rank *r);
     struct rank *r;
@@ -131,7 +137,8 @@ struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg
     int port = held_port();
     for (int i = 0; i < n; i++) {
         struct rank *r = &shared[i];
-        r->w = (struct zr_world){.rank = i, .world = n, .local_rank = i, .host = "127.0.0.1", .port = port};
+        r->w = (struct zr_world){.rank = i, .world = n, .local_rank = i, .port = port};
+        snprintf(r->w.host, sizeof r->w.host, "%s", meeting_host());
         snprintf(r->w.job, sizeof r->w.job, "test %d", (int)getpid());
         r->w.key = (struct zr_job_key){.n_bytes = 16, .bytes = "a key of 16 byte"};
         r->forked = forked;

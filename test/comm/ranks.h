@@ -31,6 +31,9 @@ struct rank {
     struct rank *all;
 };
 
+/* Where the ranks of this run meet: "127.0.0.1", or, with MEETING=ipv6 in the environment, "::1". */
+const char *meeting_host(void);
+
 #define RANK_CHECK(r, cond, ...)                                                                             \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \

@@ -110,17 +110,6 @@ static void fill_random(uint64_t *s, void *bytes, size_t n)
         ((unsigned char *)bytes)[i] = (unsigned char)random_next(s);
 }
 
-/* -1: nobody listens any more. */
-static int dial_once(int port)
-{
-    struct sockaddr_in a = loopback(port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
-        return fd;
-    close(fd);
-    return -1;
-}
-
 /* One who speaks, in one of many ways; captured: a proof that was right for another nonce. */
 static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hello *captured)
 {

@@ -6,8 +6,6 @@
 #include "comm/meet/link.h"
 #include "test/comm/ranks.h"
 
-#include <netinet/in.h>
-
 enum { LONG_MS = 30000, SHORT_MS = 1500 };
 
 /* A loop of the rank's own, and what it meets the others by. */
@@ -28,10 +26,16 @@ void open_and_note(struct rank *me);
 /* Everyone gives its rank. */
 int exchange_ranks(struct meeting *m);
 
-struct sockaddr_in loopback(int port);
+/* This host has meeting_host; else it is printed that it has not. */
+bool can_meet(void);
+
+/* Of meeting_host. */
+union zr_address loopback(int port);
 /* A socket that listens on a port that this process holds; -1: it cannot be had. */
 int listen_at(int port);
-/* A socket connected to it, waiting (bounded) until somebody listens; else -1. */
+/* A socket connected to it; -1: nobody listens there. */
+int dial_once(int port);
+/* The same, waiting (bounded) until somebody listens. */
 int dial(int port);
 
 /* A frame and its payload, terminated; false: there is none, or it is too large. */

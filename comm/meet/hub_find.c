@@ -1,0 +1,142 @@
+/* hub_find.c: at which addresses the ranks of a rendezvous meet: those of the name or number that stands for
+ * rank 0, of either family. Rank 0 listens there, the others try one after the other. */
+#include "comm/meet/hub.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    FIND_AGAIN_MS = 20,  /* a name of a host that is still starting may appear later */
+    FOUND_FOR_MS = 1000, /* that what was found counts before the name is looked up again */
+};
+
+/* Without a key ranks meet on loopback only: the other addresses go. Fails where none is left. */
+static bool keep_usable(struct zr_rendezvous *r)
+{
+    if (r->w.key.n_bytes)
+        return true;
+    char host[ZR_ADDRESS_CHARS];
+    int n = 0;
+    zr_address_print_host(&r->to[0], host);
+    for (int i = 0; i < r->n_to; i++)
+        if (zr_address_is_loopback(&r->to[i]))
+            r->to[n++] = r->to[i];
+    r->n_to = n;
+    if (n)
+        return true;
+    zr_hub_fail(r, ZR_ERR_ARG,
+                "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
+                "know its ranks by: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks (openssl "
+                "rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or, on one host, meet at 127.0.0.1",
+                r->w.rank, r->w.host, host);
+    return false;
+}
+
+/* Of each family the first. */
+static void keep_one_of_each(struct zr_rendezvous *r)
+{
+    int n = 1;
+    for (int i = 1; i < r->n_to && n < 2; i++)
+        if (r->to[i].any.sa_family != r->to[0].any.sa_family)
+            r->to[n++] = r->to[i];
+    r->n_to = n;
+}
+
+static void go(struct zr_rendezvous *r)
+{
+    r->to_now = 0;
+    if (!keep_usable(r))
+        return;
+    if (r->w.rank == 0) {
+        keep_one_of_each(r);
+        zr_hub_listen(r);
+    } else {
+        zr_hub_connect(r);
+    }
+}
+
+static void find_again(uv_timer_t *t)
+{
+    zr_hub_find(t->data);
+}
+
+static void on_looked_up(void *arg, const struct zr_looked_up *found)
+{
+    struct zr_rendezvous *r = arg;
+    r->lookup = NULL;
+    if (r->closing || r->code)
+        return;
+    if (found->n) {
+        memcpy(r->to, found->at, sizeof r->to);
+        r->n_to = found->n;
+        r->found_ms = zr_hub_now_ms(r);
+        if (!r->worst)
+            zr_hub_note(r, ZR_TROUBLE_NONE, "nobody there has taken the connection yet");
+        go(r);
+    } else {
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, found->why);
+        uv_timer_start(&r->retry, find_again, FIND_AGAIN_MS, 0);
+    }
+}
+
+static void add_number(struct zr_rendezvous *r, const char *number)
+{
+    if (zr_address_parse(number, r->w.port, &r->to[r->n_to]))
+        r->n_to++;
+}
+
+/* Addresses for which nobody has to be asked. What is rank 0's name may stand for loopback here and for a
+ * network card elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
+static bool find_at_once(struct zr_rendezvous *r)
+{
+    bool listens = r->w.rank == 0;
+    r->n_to = 0;
+    add_number(r, r->w.host);
+    if (!r->n_to && listens && strcmp(r->w.host, "localhost") == 0) {
+        add_number(r, "127.0.0.1");
+        add_number(r, "::1");
+    } else if (!r->n_to && listens && r->w.key.n_bytes) {
+        add_number(r, "::");
+    }
+    return r->n_to > 0;
+}
+
+void zr_hub_find(struct zr_rendezvous *r)
+{
+    bool is_fresh = r->found_ms && zr_hub_now_ms(r) - r->found_ms < FOUND_FOR_MS;
+    if (is_fresh || find_at_once(r)) {
+        go(r);
+        return;
+    }
+    int err = zr_lookup_start(r->loop, r->w.host, r->w.port, on_looked_up, r, &r->lookup);
+    if (!err && !r->worst)
+        zr_hub_note(r, ZR_TROUBLE_NONE, "the address of \"%.200s\" is being looked up", r->w.host);
+    if (err)
+        zr_hub_fail(r, err, "rank %d: rendezvous: %s", r->w.rank, zr_error_text());
+}
+
+void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
+{
+    const char *host = r->w.host;
+    int n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
+    if (!r->found_ms || !r->n_to)
+        return;
+    for (int i = 0; i < r->n_to && n < ZR_PLACE_CHARS - ZR_ADDRESS_CHARS; i++) {
+        char address[ZR_ADDRESS_CHARS];
+        zr_address_print_host(&r->to[i], address);
+        n += snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), "%s%s", i ? ", " : " (", address);
+    }
+    snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), ")");
+}
+
+void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS])
+{
+    union zr_address from;
+    char host[ZR_ADDRESS_CHARS], card[ZR_CARD_CHARS];
+    text[0] = 0;
+    if (r->to_now >= r->n_to || zr_address_source(&r->to[r->to_now], &from))
+        return;
+    zr_address_print_host(&from, host);
+    zr_cards_of(&from, card);
+    snprintf(text, ZR_SELF_CHARS, " (%s%s%s)", host, card[0] ? " on " : "", card);
+}

@@ -1,0 +1,164 @@
+/* hub_listen.c: the sockets at which rank 0 waits for the others (see hub.h). */
+#include "comm/meet/hub.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    LISTEN_AGAIN_MS = 20,
+    BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
+    BACKLOG = 1024,
+};
+
+static void on_connection(uv_stream_t *server, int status)
+{
+    struct zr_rendezvous *r = server->data;
+    for (int i = 0; status == 0 && i < 2; i++)
+        r->listener[i].is_awaited |= (uv_stream_t *)&r->listener[i].tcp == server;
+    if (status == 0)
+        zr_hub_admit(r);
+}
+
+static void listener_closed(uv_handle_t *h)
+{
+    struct zr_rendezvous *r = h->data;
+    for (int i = 0; i < 2; i++)
+        r->listener[i].is_open &= (uv_handle_t *)&r->listener[i].tcp != h;
+    r->n_handles--;
+    r->n_listening--;
+}
+
+void zr_hub_stop_listening(struct zr_rendezvous *r)
+{
+    for (int i = 0; i < 2; i++) {
+        struct zr_listener *s = &r->listener[i];
+        if (!s->is_open || uv_is_closing((uv_handle_t *)&s->tcp))
+            continue;
+        zr_fork_forget(&s->kept);
+        uv_close((uv_handle_t *)&s->tcp, listener_closed);
+    }
+}
+
+/* fd listens already: whatever can go wrong with an address has gone well. */
+static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
+{
+    int err = uv_tcp_init(r->loop, &s->tcp);
+    if (!err) {
+        s->tcp.data = r;
+        s->is_open = true;
+        s->is_awaited = false;
+        r->n_handles++;
+        r->n_listening++;
+        err = uv_tcp_open(&s->tcp, fd);
+    }
+    if (err)
+        close(fd);
+    else
+        err = uv_listen((uv_stream_t *)&s->tcp, BACKLOG, on_connection);
+    if (!err)
+        zr_fork_keep(&s->kept, fd);
+    return err;
+}
+
+static int open_at(const union zr_address *at)
+{
+    int fd = zr_address_bind(at);
+    if (fd >= 0 && listen(fd, BACKLOG)) {
+        int err = -errno;
+        close(fd);
+        return err;
+    }
+    return fd;
+}
+
+static bool is_absent(int err)
+{
+    return err == -EADDRNOTAVAIL || err == -EAFNOSUPPORT;
+}
+
+/* All of these or none, but those that this host has not, if it has one; fd: those that are open, else -1.
+ * Returns 0, or what is wrong with *failed. */
+static int open_sockets(const union zr_address *at, int n, int fd[2], const union zr_address **failed)
+{
+    int n_open = 0, err = 0;
+    for (int i = 0; i < 2; i++) {
+        fd[i] = i < n && (!err || is_absent(err)) ? open_at(&at[i]) : -1;
+        n_open += fd[i] >= 0;
+        if (i < n && fd[i] < 0 && (!err || is_absent(err))) {
+            err = fd[i];
+            *failed = &at[i];
+        }
+    }
+    if (!err || (is_absent(err) && n_open))
+        return 0;
+    for (int i = 0; i < 2; i++)
+        if (fd[i] >= 0)
+            close(fd[i]);
+    return err;
+}
+
+/* On all addresses, where what was given is none of this host, as that of a gateway or of a container's host
+ * is not; without IPv6 on all of IPv4. */
+static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_address **failed)
+{
+    const bool was_given = !zr_address_is_any(&r->to[0]);
+    char given[ZR_ADDRESS_CHARS];
+    zr_address_print_host(&r->to[0], given);
+    int err = -EADDRNOTAVAIL;
+    for (int i = 0; i < 2 && is_absent(err); i++) {
+        zr_address_parse(i ? "0.0.0.0" : "::", r->w.port, &r->to[0]);
+        r->n_to = 1;
+        err = open_sockets(r->to, 1, fd, failed);
+    }
+    if (!err && was_given)
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s is no address of this host, so rank 0 listens at all it has",
+                    given);
+    return err;
+}
+
+static void listen_again(uv_timer_t *t)
+{
+    zr_hub_listen(t->data);
+}
+
+static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *at, int err)
+{
+    char place[ZR_ADDRESS_CHARS], card[ZR_CARD_CHARS], there[512];
+    struct zr_cards cards;
+    zr_address_print(at, place);
+    zr_cards_of(at, card);
+    if (is_absent(err) && zr_cards_find("", &cards) == 0) {
+        zr_cards_list(&cards, there, sizeof there);
+        zr_hub_fail(r, ZR_ERR_SYSTEM,
+                    "rank 0 cannot listen at %s: no card of this host has that address: it has %s", place,
+                    there);
+    } else {
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s", place, card[0] ? " (" : "",
+                    card, card[0] ? ")" : "", uv_strerror(err));
+    }
+}
+
+void zr_hub_listen(struct zr_rendezvous *r)
+{
+    const union zr_address *failed = &r->to[0];
+    int fd[2], err = open_sockets(r->to, r->n_to, fd, &failed);
+    if (is_absent(err) && !zr_address_is_loopback(&r->to[0]))
+        err = open_anywhere(r, fd, &failed);
+    if (!err) {
+        for (int i = 0; i < 2; i++)
+            if (fd[i] >= 0 && !err)
+                err = hand_over(r, &r->listener[i], fd[i]);
+            else if (fd[i] >= 0)
+                close(fd[i]);
+        if (err)
+            zr_hub_stop_listening(r);
+    }
+    int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
+    if (err == UV_EADDRINUSE && zr_hub_now_ms(r) - r->started_ms <= patience)
+        uv_timer_start(&r->retry, listen_again, LISTEN_AGAIN_MS, 0);
+    else if (err)
+        say_cannot_listen(r, failed, err);
+}

@@ -1,0 +1,273 @@
+/* net_address.c: see net_address.h. */
+#include "comm/meet/net_address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+/* --- one address --- */
+
+bool zr_address_parse(const char *number, int port, union zr_address *out)
+{
+    memset(out, 0, sizeof *out);
+    if (uv_ip4_addr(number, port, &out->v4) == 0)
+        return true;
+    /* libuv takes a zone that there is not for none. */
+    return uv_ip6_addr(number, port, &out->v6) == 0 && (!strchr(number, '%') || out->v6.sin6_scope_id);
+}
+
+/* An IPv6 address that stands for an IPv4 one is that. */
+static union zr_address plain(const union zr_address *a)
+{
+    union zr_address out = *a;
+    if (a->any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&a->v6.sin6_addr)) {
+        memset(&out, 0, sizeof out);
+        out.v4.sin_family = AF_INET;
+        out.v4.sin_port = a->v6.sin6_port;
+        memcpy(&out.v4.sin_addr, &a->v6.sin6_addr.s6_addr[12], sizeof out.v4.sin_addr);
+    }
+    return out;
+}
+
+void zr_address_print_host(const union zr_address *a, char text[ZR_ADDRESS_CHARS])
+{
+    const union zr_address p = plain(a);
+    char zone[UV_IF_NAMESIZE] = "";
+    size_t n = sizeof zone;
+    char number[INET6_ADDRSTRLEN];
+    if (uv_ip_name(&p.any, number, sizeof number))
+        snprintf(number, sizeof number, "?");
+    if (p.any.sa_family != AF_INET6 || !p.v6.sin6_scope_id || uv_if_indextoname(p.v6.sin6_scope_id, zone, &n))
+        zone[0] = 0;
+    snprintf(text, ZR_ADDRESS_CHARS, "%s%s%s", number, zone[0] ? "%" : "", zone);
+}
+
+void zr_address_print(const union zr_address *a, char text[ZR_ADDRESS_CHARS])
+{
+    char host[ZR_ADDRESS_CHARS];
+    zr_address_print_host(a, host);
+    snprintf(text, ZR_ADDRESS_CHARS, strchr(host, ':') ? "[%.80s]:%d" : "%.80s:%d", host, zr_address_port(a));
+}
+
+int zr_address_port(const union zr_address *a)
+{
+    return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
+}
+
+void zr_address_set_port(union zr_address *a, int port)
+{
+    if (a->any.sa_family == AF_INET6)
+        a->v6.sin6_port = htons((uint16_t)port);
+    else
+        a->v4.sin_port = htons((uint16_t)port);
+}
+
+bool zr_address_is_any(const union zr_address *a)
+{
+    return a->any.sa_family == AF_INET6 ? IN6_IS_ADDR_UNSPECIFIED(&a->v6.sin6_addr)
+                                        : a->v4.sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+bool zr_address_is_loopback(const union zr_address *a)
+{
+    const union zr_address p = plain(a);
+    return p.any.sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&p.v6.sin6_addr)
+                                       : ntohl(p.v4.sin_addr.s_addr) >> 24 == 127;
+}
+
+static bool same_host(const union zr_address *a, const union zr_address *b)
+{
+    const union zr_address p = plain(a), q = plain(b);
+    if (p.any.sa_family != q.any.sa_family)
+        return false;
+    if (p.any.sa_family == AF_INET)
+        return p.v4.sin_addr.s_addr == q.v4.sin_addr.s_addr;
+    return memcmp(&p.v6.sin6_addr, &q.v6.sin6_addr, sizeof p.v6.sin6_addr) == 0 &&
+           (p.v6.sin6_scope_id == q.v6.sin6_scope_id || !p.v6.sin6_scope_id || !q.v6.sin6_scope_id);
+}
+
+bool zr_address_same(const union zr_address *a, const union zr_address *b)
+{
+    return same_host(a, b) && zr_address_port(a) == zr_address_port(b);
+}
+
+static bool is_link_local(const union zr_address *a)
+{
+    return a->any.sa_family == AF_INET6 ? IN6_IS_ADDR_LINKLOCAL(&a->v6.sin6_addr)
+                                        : ntohl(a->v4.sin_addr.s_addr) >> 16 == 0xa9fe;
+}
+
+bool zr_address_reaches_far(const union zr_address *a)
+{
+    return !zr_address_is_loopback(a) && !is_link_local(a);
+}
+
+/* --- cards --- */
+
+static void add_card(struct zr_cards *c, const uv_interface_address_t *i)
+{
+    if (c->n == (int)(sizeof c->of / sizeof *c->of))
+        return;
+    memset(&c->of[c->n], 0, sizeof c->of[c->n]);
+    snprintf(c->of[c->n].card, sizeof c->of[c->n].card, "%.47s", i->name);
+    if (i->address.address4.sin_family == AF_INET6)
+        c->of[c->n].address.v6 = i->address.address6;
+    else
+        c->of[c->n].address.v4 = i->address.address4;
+    zr_address_set_port(&c->of[c->n].address, 0);
+    c->n++;
+}
+
+static bool is_wanted_card(const uv_interface_address_t *i, const char *want)
+{
+    union zr_address number, own = {.v4 = {.sin_family = AF_UNSPEC}};
+    if (!*want || !strcmp(i->name, want))
+        return true;
+    if (!zr_address_parse(want, 0, &number))
+        return false;
+    if (i->address.address4.sin_family == AF_INET6)
+        own.v6 = i->address.address6;
+    else
+        own.v4 = i->address.address4;
+    return same_host(&own, &number);
+}
+
+/* How soon it is to be tried: global before link-local, loopback last; of each IPv4 before IPv6. */
+static int rank_of_card(const union zr_address *a)
+{
+    return (zr_address_is_loopback(a) ? 4 : is_link_local(a) ? 2 : 0) + (a->any.sa_family == AF_INET6);
+}
+
+static void sort_cards(struct zr_cards *c)
+{
+    for (int i = 1; i < c->n; i++)
+        for (int k = i; k > 0 && rank_of_card(&c->of[k].address) < rank_of_card(&c->of[k - 1].address); k--) {
+            const struct zr_card later = c->of[k - 1];
+            c->of[k - 1] = c->of[k];
+            c->of[k] = later;
+        }
+}
+
+/* Those of a card that has better ones. */
+static void drop_link_local(struct zr_cards *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->n; i++) {
+        bool has_better = false;
+        for (int k = 0; k < c->n; k++)
+            has_better |= !strcmp(c->of[k].card, c->of[i].card) && !is_link_local(&c->of[k].address);
+        if (!is_link_local(&c->of[i].address) || !has_better)
+            c->of[n++] = c->of[i];
+    }
+    c->n = n;
+}
+
+int zr_cards_find(const char *want, struct zr_cards *out)
+{
+    uv_interface_address_t *all;
+    int n, err = uv_interface_addresses(&all, &n);
+    *out = (struct zr_cards){.n = 0};
+    if (err)
+        return zr_fail(ZR_ERR_SYSTEM, "this host's network cards: %s", uv_strerror(err));
+    for (int i = 0; i < n; i++)
+        if (is_wanted_card(&all[i], want))
+            add_card(out, &all[i]);
+    uv_free_interface_addresses(all, n);
+    union zr_address number;
+    if (!zr_address_parse(want, 0, &number)) /* else it is the one that is wanted */
+        drop_link_local(out);
+    sort_cards(out);
+    if (out->n || !*want)
+        return 0;
+    struct zr_cards there;
+    char text[512];
+    err = zr_cards_find("", &there);
+    zr_cards_list(&there, text, sizeof text);
+    return err ? err : zr_fail(ZR_ERR_ARG, "interface is \"%.60s\": this host has %s", want, text);
+}
+
+static void __attribute__((format(printf, 3, 4))) append_text(char *text, size_t n_text, const char *fmt, ...)
+{
+    size_t used = strlen(text);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text + used, n_text - used, fmt, ap);
+    va_end(ap);
+}
+
+void zr_cards_list(const struct zr_cards *c, char *text, size_t n_text)
+{
+    snprintf(text, n_text, "%s", c->n ? "" : "none");
+    for (int i = 0; i < c->n; i++) {
+        bool listed = false;
+        for (int k = 0; k < i; k++)
+            listed |= !strcmp(c->of[k].card, c->of[i].card);
+        if (listed)
+            continue;
+        append_text(text, n_text, "%s%s (", i ? ", " : "", c->of[i].card);
+        for (int k = i; k < c->n; k++) {
+            char host[ZR_ADDRESS_CHARS];
+            zr_address_print_host(&c->of[k].address, host);
+            if (!strcmp(c->of[k].card, c->of[i].card))
+                append_text(text, n_text, "%s%s", k > i ? ", " : "", host);
+        }
+        append_text(text, n_text, ")");
+    }
+}
+
+void zr_cards_of(const union zr_address *a, char card[ZR_CARD_CHARS])
+{
+    struct zr_cards all;
+    card[0] = 0;
+    for (int i = 0; zr_cards_find("", &all) == 0 && i < all.n; i++)
+        if (same_host(&all.of[i].address, a)) {
+            memcpy(card, all.of[i].card, ZR_CARD_CHARS);
+            return;
+        }
+}
+
+/* --- sockets --- */
+
+static socklen_t bytes_of(const union zr_address *a)
+{
+    return a->any.sa_family == AF_INET6 ? sizeof a->v6 : sizeof a->v4;
+}
+
+int zr_address_bind(const union zr_address *at)
+{
+    const bool is_v6 = at->any.sa_family == AF_INET6;
+    const int on = 1, alone = !zr_address_is_any(at);
+    int fd = socket(at->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+        (is_v6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof alone)) ||
+        bind(fd, &at->any, bytes_of(at))) {
+        int err = -errno;
+        close(fd);
+        return err;
+    }
+    return fd;
+}
+
+/* Connecting a datagram socket sends nothing, and chooses the address that it would be sent from. */
+int zr_address_source(const union zr_address *to, union zr_address *from)
+{
+    socklen_t n = sizeof *from;
+    union zr_address there = *to;
+    int err = 0, fd = socket(to->any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    memset(from, 0, sizeof *from);
+    if (!zr_address_port(&there))
+        zr_address_set_port(&there, 9);
+    if (fd < 0)
+        return errno;
+    if (connect(fd, &there.any, bytes_of(&there)) || getsockname(fd, &from->any, &n))
+        err = errno;
+    close(fd);
+    zr_address_set_port(from, 0);
+    return err;
+}

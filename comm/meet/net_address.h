@@ -1,0 +1,67 @@
+/* net_address.h: addresses of either family, and the network cards of this host that have them.
+ *
+ * Thread-safety: plain data; the functions ask the kernel and keep nothing. */
+#ifndef ZR_COMM_NET_ADDRESS_H
+#define ZR_COMM_NET_ADDRESS_H
+
+#include "kernels/error.h"
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+/* Of AF_INET or AF_INET6, with a port. */
+union zr_address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+/* "[fe80::1%eth0]:29500" */
+enum { ZR_ADDRESS_CHARS = 96, ZR_CARD_CHARS = 48 };
+
+/* A number of either family, an IPv6 one without brackets and maybe with a zone; false: it is none.
+ * Nothing is looked up. */
+bool zr_address_parse(const char *number, int port, union zr_address *out);
+/* "10.77.0.1:29500", "[fd77::1]:29500"; without its port "10.77.0.1", "fd77::1". */
+void zr_address_print(const union zr_address *a, char text[ZR_ADDRESS_CHARS]);
+void zr_address_print_host(const union zr_address *a, char text[ZR_ADDRESS_CHARS]);
+/* 127/8, ::1, and the first as an IPv6 address. */
+bool zr_address_is_loopback(const union zr_address *a);
+/* All addresses of this host: 0.0.0.0 and ::. */
+bool zr_address_is_any(const union zr_address *a);
+/* Neither that of loopback nor of a single link, as fe80::/10 and 169.254/16 are. */
+bool zr_address_reaches_far(const union zr_address *a);
+/* Host and port; an IPv4 address and the same as an IPv6 one are one. */
+bool zr_address_same(const union zr_address *a, const union zr_address *b);
+int zr_address_port(const union zr_address *a);
+void zr_address_set_port(union zr_address *a, int port);
+
+/* An address of this host, and the network card that has it. */
+struct zr_card {
+    char card[ZR_CARD_CHARS];
+    union zr_address address;
+};
+struct zr_cards {
+    int n;
+    struct zr_card of[32];
+};
+/* Of the card or the address that want names ("eth0", "10.77.0.2", "fd77::2"), IPv4 first and link-local
+ * ones only where there are no others; "": of all cards, loopback last. ZR_ERR_ARG where there is no such,
+ * with what there is: "interface is "eth9": this host has eth0 (10.77.0.2, fd77::2), lo (127.0.0.1, ::1)". */
+int zr_cards_find(const char *want, struct zr_cards *out);
+/* "eth0 (10.77.0.2, fd77::2), lo (127.0.0.1, ::1)", cut where there is no more room. */
+void zr_cards_list(const struct zr_cards *c, char *text, size_t n_text);
+/* The card that has the address, whatever its port; "": none. */
+void zr_cards_of(const union zr_address *a, char card[ZR_CARD_CHARS]);
+
+/* A TCP socket that is bound to it; others with SO_REUSEADDR may listen there while it does not. ::, all
+ * addresses of this host, has the IPv4 ones with it. A descriptor, or a negative errno. */
+int zr_address_bind(const union zr_address *at);
+
+/* From which address of this host a connection to it would leave; nothing is sent. 0, or an errno:
+ * ENETUNREACH, there is no route. The port is 0. */
+int zr_address_source(const union zr_address *to, union zr_address *from);
+
+#endif

@@ -1,0 +1,308 @@
+/* test_rendezvous_names.c: ranks meet at a name, which may have addresses of both families, some of them
+ * nobody's, or none yet; and at addresses of one family while others come by the other. */
+#include "test/comm/meet/meeting.h"
+#include "test/held_port.h"
+
+#include <netdb.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* --- a resolver --- */
+
+/* Names and their addresses; every other name is looked up as always. */
+static const struct {
+    const char *name, *at[3];
+} names[] = {
+    {"first-is-nobodys.test", {"::1", "127.0.0.1"}},
+    {"mixed.test", {"203.0.113.9", "127.0.0.1", "2001:db8::9"}},
+    {"far.test", {"203.0.113.9", "2001:db8::9"}},
+};
+
+static atomic_int n_asked, n_stuck;
+static atomic_bool let_go;
+
+int __real_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out);
+void __real_freeaddrinfo(struct addrinfo *all);
+void __wrap_freeaddrinfo(struct addrinfo *all);
+
+struct answer {
+    struct addrinfo of[3];
+    union zr_address at[3];
+};
+
+static int answer_with(const char *const at[3], struct addrinfo **out)
+{
+    struct answer *a = calloc(1, sizeof *a);
+    for (int i = 0; i < 3 && at[i]; i++) {
+        if (!zr_address_parse(at[i], 0, &a->at[i]))
+            abort();
+        a->of[i].ai_family = a->at[i].any.sa_family;
+        a->of[i].ai_addr = &a->at[i].any;
+        a->of[i].ai_addrlen = a->at[i].any.sa_family == AF_INET ? sizeof a->at[i].v4 : sizeof a->at[i].v6;
+        a->of[i].ai_canonname = (char *)names; /* it is ours */
+        if (i)
+            a->of[i - 1].ai_next = &a->of[i];
+    }
+    *out = a->of;
+    return 0;
+}
+
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out)
+{
+    atomic_fetch_add(&n_asked, 1);
+    if (strcmp(host, "stuck.test") == 0) {
+        atomic_fetch_add(&n_stuck, 1);
+        for (int i = 0; i < 20000 && !atomic_load(&let_go); i++)
+            sleep_ms(1);
+        atomic_fetch_sub(&n_stuck, 1);
+        return EAI_AGAIN;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(host, names[i].name) == 0)
+            return answer_with(names[i].at, out);
+    return __real_getaddrinfo(host, service, hints, out);
+}
+
+void __wrap_freeaddrinfo(struct addrinfo *all)
+{
+    if (all && all->ai_canonname == (char *)names)
+        free(all);
+    else
+        __real_freeaddrinfo(all);
+}
+
+/* --- ranks that meet --- */
+
+static bool has_ipv6(void)
+{
+    union zr_address a;
+    int fd = zr_address_parse("::1", 0, &a) ? zr_address_bind(&a) : -1;
+    if (fd < 0)
+        print_message("this host has no ::1\n");
+    else
+        close(fd);
+    return fd >= 0;
+}
+
+static void meet_at(struct rank *me)
+{
+    struct meeting m;
+    note_error(me, meet(&m, &me->w, LONG_MS));
+    if (!me->code)
+        RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+/* hosts: of ranks 0, 1 and 2. */
+static struct rank *meet_three(const char *const hosts[3], void (*before)(struct rank *r))
+{
+    return run_ranks(false, 3, meet_at, (void *)hosts, before);
+}
+
+static void take_host(struct rank *r)
+{
+    strcpy(r->w.host, ((const char *const *)r->arg)[r->w.rank]);
+}
+
+static void take_host_no_key(struct rank *r)
+{
+    take_host(r);
+    r->w.key.n_bytes = 0;
+}
+
+static void expect_all(const struct rank *r, int code, const char *text)
+{
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], code, text);
+}
+
+/* The other addresses of a name are tried when one is nobody's. */
+static void test_first_is_nobodys(void **state)
+{
+    (void)state;
+    static const char *const hosts[3] = {"127.0.0.1", "first-is-nobodys.test", "first-is-nobodys.test"};
+    expect_all(meet_three(hosts, take_host), 0, "");
+    expect_all(meet_three(hosts, take_host_no_key), 0, "");
+}
+
+/* Without a key only loopback counts of a name's addresses, on both sides; where there is none, no rank goes
+ * on. */
+static void test_without_key(void **state)
+{
+    (void)state;
+    static const char *const mixed[3] = {"mixed.test", "mixed.test", "mixed.test"}, *const far[3] = {
+                                                                                        "far.test",
+                                                                                        "far.test",
+                                                                                        "far.test"};
+    expect_all(meet_three(mixed, take_host_no_key), 0, "");
+    expect_all(meet_three(far, take_host_no_key), ZR_ERR_ARG,
+               "rank 0's address far.test (203.0.113.9) can be reached by other hosts");
+}
+
+/* Rank 0 at a name of both families, or at all addresses, and ranks that come by either. */
+static void test_both_families(void **state)
+{
+    (void)state;
+    static const char *const hosts[][3] = {
+        {"localhost", "127.0.0.1", "::1"}, {"::", "127.0.0.1", "::1"}, {"name.test", "::1", "127.0.0.1"}};
+    if (!has_ipv6())
+        skip();
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        expect_all(meet_three(hosts[i], take_host), 0, "");
+    expect_all(meet_three(hosts[0], take_host_no_key), 0, "");
+}
+
+static void twins(struct rank *r)
+{
+    take_host(r);
+    if (r->w.rank == 2)
+        r->w.rank = 1;
+}
+
+/* What came by IPv4 to a socket of both families is named by its IPv4 address. */
+static void test_names_of_peers(void **state)
+{
+    (void)state;
+    static const char *const hosts[3] = {"::", "127.0.0.1", "127.0.0.1"};
+    if (!has_ipv6())
+        skip();
+    const struct rank *r = meet_three(hosts, twins);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice: at 127.0.0.1:");
+}
+
+static struct zr_world world_at(int rank, const char *host)
+{
+    struct zr_world w = {.rank = rank, .world = 2, .port = held_port(), .key = {.n_bytes = 16}};
+    strcpy(w.host, host);
+    return w;
+}
+
+static void expect_text(int code, int want, const char *text)
+{
+    if (code != want || !strstr(zr_error_text(), text))
+        fail_msg("code %d: \"%s\", expected %d with \"%s\"", code, zr_error_text(), want, text);
+}
+
+/* The port is taken in one of the two families that rank 0 listens in: it listens in none. */
+static void test_half_taken(void **state)
+{
+    (void)state;
+    struct zr_world w = world_at(0, "localhost");
+    union zr_address taken, other;
+    struct meeting m;
+    if (!has_ipv6())
+        skip();
+    assert_true(zr_address_parse("::1", w.port, &taken) && zr_address_parse("127.0.0.1", w.port, &other));
+    int fd = zr_address_bind(&taken);
+    assert_true(fd >= 0 && listen(fd, 1) == 0);
+    char text[96];
+    snprintf(text, sizeof text, "rank 0 cannot listen at [::1]:%d (lo): address already in use", w.port);
+    expect_text(meet(&m, &w, SHORT_MS), ZR_ERR_SYSTEM, text);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    close(fd);
+    fd = zr_address_bind(&other);
+    assert_true(fd >= 0 && listen(fd, 1) == 0);
+    close(fd);
+}
+
+/* An address that no card of rank 0's host has, as a gateway's: it listens at all it has, and says so where
+ * nobody comes. */
+static void test_not_ours(void **state)
+{
+    (void)state;
+    static const char *const hosts[3] = {"203.0.113.9", "127.0.0.1", "127.0.0.1"};
+    expect_all(meet_three(hosts, take_host), 0, "");
+    struct zr_world w = world_at(0, "203.0.113.9");
+    struct meeting m;
+    expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT,
+                "203.0.113.9 is no address of this host, so rank 0 listens at all it has");
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+}
+
+/* What a rank says that found nobody: from where it looked, and where. */
+static void test_nobody_there(void **state)
+{
+    (void)state;
+    struct zr_world w = world_at(1, "127.0.0.1");
+    struct meeting m;
+    char text[160];
+    snprintf(text, sizeof text,
+             "rank 1 (127.0.0.1 on lo) waited 300 ms for rank 0 at 127.0.0.1:%d; last: ", w.port);
+    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    w = world_at(1, "first-is-nobodys.test");
+    snprintf(text, sizeof text,
+             "waited 300 ms for rank 0 at first-is-nobodys.test:%d (::1, 127.0.0.1); last:", w.port);
+    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    if (!has_ipv6())
+        skip();
+    w = world_at(1, "::1");
+    snprintf(text, sizeof text, "rank 1 (::1 on lo) waited 300 ms for rank 0 at [::1]:%d; last: ", w.port);
+    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+}
+
+/* A name whose addresses were found is not looked up again at each try. */
+static void test_asked_rarely(void **state)
+{
+    (void)state;
+    struct zr_world w = world_at(1, "first-is-nobodys.test");
+    struct meeting m;
+    int before = atomic_load(&n_asked);
+    uint64_t begun_ns = uv_hrtime();
+    assert_int_equal(meet(&m, &w, 600), ZR_ERR_TIMEOUT);
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    int n = atomic_load(&n_asked) - before, seconds = (int)((uv_hrtime() - begun_ns) / 1000000000);
+    if (n < 1 || n > 2 + seconds)
+        fail_msg("looked up %d times in %d s", n, seconds);
+}
+
+/* --- a resolver that does not answer --- */
+
+static void test_stuck(void **state)
+{
+    (void)state;
+    struct zr_world w = world_at(1, "stuck.test");
+    struct meeting m;
+    expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT, "last: the address of \"stuck.test\" is being looked up");
+    assert_int_equal(uv_loop_close(&m.loop), 0);
+    for (int i = 0; i < 10000 && !atomic_load(&n_stuck); i++)
+        sleep_ms(1);
+    int still = atomic_load(&n_stuck); /* nobody has waited for it */
+    atomic_store(&let_go, true);
+    for (int i = 0; i < 30000 && atomic_load(&n_stuck); i++)
+        sleep_ms(1);
+    sleep_ms(20); /* for the thread to end */
+    assert_int_equal(still, 1);
+    assert_int_equal(atomic_load(&n_stuck), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_first_is_nobodys),
+        cmocka_unit_test(test_without_key),
+        cmocka_unit_test(test_both_families),
+        cmocka_unit_test(test_names_of_peers),
+        cmocka_unit_test(test_half_taken),
+        cmocka_unit_test(test_not_ours),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_asked_rarely),
+        cmocka_unit_test(test_stuck),
+    };
+    return cmocka_run_group_tests_name("rendezvous names", tests, NULL, NULL);
+}
