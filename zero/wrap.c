@@ -257,7 +257,8 @@ static void report_world(const struct zero_ctx *z)
 {
     struct zr_log *log = z->config.options.log;
     zr_log_set_rank(log, z->world.rank);
-    zr_info(log, "rank %d of %d, found in: %s", z->world.rank, z->world.world, z->world.source);
+    zr_info(log, "rank %d of %d, found in: %s%s%s", z->world.rank, z->world.world, z->world.source,
+            z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
         zr_warn(log,
                 "this job has no key, so ranks meet on loopback only, and any program on this host can take "

@@ -119,6 +119,10 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 {
     const char *host = r->w.host;
     int n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
+    if (r->w.is_host_assumed)
+        snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
+                 " (this host, for the launcher does not say how many there are: if they are several, set "
+                 "ZERO_RENDEZVOUS)");
     if (!r->found_ms || !r->n_to)
         return;
     for (int i = 0; i < r->n_to && n < ZR_PLACE_CHARS - ZR_ADDRESS_CHARS; i++) {

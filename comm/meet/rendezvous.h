@@ -30,6 +30,10 @@ struct zr_world {
     /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm",
      * "alone", "nccl_comm" */
     char source[64];
+    /* host was taken for this one, for nothing said on how many the ranks are */
+    bool is_host_assumed;
+    /* where it was found where rank 0 is, for the log: "ZERO_RENDEZVOUS", "SLURM_STEP_NODELIST" */
+    char way[40];
     /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     char job[128];
     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */

@@ -1,5 +1,6 @@
 /* test_world.c: rank and world as each launcher leaves them, and what is refused. */
 #include "comm/meet/rendezvous.h"
+#include "test/comm/meet/environment.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,51 +11,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-static const char *const known[] = {"ZERO_RANK",
-                                    "ZERO_WORLD_SIZE",
-                                    "ZERO_LOCAL_RANK",
-                                    "ZERO_RENDEZVOUS",
-                                    "ZERO_JOB",
-                                    "ZERO_JOB_KEY",
-                                    "ZERO_JOB_KEY_FILE",
-                                    "RANK",
-                                    "WORLD_SIZE",
-                                    "LOCAL_RANK",
-                                    "MASTER_ADDR",
-                                    "MASTER_PORT",
-                                    "TORCHELASTIC_USE_AGENT_STORE",
-                                    "TORCHELASTIC_RUN_ID",
-                                    "TORCHELASTIC_RESTART_COUNT",
-                                    "OMPI_COMM_WORLD_RANK",
-                                    "OMPI_COMM_WORLD_SIZE",
-                                    "OMPI_COMM_WORLD_LOCAL_RANK",
-                                    "PMIX_NAMESPACE",
-                                    "OMPI_MCA_ess_base_jobid",
-                                    "PMI_RANK",
-                                    "PMI_SIZE",
-                                    "MPI_LOCALRANKID",
-                                    "PMI_JOBID",
-                                    "PMI_KVSNAME",
-                                    "SLURM_PROCID",
-                                    "SLURM_NTASKS",
-                                    "SLURM_LOCALID",
-                                    "SLURM_CLUSTER_NAME",
-                                    "SLURM_JOB_ID",
-                                    "SLURM_STEP_ID",
-                                    "SLURM_RESTART_COUNT"};
-
-/* Makes the environment hold these and no other variable that is looked at: name, value, ..., NULL. */
-static void environment(const char *name, ...)
-{
-    va_list ap;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        unsetenv(known[i]);
-    va_start(ap, name);
-    for (; name; name = va_arg(ap, const char *))
-        setenv(name, va_arg(ap, const char *), 1);
-    va_end(ap);
-}
 
 static void expect(int rank, int world, int local_rank, const char *host, int port, const char *source)
 {
@@ -378,6 +334,14 @@ static void test_attempt(void **state)
     assert_int_equal(w.attempt, 3);
     setenv("TORCHELASTIC_RESTART_COUNT", "x", 1);
     refuse("TORCHELASTIC_RESTART_COUNT is \"x\"");
+    /* zero-run's counts, whoever says the rank. */
+    setenv("ZERO_ATTEMPT", "5", 1);
+    assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
+    assert_int_equal(w.attempt, 5);
+    assert_int_equal(zr_world_find(1, 2, "tcp://h:1", &w), 0);
+    assert_int_equal(w.attempt, 5);
+    setenv("ZERO_ATTEMPT", "-1", 1);
+    refuse("ZERO_ATTEMPT is \"-1\": a whole number from 0 to");
 }
 
 int main(void)

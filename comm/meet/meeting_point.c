@@ -1,0 +1,297 @@
+/* meeting_point.c: see meeting_point.h. */
+#include "comm/meet/meeting_point.h"
+#include "comm/meet/hostlist.h"
+#include "comm/meet/net_address.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    bool digits = text[0] == '-' ? text[1] >= '0' && text[1] <= '9' : text[0] >= '0' && text[0] <= '9';
+    if (!digits || *end || errno == ERANGE || v < lo || v > hi)
+        return zr_fail(ZR_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text, lo,
+                       hi);
+    *out = (int)v;
+    return 0;
+}
+
+/* --- what is written --- */
+
+static bool is_ipv6(const char *text)
+{
+    union zr_address a;
+    return strchr(text, ':') && zr_address_parse(text, 0, &a);
+}
+
+/* "host:port" or "[ipv6]:port"; false: it is neither. port: what is behind the last colon. */
+static bool split_place(const char *text, char host[sizeof((struct zr_world *)0)->host], const char **port)
+{
+    const char *colon = strrchr(text, ':'), *from = text, *end = colon;
+    bool in_brackets = *text == '[' && colon && colon > text && colon[-1] == ']';
+    if (in_brackets) {
+        from++;
+        end--;
+    }
+    size_t n = colon ? (size_t)(end - from) : 0;
+    if (n == 0 || n >= sizeof((struct zr_world *)0)->host)
+        return false;
+    memcpy(host, from, n);
+    host[n] = 0;
+    *port = colon + 1;
+    return in_brackets ? is_ipv6(host) : !strpbrk(host, "/[]");
+}
+
+int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
+{
+    char host[sizeof w->host], port_name[64];
+    const char *port;
+    if (strncmp(url, "tcp://", 6) != 0 || !split_place(url + 6, host, &port) ||
+        (url[6] != '[' && strchr(host, ':') && !is_ipv6(host)))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s is \"%.200s\": tcp://host:port or tcp://[ipv6]:port is allowed, with a name or an "
+                       "address of up to %zu characters",
+                       name, url, sizeof w->host - 1);
+    if (url[6] != '[' && strchr(host, ':'))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s is \"%.200s\": put an IPv6 address into brackets, as in tcp://[%s]:%.16s", name,
+                       url, host, port);
+    snprintf(port_name, sizeof port_name, "the port in %s", name);
+    int err = zr_meeting_number(port_name, port, 1, 65535, &w->port);
+    if (!err)
+        memcpy(w->host, host, sizeof host);
+    return err;
+}
+
+/* MASTER_ADDR and MASTER_PORT; *found: they are set. */
+static int find_master(struct zr_world *w, bool *found)
+{
+    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    *found = addr || port;
+    if (!*found)
+        return 0;
+    if (!addr || !port)
+        return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
+                       addr ? "MASTER_PORT" : "MASTER_ADDR", addr ? "MASTER_ADDR" : "MASTER_PORT",
+                       addr ? addr : port);
+    size_t n = strlen(addr);
+    if (n == 0 || n >= sizeof w->host || strpbrk(addr, "/[]") || (strchr(addr, ':') && !is_ipv6(addr)))
+        return zr_fail(
+            ZR_ERR_ARG,
+            "MASTER_ADDR is \"%.64s\": a name, or an address of IPv4 or IPv6 without brackets, of 1 "
+            "to %zu characters is allowed",
+            addr, sizeof w->host - 1);
+    int err = zr_meeting_number("MASTER_PORT", port, 1, 65535, &w->port);
+    if (err)
+        return err;
+    memcpy(w->host, addr, n + 1);
+    /* torchrun's agent keeps its own store on that very port. */
+    const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent && strcmp(agent, "True") == 0)
+        w->port += w->port < 65535 ? 1 : -1;
+    return 0;
+}
+
+/* --- what launchers say of hosts --- */
+
+/* Of a task that srun started, as this rank. */
+static bool is_slurm_task(const struct zr_launcher *l, const struct zr_world *w)
+{
+    const char *task = getenv("SLURM_PROCID"), *n = getenv("SLURM_NTASKS");
+    char rank[16], world[16];
+    snprintf(rank, sizeof rank, "%d", w->rank);
+    snprintf(world, sizeof world, "%d", w->world);
+    return l->is_of_slurm && task && n && strcmp(task, rank) == 0 && strcmp(n, world) == 0;
+}
+
+static const char *first_set(const char *const names[2])
+{
+    return getenv(names[0]) ? names[0] : getenv(names[1]) ? names[1] : NULL;
+}
+
+/* What is known of the hosts that a job's ranks are on. */
+struct hosts {
+    /* 0: not how many */
+    int64_t n;
+    /* Slurm's list of them, and what it is called; NULL: there is none */
+    const char *list, *variable;
+    char first[ZR_HOSTLIST_NAME];
+};
+
+static int read_slurm_hosts(struct hosts *h)
+{
+    static const char *const counts[] = {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}, *const lists[] = {
+                                                                                      "SLURM_STEP_NODELIST",
+                                                                                      "SLURM_JOB_NODELIST"};
+    const char *count = first_set(counts);
+    int err = 0, n = 0;
+    int64_t n_listed = 0;
+    if (count)
+        err = zr_meeting_number(count, getenv(count), 1, ZR_HOSTLIST_MOST, &n);
+    h->n = n;
+    if (err || n == 1)
+        return err;
+    if (!getenv("SLURM_HET_SIZE")) /* else the list is of one component of the job */
+        h->variable = first_set(lists);
+    if (h->variable) {
+        h->list = getenv(h->variable);
+        err = zr_hostlist_first(h->variable, h->list, h->first, &n_listed);
+    }
+    if (!h->n)
+        h->n = n_listed;
+    return err;
+}
+
+static int read_hosts(const struct zr_launcher *l, const struct zr_world *w, struct hosts *h)
+{
+    const char *local = l->local_size ? getenv(l->local_size) : NULL;
+    int n_local = 0, err = 0;
+    *h = (struct hosts){.n = 0};
+    if (local)
+        err = zr_meeting_number(l->local_size, local, 1, w->world, &n_local);
+    if (err)
+        return err;
+    if (n_local == w->world)
+        h->n = 1;
+    else if (is_slurm_task(l, w))
+        err = read_slurm_hosts(h);
+    if (n_local && n_local < w->world && h->n < 2)
+        h->n = 2; /* or more */
+    return err;
+}
+
+/* --- the job --- */
+
+static void add_to_job(const char *const names[3], struct zr_world *w)
+{
+    size_t used = 0;
+    for (int i = 0; i < 3 && names[i]; i++) {
+        const char *text = getenv(names[i]);
+        if (text && used < sizeof w->job)
+            used += (size_t)snprintf(w->job + used, sizeof w->job - used, "%s%s", used ? "." : "", text);
+    }
+}
+
+static void find_job(const struct zr_launcher *l, struct zr_world *w)
+{
+    static const char *const of_slurm[3] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"};
+    const char *own = getenv("ZERO_JOB");
+    if (own)
+        snprintf(w->job, sizeof w->job, "%s", own);
+    else if (l)
+        add_to_job(l->job, w);
+    if (!w->job[0] && l && is_slurm_task(l, w))
+        add_to_job(of_slurm, w);
+}
+
+/* How often the job was started again, as zero-run says, or l. */
+static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
+{
+    const char *const names[] = {"ZERO_ATTEMPT", l ? l->attempt : NULL};
+    for (int i = 0; i < 2; i++) {
+        const char *text = names[i] ? getenv(names[i]) : NULL;
+        if (text)
+            return zr_meeting_number(names[i], text, 0, INT_MAX, &w->attempt);
+    }
+    return 0;
+}
+
+/* --- the meeting point --- */
+
+/* Below the ephemeral range; only this job's name leads there. */
+static int port_of_job(const struct zr_world *w)
+{
+    return 20000 + (int)(XXH3_64bits(w->job, strlen(w->job)) % 12000);
+}
+
+static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h, struct zr_world *w)
+{
+    /* The launcher's process is the same parent for all its ranks of a host. */
+    if (!w->job[0])
+        snprintf(w->job, sizeof w->job, "%s of parent %ld", l->source, (long)getppid());
+    strcpy(w->host, "127.0.0.1");
+    w->port = port_of_job(w);
+    w->is_host_assumed = h->n == 0;
+    snprintf(w->way, sizeof w->way, "%s", h->n ? "the launcher's only host" : "the launcher names no host");
+}
+
+/* Rank 0 is on another host of the list where the tasks were distributed otherwise: only itself knows. */
+static int meet_at_first(const struct hosts *h, struct zr_world *w)
+{
+    const char *own = getenv("SLURMD_NODENAME");
+    if (w->rank == 0 && own && strcmp(own, h->first) != 0)
+        return zr_fail(ZR_ERR_ARG,
+                       "rank 0 runs on \"%.100s\", but Slurm's node list %.200s begins with \"%.100s\": set "
+                       "ZERO_RENDEZVOUS to tcp://%.100s:PORT on all ranks",
+                       own, h->list, h->first, own);
+    snprintf(w->host, sizeof w->host, "%s", h->first);
+    w->port = port_of_job(w);
+    snprintf(w->way, sizeof w->way, "%s", h->variable);
+    return 0;
+}
+
+/* An MPI's launcher or Slurm's, which give no address. */
+static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
+{
+    struct hosts h;
+    int err = read_hosts(l, w, &h);
+    if (err)
+        return err;
+    if (h.n < 2) {
+        meet_on_loopback(l, &h, w);
+        return 0;
+    }
+    if (h.list)
+        return meet_at_first(&h, w);
+    return zr_fail(
+        ZR_ERR_ARG,
+        "rank %d of %d (from %s) does not know where rank 0 is: its ranks are on several hosts, and "
+        "%s; set ZERO_RENDEZVOUS to tcp://host:port, or MASTER_ADDR and MASTER_PORT",
+        w->rank, w->world, w->source,
+        is_slurm_task(l, w) ? "Slurm gave no list of them all" : "this launcher says no more");
+}
+
+/* Of a world of more than one rank. */
+static int find_place(const struct zr_launcher *l, const char *want_url, struct zr_world *w)
+{
+    const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS");
+    const char *name = want_url ? "rendezvous" : "ZERO_RENDEZVOUS";
+    bool found;
+    snprintf(w->way, sizeof w->way, "%s", name);
+    if (url)
+        return zr_meeting_url(name, url, w);
+    strcpy(w->way, "MASTER_ADDR");
+    int err = find_master(w, &found);
+    if (err || found)
+        return err;
+    if (l && l->gives_no_address)
+        return meet_by_launcher(l, w);
+    return zr_fail(ZR_ERR_ARG,
+                   "rank %d of %d (from %s) does not know where rank 0 is: set ZERO_RENDEZVOUS to "
+                   "tcp://host:port, or MASTER_ADDR and MASTER_PORT",
+                   w->rank, w->world, w->source);
+}
+
+int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, struct zr_world *w)
+{
+    find_job(l, w);
+    int err = find_attempt(l, w);
+    if (!err && w->world > 1)
+        err = zr_job_key_find(&w->key);
+    if (!err && w->world > 1)
+        return find_place(l, want_url, w);
+    /* One that is wrong is one, though it is not needed. */
+    if (!err && want_url)
+        err = zr_meeting_url("rendezvous", want_url, w);
+    w->host[0] = 0;
+    w->port = 0;
+    return err;
+}

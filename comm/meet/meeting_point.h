@@ -1,0 +1,46 @@
+/* meeting_point.h: where rank 0 waits for the others, once a rank knows its number; and by what name ranks
+ * know that they are of one job.
+ *
+ * The first of these that is there counts:
+ *   1. cfg.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port"
+ *   2. MASTER_ADDR and MASTER_PORT
+ *   3. loopback, where the launcher of an MPI or Slurm says that all ranks are on one host, or does not say
+ *      on how many; the port follows from the job's name
+ *   4. the first host of Slurm's node list, at that port
+ */
+#ifndef ZR_COMM_MEETING_POINT_H
+#define ZR_COMM_MEETING_POINT_H
+
+#include "comm/meet/rendezvous.h"
+
+enum { ZR_MOST_RANKS = 65536 };
+
+/* One launcher's variables. The rank and world variables go in pairs; the others may be missing. */
+struct zr_launcher {
+    const char *source;
+    const char *rank, *world, *local_rank;
+    /* how many of its ranks are on this host */
+    const char *local_size;
+    /* variables that together tell one job from another on this host */
+    const char *job[3];
+    /* how often it was started again */
+    const char *attempt;
+    /* set in every shell of an allocation, so a world of 1 says nothing */
+    bool single_means_alone;
+    /* of an MPI or of Slurm */
+    bool gives_no_address;
+    /* Slurm may be what started it, and then knows the hosts */
+    bool is_of_slurm;
+};
+
+/* Completes w, whose rank, world and source are known. l: who said them; NULL: the configuration, or nobody.
+ * want_url: cfg.rendezvous, or NULL. */
+int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, struct zr_world *w);
+
+/* Host and port of w; name: what the text is called in messages. */
+int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
+
+/* Decimal text in [lo, hi], with nothing before or after it. */
+int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *out);
+
+#endif
