@@ -11,7 +11,7 @@
 enum {
     /* the word "zero" in little-endian bytes */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 4,
+    ZR_FRAME_VERSION = 5,
     /* the longest message that travels */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* the most that a payload may have before both sides know each other */
@@ -48,7 +48,9 @@ enum zr_frame_type {
     ZR_FRAME_ASK_CALLS,
     /* rank -> 0: here they are: struct zr_called_copy. about: not 0 asks for a comparison of all ranks': the
      * code of what the sender met, and its message behind the calls */
-    ZR_FRAME_CALLS
+    ZR_FRAME_CALLS,
+    /* 0 <-> rank: a message of whoever uses the rendezvous; about: to whom */
+    ZR_FRAME_MESSAGE
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */

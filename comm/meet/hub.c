@@ -35,11 +35,11 @@ int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, cons
     return err ? zr_hub_fail_all(r, err, zr_error_text()) : 0;
 }
 
-void zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                       const void *payload, size_t n)
+int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                      const void *payload, size_t n)
 {
-    if (r->members[rank].state == ZR_MEMBER_HERE)
-        (void)send_frame(r, rank, type, about, payload, n);
+    bool here = r->members[rank].state == ZR_MEMBER_HERE;
+    return here ? send_frame(r, rank, type, about, payload, n) : 0;
 }
 
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
@@ -209,6 +209,9 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_CALLS &&
                zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
         /* The calls are kept. */
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && f->about == 0 && payload &&
+               zr_hub_message(r, l->rank, payload, f->n_bytes)) {
+        /* It is told, or will be. */
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
@@ -240,6 +243,9 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
         lose(r, f->about, why);
     } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
         zr_hub_asked(r);
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && f->about == r->w.rank && payload &&
+               zr_hub_message(r, 0, payload, f->n_bytes)) {
+        /* It is told, or will be. */
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, 0, exited);

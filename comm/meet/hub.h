@@ -3,7 +3,8 @@
  * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_find.c holds at which
  * addresses ranks meet, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps
  * unidentified connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it
- * ends, hub_calls.c how ranks compare what their programs called. The first failure is kept; before the detach it is
+ * ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of whoever uses
+ * it. The first failure is kept; before the detach it is
  * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
@@ -124,6 +125,11 @@ struct zr_rendezvous {
     void (*on_failed)(void *arg, int code, const char *text);
     /* given to both */
     void *arg;
+    void (*on_message)(void *arg, int from, const void *data, size_t n);
+    /* messages that came before the detach; NULL: none */
+    struct zr_message *messages;
+    /* they have been delivered, so others are delivered as they come */
+    bool may_deliver;
 
     /* What this rank reports, from any thread to the loop's. */
     uv_async_t report;
@@ -198,9 +204,10 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r);
 extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
 int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
-/* The same with a number; a connection that is broken is told later. */
-void zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                       const void *payload, size_t n);
+/* The same with a number, to a rank that is here. What cannot be sent is no failure yet, and is returned; a
+ * connection that is broken is told later. */
+int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                      const void *payload, size_t n);
 /* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
 void zr_hub_expect(struct zr_rendezvous *r, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
@@ -222,6 +229,12 @@ void zr_hub_asked(struct zr_rendezvous *r);
 bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
 /* Frees what is kept of a comparison. */
 void zr_hub_forget_comparison(struct zr_rendezvous *r);
+
+/* hub_message.c: a message has come, which is kept before the detach. false: too many are. */
+bool zr_hub_message(struct zr_rendezvous *r, int from, const char *data, size_t n);
+/* The loop's thread has it from now on: what was kept is delivered. */
+void zr_hub_deliver(struct zr_rendezvous *r);
+void zr_hub_forget_messages(struct zr_rendezvous *r);
 
 /* Says goodbye and closes every handle. */
 void zr_hub_close(struct zr_rendezvous *r);

@@ -172,6 +172,7 @@ static void free_tables(struct zr_rendezvous *r)
     for (int i = 0; i < r->w.world; i++)
         free(r->members[i].given);
     zr_hub_forget_comparison(r);
+    zr_hub_forget_messages(r);
     free(r->all);
     free(r->members);
     uv_mutex_destroy(&r->report_lock);
@@ -359,6 +360,7 @@ int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
 
 static void on_detached(uv_timer_t *t)
 {
+    zr_hub_deliver(t->data);
     zr_hub_report_unreported(t->data);
 }
 

@@ -87,6 +87,15 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
  * zr_rendezvous_close it does nothing. */
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text);
 
+/* n bytes (1 to 64 KiB) to another rank, of which one is rank 0, or from rank 0 to all others (-1): they
+ * arrive once and in order, or their receiver is lost. ZR_ERR_PEER: it is, or has left; ZR_ERR_NOMEM. After
+ * the detach, on the loop's thread; does not block. */
+int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t n);
+/* on_message(arg of the detach, from, data, n), on the loop's thread, gets them; data is valid during the
+ * call, which may close the rendezvous. Before the detach; NULL: they are dropped. */
+void zr_rendezvous_on_message(struct zr_rendezvous *r,
+                              void (*on_message)(void *arg, int from, const void *data, size_t n));
+
 /* This rank's program makes a call that every rank must make: kept for a comparison. One thread at a time,
  * at any time. */
 void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
