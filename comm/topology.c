@@ -415,8 +415,7 @@ static void append(char *text, size_t n_text, const char *fmt, ...)
     va_end(ap);
 }
 
-/* "0 to 3", "4, 5, 7". */
-static void list_members(const struct zr_topology *t, int32_t host, char *text, size_t n_text)
+void zr_topology_list_ranks(const struct zr_topology *t, int32_t host, char *text, size_t n_text)
 {
     int32_t left = t->hosts[host].n_ranks, last;
     const char *comma = "";
@@ -441,7 +440,7 @@ void zr_topology_list_hosts(const struct zr_topology *t, char *text, size_t n_te
     for (int32_t host = 0; host < t->n_hosts; host++) {
         char ranks[96];
         int32_t n = t->hosts[host].n_ranks;
-        list_members(t, host, ranks, sizeof ranks);
+        zr_topology_list_ranks(t, host, ranks, sizeof ranks);
         append(text, n_text, "%shost %d has %d%s (%s)", host ? ", " : "", host, n,
                host     ? ""
                : n == 1 ? " rank"

@@ -121,7 +121,7 @@ static int connect_ranks(struct zero_ctx *z)
 static void on_lost(void *arg, int rank, const char *why)
 {
     struct zero_ctx *z = arg;
-    char text[512], when[112];
+    char text[ZR_ERROR_BYTES], when[112];
     zr_engine_last_op(z->engine, when, sizeof when);
     snprintf(text, sizeof text, "rank %d was lost%s%s: %s", rank, when[0] ? " " : "", when, why);
     zr_engine_fail(z->engine, ZR_ERR_PEER, text);
@@ -322,9 +322,12 @@ static int meet(struct zero_ctx *z, int err)
         return err ? zr_say_again(&kept) : loop_err;
     zr_say_again(&kept);
     err = zr_topology_probe(z->rendezvous, NULL, err, &z->topology);
-    if (!err)
-        report_topology(z);
-    return err;
+    if (err)
+        return err;
+    if (z->rendezvous)
+        zr_rendezvous_hosts(z->rendezvous, &z->topology);
+    report_topology(z);
+    return 0;
 }
 
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,

@@ -50,7 +50,9 @@ enum zr_frame_type {
      * code of what the sender met, and its message behind the calls */
     ZR_FRAME_CALLS,
     /* 0 <-> rank: a message of whoever uses the rendezvous; about: to whom */
-    ZR_FRAME_MESSAGE
+    ZR_FRAME_MESSAGE,
+    /* both ways of a link between hosts: the sender is there */
+    ZR_FRAME_BEAT
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */

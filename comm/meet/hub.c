@@ -103,6 +103,17 @@ static const char *doing(const struct zr_rendezvous *r)
                                        : "during an exchange";
 }
 
+/* How a rank was lost, as all ranks are told: where this one saw it first, with what it knows of the other's
+ * last call. */
+static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
+{
+    char last[256] = "";
+    if (r->describe && r->members[rank].seen_lost)
+        r->describe(r->describe_arg, rank, last, sizeof last);
+    snprintf(text, ZR_FRAME_TEXT_BYTES, "%.*s%s", (int)(ZR_FRAME_TEXT_BYTES - sizeof last),
+             why ? why : "there is no memory to say how", last);
+}
+
 int zr_hub_check(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++) {
@@ -110,18 +121,21 @@ int zr_hub_check(struct zr_rendezvous *r)
         if (member->state == ZR_MEMBER_LEFT)
             zr_hub_fail(r, ZR_ERR_PEER, "rank %d left %s", i, doing(r));
         if (member->state == ZR_MEMBER_LOST)
-            zr_hub_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r), member->unreported);
+            zr_hub_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r),
+                        member->how ? member->how : "there is no memory to say how");
     }
     return r->code;
 }
 
 static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 {
+    char text[ZR_FRAME_TEXT_BYTES];
+    say_how_lost(r, rank, why, text);
     for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
         if (r->members[i].state == ZR_MEMBER_HERE)
-            (void)send_frame(r, i, ZR_FRAME_LOST, rank, why, strlen(why));
+            (void)send_frame(r, i, ZR_FRAME_LOST, rank, text, strlen(text));
     if (r->on_lost && !r->closing)
-        r->on_lost(r->arg, rank, why);
+        r->on_lost(r->arg, rank, text);
 }
 
 void zr_hub_report_failure(struct zr_rendezvous *r)
@@ -135,28 +149,46 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
     if (r->code && !r->reported) /* reported by a rank that had finished the last exchange before this one */
         zr_hub_report_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
-        char why[sizeof r->members[i].unreported];
-        memcpy(why, r->members[i].unreported, sizeof why);
-        r->members[i].unreported[0] = 0;
-        if (why[0])
-            report_lost(r, i, why);
+        struct zr_member *member = &r->members[i];
+        if (member->unreported)
+            report_lost(r, i, member->how);
+        member->unreported = false;
     }
 }
 
-/* A rank's connection has ended without a goodbye. */
-static void lose(struct zr_rendezvous *r, int rank, const char *why)
+static void take_as_lost(struct zr_rendezvous *r, int rank, const char *why, bool seen)
 {
     struct zr_member *member = &r->members[rank];
     if (member->state == ZR_MEMBER_LOST || member->state == ZR_MEMBER_LEFT)
         return;
     member->state = ZR_MEMBER_LOST;
+    member->seen_lost = seen;
     if (r->detached) {
         report_lost(r, rank, why);
         return;
     }
-    snprintf(member->unreported, sizeof member->unreported, "%.*s", (int)sizeof member->unreported - 1, why);
+    member->unreported = true;
+    member->how = strdup(why);
     if (r->phase != ZR_PHASE_IDLE)
         zr_hub_check(r);
+}
+
+/* This rank is the first to see it. */
+static void lose(struct zr_rendezvous *r, int rank, const char *why)
+{
+    take_as_lost(r, rank, why, true);
+}
+
+void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why)
+{
+    zr_link_drop(l);
+    lose(r, l->rank, why);
+}
+
+void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l)
+{
+    zr_link_drop(l);
+    r->members[l->rank].state = ZR_MEMBER_LOST;
 }
 
 /* A rank said goodbye. */
@@ -203,6 +235,8 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         member->n_given = f->n_bytes;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, f, payload ? payload : "");
+    } else if (ours && f->type == ZR_FRAME_BEAT) {
+        /* That it came is all it says. */
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
@@ -238,14 +272,16 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
         on_fail(r, f, text);
     } else if (ours && f->type == ZR_FRAME_LOST && f->about > 0 && f->about < r->w.world &&
                f->about != r->w.rank) {
-        char why[256];
+        char why[ZR_FRAME_TEXT_BYTES];
         snprintf(why, sizeof why, "%s", text);
-        lose(r, f->about, why);
+        take_as_lost(r, f->about, why, false);
     } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
         zr_hub_asked(r);
     } else if (ours && f->type == ZR_FRAME_MESSAGE && f->about == r->w.rank && payload &&
                zr_hub_message(r, 0, payload, f->n_bytes)) {
         /* It is told, or will be. */
+    } else if (ours && f->type == ZR_FRAME_BEAT) {
+        /* That it came is all it says. */
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, 0, exited);
@@ -398,6 +434,7 @@ void zr_hub_close(struct zr_rendezvous *r)
     uv_close((uv_handle_t *)&r->patience, handle_closed);
     uv_close((uv_handle_t *)&r->admit, handle_closed);
     uv_close((uv_handle_t *)&r->answers, handle_closed);
+    uv_close((uv_handle_t *)&r->beat, handle_closed);
     zr_hub_forget_comparison(r);
     uv_close((uv_handle_t *)&r->report, handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);

@@ -4,7 +4,7 @@
  * addresses ranks meet, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps
  * unidentified connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it
  * ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of whoever uses
- * it. The first failure is kept; before the detach it is
+ * it, hub_beat.c how a silent end is found. The first failure is kept; before the detach it is
  * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
@@ -39,8 +39,12 @@ struct zr_member {
     bool gave;
     char *given;
     size_t n_given;
-    /* how it was lost before the detach, until on_lost can be called; otherwise "" */
-    char unreported[192];
+    /* this rank was the first to see that it was lost */
+    bool seen_lost;
+    /* it was lost before the detach, and on_lost is still to be called */
+    bool unreported;
+    /* how; NULL: it was not, or there was no memory for it */
+    char *how;
     /* rank 0, of a comparison: the calls of its program; NULL: they are not here yet */
     struct zr_called_ring *calls;
 };
@@ -125,6 +129,14 @@ struct zr_rendezvous {
     void (*on_failed)(void *arg, int code, const char *text);
     /* given to both */
     void *arg;
+    void (*describe)(void *arg, int rank, char *text, size_t n_text);
+    void *describe_arg;
+    /* which links need beats; NULL: all. The caller's */
+    const struct zr_topology *hosts;
+    uv_timer_t beat;
+    /* when it is to come next */
+    int64_t beat_due_ms;
+
     void (*on_message)(void *arg, int from, const void *data, size_t n);
     /* messages that came before the detach; NULL: none */
     struct zr_message *messages;
@@ -229,6 +241,13 @@ void zr_hub_asked(struct zr_rendezvous *r);
 bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
 /* Frees what is kept of a comparison. */
 void zr_hub_forget_comparison(struct zr_rendezvous *r);
+
+/* hub_beat.c: begins, at the detach. */
+void zr_hub_beat(struct zr_rendezvous *r);
+/* The other end of a rank's link is lost without its having closed. */
+void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
+/* The same, with another that was told: of this one nobody is. */
+void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
 
 /* hub_message.c: a message has come, which is kept before the detach. false: too many are. */
 bool zr_hub_message(struct zr_rendezvous *r, int from, const char *data, size_t n);

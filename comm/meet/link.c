@@ -116,6 +116,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         end_link(l, ZR_ERR_PEER, why);
         return;
     }
+    l->heard_ms = (int64_t)uv_now(stream->loop);
     if (l->finishing || n == 0)
         return;
     take(l, (size_t)n);

@@ -57,6 +57,8 @@ struct zr_link {
     struct zr_kept_socket kept;
     /* the owner's: when it began to wait for the other end's proof */
     int64_t since_ms;
+    /* the loop's time when bytes last came in */
+    int64_t heard_ms;
     /* address of the other end, for messages */
     char peer[ZR_ADDRESS_CHARS];
     /* what comes in while finishing */

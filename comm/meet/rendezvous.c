@@ -157,20 +157,24 @@ static int open_handles(struct zr_rendezvous *r)
         return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
     uv_unref((uv_handle_t *)&r->report);
     r->report.data = r;
-    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->answers.data = r;
+    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->answers.data = r->beat.data = r;
     uv_timer_init(r->loop, &r->deadline); /* cannot fail */
     uv_timer_init(r->loop, &r->retry);
     uv_timer_init(r->loop, &r->patience);
     uv_timer_init(r->loop, &r->admit);
     uv_timer_init(r->loop, &r->answers);
-    r->n_handles = 6;
+    uv_timer_init(r->loop, &r->beat);
+    uv_unref((uv_handle_t *)&r->beat);
+    r->n_handles = 7;
     return 0;
 }
 
 static void free_tables(struct zr_rendezvous *r)
 {
-    for (int i = 0; i < r->w.world; i++)
+    for (int i = 0; i < r->w.world; i++) {
         free(r->members[i].given);
+        free(r->members[i].how);
+    }
     zr_hub_forget_comparison(r);
     zr_hub_forget_messages(r);
     free(r->all);
@@ -222,6 +226,18 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     r->phase = ZR_PHASE_IDLE;
     *out = r;
     return 0;
+}
+
+void zr_rendezvous_describe(struct zr_rendezvous *r,
+                            void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg)
+{
+    r->describe = describe;
+    r->describe_arg = arg;
+}
+
+void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
+{
+    r->hosts = t;
 }
 
 /* --- exchanging --- */
@@ -356,6 +372,17 @@ int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
     return zr_fail(code, "%s", text);
 }
 
+int zr_rendezvous_look(struct zr_rendezvous *r)
+{
+    if (r->w.world == 1 || r->detached || r->closing)
+        return 0;
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    uv_run(r->loop, UV_RUN_NOWAIT);
+    zr_sigpipe_release(&hold);
+    return r->code || zr_hub_check(r) ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
 /* --- parting --- */
 
 static void on_detached(uv_timer_t *t)
@@ -373,6 +400,7 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
     r->detached = true;
     if (r->w.world == 1 || r->closing)
         return;
+    zr_hub_beat(r);
     uv_timer_start(&r->deadline, on_detached, 0, 0); /* tells on the loop's thread what happened before */
     uv_mutex_lock(&r->report_lock);
     r->may_report = true;

@@ -58,11 +58,24 @@ int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_
                   struct zr_world *w);
 
 struct zr_rendezvous;
+struct zr_topology;
 
 /* Collective, blocking up to timeout_ms. Fails on all ranks that got as far, naming what is missing ("1 of 4
  * ranks did not come: rank 3"). world 1 makes no socket. */
 int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
                        struct zr_rendezvous **out);
+
+/* describe(arg, rank, text, n_text), on the loop's thread, writes what this process knows of a rank's last
+ * call, as "; its last call was zero_step in step 12", or "": it stands behind the message of the rank's loss
+ * that all ranks get from the one that sees it first. Before the detach. */
+void zr_rendezvous_describe(struct zr_rendezvous *r,
+                            void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg);
+
+/* Which rank is on which host. After the detach both ends of a link send a beat every timeout_ms / 16 (10 to
+ * 1000 ms), and an end that has heard nothing for three fourths of timeout_ms is lost, with all of its host
+ * that are silent too, which on_lost names; a link inside a host needs no beats. t stays the caller's and is
+ * there until r is freed. Before the detach; NULL, or not called: every rank may be on a host of its own. */
+void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t);
 
 /* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank
  * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
@@ -72,6 +85,11 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
  * fails. For what happens where the others go straight to an exchange. Not collective, does not block; only
  * before zr_rendezvous_detach. Returns code, with the message as it was. */
 int zr_rendezvous_fail(struct zr_rendezvous *r, int code);
+
+/* What a rank that waits for something else hears of the others meanwhile: 0, or the failure of any, as the
+ * next exchange would meet it. Not collective, does not wait; on the thread that may run the loop. After the
+ * detach others are told, and it does nothing: 0. */
+int zr_rendezvous_look(struct zr_rendezvous *r);
 
 /* From now on the loop belongs to another thread. on_lost(arg, rank, why) is called on the loop's thread,
  * once per lost rank; on_failed(arg, code, text) once, with the first failure that a rank reports before this

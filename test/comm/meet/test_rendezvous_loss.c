@@ -208,6 +208,56 @@ static void test_failing_rank(void **state)
     }
 }
 
+/* --- ranks that wait for something else, and look --- */
+
+enum end { DIES, FAILS, LEAVES };
+
+/* Rank 0 looks while rank 1 gives, which is not lost by it; then both look until they hear of rank 2. */
+static void look_for_it(struct rank *me)
+{
+    struct meeting m;
+    int err = 0;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    for (int i = 0; i < 10 && me->w.rank == 0; i++, sleep_ms(5))
+        RANK_CHECK(me, zr_rendezvous_look(m.r) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
+    if (me->w.rank == 2) {
+        enum end how = *(enum end *)me->arg;
+        if (how == DIES)
+            kill(getpid(), SIGKILL);
+        zr_fail(ZR_ERR_NOMEM, "no memory for 7 apples");
+        if (how == FAILS)
+            zr_rendezvous_fail(m.r, ZR_ERR_NOMEM);
+        else
+            RANK_CHECK(me, part(&m), "handles are left");
+        if (how == LEAVES)
+            return;
+    }
+    for (int i = 0; i < 6000 && !err; i++, sleep_ms(5))
+        err = zr_rendezvous_look(m.r);
+    note_error(me, err);
+    RANK_CHECK(me, zr_rendezvous_look(m.r) == err, "another code the second time");
+    RANK_CHECK(me, exchange_ranks(&m) == err, "another code in the exchange");
+    zr_rendezvous_detach(m.r, NULL, NULL, NULL);
+    RANK_CHECK(me, zr_rendezvous_look(m.r) == 0, "it looks when it is detached");
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void expect_seen(enum end how, int code, const char *text)
+{
+    struct rank *r = run_ranks(true, 3, look_for_it, &how, how == DIES ? rank_2_dies : NULL);
+    for (int i = 0; i < (how == FAILS ? 3 : 2); i++)
+        expect_rank(&r[i], code, text);
+}
+
+static void test_look(void **state)
+{
+    (void)state;
+    expect_seen(DIES, ZR_ERR_PEER, "rank 2 was lost before an exchange");
+    expect_seen(FAILS, ZR_ERR_NOMEM, "rank 2: no memory for 7 apples");
+    expect_seen(LEAVES, ZR_ERR_PEER, "rank 2 left before an exchange");
+}
+
 static void differ_in_size(struct rank *me)
 {
     struct meeting m;
@@ -287,6 +337,13 @@ static void time_over(uv_timer_t *t)
     stop(t->data);
 }
 
+/* Longer than most messages, and by whom it was said. */
+static void say_last_call(void *arg, int rank, char *text, size_t n_text)
+{
+    const struct rank *me = arg;
+    snprintf(text, n_text, "; its last call was %0150d, says rank %d of rank %d", 7, me->w.rank, rank);
+}
+
 /* Watches until a loss or for run_ms; rank *arg leaves at once: by a signal if it dies, else with a goodbye.
  */
 static void watch(struct rank *me)
@@ -298,6 +355,7 @@ static void watch(struct rank *me)
         someone_dies |= me->all[i].dies;
     RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
+    zr_rendezvous_describe(w.m.r, say_last_call, me);
     me->code = -1;
     if (goes && me->all[0].stage) { /* a child of its own outlives it */
         pid_t pid = fork();
@@ -326,14 +384,21 @@ static void test_death_after_detach(void **state)
 {
     (void)state;
     int who = 2;
+    char text[64];
     struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
             expect_rank(&r[i], 2, "connection");
+    for (int i = 0; i < 4; i++) /* all of what rank 0, which saw it, said */
+        if (i != 2)
+            expect_rank(&r[i], 2, "007, says rank 0 of rank 2");
     who = 0;
     r = run_ranks(true, 3, watch, &who, rank_0_dies);
-    for (int i = 1; i < 3; i++)
+    for (int i = 1; i < 3; i++) {
+        snprintf(text, sizeof text, "007, says rank %d of rank 0", i);
         expect_rank(&r[i], 0, "connection");
+        expect_rank(&r[i], 0, text);
+    }
 }
 
 static void with_child_2(struct rank *r)
@@ -474,7 +539,7 @@ int main(void)
         cmocka_unit_test(test_sizes_differ),         cmocka_unit_test(test_exchange_timeout),
         cmocka_unit_test(test_death_after_detach),   cmocka_unit_test(test_goodbye_is_no_death),
         cmocka_unit_test(test_death_of_a_parent),    cmocka_unit_test(test_close_at_once),
-        cmocka_unit_test(test_failure_after_detach),
+        cmocka_unit_test(test_failure_after_detach), cmocka_unit_test(test_look),
     };
     return cmocka_run_group_tests_name("rendezvous, ranks that are lost", tests, NULL, NULL);
 }

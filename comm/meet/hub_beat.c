@@ -1,0 +1,159 @@
+/* hub_beat.c: beats between hosts, by which a network that is cut without a word is found.
+ *
+ * A host that crashes, is stopped or is cut off closes no connection. So from the detach on both ends of a
+ * link between hosts send a small frame every so often, and an end that has heard nothing at all for
+ * three fourths of the time that ranks wait for each other takes the other one for lost, before what waits
+ * for it gives up without knowing why. TCP needs most of a second to go on after one without packets, and
+ * twice the time after twice of it, which is within that. Ranks of one host see each other's end at once and
+ * need none.
+ *
+ * The ranks behind one cable go silent together: the first that is looked at is told, by the name of its
+ * host, and the others are let go without a message of their own. */
+#include "comm/meet/hub.h"
+#include "comm/topology.h"
+
+#include <stdio.h>
+
+enum {
+    SHORTEST_MS = 10, /* between two beats */
+    LONGEST_MS = 1000,
+    BEATS = 16,   /* of timeout_ms */
+    LATE_MS = 50, /* of this loop, which is no silence of others */
+    HOST_CHARS = 256
+};
+
+static int64_t interval_ms(const struct zr_rendezvous *r)
+{
+    int64_t ms = r->timeout_ms / BEATS;
+    return ms < SHORTEST_MS ? SHORTEST_MS : ms > LONGEST_MS ? LONGEST_MS : ms;
+}
+
+static int64_t limit_ms(const struct zr_rendezvous *r)
+{
+    return r->timeout_ms - r->timeout_ms / 4;
+}
+
+static bool on_one_host(const struct zr_rendezvous *r, int a, int b)
+{
+    return r->hosts && r->hosts->host_of[a] == r->hosts->host_of[b];
+}
+
+/* The link leads to a rank of another host that is here. */
+static bool beats(const struct zr_rendezvous *r, const struct zr_link *l)
+{
+    return l->rank >= 0 && r->members[l->rank].link == l && r->members[l->rank].state == ZR_MEMBER_HERE &&
+           !l->finishing && !on_one_host(r, r->w.rank, l->rank);
+}
+
+/* --- who is silent --- */
+
+/* Links to ranks of its host, its own included: silent for about as long, and not. */
+static void count_links(const struct zr_rendezvous *r, const struct zr_link *silent, int *n_silent,
+                        int *n_not)
+{
+    *n_silent = *n_not = 0;
+    for (const struct zr_link *l = r->links; l; l = l->next)
+        if (beats(r, l) && (l == silent || on_one_host(r, l->rank, silent->rank)))
+            ++*(l->heard_ms <= silent->heard_ms + 2 * interval_ms(r) ? n_silent : n_not);
+}
+
+/* "host 1 ("node1", ranks 2, 3) is silent: no heartbeat from rank 2", or of a rank by itself. */
+static void name_silent(const struct zr_rendezvous *r, const struct zr_link *l, bool whole_host,
+                        char text[HOST_CHARS])
+{
+    if (!r->hosts) {
+        snprintf(text, HOST_CHARS, "it is silent: no heartbeat");
+        return;
+    }
+    char ranks[96];
+    int host = r->hosts->host_of[l->rank];
+    const char *name = r->hosts->hosts[host].name;
+    zr_topology_list_ranks(r->hosts, host, ranks, sizeof ranks);
+    if (whole_host)
+        snprintf(text, HOST_CHARS, "host %d (\"%s\", rank%s %s) is silent: no heartbeat from rank %d", host,
+                 name, r->hosts->hosts[host].n_ranks > 1 ? "s" : "", ranks, l->rank);
+    else
+        snprintf(text, HOST_CHARS, "it is silent, of the ranks of host %d (\"%s\", ranks %s): no heartbeat",
+                 host, name, ranks);
+}
+
+/* Links to the same host that are silent too. */
+static void let_go_with(struct zr_rendezvous *r, const struct zr_link *lost)
+{
+    for (struct zr_link *l = r->links; l; l = l->next)
+        if (l != lost && beats(r, l) && on_one_host(r, l->rank, lost->rank) &&
+            l->heard_ms <= lost->heard_ms + 2 * interval_ms(r))
+            zr_hub_let_go(r, l);
+}
+
+static void lose_silent(struct zr_rendezvous *r, struct zr_link *l, int64_t now)
+{
+    int n_silent, n_not;
+    char who[HOST_CHARS], why[HOST_CHARS + 256];
+    count_links(r, l, &n_silent, &n_not);
+    name_silent(r, l, n_not == 0, who);
+    snprintf(why, sizeof why, "%s (%s) for %lld ms, and one is due every %lld ms: %s", who, l->peer,
+             (long long)(now - l->heard_ms), (long long)interval_ms(r),
+             n_not == 0 ? "its network is cut, or it is stopped" : "it is stopped");
+    if (n_silent > 1)
+        let_go_with(r, l);
+    zr_hub_lose(r, l, why);
+}
+
+/* Every end of a link is found by itself where it is the first of its host. */
+static void look(struct zr_rendezvous *r, int64_t now)
+{
+    for (int rank = 0; rank < r->w.world && !r->closing; rank++) {
+        struct zr_link *l = r->members[rank].link;
+        if (l && beats(r, l) && now - l->heard_ms > limit_ms(r))
+            lose_silent(r, l, now);
+    }
+}
+
+/* --- the timer --- */
+
+static void send_beats(struct zr_rendezvous *r)
+{
+    for (struct zr_link *l = r->links; l; l = l->next)
+        if (beats(r, l))
+            (void)zr_hub_send_about(r, l->rank, ZR_FRAME_BEAT, 0, NULL, 0);
+}
+
+/* While this loop stood still it heard nobody: what came meanwhile is still to be read. */
+static void forgive(struct zr_rendezvous *r, int64_t late_ms)
+{
+    for (struct zr_link *l = r->links; l; l = l->next)
+        l->heard_ms += late_ms;
+}
+
+static void start_timer(struct zr_rendezvous *r, int64_t now);
+
+static void on_beat(uv_timer_t *t)
+{
+    struct zr_rendezvous *r = t->data;
+    int64_t now = zr_hub_now_ms(r), late = now - r->beat_due_ms;
+    if (late > LATE_MS)
+        forgive(r, late);
+    send_beats(r);
+    look(r, now);
+    if (!r->closing)
+        start_timer(r, now);
+}
+
+static void start_timer(struct zr_rendezvous *r, int64_t now)
+{
+    r->beat_due_ms = now + interval_ms(r);
+    uv_timer_start(&r->beat, on_beat, (uint64_t)interval_ms(r), 0);
+}
+
+void zr_hub_beat(struct zr_rendezvous *r)
+{
+    bool any = false;
+    int64_t now = zr_hub_now_ms(r);
+    for (struct zr_link *l = r->links; l; l = l->next) {
+        any |= beats(r, l);
+        l->heard_ms = now + r->timeout_ms - limit_ms(r); /* the first may take as long as ranks wait */
+    }
+    if (any)
+        start_timer(r, now);
+}
