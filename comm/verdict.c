@@ -20,8 +20,12 @@ static bool is_consequence(int code)
     return code == ZR_ERR_TIMEOUT || code == ZR_ERR_PEER;
 }
 
-/* What another rank says it is may be anything. */
-static int known_code(int code)
+bool zr_verdict_rather(int so_far, int of_next)
+{
+    return of_next && (!so_far || (is_consequence(so_far) && !is_consequence(of_next)));
+}
+
+int zr_verdict_code(int code)
 {
     switch (code) {
     case 0:
@@ -37,9 +41,9 @@ static int known_code(int code)
 int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
 {
     int code = 0, who = 0;
-    for (int r = 0; r < n && (!code || is_consequence(code)); r++) {
-        int of_r = known_code(*(const int32_t *)((const char *)err + (size_t)r * stride));
-        if (of_r && (!code || !is_consequence(of_r)))
+    for (int r = 0; r < n; r++) {
+        int of_r = zr_verdict_code(*(const int32_t *)((const char *)err + (size_t)r * stride));
+        if (zr_verdict_rather(code, of_r))
             code = of_r, who = r;
     }
     if (!code)

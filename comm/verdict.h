@@ -17,6 +17,7 @@
 
 #include "kernels/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,6 +40,12 @@
 #define zr_verdict(met, mine, all, n, me)                                                                    \
     ((met) ? zr_verdict_alone((met), (mine)->err, (mine)->text, sizeof(mine)->text)                          \
            : zr_verdict_first((all), (n), (me)))
+
+/* The rule itself: whether a rank speaks, in place of the one that would so far, which is before it in order;
+ * 0: that of none. */
+bool zr_verdict_rather(int so_far, int of_next);
+/* What another rank says its code is may be anything: it, or ZR_ERR_FAILED where it is none. */
+int zr_verdict_code(int code);
 
 int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err);
 int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me);

@@ -189,22 +189,9 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     return err;
 }
 
-struct success {
-    ZR_VERDICT(ZR_ERROR_BYTES);
-};
-
 int zr_agree_on_success(struct zero_ctx *z, int local_err)
 {
-    if (!z->rendezvous)
-        return local_err;
-    struct success mine, *all = malloc((size_t)z->world.world * sizeof *all);
-    if (!all)
-        return no_memory_to_compare(z, local_err);
-    zr_verdict_put(&mine, local_err);
-    int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
-    free(all);
-    return err;
+    return z->rendezvous ? zr_rendezvous_agree(z->rendezvous, local_err) : local_err;
 }
 
 struct success_in_run {

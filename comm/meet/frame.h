@@ -52,7 +52,10 @@ enum zr_frame_type {
     /* 0 <-> rank: a message of whoever uses the rendezvous; about: to whom */
     ZR_FRAME_MESSAGE,
     /* both ways of a link between hosts: the sender is there */
-    ZR_FRAME_BEAT
+    ZR_FRAME_BEAT,
+    /* rank -> 0: how it went here; 0 -> rank: what that comes to. about: the code, payload: the rank that
+     * speaks (int32_t) and its message */
+    ZR_FRAME_VERDICT
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */

@@ -229,10 +229,12 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
-    } else if (ours && f->type == ZR_FRAME_GIVE && !member->gave) {
-        member->gave = true;
+    } else if (ours && (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && payload &&
+               !member->gave) {
+        member->gave = f->type;
         member->given = zr_link_take_payload(l);
         member->n_given = f->n_bytes;
+        member->given_about = f->about;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_BEAT) {
@@ -264,9 +266,11 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
         for (int i = 0; i < r->w.world; i++)
             if (r->members[i].state == ZR_MEMBER_EMPTY)
                 r->members[i].state = ZR_MEMBER_HERE;
-    } else if (ours && f->type == ZR_FRAME_ALL && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
+    } else if (ours && f->type == (r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of) &&
+               payload && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
         r->all = zr_link_take_payload(l);
         r->n_all = f->n_bytes;
+        r->all_about = f->about;
         r->phase = ZR_PHASE_IDLE;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, f, text);
@@ -316,15 +320,27 @@ static bool on_large(struct zr_link *l, const struct zr_frame *f)
     if (r->closing || r->detached || r->w.rank != 0 || l->rank < 1 || f->type != ZR_FRAME_GIVE)
         return false;
     if (r->n_expected)
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %u bytes, rank 0 gives %zu", l->rank,
-                    f->n_bytes, r->n_expected);
+        zr_hub_differ(r, l->rank, f->type, f->n_bytes);
     return true;
 }
 
-void zr_hub_expect(struct zr_rendezvous *r, size_t n)
+int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n)
+{
+    if (type == ZR_FRAME_GIVE && r->exchange_of == ZR_FRAME_GIVE)
+        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank, n,
+                           r->n_expected);
+    if (type == ZR_FRAME_GIVE)
+        return zr_hub_fail(r, ZR_ERR_MISMATCH,
+                           "exchange: rank %d gives %zu bytes, rank 0 compares how it went", rank, n);
+    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
+                       rank, r->n_expected);
+}
+
+void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
 {
     uint32_t most = n > ZR_FRAME_SMALL_BYTES ? (uint32_t)n : ZR_FRAME_SMALL_BYTES;
     r->n_expected = n;
+    r->exchange_of = of;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_link *l = r->members[i].link;
         if (!l || r->members[i].state != ZR_MEMBER_HERE)

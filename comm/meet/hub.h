@@ -35,10 +35,11 @@ enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBE
 struct zr_member {
     enum zr_member_state state;
     struct zr_link *link;
-    /* its blob of the exchange under way has come */
-    bool gave;
+    /* What has come from it for the exchange under way: GIVE or VERDICT; 0: nothing yet. */
+    uint16_t gave;
     char *given;
     size_t n_given;
+    int32_t given_about;
     /* this rank was the first to see that it was lost */
     bool seen_lost;
     /* it was lost before the detach, and on_lost is still to be called */
@@ -115,11 +116,14 @@ struct zr_rendezvous {
     bool ready;
     /* others: rank 0 knows us, and we know it */
     bool accepted;
-    /* bytes of one frame of the exchange under way; 0: none is under way */
+    /* the most bytes of one frame of the exchange under way; 0: none is under way */
     size_t n_expected;
+    /* of the frames that the others send for it: GIVE or VERDICT */
+    enum zr_frame_type exchange_of;
     /* others: the result of the exchange under way */
     char *all;
     size_t n_all;
+    int32_t all_about;
 
     /* of the first failure */
     int code;
@@ -220,8 +224,11 @@ int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, cons
  * connection that is broken is told later. */
 int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                       const void *payload, size_t n);
-/* An exchange begins whose frames have n bytes each; 0: it is over. What is large and waits is read now. */
-void zr_hub_expect(struct zr_rendezvous *r, size_t n);
+/* An exchange begins whose frames have n bytes each, or, for VERDICT, at most; 0: it is over. What is large
+ * and waits is read now. */
+void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
+/* Rank 0: fails, for what a rank sent for it is not what rank 0 does. */
+int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */

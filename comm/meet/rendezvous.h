@@ -81,6 +81,12 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t);
  * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
 
+/* Collective, blocking, as an exchange of how it went: err is 0 or a failure of this rank's, with this
+ * thread's message. 0 on all ranks, or on all the code and message of the rank that speaks (comm/verdict.h),
+ * "rank 2: " before it on the others. Where ranks cannot reach each other: err, if it is not 0, with its
+ * message; else that failure. */
+int zr_rendezvous_agree(struct zr_rendezvous *r, int err);
+
 /* This rank cannot go on: with code and this thread's message every other rank's running or next exchange
  * fails. For what happens where the others go straight to an exchange. Not collective, does not block; only
  * before zr_rendezvous_detach. Returns code, with the message as it was. */

@@ -25,17 +25,19 @@ static int no_memory_to_compare(struct zr_nccl_set *p, int err)
 int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
                   struct zr_nccl_tally *t)
 {
+    if (!t)
+        return zr_rendezvous_agree(p->rdv, err);
     struct outcome mine = {.number = number}, *all = malloc((size_t)p->world * sizeof *all);
     zr_verdict_put(&mine, err);
     if (!all)
         return no_memory_to_compare(p, err);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
     met = zr_verdict(met, &mine, all, p->world, p->rank);
-    if (!met && t)
+    if (!met)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
-    for (int i = 0; !met && t && i < m->base.group.size; i++)
+    for (int i = 0; !met && i < m->base.group.size; i++)
         t->sum += all[zr_comm_rank(&m->base, i)].number;
-    for (int r = 0; !met && t && r < p->world; r++) {
+    for (int r = 0; !met && r < p->world; r++) {
         if (t->odd < 0 && all[r].number != t->first)
             t->odd = r, t->odd_number = all[r].number;
     }

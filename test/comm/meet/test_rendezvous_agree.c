@@ -1,0 +1,155 @@
+/* test_rendezvous_agree.c: ranks tell each other how something went: all go on, or all fail with the words of
+ * one. */
+#include "test/comm/meet/meeting.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { N = 4, LONG_TEXT = ZR_ERROR_BYTES - 1 };
+
+/* What each rank has met; who speaks. */
+struct row {
+    int code[N];
+    int speaks;
+};
+
+static const struct row rows[] = {
+    {{0, 0, 0, 0}, -1},
+    {{ZR_ERR_IO, 0, 0, 0}, 0},
+    {{0, 0, 0, ZR_ERR_IO}, 3},
+    {{0, ZR_ERR_NOMEM, ZR_ERR_ARG, ZR_ERR_IO}, 1},
+    /* Causes before consequences. */
+    {{ZR_ERR_TIMEOUT, ZR_ERR_PEER, 0, ZR_ERR_ARG}, 3},
+    {{0, 0, ZR_ERR_PEER, ZR_ERR_TIMEOUT}, 2},
+    {{ZR_ERR_TIMEOUT, 0, 0, 0}, 0},
+};
+
+/* Long, and of its own for each rank. */
+static void words_of(int rank, char text[LONG_TEXT + 1])
+{
+    memset(text, 'a' + rank, LONG_TEXT);
+    text[LONG_TEXT] = 0;
+}
+
+static void expect_words(struct rank *me, int speaker, int err)
+{
+    char want[LONG_TEXT + 16] = "", words[LONG_TEXT + 1];
+    words_of(speaker, words);
+    if (speaker != me->w.rank)
+        snprintf(want, sizeof want, "rank %d: %.*s", speaker, LONG_TEXT - 8, words);
+    else
+        snprintf(want, sizeof want, "%s", words);
+    RANK_CHECK(me, err && strcmp(zr_error_text(), want) == 0, "code %d: %s", err, zr_error_text());
+}
+
+static void agree(struct rank *me)
+{
+    struct meeting m;
+    char words[LONG_TEXT + 1];
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    for (size_t k = 0; k < 3 * sizeof rows / sizeof *rows; k++) {
+        const struct row *row = &rows[k % (sizeof rows / sizeof *rows)];
+        int code = row->code[me->w.rank];
+        words_of(me->w.rank, words);
+        zr_fail(ZR_ERR_FAILED, "%s", words);
+        if (me->w.rank == (int)k % N)
+            sleep_ms(5);
+        int err = zr_rendezvous_agree(m.r, code);
+        RANK_CHECK(me, err == (row->speaks < 0 ? 0 : row->code[row->speaks]), "row %zu: %d", k, err);
+        if (row->speaks >= 0)
+            expect_words(me, row->speaks, err);
+        if (me->wrong[0])
+            return;
+        if (k % 3 == 0) /* one after the other, as it comes */
+            RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
+    }
+    zr_rendezvous_detach(m.r, NULL, NULL, NULL);
+    RANK_CHECK(me, zr_rendezvous_agree(m.r, 0) == ZR_ERR_ORDER, "it is detached");
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_agree(void **state)
+{
+    (void)state;
+    run_ranks(false, N, agree, NULL, NULL);
+    run_ranks(true, N, agree, NULL, NULL);
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    struct meeting m;
+    struct zr_world w = {.world = 1};
+    assert_int_equal(meet(&m, &w, 1), 0);
+    assert_int_equal(zr_rendezvous_agree(m.r, 0), 0);
+    zr_fail(ZR_ERR_IO, "the disk");
+    assert_int_equal(zr_rendezvous_agree(m.r, ZR_ERR_IO), ZR_ERR_IO);
+    assert_string_equal(zr_error_text(), "the disk");
+    assert_true(part(&m));
+}
+
+/* One rank exchanges bytes where the others compare: a fault of ours, which must not hang. */
+static void do_something_else(struct rank *me)
+{
+    struct meeting m;
+    static _Thread_local char mine[70000], all[N * sizeof mine];
+    size_t n = *(int *)me->arg == 0 ? 12 : sizeof mine;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    bool other = me->w.rank == 2;
+    if (*(int *)me->arg == 2) /* and the other way about */
+        other = !other, n = 12;
+    note_error(me, other ? zr_rendezvous_exchange(m.r, mine, n, all) : zr_rendezvous_agree(m.r, 0));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void test_not_the_same(void **state)
+{
+    (void)state;
+    static const char *const says[] = {"rank 2 gives 12 bytes, rank 0 compares how it went",
+                                       "rank 2 gives 70000 bytes, rank 0 compares how it went",
+                                       "rank 2 compares how it went, rank 0 gives 12 bytes"};
+    for (int k = 0; k < 3; k++) {
+        struct rank *r = run_ranks(true, N, do_something_else, &k, NULL);
+        for (int i = 0; i < N; i++)
+            expect_rank(&r[i], ZR_ERR_MISMATCH, says[k]);
+    }
+}
+
+/* A rank dies: who has failed itself says that, the others that it was lost. */
+static void die_before(struct rank *me)
+{
+    struct meeting m;
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_rendezvous_agree(m.r, 0) == 0, "%s", zr_error_text());
+    if (me->dies)
+        kill(getpid(), SIGKILL);
+    zr_fail(ZR_ERR_IO, "the disk");
+    note_error(me, zr_rendezvous_agree(m.r, me->w.rank == 1 ? ZR_ERR_IO : 0));
+    RANK_CHECK(me, part(&m), "handles are left");
+}
+
+static void rank_2_dies(struct rank *r)
+{
+    r->dies = r->w.rank == 2;
+}
+
+static void test_death(void **state)
+{
+    (void)state;
+    struct rank *r = run_ranks(true, N, die_before, NULL, rank_2_dies);
+    expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost");
+    expect_rank(&r[1], ZR_ERR_IO, "the disk");
+    expect_rank(&r[3], ZR_ERR_PEER, "rank 2 was lost");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_agree), cmocka_unit_test(test_alone),
+                                       cmocka_unit_test(test_not_the_same), cmocka_unit_test(test_death)};
+    return cmocka_run_group_tests_name("rendezvous_agree", tests, NULL, NULL);
+}
