@@ -8,7 +8,6 @@
 
 #include "comm/comm.h"
 
-struct zr_topology;
 struct zr_world;
 
 /* What the communicator of a role is opened for: all ranks of the world have the same numbers. */
@@ -38,6 +37,8 @@ struct zr_backend_config {
     /* gathers by the device's copy engines instead of kernels: 1 on, -1 off, 0 where that is known to be good
      */
     int copy_engine;
+    /* of the world; it outlives the communicators */
+    const struct zr_topology *topology;
     /* NULL, or the program's own communicator, of a backend with lent_world */
     void *lent;
     /* may be NULL; any thread may write to it */

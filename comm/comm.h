@@ -198,6 +198,7 @@ static inline int32_t zr_comm_rank(const struct zr_comm *c, int32_t place)
 }
 
 struct zr_rendezvous;
+struct zr_topology;
 
 /* World 1: nothing to say to anyone. A gather in place is nothing at all, a reduce is one pass from src to
  * dst. */
@@ -205,9 +206,10 @@ int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
 
 /* One host: every rank of a group maps every other's arena. Collective over all ranks of rdv, each with the
  * group that it belongs to, and blocking, as making the arena is; rdv, and the group's members, must outlive
- * the communicator. timeout_ms: how long an operation waits for peers before it fails. */
-int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
-                enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
+ * the communicator. t: of the world, for who shares this host's memory and cores; NULL: all do. timeout_ms:
+ * how long an operation waits for peers before it fails. */
+int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_topology *t,
+                const struct zr_group *group, enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
 
 /* The communicators of one context, n from zr_shm_open, of different roles. A failure of one is one of all,
  * at once, so that a rank is not held up by each in turn. And each one's messages know what the others do:

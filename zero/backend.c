@@ -140,6 +140,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .copy_engine = copy_engine == ZERO_AUTO ? 0
                                                             : copy_engine            ? 1
                                                                                      : -1,
+                                             .topology = &z->topology,
                                              .lent = z->config.user.nccl_comm,
                                              .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];

@@ -8,8 +8,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <xxhash.h>
+#include <unistd.h>
 
 enum { SPIN_NS = 20000, LEAST_STREAMS = 2 };
 
@@ -39,54 +38,6 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
 
 /* --- putting operations on the stream --- */
 
-static struct zr_cut *cut_of(union zr_shm_seg *x, int32_t op)
-{
-    return op == ZR_OP_ALL_GATHER ? &x->gather.cut : &x->reduce.cut;
-}
-
-/* From which on n entries have room in the ring. Who has not asked has_room waits while they have none. */
-static uint64_t ring_room(struct zr_shm *m, uint64_t n)
-{
-    uint64_t at = m->ring_put % ZR_SHM_RING;
-    uint64_t put = m->ring_put + (at + n > ZR_SHM_RING ? ZR_SHM_RING - at : 0); /* never around the end */
-    pthread_mutex_lock(&m->lock);
-    while (put + n - m->ring_got > ZR_SHM_RING)
-        pthread_cond_wait(&m->ring_moved, &m->lock);
-    pthread_mutex_unlock(&m->lock);
-    return put;
-}
-
-/* Entries of the ring that lists of places take. */
-static uint64_t entries_of_lists(const struct zr_shm *m, uint64_t n_lists)
-{
-    const uint64_t each = sizeof(union zr_shm_seg), places = (uint64_t)m->base.group.size + 1;
-    return (n_lists * places * sizeof(int64_t) + each - 1) / each;
-}
-
-/* Copies the operation's segments of seg_bytes each, and behind them the lists of places that n_lists of
- * them have, where the stream finds them. */
-static int keep_segs(struct zr_shm *m, struct zr_shm_op *op, const void *seg, size_t seg_bytes, int n_lists)
-{
-    int size = m->base.group.size;
-    const uint64_t n = op->post.n_seg, lists = entries_of_lists(m, (uint64_t)n_lists);
-    if (n + lists > ZR_SHM_SEGS)
-        return zr_fail(ZR_ERR_ARG,
-                       "%s %s: %d of %d segments have places of their own: room for %d segments is "
-                       "allowed, they take that of %llu",
-                       m->name, zr_op_name(op->post.op), n_lists, (int)n, ZR_SHM_SEGS,
-                       (unsigned long long)(n + lists));
-    uint64_t put = ring_room(m, n + lists);
-    union zr_shm_seg *to = &m->ring[put % ZR_SHM_RING];
-    int64_t *places = (int64_t *)&to[n];
-    for (uint64_t i = 0; i < n; i++) {
-        memcpy(&to[i], (const char *)seg + i * seg_bytes, seg_bytes);
-        places += zr_cut_keep(cut_of(&to[i], op->post.op), size, places);
-    }
-    op->seg = to;
-    op->seg_end = put + n + lists;
-    return 0;
-}
-
 /* Numbers the operation and puts it on the stream. */
 static int issue(struct zr_shm *m, struct zr_stream *s, struct zr_shm_op *op, const struct zr_tag *tag)
 {
@@ -95,40 +46,23 @@ static int issue(struct zr_shm *m, struct zr_stream *s, struct zr_shm_op *op, co
     op->post.unit = tag->unit;
     op->post.step = tag->step;
     op->post.call_hash = tag->call_hash;
-    uint64_t put = m->ring_put;
+    uint64_t put = zr_seg_ring_take(&m->ring, op->post.n_seg ? op->segs.end : m->ring.put);
     m->next_seq++;
-    if (op->post.n_seg)
-        m->ring_put = op->seg_end;
     int err = m->dev->ops->call(s, zr_shm_run, op, sizeof *op);
     if (err) {
         m->next_seq--;
-        m->ring_put = put;
+        zr_seg_ring_take(&m->ring, put);
     }
     return err;
-}
-
-static uint64_t hash_numbers(uint64_t seed, const int64_t *v, size_t n)
-{
-    return XXH3_64bits_withSeed(v, n * sizeof *v, seed);
-}
-
-/* What peers compare of a segment's cut. */
-static void post_cut(struct zr_shm_op *op, const struct zr_cut *c, int size)
-{
-    op->post.bytes += c->total;
-    for (int p = 1; c->at && p < size; p++) {
-        int64_t at = zr_cut_at(c, p);
-        op->post.seg_hash = hash_numbers(op->post.seg_hash, &at, 1);
-    }
 }
 
 static int shm_check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
 {
     if (!m->mapped)
         return zr_fail(ZR_ERR_ORDER, "%s %s: there is no arena yet", m->name, zr_op_name(op));
-    if (n_seg < 0 || n_seg > ZR_SHM_SEGS)
+    if (n_seg < 0 || n_seg > ZR_RING_SEGS)
         return zr_fail(ZR_ERR_ARG, "%s %s: %d segments: 0 to %d are allowed", m->name, zr_op_name(op), n_seg,
-                       ZR_SHM_SEGS);
+                       ZR_RING_SEGS);
     return 0;
 }
 
@@ -142,16 +76,9 @@ static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
         err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
-    int n_lists = 0;
-    for (int i = 0; i < n_seg; i++) {
-        const struct zr_gather_seg *g = &seg[i];
-        const int64_t v[] = {g->in_place, g->src, g->cut.each, g->cut.total};
-        op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
-        post_cut(&op, &g->cut, c->group.size);
-        n_lists += g->cut.at != NULL;
-    }
+    zr_post_gathers(&op.post, c->group.size, seg, n_seg);
     if (n_seg)
-        err = keep_segs(m, &op, seg, sizeof *seg, n_lists);
+        err = zr_seg_ring_keep(&m->ring, m->name, c->group.size, ZR_OP_ALL_GATHER, seg, n_seg, &op.segs);
     return err ? err : issue(m, s, &op, tag);
 }
 
@@ -165,16 +92,9 @@ static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const stru
         err = zr_reduce_check("shm reduce_scatter", c->group.size, c->group.rank, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
-    int n_lists = 0;
-    for (int i = 0; i < n_seg; i++) {
-        const struct zr_reduce_seg *g = &seg[i];
-        const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
-        op.post.seg_hash = hash_numbers(op.post.seg_hash, v, sizeof v / sizeof *v);
-        post_cut(&op, &g->cut, c->group.size);
-        n_lists += g->cut.at != NULL;
-    }
+    zr_post_reduces(&op.post, c->group.size, seg, n_seg);
     if (n_seg)
-        err = keep_segs(m, &op, seg, sizeof *seg, n_lists);
+        err = zr_seg_ring_keep(&m->ring, m->name, c->group.size, ZR_OP_REDUCE_SCATTER, seg, n_seg, &op.segs);
     return err ? err : issue(m, s, &op, tag);
 }
 
@@ -189,7 +109,7 @@ static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, 
                              bytes, n);
     if (err || zr_first_code(&m->failure))
         return err;
-    op.post.seg_hash = hash_numbers(0, &off, 1);
+    zr_post_numbers(&op.post, &off, 1);
     return issue(m, s, &op, tag);
 }
 
@@ -219,21 +139,13 @@ static int shm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_
         return err;
     const int64_t v[] = {off, n_sum, n_max};
     op.post.bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
-    op.post.seg_hash = hash_numbers(0, v, sizeof v / sizeof *v);
+    zr_post_numbers(&op.post, v, sizeof v / sizeof *v);
     return issue(m, s, &op, tag);
 }
 
-/* Every segment may have a list, and at most one operation skips the end of the ring, less than it takes. */
 static bool shm_has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
-    struct zr_shm *m = shm_of(c);
-    uint64_t each = (uint64_t)n_seg + entries_of_lists(m, (uint64_t)n_seg);
-    if (each > ZR_SHM_SEGS)
-        each = ZR_SHM_SEGS;
-    pthread_mutex_lock(&m->lock);
-    uint64_t queued = m->ring_put - m->ring_got;
-    pthread_mutex_unlock(&m->lock);
-    return queued == 0 || (uint64_t)(n_ops + 1) * each <= ZR_SHM_RING - queued;
+    return zr_seg_ring_has_room(&shm_of(c)->ring, c->group.size, n_ops, n_seg);
 }
 
 /* --- the rest --- */
@@ -273,11 +185,11 @@ static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
 
 static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
 {
-    struct zr_shm_post last = {.seq = 0};
+    struct zr_post last = {.seq = 0};
     bool inside = shm_of(c)->mapped && zr_shm_last(shm_of(c), c->group.rank, &last);
     text[0] = 0;
     if (last.seq)
-        zr_shm_describe(&last, text, n_text);
+        zr_post_describe(&last, text, n_text);
     return inside;
 }
 
@@ -295,10 +207,13 @@ static int count_cores(void)
 }
 
 /* A thread that waits looks for a while before it sleeps, unless that takes a core from another: there is to
- * be one for each stream of every rank. */
-static int64_t choose_spin(int n_ranks, int n_streams)
+ * be one for each stream of every rank. Containers of one machine may share cores or each have their own, so
+ * its ranks are held against all of its cores, too. */
+static int64_t choose_spin(const struct zr_shm *m, int n_streams)
 {
-    return n_ranks * n_streams <= count_cores() ? SPIN_NS : 0;
+    return m->n_host * n_streams <= count_cores() && m->n_machine * n_streams <= sysconf(_SC_NPROCESSORS_ONLN)
+               ? SPIN_NS
+               : 0;
 }
 
 void zr_shm_link(struct zr_comm *const comm[], int n)
@@ -308,9 +223,9 @@ void zr_shm_link(struct zr_comm *const comm[], int n)
         n_streams += comm[i]->role != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
     for (int i = 0; i < n; i++) {
         struct zr_shm *m = shm_of(comm[i]);
-        m->spin_ns = choose_spin(zr_rendezvous_world(m->rdv), n_streams);
+        m->spin_ns = choose_spin(m, n_streams);
         for (int k = 0; k < n; k++)
-            m->kin[comm[k]->role] = shm_of(comm[k]);
+            m->sibling[comm[k]->role] = shm_of(comm[k]);
     }
 }
 
@@ -320,8 +235,8 @@ static void shm_close(struct zr_comm *c)
         return;
     struct zr_shm *m = shm_of(c);
     for (int r = 0; r < ZR_ROLES; r++)
-        if (m->kin[r])
-            m->kin[r]->kin[c->role] = NULL;
+        if (m->sibling[r])
+            m->sibling[r]->sibling[c->role] = NULL;
     if (m->mapped) {
         /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
          */
@@ -330,9 +245,8 @@ static void shm_close(struct zr_comm *c)
         zr_shm_unmap(m);
     }
     zr_arena_drop(m->held);
-    pthread_cond_destroy(&m->ring_moved);
+    zr_seg_ring_close(&m->ring);
     pthread_mutex_destroy(&m->lock);
-    free(m->ring);
     free(m);
 }
 
@@ -355,14 +269,18 @@ static const struct zr_comm_ops shm_ops = {
     .close = shm_close,
 };
 
-int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_group *group,
-                enum zr_role role, int64_t timeout_ms, struct zr_comm **out)
+static int too_many(int32_t n_ranks)
+{
+    return zr_fail(ZR_ERR_NOTSUP, "shared memory among %d ranks: up to %d are allowed", n_ranks, ZR_SHM_SIZE);
+}
+
+int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_topology *t,
+                const struct zr_group *group, enum zr_role role, int64_t timeout_ms, struct zr_comm **out)
 {
     const char *name = zr_role_name(role);
     *out = NULL;
     if (group->size > ZR_SHM_SIZE)
-        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory among %d ranks: up to %d are allowed", name,
-                       group->size, ZR_SHM_SIZE);
+        return zr_fail_more(too_many(group->size), "%s", name);
     if (group->local_size && group->local_size < group->size)
         return zr_rendezvous_fail(rdv,
                                   zr_fail(ZR_ERR_NOTSUP,
@@ -376,23 +294,21 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
                        dev->ops->name);
     struct zr_shm *m = calloc(1, sizeof *m);
-    union zr_shm_seg *ring = calloc(ZR_SHM_RING, sizeof *ring);
-    if (!m || !ring) {
+    if (!m || !zr_seg_ring_open(&m->ring)) {
         free(m);
-        free(ring);
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
     m->base = (struct zr_comm){.ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm};
-    m->kin[role] = m;
+    m->sibling[role] = m;
     m->name = name;
     m->rdv = rdv;
     m->dev = dev;
     m->kernels = zr_host_kernels_best();
     m->timeout_ns = timeout_ms * 1000000;
-    m->spin_ns = choose_spin(zr_rendezvous_world(rdv), LEAST_STREAMS);
-    m->ring = ring;
+    m->n_host = t ? t->local_size : zr_rendezvous_world(rdv);
+    m->n_machine = t ? zr_topology_on_machine(t) : m->n_host;
+    m->spin_ns = choose_spin(m, LEAST_STREAMS);
     pthread_mutex_init(&m->lock, NULL);
-    pthread_cond_init(&m->ring_moved, NULL);
     for (int i = 0; i < ZR_SHM_SIZE; i++)
         m->peer[i].pidfd = -1;
     *out = &m->base;
@@ -407,7 +323,8 @@ static int shm_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
     int err = 0, n = 0;
     for (int r = 0; !err && r < ZR_ROLES; r++)
         if (ask[r].group) {
-            err = zr_shm_open(rdv, dev, ask[r].group, (enum zr_role)r, config->timeout_ms, &comm[r]);
+            err = zr_shm_open(rdv, dev, config->topology, ask[r].group, (enum zr_role)r, config->timeout_ms,
+                              &comm[r]);
             open[n++] = comm[r];
         }
     if (!err)
@@ -417,7 +334,8 @@ static int shm_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
 
 static int shm_check_hosts(const struct zr_topology *t, const struct zr_group *all)
 {
-    return zr_topology_one_host(t, all->members, all->size);
+    int err = zr_topology_one_host(t, all->members, all->size);
+    return err || all->size <= ZR_SHM_SIZE ? err : too_many(all->size);
 }
 
 const struct zr_backend zr_backend_shm = {

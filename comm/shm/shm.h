@@ -16,7 +16,8 @@
 #define ZR_COMM_SHM_H
 
 #include "comm/meet/called.h"
-#include "comm/segment.h"
+#include "comm/post.h"
+#include "comm/seg_ring.h"
 #include "kernels/first_failure.h"
 
 #include <pthread.h>
@@ -27,23 +28,8 @@ enum {
     ZR_SHM_SIZE = 64,
     /* a peer is ahead by one operation at most: it cannot enter the one after before we have entered ours */
     ZR_SHM_POSTS = 64,
-    /* segments of one operation */
-    ZR_SHM_SEGS = 8192,
-    /* of those that are queued and not run yet: two of the largest, and as many again where one would go
-     * around the ring's end */
-    ZR_SHM_RING = 4 * ZR_SHM_SEGS,
     ZR_SHM_TEXT = 1024,
     ZR_SHM_HEAD_BYTES = 65536,
-};
-
-/* One operation, as peers compare it. */
-struct zr_shm_post {
-    uint64_t seq;
-    int32_t op, unit, root;
-    uint32_t step, n_seg, pad;
-    uint64_t call_hash;
-    int64_t bytes;
-    uint64_t seg_hash;
 };
 
 /* In shared memory. The words are numbers of operations, cut to the 32 bits a futex has; they are compared by
@@ -70,7 +56,7 @@ struct zr_shm_head {
     /* For messages, of the widest of its rank's communicators (of equally wide ones, each for itself): whom
      * the rank waits for in each of them, by role; 0: nobody, else the rank of the world, and 1. */
     _Atomic int32_t waits_for[ZR_ROLES];
-    struct zr_shm_post post[ZR_SHM_POSTS];
+    struct zr_post post[ZR_SHM_POSTS];
     /* what this rank's program called; only in the one of linked communicators that is asked to keep it */
     struct zr_called_ring called;
 };
@@ -84,21 +70,14 @@ struct zr_shm_peer {
     int pid, pidfd;
 };
 
-union zr_shm_seg {
-    struct zr_gather_seg gather;
-    struct zr_reduce_seg reduce;
-};
-
 /* What travels through the stream. */
 struct zr_shm_op {
     struct zr_shm *m;
-    struct zr_shm_post post;
+    struct zr_post post;
     /* offset, of an operation that has no segments */
     int64_t off;
     int32_t n_sum;
-    const union zr_shm_seg *seg;
-    /* segments of the ring before this may be used again after it */
-    uint64_t seg_end;
+    struct zr_kept_segs segs;
 };
 
 struct zr_shm {
@@ -108,10 +87,12 @@ struct zr_shm {
     const char *name;
     struct zr_rendezvous *rdv;
     /* by role, those that it is linked with, and itself */
-    struct zr_shm *kin[ZR_ROLES];
+    struct zr_shm *sibling[ZR_ROLES];
     struct zr_device *dev;
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
+    /* ranks of the world that share this host, and this machine */
+    int32_t n_host, n_machine;
     /* my arena */
     struct zr_arena *held;
     int64_t arena_bytes;
@@ -119,7 +100,7 @@ struct zr_shm {
     struct zr_shm_peer peer[ZR_SHM_SIZE];
 
     struct zr_first failure;
-    /* of found_by, of what is reported to peers, and of the ring */
+    /* of found_by, and of what is reported to peers */
     pthread_mutex_t lock;
     /* the rank of the world that found the failure; written before it is kept */
     int found_by;
@@ -132,11 +113,7 @@ struct zr_shm {
     uint64_t next_seq;
     /* stream's thread: number of the last operation that has begun */
     _Atomic uint64_t run_seq;
-    /* (ZR_SHM_RING) */
-    union zr_shm_seg *ring;
-    /* segments ever put, and ever free again; the second under the lock */
-    uint64_t ring_put, ring_got;
-    pthread_cond_t ring_moved;
+    struct zr_seg_ring ring;
 
     /* stream's thread: when it saw that a peer's process had ended */
     int64_t ended_ns;
@@ -159,10 +136,8 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a);
 void zr_shm_unmap(struct zr_shm *m);
 
 /* shm_wait.c */
-/* "reduce_scatter seq 812 unit 14" */
-void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text);
 /* The operation that a peer came to last, if any (else its seq is 0); whether it is in it. Any thread. */
-bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last);
+bool zr_shm_last(struct zr_shm *m, int place, struct zr_post *last);
 /* Keeps the first failure and tells every peer. found_by: zr_shm_self, or the rank that told. Any thread.
  * Returns the kept code. */
 int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text);
@@ -174,7 +149,7 @@ void zr_shm_wake_all(struct zr_shm *m);
 void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq);
 /* Waits until every peer's word has reached the operation's number, and for ENTERED compares what they
  * posted. 0 or the failure. */
-int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which);
+int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which);
 
 /* shm_run.c: fn of ops->call. */
 void zr_shm_run(void *op);

@@ -40,7 +40,8 @@ struct card {
     uint64_t nonce;     /* in the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
-    ZR_VERDICT(244);
+    int32_t n_machine; /* ranks that share the machine of which room is said */
+    ZR_VERDICT(240);
 };
 
 /* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
@@ -219,12 +220,22 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     return 0;
 }
 
+/* Room for an arena of each rank that shares a machine with the one whose card it is. */
+static int check_room(const struct zr_shm *m, int rank, const struct card *c)
+{
+    int64_t want;
+    if (!__builtin_mul_overflow(c->bytes, (int64_t)c->n_machine, &want) && want <= c->room)
+        return 0;
+    return zr_fail(ZR_ERR_NOMEM,
+                   "%s: %d ranks want %lld bytes of shared memory each, %lld are left on the host of rank %d",
+                   m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
+}
+
 /* Equal roles, equal sizes, and room for all of them at once. Every rank comes to the same verdict, from the
  * same numbers. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
-    int world = zr_rendezvous_world(m->rdv);
-    int64_t room = INT64_MAX, want;
+    int world = zr_rendezvous_world(m->rdv), err = 0;
     for (int i = 0; i < world; i++) {
         if (all[i].role != all[0].role)
             return zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
@@ -233,13 +244,10 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
         if (all[i].bytes != all[0].bytes)
             return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank 0",
                            m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
-        room = all[i].room < room ? all[i].room : room;
     }
-    if (__builtin_mul_overflow(all[0].bytes, (int64_t)world, &want) || want > room)
-        return zr_fail(ZR_ERR_NOMEM,
-                       "%s: %d ranks want %lld bytes of shared memory each, %lld are left on this host",
-                       m->name, world, (long long)all[0].bytes, (long long)room);
-    return 0;
+    for (int i = 0; i < world && !err; i++)
+        err = check_room(m, i, &all[i]);
+    return err;
 }
 
 static struct card *new_cards(const struct zr_shm *m)
@@ -264,7 +272,8 @@ static int make_arena(const struct zr_shm *m, int64_t bytes, struct shm_arena **
 int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_shm *m = (struct zr_shm *)c;
-    struct card mine = {.role = (int32_t)c->role, .bytes = bytes}, *all = new_cards(m);
+    struct card mine = {.role = (int32_t)c->role, .n_machine = m->n_machine, .bytes = bytes},
+                *all = new_cards(m);
     struct shm_arena *a = NULL;
     if (!all)
         return ZR_ERR_NOMEM;

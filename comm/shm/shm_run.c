@@ -3,21 +3,22 @@
 
 #include <string.h>
 
-enum {
-    COPY_BYTES = 1 << 20, /* between looks at the failure */
-    SUM_ELEMENTS =
-        1 << 14 /* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
-};
+/* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
+enum { SUM_ELEMENTS = 1 << 14 };
 
 static bool run_failed(struct zr_shm *m)
 {
     return zr_first_code(&m->failure) != 0;
 }
 
+/* A failure ends it between two pieces, which are as small as still go past the caches. The last one is the
+ * largest, so that none of a large copy is smaller. */
 static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes && !run_failed(m); at += COPY_BYTES)
-        m->kernels->copy(dst + at, src + at, bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES);
+    for (int64_t at = 0, n; at < bytes && !run_failed(m); at += n) {
+        n = bytes - at < 2 * ZR_COPY_STREAM_BYTES ? bytes - at : ZR_COPY_STREAM_BYTES;
+        m->kernels->copy(dst + at, src + at, n);
+    }
 }
 
 static int64_t run_all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
@@ -118,11 +119,11 @@ static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += run_all_gather(m, &op->seg[i].gather);
+            taken += run_all_gather(m, &op->segs.seg[i].gather);
         break;
     case ZR_OP_REDUCE_SCATTER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += run_reduce_scatter(m, &op->seg[i].reduce);
+            taken += run_reduce_scatter(m, &op->segs.seg[i].reduce);
         break;
     case ZR_OP_BROADCAST:
         taken = run_broadcast(m, op->off, op->post.bytes, op->post.root);
@@ -182,10 +183,6 @@ void zr_shm_run(void *arg)
     struct zr_shm *m = op->m;
     if (!run_failed(m))
         run_operation(m, op);
-    if (op->post.n_seg == 0)
-        return;
-    pthread_mutex_lock(&m->lock);
-    m->ring_got = op->seg_end;
-    pthread_cond_signal(&m->ring_moved);
-    pthread_mutex_unlock(&m->lock);
+    if (op->post.n_seg)
+        zr_seg_ring_free(&m->ring, op->segs.end);
 }

@@ -81,34 +81,20 @@ int zr_shm_fail(struct zr_shm *m, int code, int found_by, const char *text)
     if (report)
         zr_shm_wake_all(m);
     for (int r = 0; first && r < ZR_ROLES; r++)
-        if (m->kin[r] && m->kin[r] != m)
-            zr_shm_fail(m->kin[r], code, found_by, text);
+        if (m->sibling[r] && m->sibling[r] != m)
+            zr_shm_fail(m->sibling[r], code, found_by, text);
     return zr_first_code(&m->failure);
 }
 
-void zr_shm_describe(const struct zr_shm_post *p, char *text, size_t n_text)
-{
-    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name((enum zr_op)p->op), (unsigned long long)p->seq);
-    if (p->unit >= 0 && n > 0 && (size_t)n < n_text)
-        snprintf(text + n, n_text - (size_t)n, " unit %d", p->unit);
-}
-
-static int fail_op(struct zr_shm *m, int code, const struct zr_shm_post *mine, const char *what)
+static int fail_op(struct zr_shm *m, int code, const struct zr_post *mine, const char *what)
 {
     char op[96], text[ZR_SHM_TEXT];
-    zr_shm_describe(mine, op, sizeof op);
+    zr_post_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s: %s", op, what);
     return zr_shm_fail(m, code, zr_shm_self(m), text);
 }
 
 /* --- comparing --- */
-
-static bool same_op(const struct zr_shm_post *a, const struct zr_shm_post *b)
-{
-    return a->seq == b->seq && a->op == b->op && a->unit == b->unit && a->root == b->root &&
-           a->step == b->step && a->n_seg == b->n_seg && a->call_hash == b->call_hash &&
-           a->bytes == b->bytes && a->seg_hash == b->seg_hash;
-}
 
 /* The place of a rank in a communicator of mine; -1: it has none there, or there are no headers yet. */
 static int place_in(const struct zr_shm *k, int32_t rank)
@@ -123,7 +109,7 @@ static int place_in(const struct zr_shm *k, int32_t rank)
 static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
 {
     for (int r = 0; r < ZR_ROLES; r++) {
-        const struct zr_shm *k = m->kin[r];
+        const struct zr_shm *k = m->sibling[r];
         int at = place_in(k, zr_comm_rank(&m->base, place));
         if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n))
             return &k->peer[at].head->called;
@@ -132,52 +118,31 @@ static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
 }
 
 /* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
-static bool fail_called(struct zr_shm *m, const struct zr_shm_post *mine, int place)
+static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
     struct zr_called own, other;
     char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
     if (!zr_called_differ(calls_of(m, m->base.group.rank), calls_of(m, place), &own, &other))
         return false;
     zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own, calls);
-    zr_shm_describe(mine, op, sizeof op);
+    zr_post_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
     zr_shm_fail(m, ZR_ERR_MISMATCH, zr_shm_self(m), text);
     return true;
 }
 
-static int fail_mismatch(struct zr_shm *m, const struct zr_shm_post *mine, int place,
-                         const struct zr_shm_post *theirs)
+static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place,
+                         const struct zr_post *theirs)
 {
-    int rank = zr_comm_rank(&m->base, place), own = zr_shm_self(m);
-    char op[96], what[512], more[256] = "";
+    char what[512];
     if (fail_called(m, mine, place))
         return zr_first_code(&m->failure);
-    zr_shm_describe(theirs, op, sizeof op);
-    if (mine->op == theirs->op && mine->unit == theirs->unit) {
-        if (mine->step != theirs->step)
-            snprintf(more, sizeof more, " of step %u, rank %d of step %u", theirs->step, own, mine->step);
-        else if (mine->bytes != theirs->bytes)
-            snprintf(more, sizeof more, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, own,
-                     (long long)mine->bytes);
-        else if (mine->root != theirs->root)
-            snprintf(more, sizeof more, " with root %d, rank %d with root %d", theirs->root, own, mine->root);
-        else if (mine->n_seg != theirs->n_seg)
-            snprintf(more, sizeof more, " with %u segments, rank %d with %u", theirs->n_seg, own,
-                     mine->n_seg);
-        else if (mine->seg_hash != theirs->seg_hash)
-            snprintf(more, sizeof more,
-                     " with other segments (place, size, dtype or accumulation) than rank %d", own);
-        else
-            snprintf(more, sizeof more,
-                     " after other calls of the program than rank %d, more than the latest %d calls ago", own,
-                     ZR_CALLED_KEPT);
-    }
-    snprintf(what, sizeof what, "rank %d is at %s%s", rank, op, more);
+    zr_post_differ(zr_comm_rank(&m->base, place), theirs, zr_shm_self(m), mine, what, sizeof what);
     return fail_op(m, ZR_ERR_MISMATCH, mine, what);
 }
 
 /* Takes those that have come out of the mask; fails if one of them is at something else. */
-static uint64_t take_arrived(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
+static uint64_t take_arrived(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
                              uint64_t missing)
 {
     for (uint64_t left = missing; left; left &= left - 1) {
@@ -186,8 +151,8 @@ static uint64_t take_arrived(struct zr_shm *m, const struct zr_shm_post *mine, e
         if (!reached(atomic_load_explicit(word_of(h, which), memory_order_acquire), mine->seq))
             continue;
         missing &= ~(UINT64_C(1) << i);
-        const struct zr_shm_post *theirs = &h->post[mine->seq % ZR_SHM_POSTS];
-        if (which == ZR_SHM_ENTERED && !same_op(mine, theirs))
+        const struct zr_post *theirs = &h->post[mine->seq % ZR_SHM_POSTS];
+        if (which == ZR_SHM_ENTERED && !zr_post_same(mine, theirs))
             fail_mismatch(m, mine, i, theirs);
     }
     return missing;
@@ -223,7 +188,7 @@ int zr_shm_adopt(struct zr_shm *m)
 static int adopt_any(struct zr_shm *m)
 {
     for (int r = 0; r < ZR_ROLES; r++) {
-        struct zr_shm *k = m->kin[r];
+        struct zr_shm *k = m->sibling[r];
         if (k && atomic_load(&k->mapped) && atomic_load(&k->peer[k->base.group.rank].head->alarm))
             zr_shm_adopt(k);
     }
@@ -232,7 +197,7 @@ static int adopt_any(struct zr_shm *m)
 
 /* Are the missing still to come, and to the same operation? They had their last chance when missing was
  * computed after what is seen here. */
-static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
+static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
                          uint64_t missing)
 {
     for (uint64_t left = missing; left; left &= left - 1) {
@@ -260,11 +225,11 @@ static int look_for_lost(struct zr_shm *m, const struct zr_shm_post *mine, enum 
     return zr_first_code(&m->failure);
 }
 
-bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last)
+bool zr_shm_last(struct zr_shm *m, int place, struct zr_post *last)
 {
     const struct zr_shm_head *h = m->peer[place].head;
     uint32_t at = atomic_load(&h->entered);
-    *last = at ? h->post[at % ZR_SHM_POSTS] : (struct zr_shm_post){.seq = 0};
+    *last = at ? h->post[at % ZR_SHM_POSTS] : (struct zr_post){.seq = 0};
     return at != 0 && atomic_load(&h->finished) != at;
 }
 
@@ -272,7 +237,7 @@ bool zr_shm_last(struct zr_shm *m, int place, struct zr_shm_post *last)
  * whether it can wait for me there. */
 struct elsewhere {
     const struct zr_shm *in; /* NULL: nowhere */
-    struct zr_shm_post at;
+    struct zr_post at;
     bool for_me;
 };
 
@@ -280,8 +245,8 @@ static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
 {
     struct elsewhere found = {.in = NULL};
     for (int r = 0; r < ZR_ROLES && !found.for_me; r++) {
-        struct zr_shm *k = m->kin[r];
-        struct zr_shm_post there;
+        struct zr_shm *k = m->sibling[r];
+        struct zr_post there;
         int at = k == m ? -1 : place_in(k, zr_comm_rank(&m->base, place));
         if (at < 0 || !zr_shm_last(k, at, &there))
             continue;
@@ -296,7 +261,7 @@ static struct zr_shm *widest_of(struct zr_shm *m)
 {
     struct zr_shm *widest = m;
     for (int r = 0; r < ZR_ROLES; r++) {
-        struct zr_shm *k = m->kin[r];
+        struct zr_shm *k = m->sibling[r];
         if (k && atomic_load(&k->mapped) && k->base.group.size > widest->base.group.size)
             widest = k;
     }
@@ -321,27 +286,33 @@ static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
     return -1;
 }
 
-/* A rank that is late may be held up by one of another group, which this one does not meet. */
+/* A rank that is late may be held up by one of another group, which this one does not meet. Where ranks wait
+ * for each other around, each is said once. */
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
 {
     const struct zr_shm *w = widest_of(m);
+    int32_t named[MOST_HOPS + 1] = {rank};
     size_t used = 0;
+    bool around = false;
     text[0] = 0;
-    for (int hop = 0; hop < MOST_HOPS && used < n_text; hop++) {
-        int32_t other = whom_it_awaits(w, rank);
+    for (int hop = 0; hop < MOST_HOPS && used < n_text && !around; hop++) {
+        int32_t other = whom_it_awaits(w, named[hop]);
         if (other < 0)
             return;
-        used += (size_t)snprintf(text + used, n_text - used, "; rank %d waits for rank %d", rank, other);
-        rank = other;
+        used +=
+            (size_t)snprintf(text + used, n_text - used, "; rank %d waits for rank %d", named[hop], other);
+        named[hop + 1] = other;
+        for (int i = 0; i <= hop; i++)
+            around |= named[i] == other;
     }
 }
 
 /* The deadline has passed. A rank that waits for this one in another communicator makes other calls; any
  * other rank is late, and the message says where it is and what its program called last. */
-static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t missing)
+static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
-    struct zr_shm_post here;
+    struct zr_post here;
     struct elsewhere there = find_elsewhere(m, place);
     for (uint64_t left = missing & (missing - 1); left && !there.for_me; left &= left - 1) {
         int i = __builtin_ctzll(left);
@@ -362,7 +333,7 @@ static int fail_late(struct zr_shm *m, const struct zr_shm_post *mine, uint64_t 
         snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
                  zr_op_name((enum zr_op)here.op));
     if (there.in) {
-        zr_shm_describe(&there.at, op, sizeof op);
+        zr_post_describe(&there.at, op, sizeof op);
         snprintf(besides, sizeof besides, " here and waits in %s: %s", there.in->name, op);
         if (there.for_me)
             snprintf(besides, sizeof besides, " here and waits for rank %d in %s: %s", zr_shm_self(m),
@@ -395,8 +366,7 @@ void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
         futex_wake(word_of(h, which));
 }
 
-static uint64_t spin(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which,
-                     uint64_t missing)
+static uint64_t spin(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which, uint64_t missing)
 {
     missing = take_arrived(m, mine, which, missing);
     for (int i = 0; m->spin_ns == 0 && missing && i < YIELDS; i++) {
@@ -424,7 +394,7 @@ static void sleep_on(struct zr_shm_head *h, enum zr_shm_word which, uint64_t seq
     atomic_fetch_sub(&h->waiters, 1);
 }
 
-int zr_shm_wait(struct zr_shm *m, const struct zr_shm_post *mine, enum zr_shm_word which)
+int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which)
 {
     int size = m->base.group.size;
     uint64_t all = size == 64 ? UINT64_MAX : (UINT64_C(1) << size) - 1;

@@ -24,7 +24,7 @@ static int open_shm(struct fixture *o, int n, int64_t timeout_ms)
 {
     int err = 0;
     for (int i = 0; i < n && !err; i++)
-        err = zr_shm_open(o->rdv, o->dev, &o->group, roles[i], timeout_ms, &o->comm[i]);
+        err = zr_shm_open(o->rdv, o->dev, NULL, &o->group, roles[i], timeout_ms, &o->comm[i]);
     return err;
 }
 

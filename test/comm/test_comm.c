@@ -126,19 +126,19 @@ static void full_queue(struct rank *me)
      * which none does here, as their number divides the ring. */
     enum {
         N_SEGS = 1024,
-        SEG = sizeof(union zr_shm_seg),
+        SEG = sizeof(union zr_any_seg),
         MOST = N_SEGS + (N_SEGS * 3 * sizeof(int64_t) + SEG - 1) / SEG,
-        FIT = (ZR_SHM_RING - 2 * MOST) / N_SEGS + 1
+        FIT = (ZR_RING_ENTRIES - 2 * MOST) / N_SEGS + 1
     };
     struct fixture o;
     char why[512];
     struct zr_tag tag = {.unit = 1};
-    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, (int64_t)ZR_SHM_SEGS * 256) == 0,
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, TIMEOUT_MS, (int64_t)ZR_RING_SEGS * 256) == 0,
                "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
-    struct zr_gather_seg *seg = calloc(ZR_SHM_SEGS, sizeof *seg);
-    for (int i = 0; i < ZR_SHM_SEGS; i++)
+    struct zr_gather_seg *seg = calloc(ZR_RING_SEGS, sizeof *seg);
+    for (int i = 0; i < ZR_RING_SEGS; i++)
         seg[i] = (struct zr_gather_seg){.src = i * 256, .in_place = true, .dst = i * 256, .cut = {128, 256}};
     for (int round = 0; round < 3; round++) {
         int n = 0;
@@ -156,9 +156,9 @@ static void full_queue(struct rank *me)
         }
         o.dev->ops->stream_sync(s);
         /* Wherever the ring is, there is room for the two largest that a job can put there. */
-        RANK_CHECK(me, c->ops->has_room(c, 2, ZR_SHM_SEGS), "no room in an empty queue");
+        RANK_CHECK(me, c->ops->has_room(c, 2, ZR_RING_SEGS), "no room in an empty queue");
         for (int i = 0; i < 2; i++)
-            RANK_CHECK(me, c->ops->all_gather(c, s, seg, ZR_SHM_SEGS, &tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, c->ops->all_gather(c, s, seg, ZR_RING_SEGS, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(s);
         RANK_CHECK(me, all_at(me, 2 * round + 2), "a rank is missing");
     }

@@ -1,5 +1,6 @@
 /* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
  * never a hang, and nothing left behind. */
+#include "comm/shm/shm.h"
 #include "test/comm/comm_fixture.h"
 
 #include <fcntl.h>
@@ -228,6 +229,71 @@ static void test_waits_elsewhere(void **state)
         for (int i = 0; i < 4; i++)
             expect_rank(&r[i], ZR_ERR_MISMATCH,
                         "which is at seq 1 (exchange unit 4) here and waits for rank ");
+    }
+}
+
+/* Opens one of each of these, all of which have an arena then: rank 0 with 2, twice rank 0 with 1, all. */
+static int open_linked(struct rank *me, struct fixture *o, struct zr_comm *comm[4])
+{
+    static const struct {
+        enum zr_role role;
+        int32_t other; /* beside rank 0 in the group; who is in none is by itself */
+    } roles[] = {{ZR_ROLE_GATHER, 2}, {ZR_ROLE_REDUCE, 1}, {ZR_ROLE_GATHER_OUTER, 1}, {ZR_ROLE_CONTROL, -1}};
+    static const int32_t all[] = {0, 1, 2}, pairs[][2] = {{0, 1}, {0, 2}};
+    int rank = me->w.rank, err = 0;
+    char *base;
+    for (int i = 0; i < 4 && !err; i++) {
+        struct zr_group g = {.size = 1, .members = &all[rank]};
+        if (roles[i].other < 0)
+            g = zr_group_of_all(rank, 3);
+        else if (rank == 0 || rank == roles[i].other)
+            g = (struct zr_group){.size = 2, .rank = rank != 0, .members = pairs[roles[i].other - 1]};
+        err = zr_shm_open(o->rdv, o->dev, NULL, &g, roles[i].role, rank == 2 ? SHORT_MS : LONG_MS, &comm[i]);
+        if (!err)
+            err = fixture_arena(comm[i], 4096, &base);
+    }
+    if (!err)
+        zr_shm_link(comm, 4);
+    return err;
+}
+
+/* Ranks 0 and 1 wait for each other, each in another communicator, and rank 2 for rank 0. */
+static void wait_around(struct rank *me)
+{
+    struct fixture o;
+    struct zr_comm *comm[4] = {NULL};
+    struct zr_stream *s;
+    struct zr_tag tag = {.unit = -1};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, open_linked(me, &o, comm) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "waits", NULL, &s) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = comm[me->w.rank == 2 ? 0 : 1 + me->w.rank];
+    const struct zr_shm *control = (const struct zr_shm *)comm[3];
+    const _Atomic int32_t *of_0 = &control->peer[0].head->waits_for[ZR_ROLE_REDUCE],
+                          *of_1 = &control->peer[1].head->waits_for[ZR_ROLE_GATHER_OUTER];
+    for (int i = 0; me->w.rank == 2 && i < 30000 && (atomic_load(of_0) != 2 || atomic_load(of_1) != 1); i++)
+        sleep_ms(1);
+    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, c);
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    o.dev->ops->stream_close(s);
+    for (int i = 0; i < 4; i++)
+        comm[i]->ops->close(comm[i]);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_waits_around(void **state)
+{
+    (void)state;
+    static const char expected[] = "; rank 0 waits for rank 1; rank 1 waits for rank 0";
+    for (int forked = 1; forked >= 0; forked--) {
+        const struct rank *r = run_ranks(forked, 3, wait_around, NULL, NULL);
+        for (int i = 0; i < 3; i++)
+            expect_rank(&r[i], ZR_ERR_TIMEOUT, expected);
+        assert_string_equal(strstr(r[2].note, expected), expected);
+        assert_string_equal(strstr(r[0].note, expected) + sizeof expected - 1, " (found by rank 2)");
     }
 }
 
@@ -486,9 +552,10 @@ static void other_name(struct rank *me)
     struct fixture o;
     struct zr_comm *c = NULL;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, &o.group, ZR_ROLE_GATHER, 0, &c) == ZR_ERR_ARG, "timeout 0");
-    int err =
-        zr_shm_open(o.rdv, o.dev, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER, LONG_MS, &c);
+    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, NULL, &o.group, ZR_ROLE_GATHER, 0, &c) == ZR_ERR_ARG,
+               "timeout 0");
+    int err = zr_shm_open(o.rdv, o.dev, NULL, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER,
+                          LONG_MS, &c);
     RANK_CHECK(me, !err, "%s", zr_error_text());
     char *base = NULL;
     note_error(me, fixture_arena(c, 4096, &base));
@@ -636,6 +703,7 @@ int main(void)
         cmocka_unit_test(test_abort_early),
         cmocka_unit_test(test_stays_away),
         cmocka_unit_test(test_waits_elsewhere),
+        cmocka_unit_test(test_waits_around),
         cmocka_unit_test(test_close_early),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_operations_differ_threads),

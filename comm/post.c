@@ -1,0 +1,90 @@
+/* post.c: see post.h. */
+#include "comm/post.h"
+#include "comm/segment.h"
+
+#include <stdio.h>
+#include <xxhash.h>
+
+void zr_post_numbers(struct zr_post *p, const int64_t *v, int n)
+{
+    p->seg_hash = XXH3_64bits_withSeed(v, (size_t)n * sizeof *v, p->seg_hash);
+}
+
+static void post_cut(struct zr_post *p, const struct zr_cut *c, int size)
+{
+    p->bytes += c->total;
+    for (int place = 1; c->at && place < size; place++) {
+        int64_t at = zr_cut_at(c, place);
+        zr_post_numbers(p, &at, 1);
+    }
+}
+
+void zr_post_gathers(struct zr_post *p, int size, const struct zr_gather_seg *seg, int n_seg)
+{
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_gather_seg *g = &seg[i];
+        const int64_t v[] = {g->in_place, g->src, g->cut.each, g->cut.total};
+        zr_post_numbers(p, v, sizeof v / sizeof *v);
+        post_cut(p, &g->cut, size);
+    }
+}
+
+void zr_post_reduces(struct zr_post *p, int size, const struct zr_reduce_seg *seg, int n_seg)
+{
+    for (int i = 0; i < n_seg; i++) {
+        const struct zr_reduce_seg *g = &seg[i];
+        const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
+        zr_post_numbers(p, v, sizeof v / sizeof *v);
+        post_cut(p, &g->cut, size);
+    }
+}
+
+bool zr_post_same(const struct zr_post *a, const struct zr_post *b)
+{
+    return a->seq == b->seq && a->op == b->op && a->unit == b->unit && a->root == b->root &&
+           a->step == b->step && a->n_seg == b->n_seg && a->call_hash == b->call_hash &&
+           a->bytes == b->bytes && a->seg_hash == b->seg_hash;
+}
+
+void zr_op_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text)
+{
+    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name(op), (unsigned long long)seq);
+    if (unit >= 0 && n > 0 && (size_t)n < n_text)
+        snprintf(text + n, n_text - (size_t)n, " unit %d", unit);
+}
+
+void zr_post_describe(const struct zr_post *p, char *text, size_t n_text)
+{
+    zr_op_describe((enum zr_op)p->op, p->seq, p->unit, text, n_text);
+}
+
+/* In what two of one kind and unit differ. */
+static void describe_difference(const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
+                                size_t n_text)
+{
+    if (mine->step != theirs->step)
+        snprintf(text, n_text, " of step %u, rank %d of step %u", theirs->step, own, mine->step);
+    else if (mine->bytes != theirs->bytes)
+        snprintf(text, n_text, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, own,
+                 (long long)mine->bytes);
+    else if (mine->root != theirs->root)
+        snprintf(text, n_text, " with root %d, rank %d with root %d", theirs->root, own, mine->root);
+    else if (mine->n_seg != theirs->n_seg)
+        snprintf(text, n_text, " with %u segments, rank %d with %u", theirs->n_seg, own, mine->n_seg);
+    else if (mine->seg_hash != theirs->seg_hash)
+        snprintf(text, n_text, " with other segments (place, size, dtype or accumulation) than rank %d", own);
+    else
+        snprintf(text, n_text,
+                 " after other calls of the program than rank %d, more than the latest %d calls ago", own,
+                 ZR_CALLED_KEPT);
+}
+
+void zr_post_differ(int rank, const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
+                    size_t n_text)
+{
+    char op[96], more[256] = "";
+    zr_post_describe(theirs, op, sizeof op);
+    if (mine->op == theirs->op && mine->unit == theirs->unit)
+        describe_difference(theirs, own, mine, more, sizeof more);
+    snprintf(text, n_text, "rank %d is at %s%s", rank, op, more);
+}
