@@ -1,6 +1,7 @@
 /* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
 #include "comm/backend.h"
+#include "comm/plain_arena.h"
 #include "comm/segment.h"
 #include "kernels/first_failure.h"
 
@@ -25,54 +26,9 @@ static struct self *self_of(struct zr_comm *c)
     return (struct self *)c;
 }
 
-struct self_arena {
-    struct zr_arena base;
-    struct zr_device *dev;
-};
-
-static void free_self_arena(struct zr_arena *a)
-{
-    struct self_arena *own = (struct self_arena *)a;
-    own->dev->ops->free(own->dev, a->base, a->bytes);
-    free(own);
-}
-
-static int zero_all(struct zr_device *dev, void *at, int64_t bytes)
-{
-    struct zr_stream *s;
-    int err = dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
-    if (err)
-        return err;
-    err = dev->ops->zero(s, at, bytes);
-    if (!err)
-        err = dev->ops->stream_sync(s);
-    dev->ops->stream_close(s);
-    return err;
-}
-
 static int self_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
-    struct self *m = self_of(c);
-    void *at;
-    if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "self: the arena is %lld bytes: more than 0 are allowed",
-                       (long long)bytes);
-    struct self_arena *a = calloc(1, sizeof *a);
-    if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "self: no memory for an arena of %lld bytes", (long long)bytes);
-    int err = m->dev->ops->alloc(m->dev, bytes, &at);
-    if (err) {
-        free(a);
-        return err;
-    }
-    a->base = (struct zr_arena){.free = free_self_arena, .base = at, .bytes = bytes, .n_held = 1};
-    a->dev = m->dev;
-    err = zero_all(m->dev, at, bytes);
-    if (err)
-        zr_arena_drop(&a->base);
-    else
-        *out = &a->base;
-    return err;
+    return zr_plain_arena(self_of(c)->dev, "self", bytes, out);
 }
 
 static int self_attach(struct zr_comm *c, struct zr_arena *a)

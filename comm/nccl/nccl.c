@@ -82,7 +82,7 @@ static int begin_issue(struct issue *i)
 
 static void describe_issue(const struct issue *i, char *text, size_t n_text)
 {
-    zr_nccl_describe(i->op, i->m->next_seq, i->tag->unit, text, n_text);
+    zr_op_describe(i->op, i->m->next_seq, i->tag->unit, text, n_text);
 }
 
 /* err: of the device; res: of NCCL. After either, ranks are no longer in step. */

@@ -2,6 +2,7 @@
  * ranks can, and given back. */
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
+#include "comm/plain_arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,13 @@ struct memory {
     size_t bytes;
 };
 
-static ncclResult_t alloc_memory(void *arg)
+static int alloc_memory(void *arg)
 {
     struct memory *m = arg;
     return m->api.MemAlloc(&m->at, m->bytes);
 }
 
-static ncclResult_t free_memory(void *arg)
+static int free_memory(void *arg)
 {
     struct memory *m = arg;
     return m->api.MemFree(m->at);
@@ -66,8 +67,6 @@ static void free_nccl_arena(struct zr_arena *a)
 /* Not registered yet. */
 static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *a)
 {
-    const struct zr_device_ops *d = p->dev->ops;
-    struct zr_stream *s = NULL;
     struct memory mem = {.api = p->api, .bytes = (size_t)bytes};
     ncclResult_t res = ncclSuccess;
     int err = 0;
@@ -75,17 +74,11 @@ static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *
         err = zr_nccl_within(p, "ncclMemAlloc", p->opt.timeout_ms, alloc_memory, &mem, sizeof mem, &res);
     a->of_nccl = !err && !res && mem.at;
     if (!err && !a->of_nccl)
-        err = d->alloc(p->dev, bytes, &mem.at);
+        err = p->dev->ops->alloc(p->dev, bytes, &mem.at);
     if (err)
         return err;
     a->base.base = mem.at;
-    err = d->stream_open(p->dev, ZR_STREAM_QUEUE, "arena", NULL, &s);
-    if (!err)
-        err = d->zero(s, mem.at, bytes);
-    if (!err)
-        err = d->stream_sync(s);
-    d->stream_close(s);
-    return err;
+    return zr_plain_zero(p->dev, mem.at, bytes);
 }
 
 static int make_nccl_arena(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena **out)
@@ -139,13 +132,13 @@ struct registering {
     ncclWindow_t window;
 };
 
-static ncclResult_t register_window(void *arg)
+static int register_window(void *arg)
 {
     struct registering *r = arg;
     return r->api.CommWindowRegister(r->comm, r->at, r->bytes, &r->window, NCCL_WIN_COLL_SYMMETRIC);
 }
 
-static ncclResult_t deregister_window(void *arg)
+static int deregister_window(void *arg)
 {
     struct registering *r = arg;
     return r->api.CommWindowDeregister(r->comm, r->window);
@@ -157,8 +150,7 @@ static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
     struct zr_nccl_set *p = m->set;
     struct registering r = {.api = p->api, .comm = m->comm, .at = base, .bytes = (size_t)bytes};
     ncclResult_t res = ncclSuccess;
-    int err =
-        zr_nccl_within(p, "ncclCommWindowRegister", p->opt.timeout_ms, register_window, &r, sizeof r, &res);
+    int err = zr_nccl_together(p, "ncclCommWindowRegister", register_window, &r, sizeof r, &res);
     if (!err && res)
         err = zr_nccl_say(p, m->comm, res, "ncclCommWindowRegister");
     m->window = err ? NULL : r.window;

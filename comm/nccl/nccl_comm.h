@@ -72,6 +72,7 @@
 #define ZR_COMM_NCCL_COMM_H
 
 #include "comm/nccl/nccl_options.h"
+#include "comm/post.h"
 #include "comm/segment.h"
 #include "comm/verdict.h"
 #include "kernels/first_failure.h"
@@ -290,8 +291,6 @@ int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what);
  * that fits. */
 int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, const char *what);
 int zr_nccl_code(ncclResult_t res);
-/* "reduce_scatter seq 812 unit 14" */
-void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text);
 
 /* What was found, on any communicator, may come of calls that differ: it has the ranks compare them, and
  * fails all when nothing has come of that in time; m alone and at once where they cannot be compared. Any
@@ -306,11 +305,16 @@ void zr_nccl_reap(struct zr_nccl *m);
 /* Waits, where there was a failure, until the abort has come back or was given up. false: it is stuck. */
 bool zr_nccl_settle(struct zr_nccl *m);
 
-/* Calls fn(copy of arg) on a thread of its own and waits at most ms for it: then *res is what it returned and
- * arg is copied back. Otherwise ZR_ERR_TIMEOUT with a message, and the thread is left to itself. The
- * device is made current on it. what: "ncclCommAbort". */
-int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
-                   void *arg, size_t bytes, ncclResult_t *res);
+/* Calls fn(copy of arg), which returns an ncclResult_t, on a thread of its own, on which the device is
+ * current, and waits at most ms for it (comm/within.h): then *res is what it returned and arg is copied back.
+ * Otherwise ZR_ERR_TIMEOUT with a message and *res ncclInProgress, and the thread is left to itself. what:
+ * "ncclCommAbort". */
+int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
+                   size_t bytes, ncclResult_t *res);
+/* The same of a call that all ranks make while they open communicators, within timeout_ms: a rank that is
+ * lost meanwhile, or has failed, ends the wait with what it was. */
+int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
+                     ncclResult_t *res);
 
 /* ---- nccl_lent.c ---- */
 /* After a call with a communicator that may be non-blocking returned res: waits until it is done or until_ns

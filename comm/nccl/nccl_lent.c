@@ -158,7 +158,7 @@ struct moving {
     int64_t until_ns;
 };
 
-static ncclResult_t gather_cards(void *arg)
+static int gather_cards(void *arg)
 {
     struct moving *m = arg;
     ncclResult_t res = m->api.AllGather(m->all + (size_t)m->rank * sizeof(struct card), m->all,

@@ -24,7 +24,7 @@ struct opening {
 };
 
 /* A communicator that does not block splits later, by a thread of NCCL's. */
-static ncclResult_t open_one(void *arg)
+static int open_one(void *arg)
 {
     struct opening *o = arg;
     if (!o->parent)
@@ -52,9 +52,9 @@ static void leave_behind(struct place *c)
 
 bool zr_nccl_splits(const struct zr_nccl *m)
 {
+    /* the first one joins all ranks that the others have */
     const struct zr_nccl_set *p = m->set;
-    const struct zr_nccl *all = p->open[0];
-    return p->api.CommSplit && (p->opt.lent || (m != all && all->base.role == ZR_ROLE_CONTROL));
+    return p->api.CommSplit && (p->opt.lent || m != p->open[0]);
 }
 
 static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
@@ -72,6 +72,15 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
     /* the deadline of the call around it passes first */
     o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000;
     o.config.blocking = 1;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
+    /* what ranks compare is small, and the GPU has other work */
+    if (m->base.role == ZR_ROLE_CONTROL)
+        o.config.maxCTAs = 1;
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+    /* they run side by side */
+    o.config.splitShare = 0;
+#endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     o.config.commName = m->name;
 #endif
@@ -87,7 +96,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
     } else {
         snprintf(what, sizeof what, "%s of the %s communicator",
                  o.parent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
-        err = zr_nccl_within(p, what, p->opt.timeout_ms, open_one, &o, sizeof o, &res);
+        err = zr_nccl_together(p, what, open_one, &o, sizeof o, &res);
         bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
             err = zr_fail(ZR_ERR_NOTSUP,
@@ -256,7 +265,7 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
-    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]); /* the others are split off it */
+    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]); /* of all ranks: the others are split off it */
     for (int r = 0; r < ZR_ROLE_CONTROL; r++)
         init_comm(p, (enum zr_role)r, &ask[r]);
     p->comparing = &p->of[ask[ZR_ROLE_CONTROL].group ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
@@ -308,7 +317,7 @@ struct destroying {
     ncclComm_t comm;
 };
 
-static ncclResult_t destroy_comm(void *arg)
+static int destroy_comm(void *arg)
 {
     struct destroying *d = arg;
     return d->api.CommDestroy(d->comm);

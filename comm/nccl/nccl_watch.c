@@ -16,12 +16,10 @@
  */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
+#include "comm/within.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     TICK_NS = 5 * 1000 * 1000,
@@ -34,130 +32,45 @@ static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
 /* ---- calls under a deadline ---- */
 
-struct zr_nccl_task {
-    struct zr_thread thread;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    bool done, left; /* left: nobody waits any more, the thread cleans up */
-    ncclResult_t res;
-    struct zr_device *dev;
-    ncclResult_t (*fn)(void *arg);
-    size_t bytes;
-    _Alignas(16) char arg[];
-};
-
-static void free_task(struct zr_nccl_task *t)
+static struct zr_task_call nccl_call(const struct zr_nccl_set *p, const char *what, int (*fn)(void *arg))
 {
-    pthread_cond_destroy(&t->ended);
-    pthread_mutex_destroy(&t->lock);
-    free(t);
+    return (struct zr_task_call){.what = what,
+                                 .thread = "zero-nccl-call",
+                                 .dev = p->dev, /* NCCL works on the thread's current device */
+                                 .fn = fn,
+                                 .unbegun = ncclUnhandledCudaError};
 }
 
-static void run_task(void *arg)
+static int call_within(struct zr_nccl_set *p, const struct zr_task_call *call, int64_t ms, void *arg,
+                       size_t bytes, ncclResult_t *res)
 {
-    struct zr_nccl_task *t = arg;
-    /* Under the lock: whoever leaves the thread behind may close the device. */
-    pthread_mutex_lock(&t->lock);
-    bool left = t->left;
-    int err = 0;
-    if (!left) /* NCCL works on the thread's current device */
-        err = zr_thread_begin(t->dev);
-    pthread_mutex_unlock(&t->lock);
-    ncclResult_t res = ncclUnhandledCudaError;
-    if (!left && !err)
-        res = t->fn(t->arg);
-    pthread_mutex_lock(&t->lock);
-    t->res = res;
-    t->done = true;
-    left = t->left;
-    pthread_cond_signal(&t->ended);
-    pthread_mutex_unlock(&t->lock);
-    if (left)
-        free_task(t);
-}
-
-static void cond_init(pthread_cond_t *c)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-static int start_task(struct zr_nccl_set *p, const char *what, ncclResult_t (*fn)(void *arg), const void *arg,
-                      size_t bytes, struct zr_nccl_task **out)
-{
-    struct zr_nccl_task *t = calloc(1, sizeof *t + bytes);
-    if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a thread", what);
-    pthread_mutex_init(&t->lock, NULL);
-    cond_init(&t->ended);
-    t->dev = p->dev;
-    t->fn = fn;
-    t->bytes = bytes;
-    memcpy(t->arg, arg, bytes);
-    int err = zr_thread_start(&t->thread, "zero-nccl-call", run_task, t);
-    if (err) {
-        free_task(t);
-        return zr_fail_more(err, "%s", what);
+    bool left;
+    int returned = ncclSuccess, err = zr_within(call, ms, arg, bytes, &returned, &left);
+    *res = left ? ncclInProgress : (ncclResult_t)returned;
+    if (left) {
+        pthread_mutex_lock(&p->lock);
+        p->stuck = true;
+        pthread_mutex_unlock(&p->lock);
     }
-    zr_thread_leave(&t->thread); /* t is here until somebody has waited for it */
-    *out = t;
-    return 0;
+    return err;
 }
 
-static struct timespec in_ns(int64_t ns)
+int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
+                   size_t bytes, ncclResult_t *res)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += (ns + t.tv_nsec) / 1000000000;
-    t.tv_nsec = (ns + t.tv_nsec) % 1000000000;
-    return t;
+    const struct zr_task_call call = nccl_call(p, what, fn);
+    return call_within(p, &call, ms, arg, bytes, res);
 }
 
-/* true: it ended, *res and arg are set. false: it is left to itself. */
-static bool await_task(struct zr_nccl_task *t, int64_t ms, void *arg, ncclResult_t *res)
+int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
+                     ncclResult_t *res)
 {
-    struct timespec until = in_ns(ms * 1000000);
-    pthread_mutex_lock(&t->lock);
-    while (!t->done && pthread_cond_timedwait(&t->ended, &t->lock, &until) != ETIMEDOUT)
-        ;
-    bool done = t->done;
-    t->left = !done;
-    pthread_mutex_unlock(&t->lock);
-    if (!done)
-        return false;
-    if (t->bytes)
-        memcpy(arg, t->arg, t->bytes);
-    *res = t->res;
-    free_task(t);
-    return true;
-}
-
-int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, ncclResult_t (*fn)(void *arg),
-                   void *arg, size_t bytes, ncclResult_t *res)
-{
-    struct zr_nccl_task *t;
-    int err = start_task(p, what, fn, arg, bytes, &t);
-    if (err)
-        return err;
-    if (await_task(t, ms, arg, res))
-        return 0;
-    pthread_mutex_lock(&p->lock);
-    p->stuck = true;
-    pthread_mutex_unlock(&p->lock);
-    return zr_fail(ZR_ERR_TIMEOUT, "%s has not come back after %lld ms", what, (long long)ms);
+    struct zr_task_call call = nccl_call(p, what, fn);
+    call.look = p->rdv;
+    return call_within(p, &call, p->opt.timeout_ms, arg, bytes, res);
 }
 
 /* ---- failing ---- */
-
-void zr_nccl_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text)
-{
-    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name(op), (unsigned long long)seq);
-    if (unit >= 0 && n > 0 && (size_t)n < n_text)
-        snprintf(text + n, n_text - (size_t)n, " unit %d", unit);
-}
 
 int zr_nccl_code(ncclResult_t res)
 {
@@ -359,7 +272,7 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
     int done = m->set->dev->ops->event_query(event);
     if (done < 0) {
         char op[96], text[ZR_NCCL_TEXT];
-        zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
         found(m, done, text);
     }
@@ -401,7 +314,7 @@ static void check_time(struct zr_nccl *m)
     int64_t now = zr_now_ns();
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
-        zr_nccl_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
+        zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not taken it after %lld ms", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
@@ -410,7 +323,7 @@ static void check_time(struct zr_nccl *m)
         const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
             return;
-        zr_nccl_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
         snprintf(
             text, sizeof text,
             "%s: waited %lld ms for the other ranks (%llu operations are queued behind it): one is late, or "
@@ -451,7 +364,7 @@ struct abort_arg {
     ncclComm_t comm;
 };
 
-static ncclResult_t abort_comm(void *arg)
+static int abort_comm(void *arg)
 {
     struct abort_arg *a = arg;
     return a->api.CommAbort(a->comm);
@@ -473,7 +386,7 @@ static bool any_abort_is_due(const struct zr_nccl_set *p)
 
 struct aborting {
     struct zr_nccl *m;
-    struct zr_nccl_task *task;
+    struct zr_task *task;
     struct abort_arg arg;
     bool late;
 };
@@ -481,9 +394,9 @@ struct aborting {
 static void begin_abort(struct zr_nccl *m, struct aborting *a)
 {
     *a = (struct aborting){.m = m, .arg = {m->set->api, m->comm}};
+    const struct zr_task_call call = nccl_call(m->set, "ncclCommAbort", abort_comm);
     m->abort_begun = true;
-    if (m->comm && !m->lent &&
-        start_task(m->set, "ncclCommAbort", abort_comm, &a->arg, sizeof a->arg, &a->task))
+    if (m->comm && !m->lent && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
         m->set->stuck = true;
     m->comm = NULL;
 }
@@ -509,11 +422,11 @@ static void abort_due(struct zr_nccl_set *p)
         if (abort_is_due(p->open[i]))
             begin_abort(p->open[i], &all[n++]);
     pthread_mutex_unlock(&p->lock);
-    ncclResult_t res;
+    int res;
     int64_t until = zr_now_ns() + (p->opt.timeout_ms < ABORT_MS ? p->opt.timeout_ms : ABORT_MS) * 1000000;
     for (int i = 0; i < n; i++) {
         int64_t left = (until - zr_now_ns()) / 1000000;
-        all[i].late = all[i].task && !await_task(all[i].task, left > 0 ? left : 0, &all[i].arg, &res);
+        all[i].late = all[i].task && !zr_task_await(all[i].task, left > 0 ? left : 0, &all[i].arg, &res);
     }
     pthread_mutex_lock(&p->lock);
     for (int i = 0; i < n; i++)
@@ -548,7 +461,7 @@ static void watch(void *arg)
             continue;
         }
         if (busy) {
-            struct timespec until = in_ns(TICK_NS);
+            struct timespec until = zr_in_ns(TICK_NS);
             pthread_cond_timedwait(&p->wake, &p->lock, &until);
         } else {
             p->idle = true;
@@ -562,7 +475,7 @@ static void watch(void *arg)
 int zr_nccl_watch(struct zr_nccl_set *p)
 {
     pthread_mutex_init(&p->lock, NULL);
-    cond_init(&p->wake);
+    zr_cond_init(&p->wake);
     int err = zr_thread_start(&p->watcher, "zero-nccl", watch, p);
     if (!err)
         return 0;

@@ -98,14 +98,14 @@ void nccl_stand_in_end(void)
         next = c->next;
         free(c);
     }
-    for (struct nsi_club *k = nsi.clubs, *next; k; k = next) {
+    for (struct nsi_team *k = nsi.teams, *next; k; k = next) {
         nsi_forget(k);
         next = k->next;
         free(k);
     }
     nsi.windows = NULL;
     nsi.comms = NULL;
-    nsi.clubs = NULL;
+    nsi.teams = NULL;
     nsi.n_open_groups = 0;
     nsi.ending = nsi.hung = false;
     nsi.fail_call[0] = 0;
@@ -186,7 +186,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 {
     NSI_BEGIN("ncclGetUniqueId", NULL);
     memset(uniqueId, 0, sizeof *uniqueId);
-    snprintf(uniqueId->internal, sizeof uniqueId->internal, "club %llu", (unsigned long long)++nsi.n_ids);
+    snprintf(uniqueId->internal, sizeof uniqueId->internal, "team %llu", (unsigned long long)++nsi.n_ids);
     return nsi_leave(ncclSuccess);
 }
 
@@ -211,18 +211,18 @@ const char *ncclGetLastError(ncclComm_t comm)
 
 /* --- communicators --- */
 
-static struct nsi_club *club_of(const char *id, int n_ranks)
+static struct nsi_team *team_of(const char *id, int n_ranks)
 {
-    for (struct nsi_club *k = nsi.clubs; k; k = k->next)
+    for (struct nsi_team *k = nsi.teams; k; k = k->next)
         if (memcmp(k->id, id, sizeof k->id) == 0)
             return k;
-    struct nsi_club *k = calloc(1, sizeof *k);
+    struct nsi_team *k = calloc(1, sizeof *k);
     memcpy(k->id, id, sizeof k->id);
     k->n_ranks = n_ranks;
     for (int i = 0; i < NSI_RANKS; i++)
         k->device[i] = -1;
-    k->next = nsi.clubs;
-    nsi.clubs = k;
+    k->next = nsi.teams;
+    nsi.teams = k;
     return k;
 }
 
@@ -234,13 +234,23 @@ ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res)
     return ncclInProgress;
 }
 
-static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
+/* Of a number of CTAs that was not given, nothing is known. */
+static bool can_hold(const ncclConfig_t *config)
+{
+    bool given = config->minCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+    if (!given || config->minCTAs <= config->maxCTAs)
+        return true;
+    stand_in_misuse("ncclConfig_t: minCTAs is %d, maxCTAs %d", config->minCTAs, config->maxCTAs);
+    return false;
+}
+
+static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
                               ncclComm_t *out)
 {
     if (!config || config->size != sizeof *config || config->magic != 0xcafebeef || n_ranks > NSI_RANKS ||
-        rank < 0 || rank >= n_ranks)
+        rank < 0 || rank >= n_ranks || !can_hold(config))
         return ncclInvalidArgument;
-    struct nsi_club *k = club_of(id, n_ranks);
+    struct nsi_team *k = team_of(id, n_ranks);
     int device = device_now();
     bool is_first = true;
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
@@ -264,7 +274,7 @@ static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclC
     if (k->n_here < n_ranks)
         return ncclSystemError;
     struct ncclComm *c = calloc(1, sizeof *c);
-    c->club = k;
+    c->team = k;
     c->rank = rank;
     c->device = device;
     c->alive = true;
@@ -274,6 +284,7 @@ static ncclResult_t join_club(const char *id, int n_ranks, int rank, const ncclC
 #ifdef NCCL_CTA_POLICY_ZERO
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
+    nsi.counts.n_one_cta += config->maxCTAs == 1;
     c->next = nsi.comms;
     nsi.comms = c;
     *out = c;
@@ -284,13 +295,16 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
                                     ncclConfig_t *config)
 {
     ncclResult_t res = nsi_enter("ncclCommInitRankConfig", NULL);
-    return res ? res : nsi_leave(join_club(commId.internal, nranks, rank, config, comm));
+    if (res)
+        return res;
+    nsi.counts.n_made++;
+    return nsi_leave(join_team(commId.internal, nranks, rank, config, comm));
 }
 
 /* Waits for what all ranks of the communicator ask for. */
 static const struct nsi_split *meet_split(struct ncclComm *comm, int color, int key)
 {
-    struct nsi_club *k = comm->club;
+    struct nsi_team *k = comm->team;
     uint64_t number = ++comm->n_splits;
     struct nsi_split *s = &k->splits[number % 2];
     if (s->number != number) /* the first; the one before it on this place has been left by all */
@@ -327,17 +341,22 @@ static ncclResult_t split(struct ncclComm *comm, int color, int key, ncclComm_t 
             comm->rank, color);
         return ncclInvalidArgument;
     }
+    if (config && config->splitShare == 1) {
+        stand_in_misuse("ncclCommSplit: splitShare: what runs on the two would wait for each other");
+        return ncclInvalidUsage;
+    }
     const struct nsi_split *s = meet_split(comm, color, key);
     if (!s)
         return ncclSystemError;
+    nsi.counts.n_split++;
     *newcomm = NULL;
     if (color == NCCL_SPLIT_NOCOLOR)
         return ncclSuccess;
     char id[NCCL_UNIQUE_ID_BYTES] = "";
-    int n, place = place_after_split(s, comm->club->n_ranks, comm->rank, &n);
+    int n, place = place_after_split(s, comm->team->n_ranks, comm->rank, &n);
     snprintf(id, sizeof id, "color %d of split %llu of %.70s", color, (unsigned long long)s->number,
-             comm->club->id);
-    ncclResult_t res = join_club(id, n, place, config, newcomm);
+             comm->team->id);
+    ncclResult_t res = join_team(id, n, place, config, newcomm);
     if (res || comm->waits)
         return res;
     /* What is made comes later, and so the call says success although there is nothing yet. */
@@ -427,7 +446,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
 {
     NSI_BEGIN("ncclCommCount", comm);
-    *count = comm->club->n_ranks;
+    *count = comm->team->n_ranks;
     return nsi_leave(ncclSuccess);
 }
 
@@ -487,7 +506,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
     for (const struct ncclWindow_vidmem *o = nsi.windows; o; o = o->next)
         if (o->alive && o->comm == comm && overlap(buff, size, o->at, o->bytes))
             stand_in_misuse("ncclCommWindowRegister: the memory is in a window of this communicator already");
-    struct nsi_club *k = comm->club;
+    struct nsi_team *k = comm->team;
     uint64_t number = comm->n_windows++;
     int slot = (int)(number % 2);
     if (k->n_windows % (uint64_t)k->n_ranks == 0) {
@@ -626,13 +645,13 @@ static void check_buffers(const struct nsi_call *c, size_t n_send, size_t n_recv
 static size_t bytes_sent(const struct nsi_call *c)
 {
     size_t n = c->count * nsi_size(c->type);
-    return c->kind == NSI_RECV ? 0 : c->kind == NSI_REDUCE_SCATTER ? n * (size_t)c->comm->club->n_ranks : n;
+    return c->kind == NSI_RECV ? 0 : c->kind == NSI_REDUCE_SCATTER ? n * (size_t)c->comm->team->n_ranks : n;
 }
 
 static size_t bytes_received(const struct nsi_call *c)
 {
     size_t n = c->count * nsi_size(c->type);
-    return c->kind == NSI_SEND ? 0 : c->kind == NSI_ALL_GATHER ? n * (size_t)c->comm->club->n_ranks : n;
+    return c->kind == NSI_SEND ? 0 : c->kind == NSI_ALL_GATHER ? n * (size_t)c->comm->team->n_ranks : n;
 }
 
 /* Calls of a group run at the same time. */
@@ -650,9 +669,9 @@ static void check_apart(const struct nsi_call *c)
 static bool check_root(const struct nsi_call *c)
 {
     const struct ncclComm *m = c->comm;
-    if (c->root >= 0 && c->root < m->club->n_ranks && (c->kind < NSI_SEND || c->root != m->rank))
+    if (c->root >= 0 && c->root < m->team->n_ranks && (c->kind < NSI_SEND || c->root != m->rank))
         return true;
-    stand_in_misuse("%s: rank %d of %d", names[c->kind], c->root, m->club->n_ranks);
+    stand_in_misuse("%s: rank %d of %d", names[c->kind], c->root, m->team->n_ranks);
     return false;
 }
 
@@ -672,7 +691,7 @@ static void note_windows(struct nsi_call *c, size_t n_send, size_t n_recv)
     if (engine && !c->stream)
         stand_in_misuse("%s: copy engines need a stream that is not the NULL stream", names[c->kind]);
     int v = nsi.machine.version;
-    if (engine && c->comm->club->n_ranks == 2 && v >= 22907 && v < 23102)
+    if (engine && c->comm->team->n_ranks == 2 && v >= 22907 && v < 23102)
         stand_in_misuse("%s: copy engines of 2 ranks with NVLS may hang before 2.31.2", names[c->kind]);
 }
 
@@ -693,8 +712,8 @@ static ncclResult_t take(struct nsi_call c)
     c.number = c.kind == NSI_SEND   ? m->n_sent[c.root]++
                : c.kind == NSI_RECV ? m->n_received[c.root]++
                                     : m->n_collectives++;
-    for (int r = 0; c.kind < NSI_SEND && r < m->club->n_ranks; r++)
-        c.issue[r] = nsi.n_issued[m->device][m->club->device[r]]++;
+    for (int r = 0; c.kind < NSI_SEND && r < m->team->n_ranks; r++)
+        c.issue[r] = nsi.n_issued[m->device][m->team->device[r]]++;
     note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
     struct nsi_call *kept = malloc(sizeof *kept);

@@ -8,15 +8,15 @@
  * A communicator that is asked for as non-blocking is in progress after each call until it has been polled a
  * few times; ncclCommSplit of one returns success with no communicator yet.
  *
- * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place or
- * are written by one call of a group and touched by another, a
- * window of memory that NCCL did not allocate or of other sizes or offsets on other ranks, memory freed while
- * registered, a group not ended, two threads of a rank inside at once, an order of communicators that differs
- * between ranks, the NULL stream with copy engines, a communicator used after it was destroyed
- * or while it is in progress, what releases
- * of that version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a
- * look for errors by a thread that blocks SIGSEGV. What differs between ranks (kind, count, type, root) is
- * misuse and waits for ever, as the real thing may. */
+ * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place
+ * or are written by one call of a group and touched by another, a window of memory that NCCL did not
+ * allocate or of other sizes or offsets on other ranks, memory freed while registered, a group not ended,
+ * two threads of a rank inside at once, an order of communicators that differs between ranks, the NULL
+ * stream with copy engines, fewer CTAs at most than at least, a split that shares what its parent works
+ * with, a communicator used after it was destroyed or while it is in progress, what releases of that
+ * version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a look for
+ * errors by a thread that blocks SIGSEGV. What differs between ranks (kind, count, type, root) is misuse
+ * and waits for ever, as the real thing may. */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
 
@@ -59,6 +59,10 @@ struct nccl_stand_in_counts {
     int64_t n_symmetric;
     /* of n_symmetric: gathers of a communicator without CTAs */
     int64_t n_copy_engine;
+    /* communicators made by ncclCommInitRankConfig, and by ncclCommSplit, over all ranks */
+    int64_t n_made, n_split;
+    /* of them, those that may use one CTA */
+    int64_t n_one_cta;
     /* communicators that are alive */
     int64_t n_comms;
     /* windows that are registered */

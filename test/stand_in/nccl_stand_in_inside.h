@@ -48,7 +48,7 @@ struct nsi_split {
 };
 
 /* Ranks that work together. */
-struct nsi_club {
+struct nsi_team {
     char id[NCCL_UNIQUE_ID_BYTES];
     int n_ranks, n_here;
     /* -1: not here yet */
@@ -61,7 +61,7 @@ struct nsi_club {
     /* the even and the odd split under way */
     struct nsi_split splits[2];
     struct nsi_meeting *meetings;
-    struct nsi_club *next;
+    struct nsi_team *next;
 };
 
 struct ncclWindow_vidmem {
@@ -73,7 +73,7 @@ struct ncclWindow_vidmem {
 };
 
 struct ncclComm {
-    struct nsi_club *club;
+    struct nsi_team *team;
     int rank, device;
     bool alive, aborted, no_ctas;
     /* memory of the device that it takes */
@@ -114,7 +114,7 @@ struct nsi_state {
     pthread_mutex_t lock;
     pthread_cond_t moved;
     struct nccl_stand_in_machine machine;
-    struct nsi_club *clubs;
+    struct nsi_team *teams;
     struct ncclComm *comms;
     struct ncclWindow_vidmem *windows;
     uint64_t n_ids;
@@ -156,6 +156,6 @@ struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at
 /* Puts calls of one communicator and stream on it. Frees them. Lock held; it is let go meanwhile. */
 ncclResult_t nsi_run(struct nsi_call *calls);
 /* Forgets what has been given. Lock held. */
-void nsi_forget(struct nsi_club *club);
+void nsi_forget(struct nsi_team *team);
 
 #endif

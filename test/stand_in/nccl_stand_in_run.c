@@ -15,7 +15,7 @@
 
 static struct nsi_meeting *meeting_of(const struct nsi_call *c)
 {
-    struct nsi_club *k = c->comm->club;
+    struct nsi_team *k = c->comm->team;
     int me = c->comm->rank;
     bool message = c->kind >= NSI_SEND;
     int from = c->kind == NSI_SEND ? me : c->kind == NSI_RECV ? c->root : -1;
@@ -43,7 +43,7 @@ static void compare_order(struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank;
     memcpy(m->issue[me], c->issue, sizeof c->issue);
-    for (int r = 0; r < c->comm->club->n_ranks; r++)
+    for (int r = 0; r < c->comm->team->n_ranks; r++)
         if (m->here[r] && m->issue[r][me] != c->issue[r]) {
             stand_in_misuse(
                 "rank %d: collective %llu is its call number %llu with rank %d, whose it is number %llu: "
@@ -79,7 +79,7 @@ static size_t bytes_given(const struct nsi_call *c)
     size_t n = c->count * nsi_size(c->type);
     switch (c->kind) {
     case NSI_REDUCE_SCATTER:
-        return n * (size_t)c->comm->club->n_ranks;
+        return n * (size_t)c->comm->team->n_ranks;
     case NSI_BROADCAST:
         return c->root == c->comm->rank ? n : 0;
     case NSI_RECV:
@@ -111,7 +111,7 @@ static bool is_served(const struct nsi_meeting *m, const struct nsi_call *c)
         return true;
     if (c->kind == NSI_RECV || c->kind == NSI_BROADCAST)
         return m->here[c->root];
-    for (int i = 0; i < c->comm->club->n_ranks; i++)
+    for (int i = 0; i < c->comm->team->n_ranks; i++)
         if (!m->here[i])
             return false;
     return true;
@@ -162,7 +162,7 @@ static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct ns
 
 static void take(const struct nsi_meeting *m, const struct nsi_call *c)
 {
-    int me = c->comm->rank, n_ranks = c->comm->club->n_ranks;
+    int me = c->comm->rank, n_ranks = c->comm->team->n_ranks;
     size_t n = c->count * nsi_size(c->type);
     switch (c->kind) {
     case NSI_ALL_GATHER:
@@ -195,7 +195,7 @@ static void free_meeting(struct nsi_meeting *m)
     free(m);
 }
 
-static void leave(struct nsi_club *k, struct nsi_meeting *m, int me)
+static void leave(struct nsi_team *k, struct nsi_meeting *m, int me)
 {
     m->left[me] = true;
     for (int i = 0; i < k->n_ranks; i++)
@@ -208,13 +208,13 @@ static void leave(struct nsi_club *k, struct nsi_meeting *m, int me)
     free_meeting(m);
 }
 
-void nsi_forget(struct nsi_club *club)
+void nsi_forget(struct nsi_team *team)
 {
-    for (struct nsi_meeting *m = club->meetings, *next; m; m = next) {
+    for (struct nsi_meeting *m = team->meetings, *next; m; m = next) {
         next = m->next;
         free_meeting(m);
     }
-    club->meetings = NULL;
+    team->meetings = NULL;
 }
 
 /* --- on the stream --- */
@@ -244,7 +244,7 @@ static void run_batch(void *arg)
         if (is_over(comm))
             break;
         take(m, c);
-        leave(comm->club, m, comm->rank);
+        leave(comm->team, m, comm->rank);
     }
     comm->n_running--;
     pthread_cond_broadcast(&nsi.moved);

@@ -564,6 +564,8 @@ static void test_refused(void **state)
 }
 
 static _Thread_local bool no_watcher;
+/* what this rank leaves instead of its first call into NCCL that all make */
+static _Thread_local struct zr_rendezvous *to_leave;
 static int without_watcher; /* bit by rank */
 
 int __real_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
@@ -571,6 +573,11 @@ int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(voi
 
 int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg)
 {
+    if (to_leave && strcmp(name, "zero-nccl-call") == 0) {
+        zr_rendezvous_close(to_leave);
+        to_leave = NULL;
+        return zr_fail(ZR_ERR_SYSTEM, "this rank leaves");
+    }
     return no_watcher && strcmp(name, "zero-nccl") == 0
                ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
                : __real_zr_thread_start(t, name, fn, arg);
@@ -605,9 +612,9 @@ static void test_open_fails(void **state)
         const char *call;
         int k;
         bool waits;
-    } cases[] = {{"ncclGetUniqueId", 2, false},
+    } cases[] = {{"ncclGetUniqueId", 1, false},
                  {"ncclCommInitRankConfig", 1, true},
-                 {"ncclCommInitRankConfig", 2, true},
+                 {"ncclCommSplit", 1, true},
                  {"ncclCommWindowRegister", 1, true},
                  {"ncclCommWindowRegister", 2, true}};
     customize(false, SHORT_MS);
@@ -635,6 +642,33 @@ static void test_open_fails(void **state)
                     "ncclCommInitRankConfig of the gather communicator has not come back");
     nccl_stand_in_end();
     expected_misuse = -1; /* what hung was left behind with its memory */
+}
+
+static int open_and_leave(struct fixture *o, int n, int64_t timeout_ms)
+{
+    to_leave = zr_rendezvous_rank(o->rdv) == 1 ? o->rdv : NULL;
+    return fixture_custom.open_comms(o, n, timeout_ms);
+}
+
+static void note_open_leaving(struct rank *me)
+{
+    struct fixture_kind kind = fixture_custom;
+    struct fixture o;
+    kind.open_comms = open_and_leave;
+    note_error(me, fixture_open(&o, &me->w, &kind, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* A rank that is gone when NCCL makes a communicator of all: NCCL waits for it for ever. The others hear of
+ * it meanwhile, and do not wait until their time is over. */
+static void test_leaves_in_opening(void **state)
+{
+    (void)state;
+    customize(false, LONG_MS);
+    struct rank *r = run_ranks(false, 3, note_open_leaving, NULL, NULL);
+    for (int k = 0; k < 3; k += 2)
+        expect_rank(&r[k], ZR_ERR_PEER, "rank 1 left before an exchange");
+    expected_misuse = -1; /* what waited was left behind with its memory */
 }
 
 static void other_size(struct rank *me)
@@ -848,6 +882,7 @@ int main(void)
         TEST(test_refused),
         TEST(test_no_watcher),
         TEST(test_open_fails),
+        TEST(test_leaves_in_opening),
         TEST(test_arena),
         TEST(test_packed),
         TEST(test_packed_fixed),

@@ -237,6 +237,18 @@ static void expect_nothing_open(void)
     assert_int_equal(after.n_registered, 0);
 }
 
+/* One is made of all ranks, and the others are split off it, where that can be; the small one has one CTA. */
+static void expect_made(bool can_split, int world, int n_roles)
+{
+    struct nccl_stand_in_counts c;
+    nccl_stand_in_counts(&c);
+    assert_int_equal(c.n_made, can_split ? world : world * n_roles);
+    assert_int_equal(c.n_split, can_split ? world * (n_roles - 1) : 0);
+    assert_int_equal(c.n_one_cta, n_roles == ZR_ROLES ? world : 0);
+    expect_nothing_open();
+    nccl_stand_in_end();
+}
+
 static void test_every_role(void **state)
 {
     (void)state;
@@ -245,7 +257,27 @@ static void test_every_role(void **state)
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);
         run_ranks(false, WORLD, every_role, NULL, NULL);
-        expect_nothing_open();
+        expect_made(k / 2 == 0, WORLD, ZR_ROLES);
+    }
+}
+
+static void open_flat(struct rank *me)
+{
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_without_groups(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 21705};
+    for (int k = 0; k < 2; k++) {
+        nccl_stand_in_the_machine()->version = versions[k];
+        customize(true, LONG_MS);
+        run_ranks(false, 3, open_flat, NULL, NULL);
+        expect_made(k == 0, 3, 2);
     }
 }
 
@@ -353,7 +385,7 @@ static void test_split_fails(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_every_role), TEST(test_lent), TEST(test_one_fails),
-                                       TEST(test_split_fails)};
+    const struct CMUnitTest tests[] = {TEST(test_every_role), TEST(test_without_groups), TEST(test_lent),
+                                       TEST(test_one_fails), TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }

@@ -52,7 +52,7 @@ typedef struct {
     size_t size;
     unsigned int magic;
     unsigned int version;
-    int blocking;
+    int blocking, minCTAs, maxCTAs, splitShare;
     const char *commName;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     int CTAPolicy;
@@ -63,13 +63,14 @@ typedef struct {
 #define NCCL_CTA_POLICY_ZERO 0x02
 #define NCCL_CONFIG_INITIALIZER                                                                              \
     {                                                                                                        \
-        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NULL,                    \
-            NCCL_CONFIG_UNDEF_INT                                                                            \
+        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,   \
+            NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NCCL_CONFIG_UNDEF_INT                        \
     }
 #else
 #define NCCL_CONFIG_INITIALIZER                                                                              \
     {                                                                                                        \
-        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NULL                     \
+        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,   \
+            NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL                                               \
     }
 #endif
 
