@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@ enum { REMEMBERED = 64 };
 struct zr_log {
     void (*fn)(void *arg, const char *line);
     void *fn_arg;
+    _Atomic bool let_go;
     int fd;      /* of ZERO_LOG, or -1 */
     bool is_off; /* ZERO_LOG=off */
     int rank;    /* -1: not known yet */
@@ -70,6 +72,11 @@ void zr_log_set_rank(struct zr_log *log, int rank)
         log->rank = rank;
 }
 
+void zr_log_let_go(struct zr_log *log)
+{
+    atomic_store(&log->let_go, true);
+}
+
 /* One write for one line: lines of several ranks in one file stay whole. */
 static void write_line(const struct zr_log *log, int fd, const char *line)
 {
@@ -87,7 +94,7 @@ static void write_line(const struct zr_log *log, int fd, const char *line)
 
 static void give_out(const struct zr_log *log, bool is_warning, const char *line)
 {
-    if (log->fn)
+    if (log->fn && !atomic_load(&log->let_go))
         log->fn(log->fn_arg, line);
     if (log->fd >= 0)
         write_line(log, log->fd, line);

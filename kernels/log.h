@@ -22,6 +22,9 @@ void zr_log_close(struct zr_log *log);
  * write. */
 void zr_log_set_rank(struct zr_log *log, int rank);
 
+/* The program's function is called no more, but for a call that is under way. Any thread. */
+void zr_log_let_go(struct zr_log *log);
+
 /* One line, without newline. NULL is allowed: nobody listens. Any thread. */
 void zr_info(struct zr_log *log, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -13,7 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define QUEUE_JOBS 4096
+enum {
+    QUEUE_JOBS = 4096,
+    LEAST_LIMIT_MS = 5000 /* of the loop: a driver's first calls take their time */
+};
 
 /* Calls cfg.update, which is given zero.h's struct. */
 static int user_update(void *arg, const struct zr_user_update *u)
@@ -161,14 +164,41 @@ static void on_stop(void *arg)
         zr_rendezvous_close(z->rendezvous);
 }
 
+/* Contexts that nobody will close: a forked child's, of whose memory a part is the parent's too, and whose
+ * threads are not in the child; and those whose loop's thread has not come back from somewhere, and goes on
+ * with all of it when it does. They end with the process. A leak checker finds them here until then. */
+static zero_ctx *_Atomic all_left;
+
+static void leave(zero_ctx *z)
+{
+    z->next_left = atomic_load(&all_left);
+    while (!atomic_compare_exchange_weak(&all_left, &z->next_left, z))
+        ;
+}
+
+/* The loop's thread is left behind, and with it what it may touch. */
+static void leave_to_thread(struct zero_ctx *z)
+{
+    struct zr_log *log = z->config.options.log;
+    zr_warn(log, "the library's own thread has not come back: it is left behind, with the memory of its "
+                 "context; the process should end");
+    zr_log_let_go(log);
+    leave(z);
+}
+
 /* Closes what was opened, whatever phase was reached. This thread's message is kept: to leave the rendezvous
  * may fail where ranks are gone. */
 static void tear_down(struct zero_ctx *z)
 {
     struct zr_kept kept;
     zr_keep(&kept, 0);
-    zr_loop_close(z->loop, on_stop, z);
+    bool loop_ended = zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
+    if (!loop_ended) {
+        leave_to_thread(z);
+        zr_say_again(&kept);
+        return;
+    }
     bool device_rests = zr_engine_close(z->engine);
     zr_backend_close_comms(z);
     zr_rendezvous_free(z->rendezvous);
@@ -316,6 +346,8 @@ static int meet(struct zero_ctx *z, int err)
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, z->engine, &z->loop);
     if (z->loop) {
         zr_loop_ask(z->loop, zr_engine_is_ready);
+        zr_loop_limit(z->loop, zr_max(z->config.options.timeout_ms, LEAST_LIMIT_MS), zr_engine_stuck,
+                      z->engine);
         loop_err = connect_ranks(z);
     }
     if (loop_err)
@@ -475,25 +507,13 @@ static void report_unused_gradients(const struct zero_ctx *z)
                 "zero_unwrap: a step has begun: the gradients since the last zero_step were not used");
 }
 
-/* Contexts that a forked child has abandoned. Part of their memory is the parent's too, and the threads that
- * would close the rest are not in the child, so they end with its process. A leak checker finds them here
- * until then. */
-static zero_ctx *_Atomic left_in_child;
-
-static void leave_in_child(zero_ctx *z)
-{
-    z->next_left = atomic_load(&left_in_child);
-    while (!atomic_compare_exchange_weak(&left_in_child, &z->next_left, z))
-        ;
-}
-
 int zero_unwrap(zero_ctx **z)
 {
     if (!z || !*z)
         return 0;
     struct zero_ctx *ctx = *z;
     if (zr_engine_check_process(ctx->engine)) {
-        leave_in_child(ctx);
+        leave(ctx);
         *z = NULL;
         return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
     }

@@ -431,7 +431,9 @@ ZERO_API int zero_trace_write(zero_ctx *z, const char *path);
 /* Collective and blocking when the context is healthy, local when it has failed. Frees everything and sets *z
  * to NULL, also when it returns an error: that of an asynchronous save, or what ended the context. Pointers
  * the library gave to the model are dead, and set to NULL. NULL and pointers to NULL are allowed. In a forked
- * child: ZERO_ERR_ORDER, and only *z is changed. */
+ * child: ZERO_ERR_ORDER, and only *z is changed. Where a thread of the library's does not come back from a
+ * driver or, on a GPU, from cfg.update, it keeps the context's memory, a warning says so, and the process
+ * should end. */
 ZERO_API int zero_unwrap(zero_ctx **z);
 
 /* The short text of a code; never NULL. */

@@ -217,7 +217,8 @@ struct zero_config {
     /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, the same on all ranks; read by zero_wrap and not
      * kept; default NULL: from the environment */
     const char *rendezvous;
-    /* + how long an operation waits for other ranks; 1 and more; default 30000 */
+    /* + how long an operation waits for other ranks; and a call, 5 s at least, for a thread of the library's
+     * that does not come back from a driver or, on a GPU, from cfg.update; 1 and more; default 30000 */
     int64_t timeout_ms;
 
     /* + enum zero_optimizer; default ZERO_AUTO: update where that is set, else adamw */

@@ -62,6 +62,10 @@ void zr_engine_issue(void *arg, const struct zr_job *job);
  * Loop's thread. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job);
 
+/* The loop has not moved for ms: fails, and says in which job it stands. For zr_loop_limit. arg is the
+ * engine. */
+void zr_engine_stuck(void *arg, int64_t ms);
+
 /* 0, or the first failure with its message set for this thread. Failures of a communicator, or of another
  * rank, are found here. Any thread. */
 int zr_engine_status(struct zr_engine *e);
@@ -182,6 +186,10 @@ uint64_t zr_engine_least(const struct zr_engine *e);
 int zr_engine_trace_write(struct zr_engine *e, const char *path);
 /* "during all_gather seq 12 unit 3", or "after ..."; "" where no communicator can tell. Any thread. */
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n);
+
+/* Waits until the loop has issued all that the model's thread has given it. Ends where it is stuck: the
+ * engine has failed then. */
+void zr_engine_await_jobs(struct zr_engine *e);
 
 /* Waits until everything issued so far is done. */
 int zr_engine_drain(struct zr_engine *e);

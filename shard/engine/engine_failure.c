@@ -37,6 +37,23 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
     return code;
 }
 
+void zr_engine_stuck(void *arg, int64_t ms)
+{
+    struct zr_engine *e = arg;
+    enum zr_action_kind kind = (enum zr_action_kind)atomic_load(&e->i.kind);
+    int32_t unit = atomic_load(&e->i.unit);
+    bool on_gpu = !e->dev->ops->host_memory, user = kind == ZR_ACT_UPDATE && e->opt.update && on_gpu;
+    char text[256], of[32] = "";
+    if (kind && unit >= 0)
+        snprintf(of, sizeof of, " of unit %d", unit);
+    snprintf(text, sizeof text, "the library's own thread has not moved for %lld ms: it is in %s%s%s",
+             (long long)ms, kind ? zr_action_name(kind) : "none of its jobs", of,
+             user             ? ", and has called cfg.update"
+             : kind && on_gpu ? ", in a call of CUDA's or of the communicator's"
+                              : "");
+    zr_engine_fail(e, ZR_ERR_TIMEOUT, text);
+}
+
 /* A failure that goes from one communicator to another on its way around the ranks gains a finder each
  * time. The first found it, and need not be told so. */
 static void keep_first_finder(char *why, int rank)

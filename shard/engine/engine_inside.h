@@ -178,6 +178,8 @@ struct zr_issuer {
     struct zr_reduce_seg *reduce_segs;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
+    /* the job that is being carried out, for messages: enum zr_action_kind, 0 for none; and its unit */
+    _Atomic int32_t kind, unit;
 };
 
 /* Any thread. */
@@ -326,7 +328,7 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a);
 /* Tells the communicator of a call. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
 /* Waits until the loop has carried out a job (0: none), without which waiting for its events would not wait.
- */
+ * Where the loop is stuck it returns, and the engine has failed. */
 void zr_model_await(struct zr_engine *e, uint64_t job);
 
 /* engine_pointers.c: stores in the model's pointer, and remembers it. */

@@ -251,7 +251,10 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
                            job->step);
     if (zr_engine_has_failed(e))
         return; /* what waits for this job's events does not wait: they were never recorded */
+    atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
+    atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     int err = issue_job(e, job);
+    atomic_store_explicit(&e->i.kind, 0, memory_order_relaxed);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
 }

@@ -232,9 +232,14 @@ static int drain_stream(struct zr_engine *e, struct zr_stream *s)
     return err ? err : zr_engine_wait(e, e->ev.drained);
 }
 
-int zr_engine_drain(struct zr_engine *e)
+void zr_engine_await_jobs(struct zr_engine *e)
 {
     zr_model_await(e, e->m.n_jobs);
+}
+
+int zr_engine_drain(struct zr_engine *e)
+{
+    zr_engine_await_jobs(e);
     int err = drain_stream(e, e->gather_stream);
     if (!err && e->gather_outer_stream)
         err = drain_stream(e, e->gather_outer_stream);

@@ -1,10 +1,16 @@
 /* loop.c: see loop.h. */
 #include "shard/engine/loop.h"
 #include "kernels/thread.h"
+#include "shard/layout.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+
+enum {
+    SLICE_MS = 50,  /* of a wait: how often it is asked whether the loop has moved */
+    CLOSE_MS = 5000 /* for the thread to end */
+};
 
 struct zr_loop {
     uv_loop_t uv;
@@ -25,8 +31,16 @@ struct zr_loop {
 
     /* Only for the model's thread when it has to wait for the loop. */
     uv_mutex_t lock;
-    uv_cond_t issued;
+    uv_cond_t issued; /* or the thread has ended */
     _Atomic bool waited_for;
+    bool ended;
+    _Atomic uint64_t turns; /* one more for every job, and every look at the queue */
+
+    /* Of the model's thread. */
+    int64_t limit_ms; /* 0: none */
+    void (*stuck)(void *arg, int64_t ms);
+    void *stuck_arg;
+    bool is_stuck;
 
     void (*on_start)(void *arg), (*on_stop)(void *arg);
     void *start_arg, *stop_arg;
@@ -40,9 +54,23 @@ void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job
     l->ready = ready;
 }
 
+void zr_loop_limit(struct zr_loop *l, int64_t limit_ms, void (*stuck)(void *arg, int64_t ms), void *arg)
+{
+    l->limit_ms = limit_ms;
+    l->stuck = stuck;
+    l->stuck_arg = arg;
+}
+
 uv_loop_t *zr_loop_uv(struct zr_loop *l)
 {
     return &l->uv;
+}
+
+/* The loop moves; by its thread alone. */
+static void turn(struct zr_loop *l)
+{
+    uint64_t n = atomic_load_explicit(&l->turns, memory_order_relaxed);
+    atomic_store_explicit(&l->turns, n + 1, memory_order_relaxed);
 }
 
 /* Carries out jobs up to the first that is not ready. *held: there is one. */
@@ -51,6 +79,7 @@ static bool issue_all(struct zr_loop *l, bool *held)
     uint64_t done = atomic_load_explicit(&l->n_issued, memory_order_relaxed);
     uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
     *held = false;
+    turn(l);
     if (done == pushed)
         return false;
     for (; done < pushed; done++) {
@@ -58,6 +87,7 @@ static bool issue_all(struct zr_loop *l, bool *held)
         if (*held)
             break;
         l->issue(l->arg, &l->ring[done & l->mask]);
+        turn(l);
         /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
          */
         atomic_store(&l->n_issued, done + 1);
@@ -180,6 +210,10 @@ static void run(void *arg)
     if (l->on_start)
         l->on_start(l->start_arg);
     uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_mutex_lock(&l->lock);
+    l->ended = true;
+    uv_cond_broadcast(&l->issued);
+    uv_mutex_unlock(&l->lock);
 }
 
 int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), void *arg)
@@ -201,9 +235,12 @@ int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *), 
 uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job)
 {
     uint64_t n = atomic_load_explicit(&l->n_pushed, memory_order_relaxed);
+    if (l->is_stuck)
+        return 0;
     if (n - atomic_load_explicit(&l->n_issued, memory_order_acquire) > l->mask) {
         zr_loop_kick(l);
-        zr_loop_await(l, n - l->mask);
+        if (!zr_loop_await(l, n - l->mask))
+            return 0;
     }
     l->ring[n & l->mask] = *job;
     atomic_store(&l->n_pushed, n + 1);
@@ -225,33 +262,89 @@ bool zr_loop_issued(const struct zr_loop *l, uint64_t number)
     return atomic_load_explicit(&l->n_issued, memory_order_acquire) >= number;
 }
 
-void zr_loop_await(struct zr_loop *l, uint64_t number)
+/* How long the loop has not moved, as far as the model's thread has watched. */
+struct watch {
+    uint64_t turns;
+    int64_t still_ns;
+};
+
+static void watch_begin(struct zr_loop *l, struct watch *w)
+{
+    *w = (struct watch){.turns = atomic_load_explicit(&l->turns, memory_order_relaxed)};
+}
+
+/* With the lock held: waits a slice, or until something has changed. Where that took longer, the process was
+ * stopped, or this thread had no core: so may the loop's have been, and it does not count. */
+static void watch_slice(struct zr_loop *l, struct watch *w)
+{
+    const int64_t slice_ns = SLICE_MS * INT64_C(1000000);
+    int64_t from = zr_now_ns();
+    uv_cond_timedwait(&l->issued, &l->lock, (uint64_t)slice_ns);
+    w->still_ns += zr_min(zr_now_ns() - from, 2 * slice_ns);
+    uint64_t turns = atomic_load_explicit(&l->turns, memory_order_relaxed);
+    if (turns != w->turns)
+        *w = (struct watch){.turns = turns};
+}
+
+/* With the lock held. */
+static bool await_issued(struct zr_loop *l, uint64_t number, struct watch *w)
+{
+    watch_begin(l, w);
+    while (atomic_load(&l->n_issued) < number) {
+        if (l->limit_ms && w->still_ns >= l->limit_ms * 1000000)
+            return false;
+        watch_slice(l, w);
+    }
+    return true;
+}
+
+bool zr_loop_await(struct zr_loop *l, uint64_t number)
 {
     /* Usually the job was carried out long ago, or is being carried out now. */
     for (int i = 0; i < 100; i++) {
         if (atomic_load_explicit(&l->n_issued, memory_order_acquire) >= number)
-            return;
+            return true;
     }
     if (l->driven) {
         l->driver.awaited(l->driver.arg, number);
-        return;
+        return true;
     }
+    if (l->is_stuck)
+        return false;
+    struct watch w;
     uv_mutex_lock(&l->lock);
     atomic_store(&l->waited_for, true);
-    while (atomic_load(&l->n_issued) < number)
-        uv_cond_wait(&l->issued, &l->lock);
+    bool issued = await_issued(l, number, &w);
     atomic_store(&l->waited_for, false);
     uv_mutex_unlock(&l->lock);
+    l->is_stuck = !issued;
+    if (!issued)
+        l->stuck(l->stuck_arg, w.still_ns / 1000000);
+    return issued;
 }
 
-void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
+/* Of a loop that was told to stop. */
+static bool has_ended(struct zr_loop *l)
+{
+    int64_t limit_ms = l->is_stuck ? CLOSE_MS : zr_max(CLOSE_MS, l->limit_ms);
+    struct watch w;
+    uv_mutex_lock(&l->lock);
+    watch_begin(l, &w);
+    while (!l->ended && w.still_ns < limit_ms * 1000000)
+        watch_slice(l, &w);
+    bool ended = l->ended;
+    uv_mutex_unlock(&l->lock);
+    return ended;
+}
+
+bool zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
 {
     if (!l)
-        return;
+        return true;
     if (l->driven) {
         free(l->ring);
         free(l);
-        return;
+        return true;
     }
     l->on_stop = on_stop;
     l->stop_arg = arg;
@@ -259,6 +352,10 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
     if (!l->started)
         uv_ref((uv_handle_t *)&l->wake);
     uv_async_send(&l->wake);
+    if (l->started && !has_ended(l)) {
+        zr_thread_leave(&l->thread);
+        return false;
+    }
     if (l->started)
         zr_thread_join(&l->thread);
     else
@@ -268,4 +365,5 @@ void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
     uv_cond_destroy(&l->issued);
     free(l->ring);
     free(l);
+    return true;
 }

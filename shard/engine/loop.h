@@ -5,7 +5,10 @@
  * been carried out (zr_loop_await).
  *
  * Waking a loop costs a system call, so the producer makes it only when the loop has said that it is about to
- * sleep. */
+ * sleep.
+ *
+ * A job may call what is not ours (a driver, cfg.update, a log function) and may so never come back. Whoever
+ * waits for the loop therefore watches whether it still turns (zr_loop_limit). */
 #ifndef ZR_SHARD_LOOP_H
 #define ZR_SHARD_LOOP_H
 
@@ -41,6 +44,11 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *arg, const struct zr_job *j
  * those behind it stay queued, and the loop serves the handles of others: a job must not wait for what they
  * bring. */
 void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job));
+/* Before zr_loop_start. While the model's thread waits for it, the loop may stand in one job, or in
+ * somebody's handle, for limit_ms; after that stuck is called, once, on that thread, and nothing waits for
+ * the loop any more. A job that is not ready is no standstill. ms: for how long it has stood. Not called:
+ * waits have no end. */
+void zr_loop_limit(struct zr_loop *l, int64_t limit_ms, void (*stuck)(void *arg, int64_t ms), void *arg);
 /* A loop without a thread, for simulations: its driver carries out the jobs by zr_loop_issue_next. pushed is
  * called after each push, and awaited where the model's thread has to wait for a job: when it returns, the
  * job must have been carried out. Start and kick do nothing, and close drops what is queued. */
@@ -58,17 +66,18 @@ uv_loop_t *zr_loop_uv(struct zr_loop *l);
 /* spin_ns: how long the loop looks for more work before it sleeps. on_start (NULL: none) is the first thing
  * that runs on its thread. */
 int zr_loop_start(struct zr_loop *l, int64_t spin_ns, void (*on_start)(void *arg), void *arg);
-/* Queues a job and returns its number, 1-based. */
+/* Queues a job and returns its number, 1-based; 0: the loop is stuck, and the job is dropped. */
 uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
 /* Makes sure that the loop sees what was pushed: after the last of a group. */
 void zr_loop_kick(struct zr_loop *l);
-/* Blocks until job `number` has been carried out. */
-void zr_loop_await(struct zr_loop *l, uint64_t number);
+/* Blocks until job `number` has been carried out. false: it was not, the loop is stuck. */
+bool zr_loop_await(struct zr_loop *l, uint64_t number);
 /* Job `number` has been carried out. */
 bool zr_loop_issued(const struct zr_loop *l, uint64_t number);
 /* Carries out what is queued, calls on_stop on the loop's thread (where handles of others can be closed),
  * joins, frees. Also for a loop that was never started: then everything runs on the calling thread. NULL is
- * allowed. */
-void zr_loop_close(struct zr_loop *l, void (*on_stop)(void *arg), void *arg);
+ * allowed. false: the thread has not moved for the limit (5 s at least; for one that is stuck, 5 s more) and
+ * is left behind, with the loop: what it may touch has to stay, for it goes on when it can. */
+bool zr_loop_close(struct zr_loop *l, void (*on_stop)(void *arg), void *arg);
 
 #endif

@@ -121,6 +121,8 @@ int zr_save_end(struct zero_ctx *z)
     if (!s)
         return 0;
     z->save = NULL;
+    zr_engine_await_jobs(
+        z->engine); /* the snapshot's among them: whether it is made is then up to a stream */
     int err = zr_engine_check(z->engine);
     if (!err)
         err = meet(z, s);

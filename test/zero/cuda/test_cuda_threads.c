@@ -394,6 +394,88 @@ static void test_what_a_gpu_takes_is_counted(void **state)
     }
 }
 
+/* --- a call that does not come back --- */
+
+static atomic_bool let_go;
+static atomic_int n_calls, n_left;
+
+static int update_that_stands(void *arg, const struct zero_update *u)
+{
+    const struct toy_rank *r = arg;
+    (void)u;
+    n_calls++;
+    while (r->rank == 0 && !let_go)
+        usleep(1000);
+    return 0;
+}
+
+static void count_left(void *arg, const char *line)
+{
+    (void)arg;
+    n_left += strstr(line, "the library's own thread has not come back") != NULL;
+}
+
+static void trains_with_one_that_stands(struct toy_rank *r)
+{
+    struct toy m;
+    struct zero_config cfg;
+    zero_ctx *z = NULL;
+    cudaSetDevice(r->rank + 1);
+    cfg = toy_config(r, 3);
+    cfg.device = ZERO_DEVICE_CUDA;
+    cfg.timeout_ms = r->rank ? TOO_LONG_MS : 1000;
+    cfg.update = update_that_stands;
+    cfg.update_arg = r;
+    cfg.log = count_left;
+    cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
+    toy_make(&m);
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    for (int s = 0; !err && s < 100; s++)
+        err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
+    toy_note(r, err);
+    int again = zero_unwrap(&z);
+    if (again != err || z)
+        toy_wrong(r, "zero_unwrap returned %d after %d", again, err);
+    cudaStreamDestroy((cudaStream_t)cfg.stream);
+    toy_free(&m);
+}
+
+static int count_threads(const char *name)
+{
+    char command[128], line[32] = "";
+    snprintf(command, sizeof command, "cat /proc/%d/task/*/comm 2>/dev/null | grep -cx %s", (int)getpid(),
+             name);
+    FILE *f = popen(command, "r");
+    if (!f || !fgets(line, sizeof line, f))
+        line[0] = 0;
+    if (f)
+        pclose(f);
+    return atoi(line);
+}
+
+/* The library's thread stands in cfg.update. Whoever calls the library is told which call that is, and closes
+ * the context without it; nothing of the program's is called afterwards. */
+static void test_an_update_that_does_not_come_back(void **state)
+{
+    (void)state;
+    struct toy_rank r[RANKS] = {0};
+    run_ranks(RANKS, trains_with_one_that_stands, NULL, r);
+    if (r[0].err != ZERO_ERR_TIMEOUT || !strstr(r[0].text, "the library's own thread has not moved for ") ||
+        !strstr(r[0].text, " ms: it is in update of unit ") ||
+        !strstr(r[0].text, ", and has called cfg.update"))
+        fail_msg("rank 0: %d \"%s\"", r[0].err, r[0].text);
+    if (!r[1].err)
+        fail_msg("rank 1 trained on");
+    assert_int_equal(n_left, 1);
+    int n = n_calls;
+    let_go = true;
+    while (count_threads("zero-loop"))
+        usleep(10000);
+    assert_int_equal(n_calls, n);
+    nccl_stand_in_end();
+    stand_in_end(NULL); /* a context was left behind */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_what_a_gpu_takes_is_counted),
         cmocka_unit_test(test_a_query_that_fails_is_no_completion),
         cmocka_unit_test(test_a_failure_is_reported_to_all),
+        cmocka_unit_test(test_an_update_that_does_not_come_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
