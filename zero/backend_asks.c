@@ -26,19 +26,23 @@ static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool 
     return s;
 }
 
-/* Gradients may be narrowed for it, and where every rank has all of the sums those are gathered too, in fp32.
- */
+/* Where every rank has all of the sums those are gathered too, in fp32. */
+static int64_t largest_inner(const struct asking *a, const struct zr_flat *f)
+{
+    bool sums = a->layout->outer == 1 && zr_placement_asked(a->options).all_reduces && f->trainable;
+    return f->inner_elems * (sums ? (int64_t)sizeof(float) : zr_dtype_bytes(f->dtype));
+}
+
+/* Gradients may be narrowed for it. */
 static struct slices inner_slices(const struct asking *a, const struct zr_flat *f)
 {
     const struct zr_options *o = a->options;
-    const struct zr_placement asked = zr_placement_asked(o);
-    int64_t most = f->inner_elems * zr_dtype_bytes(f->dtype);
-    bool sums = a->layout->outer == 1 && asked.all_reduces && f->trainable;
+    int64_t own = f->inner_elems * zr_dtype_bytes(f->dtype);
     const struct slices s = {
-        .least = o->wire_dtype ? zr_min(most, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : most,
-        .most = sums ? f->inner_elems * (int64_t)sizeof(float) : most,
-        .travel = f->trainable || asked.shards_params};
-    return packed_alone(s, &f->inner, f->inner.total < most * a->layout->inner, a->backend->small_bytes);
+        .least = o->wire_dtype ? zr_min(own, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : own,
+        .most = largest_inner(a, f),
+        .travel = f->trainable || zr_placement_asked(o).shards_params};
+    return packed_alone(s, &f->inner, f->inner.total < own * a->layout->inner, a->backend->small_bytes);
 }
 
 /* The largest slice of the part whose is the smallest: each part has groups that move it. */
@@ -110,7 +114,7 @@ bool zr_backend_is_ragged(const struct zr_backend *b, const struct zr_layout *l,
     bool ragged = false;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        bool large = f->inner_elems * zr_dtype_bytes(f->dtype) > b->small_bytes;
+        bool large = largest_inner(&a, f) > b->small_bytes;
         ragged |= f->inner.at && large && inner_slices(&a, f).travel;
     }
     return ragged;

@@ -124,7 +124,7 @@ const char *zr_backend_path(const struct zero_ctx *z);
 
 /* backend_asks.c. Local, alike on all ranks.
  *   ask_roles  what every role's communicator is to move; of which group is left open
- *   is_ragged  slices of some list of places are too large to be packed
+ *   is_ragged  slices of some list of places, or their sums, are too large to be packed
  *   reserve    what the communicators want of the plan (options.gather_scratch_bytes and the like), and pack
  */
 void zr_backend_ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,

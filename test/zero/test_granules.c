@@ -329,10 +329,48 @@ static void hybrids(void **state)
         test_ways(stage, TOY_HYBRID_WORLD);
 }
 
+/* A tensor of which slices are packed, but fp32 sums are too large for that. */
+static void wrap_half(struct toy_rank *r)
+{
+    enum { ELEMS = 24000 };
+    int *stage = r->arg, err = 0;
+    void *param = calloc(ELEMS, 2), *grad = NULL, *own = param;
+    const struct zero_tensor t = {.name = "half",
+                                  .param = &param,
+                                  .grad = &grad,
+                                  .shape = {ELEMS},
+                                  .dtype = ZERO_BF16,
+                                  .granule = ELEMS / 2};
+    struct zero_stats stats = {.path = ""};
+    zero_ctx *z = NULL;
+    open_cfg = toy_config(r, *stage);
+    where_open(r->rank, &open_cfg);
+    TOY_TRY(zero_wrap(&z, &t, 1, &open_cfg));
+    TOY_TRY(zero_get_stats(z, &stats));
+    bool says = strstr(stats.path, ", ragged by broadcasts") != NULL;
+    if (!err && says != (where_has_gpu && *stage == 0))
+        toy_wrong(r, "gathers go by \"%s\"", stats.path);
+    zero_unwrap(&z);
+    where_close(&open_cfg);
+    free(own);
+}
+
+/* They are gathered only where every rank has all of them. */
+static void large_sums_of_small_slices(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 1; stage++) {
+        struct toy_rank r[2];
+        toy_ranks(2, wrap_half, &stage, r);
+        toy_assert_well(r, 2, stage ? "stage 1" : "stage 0");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages),
+        cmocka_unit_test(large_sums_of_small_slices),
         cmocka_unit_test(hybrids),
     };
     return cmocka_run_group_tests_name("granules", tests, NULL, NULL);
