@@ -331,8 +331,8 @@ ZERO_API int zero_sync_buffers(zero_ctx *z, int32_t how);
  * the program's user data and each rank's own. Each rank writes what it owns, as one safetensors file; rank 0
  * then writes the manifest, which alone makes it a checkpoint. On return it is on the disk: files and folders
  * were synced, and heads and checksums read back. Only then are those beyond the cfg.save_keep latest
- * removed, and what unfinished saves left. All ranks see the same file system. dir may be relative, to the
- * working directory at the call. Outside brackets, between steps.
+ * removed, and what unfinished saves left. All ranks must see one file system there, which is looked at. dir
+ * may be relative, to the working directory at the call. Outside brackets, between steps.
  *
  * From the first save into it until zero_unwrap dir is locked: a save of another context into it, of this
  * process or any other, fails with ZERO_ERR_IO and names the holder. The lock ends with the process; children

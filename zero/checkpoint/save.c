@@ -1,6 +1,7 @@
 /* save.c: zero_save and zero_save_kept: who does what when, over all ranks.
  *
- * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's.
+ * 1. All ranks agree that it may begin; rank 0 makes the folder, under a name that is no checkpoint's, and
+ *    all look whether they see it (same_folder.h).
  * 2. On each, a thread of its own writes the rank's file (save_shard.c) from memory that nobody writes (the
  *    model's thread waits, or, asynchronous, the snapshot is read), and reads the file's head back.
  * 3. All learn that every file is written and synced: by exchanges while they wait, or from the agreement of
@@ -12,6 +13,7 @@
  *
  * While ranks wait for each other's disks they keep exchanging, so that a slow disk is not a lost peer. */
 #include "comm/verdict.h"
+#include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
 #include <stdio.h>
@@ -78,7 +80,8 @@ static int open_save(struct zero_ctx *z, const char *dir, bool kept, struct zr_s
 
 struct begun {
     char name[ZR_CHECKPOINT_NAME_BYTES];
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
+    unsigned char mark[ZR_FOLDER_MARK_BYTES];
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
 };
 
 static const char *call_of(bool kept)
@@ -141,16 +144,25 @@ static int agree_on_contents(struct zero_ctx *z, struct zr_save *s)
     return err;
 }
 
-/* Rank 0 makes the folder, and tells all its name. */
+/* Rank 0's part of make_folder. */
+static int begin_folder(struct zero_ctx *z, struct zr_save *s, struct begun *mine)
+{
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    int err = zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root, facts.t, s->kept,
+                                  mine->name);
+    memcpy(s->name, mine->name, sizeof s->name);
+    name_folder(s);
+    return err || z->world.world == 1 ? err : zr_folder_mark(z->files, s->folder, mine->mark);
+}
+
+/* Rank 0 makes the folder, and tells all its name; all see it. */
 static int make_folder(struct zero_ctx *z, struct zr_save *s)
 {
     struct begun mine = {0}, *all = z->from_all;
-    struct zr_engine_facts facts;
-    zr_engine_facts(z->engine, &facts);
-    if (z->world.rank == 0)
-        zr_verdict_put(&mine, zr_checkpoint_begin(z->files, &z->locks, z->config.options.log, s->root,
-                                                  facts.t, s->kept, mine.name));
     int err = 0;
+    if (z->world.rank == 0)
+        zr_verdict_put(&mine, begin_folder(z, s, &mine));
     if (z->world.world == 1)
         all[0] = mine;
     else
@@ -160,7 +172,10 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
         return err;
     snprintf(s->name, sizeof s->name, "%.*s", ZR_CHECKPOINT_NAME_BYTES - 1, all[0].name);
     name_folder(s);
-    return 0;
+    if (z->world.world == 1)
+        return 0;
+    memcpy(mine.mark, all[0].mark, sizeof mine.mark);
+    return zr_agree_in_run(z, z->world.rank ? zr_folder_same(z->files, s->folder, mine.mark) : 0);
 }
 
 /* ---- the calls ---- */

@@ -1,5 +1,6 @@
 /* save_thread.c: a rank's own thread of a save: writes its file, and on rank 0 makes a checkpoint of all of
  * them. */
+#include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
 #include <stdio.h>
@@ -90,6 +91,8 @@ static int commit(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
     int err = collect_files(s);
+    if (!err && s->z->world.world > 1)
+        err = zr_folder_unmark(fs, s->folder);
     if (!err)
         err = zr_checkpoint_seal(fs, s->folder, &s->manifest);
     if (!err)
