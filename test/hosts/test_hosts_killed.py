@@ -1,0 +1,179 @@
+"""Nothing is left of the hosts of hosts.py where the test that made them is killed, at whatever moment, nor where it ends as it should: no process, no
+interface, no mount, no file.
+
+    test_hosts_killed.py           N_MOMENTS and SEED in the environment
+    test_hosts_killed.py --hold    the one that is killed"""
+import ctypes
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import hosts
+from hosts import LIMIT, PYTHON, Hosts
+
+N_MOMENTS = int(os.environ.get('N_MOMENTS', 8))
+SEED = int(os.environ.get('SEED', time.time_ns()))
+OUR_MOUNTS = re.compile(r'/(run|run/hosts|run/sys|sys|sys/fs/cgroup|proc|proc/sys/.*|dev/shm|etc/hosts)')
+NAMESPACES = ('net', 'pid', 'mnt', 'user')
+
+# What is hard to end: a session of its own, whose parent has gone, that ignores what it can.
+STUBBORN = 'trap "" HUP INT TERM; (setsid sh -c "trap \\"\\" HUP INT TERM; echo stubborn; exec sleep 1000" &) ; exec sleep 1000'
+
+
+def hold():
+    """Everything that hosts.py can start, until somebody kills it."""
+    with Hosts(2, networks=2) as net:
+        print('hosts', flush=True)
+        for host in net.hosts:
+            host.start(['sh', '-c', STUBBORN]).expect('stubborn')
+        with net.relay(net.hosts[0], delay_s=10):
+            net.cut(net.hosts[1])
+            print('all', flush=True)
+            time.sleep(1000)
+
+
+def adopt_orphans():
+    """All that descends from this process and has lost its parent becomes a child of it."""
+    PR_SET_CHILD_SUBREAPER = 36
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit('prctl failed')
+
+
+def read(path):
+    try:
+        with open(path, 'rb') as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return b''
+
+
+def descendants():
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        stat = read(f'/proc/{pid}/stat').rpartition(b')')[2].split()
+        if stat:
+            parents[int(pid)] = int(stat[1])
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def namespaces(pids):
+    """Those of some processes."""
+    seen = set()
+    for pid in pids:
+        for kind in NAMESPACES:
+            try:
+                seen.add(os.readlink(f'/proc/{pid}/ns/{kind}'))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                pass
+    return seen
+
+
+def machine():
+    """What could be left on it."""
+    mounts = sorted(line.split()[4] for line in read('/proc/self/mountinfo').decode().splitlines() if OUR_MOUNTS.fullmatch(line.split()[4]))
+    names = {name for _, name in socket.if_nameindex() if name.startswith(('bridge', 'port', 'relay', 'via', 'eth'))}
+    return mounts, names
+
+
+class Killed(unittest.TestCase):
+    def setUp(self):
+        adopt_orphans()
+        self.before = machine()
+
+    def wait_for_all(self):
+        """Until no descendant is left. What is still there after a while was forgotten."""
+        end = time.monotonic() + LIMIT
+        while True:
+            try:
+                pid = os.waitpid(-1, os.WNOHANG)[0]
+            except ChildProcessError:
+                return
+            if not pid:
+                self.assertLess(time.monotonic(), end, [read(f'/proc/{pid}/cmdline') for pid in descendants()])
+                time.sleep(0.005)
+
+    def look(self, made, folder):
+        self.wait_for_all()
+        everybody = [pid for pid in os.listdir('/proc') if pid.isdigit()]
+        self.assertEqual(made & namespaces(everybody), set())
+        self.assertEqual(machine(), self.before)
+        self.assertEqual(os.listdir(folder), [])
+
+    def kill_after(self, word, wait_s=0):
+        """Kills a process that holds hosts, wait_s after it said a word, or after its start. Returns how many processes it had."""
+        with tempfile.TemporaryDirectory() as folder:
+            held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
+            text = b''
+            while word and word not in text:
+                self.assertTrue(select.select([held.stdout], [], [], LIMIT)[0], f'it did not come to {word}')
+                more = os.read(held.stdout.fileno(), 1000)
+                self.assertTrue(more, f'it ended before {word}')
+                text += more
+            time.sleep(wait_s)
+            theirs = descendants()
+            made = namespaces(theirs) - namespaces([os.getpid()])
+            held.send_signal(signal.SIGKILL)
+            self.assertEqual(held.wait(LIMIT), -signal.SIGKILL)
+            held.stdout.close()
+            self.look(made, folder)
+            return len(theirs), len(made)
+
+    def test_when_all_is_there(self):
+        n_processes, n_namespaces = self.kill_after(b'all')
+        self.assertGreaterEqual(n_processes, 15)
+        self.assertGreaterEqual(n_namespaces, 1 + 3 * 3)
+
+    def test_at_any_moment(self):
+        print(f'SEED={SEED}')
+        chance = random.Random(SEED)
+        start = time.monotonic()
+        self.kill_after(b'all')
+        whole = time.monotonic() - start
+        for _ in range(N_MOMENTS):
+            self.kill_after(b'', chance.uniform(0, whole))
+
+    def test_when_the_test_is_stopped_first(self):
+        """What is killed need not come to run again."""
+        with tempfile.TemporaryDirectory() as folder:
+            held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
+            held.stdout.readline()
+            theirs = descendants()
+            made = namespaces(theirs) - namespaces([os.getpid()])
+            for pid in theirs:
+                os.kill(pid, signal.SIGSTOP)
+            held.kill()
+            held.wait(LIMIT)
+            held.stdout.close()
+            self.look(made, folder)
+
+    def test_as_it_should(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tempfile.tempdir = folder
+            try:
+                with Hosts(2) as net:
+                    net.hosts[0].start(['sh', '-c', STUBBORN]).expect('stubborn')
+                    made = namespaces(descendants()) - namespaces([os.getpid()])
+                # Its end was waited for: there is nothing left to wait for.
+                with self.assertRaises(ChildProcessError):
+                    os.waitpid(-1, os.WNOHANG)
+            finally:
+                tempfile.tempdir = None
+            self.look(made, folder)
+
+
+if __name__ == '__main__':
+    if sys.argv[1:] == ['--hold']:
+        hold()
+    else:
+        hosts.main()

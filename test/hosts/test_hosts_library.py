@@ -1,0 +1,129 @@
+"""The library over the hosts of hosts.py: ranks that are started by hand, and meet over the network. Today no communicator joins the processors of several
+hosts: whatever is wrong, every rank ends with an error that names hosts and ranks.
+
+    test_hosts_library.py PROGRAM ZERO_RUN
+
+PROGRAM is zero/examples/minimal.c. N_CUTS and SEED in the environment."""
+import os
+import random
+import sys
+import time
+import unittest
+
+import hosts
+from hosts import Hosts
+
+PROGRAM, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
+del sys.argv[1:3]  # the rest is unittest's
+PORT = 29500
+SEED = int(os.environ.get('SEED', time.time_ns()))
+N_CUTS = int(os.environ.get('N_CUTS', 3))
+KEY = '0123456789abcdef' * 2
+TIMEOUT_MS = 5000  # in which ranks start, on a busy machine
+RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where it is looked for
+
+
+def start(net, ranks, **variables):
+    """A rank on each host that ranks (host numbers) names; all of a job of that many. Of a variable that is a list each rank has its own, None is not set."""
+    more = {'ZERO_JOB_KEY': KEY, 'ZERO_RENDEZVOUS': f'tcp://host0:{PORT}', 'ZERO_WORLD_SIZE': len(ranks), **variables}
+    started = []
+    for rank, host in enumerate(ranks):
+        own = {name: value[rank] if isinstance(value, list) else value for name, value in more.items() if value is not None}
+        started.append(net.hosts[host].start([PROGRAM], ZERO_RANK=rank, **own))
+    return started
+
+
+def ends(commands):
+    return [(c.returncode, c.stderr) for c in (command.end() for command in commands)]
+
+
+class Library(unittest.TestCase):
+    def all_say(self, commands, words):
+        """Every rank has failed, with these words; those of rank 0 on others, too."""
+        for rank, (code, errors) in enumerate(ends(commands)):
+            self.assertEqual((code, len(errors.splitlines())), (1, 1), errors)
+            self.assertTrue(errors.startswith(f'zero_wrap: {words}') or rank and errors.startswith(f'zero_wrap: rank 0: {words}'), errors)
+
+    def test_one_host(self):
+        """As without namespaces, by hand and by zero-run; over the address that other hosts use, too."""
+        with Hosts(1) as net:
+            outputs = []
+            commands = start(net, [0, 0])
+            self.assertEqual(ends(commands), [(0, '')] * 2)
+            outputs.append(commands[0].stdout)
+            outputs.append(net.hosts[0].must([ZERO_RUN, '-n', 2, '--raw', PROGRAM]))
+            self.assertRegex(outputs[0], 'step 200 loss')
+            self.assertEqual(outputs[0], outputs[1])
+
+    def test_shared_memory_on_two_hosts(self):
+        for ranks, first_apart in (([0, 1], 1), ([0, 0, 1, 1], 2), ([0, 1, 0], 1)):
+            for variables in ({}, {'ZERO_BACKEND': 'shm'}):
+                with Hosts(2) as net:
+                    self.all_say(start(net, ranks, **variables), 'shared memory needs all ranks on one host: rank 0 is on "host0", '
+                                                                 f'rank {first_apart} on "host1"\n')
+
+    def test_containers_of_one_machine(self):
+        with Hosts(2, one_machine=True) as net:
+            self.all_say(start(net, [0, 0, 1], ZERO_BACKEND='shm'),
+                         'shared memory needs all ranks in one process namespace: rank 0 ("host0") and rank 2 ("host1") are in different containers\n')
+
+    def test_without_a_key(self):
+        with Hosts(2) as net:
+            for rank, (code, errors) in enumerate(ends(start(net, [0, 1], ZERO_JOB_KEY=None, ZERO_LOG='off'))):
+                self.assertEqual(code, 1)
+                self.assertRegex(errors, rf"zero_wrap: rank {rank}: rank 0's address host0 \(.*\) can be reached by other hosts, and this job has no key")
+
+    def test_slow_network(self):
+        with Hosts(2) as net, net.relay(net.hosts[1], delay_s=0.1, loss=0.05) as relay:
+            self.all_say(start(net, [0, 1], ZERO_BACKEND='shm'), 'shared memory needs all ranks on one host: rank 0 is on "host0", rank 1 on "host1"\n')
+        self.assertGreater(relay.counts['coming']['passed'], 0)
+
+    def test_cut_before_the_meeting(self):
+        with Hosts(2) as net:
+            net.cut(net.hosts[1])
+            start_s = time.monotonic()
+            first, second = ends(start(net, [0, 1], ZERO_TIMEOUT_MS=TIMEOUT_MS))
+            self.assertGreaterEqual(time.monotonic() - start_s, TIMEOUT_MS / 1e3)
+            self.assertEqual((first[0], second[0]), (1, 1))
+            self.assertRegex(first[1], rf'^zero_wrap: 1 of 2 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms: rank 1\n$')
+            self.assertRegex(second[1], rf'^zero_wrap: rank 1( \(.*\))? waited {TIMEOUT_MS} ms for rank 0 at {RANK_0}')
+
+    def test_cut_during_the_meeting(self):
+        """At any moment of it: the host that is gone is named by its rank, on both sides of the cut."""
+        print(f'SEED={SEED}')
+        chance = random.Random(SEED)
+        for _ in range(N_CUTS):
+            with Hosts(3) as net, net.relay(net.hosts[1], delay_s=0.3):  # so the meeting takes more than 2 s
+                commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, TIMEOUT_MS, 50000])
+                time.sleep(chance.uniform(0, 2))
+                net.cut(net.hosts[1])
+                first, second, third = ends(commands)
+                self.assertRegex(first[1], rf'^zero_wrap: (exchange: )?1 of 3 ranks did not come (to {RANK_0} )?in {TIMEOUT_MS} ms: rank 1\n$')
+                self.assertEqual(first, third)
+                self.assertRegex(second[1], rf'^zero_wrap: (exchange: )?rank 1( \(.*\))? waited {TIMEOUT_MS} ms for rank 0\b')
+                self.assertEqual((first[0], second[0]), (1, 1))
+
+    def test_mended_before_the_deadline(self):
+        """A cut that is shorter than the deadline is not noticed."""
+        with Hosts(2) as net:
+            net.cut(net.hosts[1])
+            commands = start(net, [0, 1], ZERO_BACKEND='shm', ZERO_TIMEOUT_MS=50000)
+            time.sleep(0.5)
+            self.assertEqual([command.returncode for command in commands], [None, None])
+            net.mend()
+            self.all_say(commands, 'shared memory needs all ranks on one host')
+
+    def test_a_host_that_dies_before_the_meeting(self):
+        """In silence: rank 0 names who did not come, and those who came are told."""
+        with Hosts(3) as net:
+            net.cut(net.hosts[2])
+            commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, 50000, 50000])
+            net.hosts[2].kill()
+            first, second, third = ends(commands)
+            self.assertEqual((first[0], third), (1, (255, 'host2: the host is gone\n')))
+            self.assertRegex(first[1], rf'^zero_wrap: 1 of 3 ranks did not come to {RANK_0} in {TIMEOUT_MS} ms: rank 2\n$')
+            self.assertEqual(second, first)
+
+
+if __name__ == '__main__':
+    hosts.main()
