@@ -60,6 +60,9 @@ FOREIGN = {
     re.compile(r"nccl.*|mpi\.h"): {"comm", "test"},
     re.compile(r"uv\.h|uv/.*"): {"comm", "shard", "zero", "bench", "test"},
 }
+# What one MPI's header has, another's has not: the library is compiled against none but here, and tests where they are a program with MPI.
+MPI_HEADER = "mpi.h"
+SEES_MPI = ("comm/mpi/mpi_shim.c", "test/")
 
 
 def is_build_folder(path):
@@ -131,6 +134,8 @@ def check_includes(root, path):
             continue
         if target in PUBLIC and not path.startswith(PROGRAMS):
             yield f'{at}: <{target}> is for programs; write "{target}"'
+        if target == MPI_HEADER and floor in ("comm", "test") and not path.startswith(SEES_MPI):
+            yield f"{at}: <{target}> is for {', '.join(SEES_MPI)}; others call MPI by comm/mpi/mpi_shim.h"
         for pattern, floors in FOREIGN.items():
             model_kernels = path.startswith("bench/") and path.endswith(".cu") and target == "cuda_runtime.h"
             if pattern.fullmatch(target) and floor not in floors and not model_kernels:
@@ -179,6 +184,7 @@ def self_test():
         "comm/meet/link.h": "",
         "comm/shm/shm.h": '#include "comm/comm.h"\n#include "comm/meet/link.h"\n',
         "comm/shm/shm.c": '#include "comm/shm/shm.h"\n',
+        "comm/mpi/mpi_shim.c": "#include <mpi.h>\n",
         "bench/train.c": '#include "zero/zero.h"\n#include "kernels/gemm/gemm.h"\n',
         "bench/layers.cu": "#include <cuda_runtime.h>\n",
         "bench/README.md": "", "shard/README.md": "",
@@ -199,6 +205,8 @@ def self_test():
         ("oneDNN outside kernels", {"shard/a.c": "#include <dnnl.h>\n"}, "shard/a.c:1:"),
         ("CUDA in a bench's C", {"bench/a.c": "#include <cuda_runtime.h>\n"}, "bench/a.c:1:"),
         ("cuBLAS in a bench's kernels", {"bench/a.cu": "#include <cublasLt.h>\n"}, "bench/a.cu:1:"),
+        ("MPI past its table", {"comm/mpi/mpi_run.c": "#include <mpi.h>\n"}, "comm/mpi/mpi_run.c:1:"),
+        ("MPI in zero", {"zero/a.c": "#include <mpi.h>\n"}, "zero/a.c:1:"),
         ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
         ("two files of one name", {"test/unit/core.c": ""}, "test/unit/core.c:1:"),
         ("the worked example calls what is inside", {"bench/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train.c:2:"),

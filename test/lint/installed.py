@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Installs into an empty folder, and builds and runs a program against what is there, as a user would.
 
-    installed.py BUILD MESON...
+    installed.py BUILD MESON... [--shims SHIM...]
+
+SHIM: a library for one MPI, which libzero looks for in the folder zero beside itself.
 """
+import ctypes
 import os
 import subprocess
 import sys
@@ -49,7 +52,7 @@ def run(*command, env=None):
     return done.stdout
 
 
-def main(build, meson):
+def main(build, meson, shims):
     failures = []
     with tempfile.TemporaryDirectory() as root:
         run(*meson, "install", "--no-rebuild", "-C", build, "--destdir", root)
@@ -77,6 +80,13 @@ def main(build, meson):
             print(f"libzero.pc: {pc}, libzero.so.0: {library}")
             return 1
 
+        beside = os.path.join(os.path.dirname(library[0]), "zero")
+        installed = sorted(os.listdir(beside)) if os.path.isdir(beside) else []
+        if installed != sorted(shims):
+            failures.append(f"{beside} has {installed}, expected {sorted(shims)}")
+        for shim in installed:
+            ctypes.CDLL(os.path.join(beside, shim))  # finds its MPI, which no path of the build tells it
+
         env = {**os.environ, "PKG_CONFIG_PATH": os.path.dirname(pc[0]), "PKG_CONFIG_SYSROOT_DIR": root,
                "LD_LIBRARY_PATH": os.path.dirname(library[0])}
         for name in [name for name in env if name.startswith("ZERO_")]:
@@ -99,4 +109,6 @@ def main(build, meson):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    words = [*sys.argv[2:], "--shims"]
+    at = words.index("--shims")
+    sys.exit(main(sys.argv[1], words[:at], [os.path.basename(word) for word in words[at + 1:-1]]))

@@ -2,13 +2,16 @@
 """What the built libraries show: the shared one exactly the calls of zero/zero.h, each with the version that zero/libzero.map
 gives it, under soname libzero.so.0, the floors inside it only names of their own.
 
-    symbols.py ROOT LIBZERO.SO [FLOOR.A ...]
+    symbols.py ROOT LIBZERO.SO [FLOOR.A ...] [SHIM.SO ...]
+
+A library for one MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it.
 """
 import re
 import subprocess
 import sys
 
 SONAME = "libzero.so.0"
+SHIM_SHOWS = {"zero_mpi_shim_1"}
 # Put there by the linker or the compiler, not by us.
 FOREIGN = re.compile(r"_init|_fini|__bss_start|_edata|_end|__(asan|odr_asan|tsan|ubsan|gcov|llvm)\w*.*")
 # nvcc gives names without linkage a hash of the file, and shows them (hidden: never in the shared library).
@@ -51,7 +54,21 @@ def declared(root):
         return set(re.findall(r"^ZERO_API\b[^;(]*?(\w+)\(", f.read(), re.MULTILINE))
 
 
-def main(root, library, floors):
+def soname_of(library):
+    return re.findall(r"\(SONAME\)[^\[]*\[([^\]]*)\]", read("readelf", "-d", library))
+
+
+def check_shim(shim):
+    shown = defined(shim, "-D")
+    if shown != SHIM_SHOWS:
+        yield f"{shim}: shows {sorted(shown)}, expected {sorted(SHIM_SHOWS)}"
+    if soname_of(shim):
+        yield f"{shim}: soname {soname_of(shim)}, expected none"
+
+
+def main(root, library, others):
+    shims = [other for other in others if other.endswith(".so")]
+    floors = [other for other in others if other not in shims]
     failures = []
     calls, shown = declared(root), defined(library, "-D")
     if len(calls) < 10:
@@ -66,13 +83,15 @@ def main(root, library, floors):
     failures += [f"{library}: {name} has version {in_library.get(name)}, zero/libzero.map says {in_map[name]}"
                  for name in sorted(in_map) if in_library.get(name) != in_map[name]]
 
-    soname = re.findall(r"\(SONAME\)[^\[]*\[([^\]]*)\]", read("readelf", "-d", library))
+    soname = soname_of(library)
     if soname != [SONAME]:
         failures.append(f"{library}: soname {soname}, expected {SONAME}")
     for floor in floors:
         failures += [f"{floor}: {name} is neither zr_ nor zero_" for name in sorted(defined(floor))
                      if not name.startswith(("zr_", "zero_")) and not NVTX.fullmatch(name) and not NVCC.match(name)]
-    print("\n".join(failures) or f"{len(shown)} calls, soname {SONAME}, {len(floors)} floors")
+    for shim in shims:
+        failures += check_shim(shim)
+    print("\n".join(failures) or f"{len(shown)} calls, soname {SONAME}, {len(floors)} floors, {len(shims)} of MPI")
     return 1 if failures else 0
 
 

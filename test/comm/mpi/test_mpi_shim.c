@@ -1,0 +1,160 @@
+/* test_mpi_shim.c: every call of one MPI's shim, as the ranks of that MPI's launcher.
+ *
+ *     test_mpi_shim SHIM NAME N
+ *
+ * SHIM: the file; NAME: of its MPI, as that calls itself; N: how many ranks there are. WITH_MPI it is
+ * a program that has MPI itself, begins and ends it, and lends a communicator. */
+#include "comm/mpi/mpi_shim.h"
+#include "test/comm/mpi/mpi_traffic.h"
+
+#ifdef WITH_MPI
+#include <mpi.h>
+#endif
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct zr_mpi_shim *shim;
+static struct zr_mpi_world *w;
+static int rank = -1, size;
+
+#define CHECK(cond)                                                                                          \
+    do {                                                                                                     \
+        if (!(cond))                                                                                         \
+            fail(__LINE__, #cond);                                                                           \
+    } while (0)
+
+static void fail(int line, const char *what)
+{
+    fprintf(stderr, "rank %d of %d: line %d: %s\n", rank, size, line, what);
+    _exit(1); /* the launcher ends the others */
+}
+
+static void load(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        fail(__LINE__, dlerror());
+    shim = dlsym(library, ZR_MPI_SHIM_SYMBOL);
+    CHECK(shim && shim->version == ZR_MPI_SHIM_VERSION && shim->bytes == sizeof *shim);
+    w = shim->world();
+    CHECK(w && w == shim->world());
+}
+
+/* Before MPI has begun. */
+static void names(const char *name)
+{
+    char text[256], cut[4];
+    shim->library(w, text, sizeof text);
+    CHECK(!strcmp(shim->name, name) && strstr(text, shim->name) == text && !strchr(text, '\n'));
+    CHECK(strstr(text, shim->compiled)); /* as it was compiled, so it runs here */
+    shim->library(w, cut, sizeof cut);
+    CHECK(strlen(cut) == 3);
+    CHECK(!shim->is_initialized(w) && !shim->is_finalized(w));
+    CHECK(shim->address());
+    Dl_info info;
+    CHECK(dladdr(shim->address(), &info) && info.dli_sname &&
+          strstr(info.dli_sname, "MPI_Get_library_version"));
+}
+
+static void *lent;
+
+/* As the program, or by the shim. */
+static void begin(void)
+{
+#ifdef WITH_MPI
+    static MPI_Comm reversed;
+    int level, world;
+    CHECK(shim->address() == (void *)MPI_Get_library_version);
+    CHECK(!MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world);
+    CHECK(!MPI_Comm_split(MPI_COMM_WORLD, 0, -world, &reversed));
+    MPI_Comm_rank(reversed, &rank);
+    lent = &reversed;
+    CHECK(shim->thread_level(w) == ZR_MPI_MULTIPLE);
+#else
+    enum zr_mpi_level level;
+    CHECK(!shim->init(w, ZR_MPI_SERIALIZED, &level));
+    CHECK(level >= ZR_MPI_SERIALIZED && shim->thread_level(w) == level);
+#endif
+}
+
+#ifdef WITH_MPI
+/* What a program could lend that is no communicator of ranks. */
+static void other_lent(void)
+{
+    MPI_Comm none = MPI_COMM_NULL, half, between;
+    int at = 0, n = 7, color = rank % 2;
+    CHECK(!shim->rank_of(w, &none, &at, &n) && at == -1 && n == 0);
+    CHECK(!MPI_Comm_split(*(MPI_Comm *)lent, color, rank, &half));
+    CHECK(!MPI_Intercomm_create(half, 0, *(MPI_Comm *)lent, 1 - color, 5, &between));
+    CHECK(shim->rank_of(w, &between, &at, &n) == MPI_ERR_COMM);
+    MPI_Comm_free(&between);
+    MPI_Comm_free(&half);
+}
+#endif
+
+/* Of a communicator of ours errors are returned, and have words. */
+static void errors(void)
+{
+    int32_t member[64], comm, other, slot = 0;
+    char text[256] = "";
+    for (int i = 0; i < size; i++)
+        member[i] = i;
+    CHECK(!shim->make(w, lent, member, size, 3, &comm));
+    int err = shim->send(w, comm, text, 1, size, 1, &slot); /* to nobody */
+    CHECK(err > 0 && slot == -1);
+    shim->error(w, err, text, sizeof text);
+    CHECK(text[0] && !strchr(text, '\n'));
+    for (int i = 0; i < 2; i++) { /* what is free again is taken again */
+        CHECK(!shim->copy(w, comm, &other));
+        CHECK(!shim->free(w, other));
+    }
+    CHECK(!shim->free(w, comm));
+}
+
+static int n_begun;
+
+static void finalize_begins(void *arg)
+{
+    CHECK(arg == &n_begun && !shim->is_finalized(w));
+    n_begun++;
+}
+
+static void end(void)
+{
+#ifdef WITH_MPI
+    MPI_Comm_free((MPI_Comm *)lent);
+    CHECK(!MPI_Finalize());
+#else
+    CHECK(!shim->finalize(w));
+#endif
+    CHECK(shim->is_finalized(w) && shim->is_initialized(w));
+}
+
+int main(int argc, char **argv)
+{
+    char wrong[512];
+    if (argc != 4)
+        return 2;
+    alarm(120);
+    load(argv[1]);
+    names(argv[2]);
+    begin();
+    CHECK(!shim->rank_of(w, lent, &rank, &size) && size == atoi(argv[3]) && rank >= 0 && rank < size);
+    CHECK(!shim->on_finalize(w, NULL, NULL));
+    CHECK(!shim->on_finalize(w, finalize_begins, NULL));
+    CHECK(!shim->on_finalize(w, finalize_begins, &n_begun));
+    if (!mpi_traffic(shim, w, lent, wrong, sizeof wrong))
+        fail(__LINE__, wrong);
+    errors();
+#ifdef WITH_MPI
+    other_lent();
+#endif
+    end();
+    CHECK(n_begun == 1);
+    return 0;
+}
