@@ -10,6 +10,7 @@ int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
 int overhead_command(const char *name, int argc, char **argv);
+int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);

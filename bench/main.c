@@ -20,6 +20,7 @@ static const struct {
     {"overhead", "time of one begin and end on the model's thread", overhead_command},
     {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
      kernels_command},
+    {"comm", "how fast ranks gather and reduce, beside what the machine copies and adds", comm_command},
     {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
      verify_command},
 };

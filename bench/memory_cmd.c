@@ -5,6 +5,7 @@
 #include "bench/child.h"
 #include "bench/commands.h"
 #include "bench/memory_plot.h"
+#include "bench/plot.h"
 #include "bench/report.h"
 #include "bench/stage_table.h"
 #include "bench/train.h"
@@ -26,7 +27,7 @@ struct memory_options {
 static error_t read_plot(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct memory_options *o = options;
-    if (!memory_plot_can_draw(arg)) {
+    if (!plot_can_draw(arg)) {
         argp_error(state, "--%s: '%s' does not end in .svg or .png", row->name, arg);
         return EINVAL;
     }

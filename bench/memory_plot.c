@@ -1,41 +1,9 @@
 /* memory_plot.c: see memory_plot.h. A bar per stage: what is allocated, by category, and on top of it the
  * rest of what was resident. */
 #include "bench/memory_plot.h"
-#include "bench/child.h"
+#include "bench/plot.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const struct {
-    const char *suffix, *terminal;
-} kinds[] = {
-    {".svg", "svg size 900,560 font 'sans,13' background rgb 'white'"},
-    {".png", "pngcairo size 1350,840 fontscale 1.4"},
-};
-
-static const char *terminal_for(const char *path)
-{
-    size_t n = strlen(path);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        if (n > 4 && !strcmp(path + n - 4, kinds[i].suffix))
-            return kinds[i].terminal;
-    return NULL;
-}
-
-bool memory_plot_can_draw(const char *path)
-{
-    return terminal_for(path) != NULL;
-}
-
-/* A string in gnuplot's single quotes, where '' stands for one. */
-static void put_quoted(FILE *f, const char *text)
-{
-    fputc('\'', f);
-    for (; *text; text++)
-        fputs(*text == '\'' ? "''" : (const char[]){*text, 0}, f);
-    fputc('\'', f);
-}
+static const char who[] = "zero-bench memory";
 
 static void put_data(FILE *f, const struct memory_stage *stages, int n)
 {
@@ -59,20 +27,15 @@ static void put_data(FILE *f, const struct memory_stage *stages, int n)
 int memory_plot(const char *path, const char *model, int ranks, const struct memory_stage *stages, int n)
 {
     struct child gnuplot;
-    char *argv[] = {"gnuplot", "-", NULL};
-    if (child_open(&gnuplot, argv, true)) {
-        fprintf(stderr, "zero-bench memory: --plot needs gnuplot: %s\n", strerror(errno));
-        return EXIT_FAILURE;
-    }
+    if (plot_open(&gnuplot, path, who))
+        return 1;
     FILE *f = gnuplot.pipe;
     int n_categories = 0;
 #define COUNT(name, text) n_categories++;
     ZERO_MEM_MAP(COUNT)
 #undef COUNT
     put_data(f, stages, n);
-    fprintf(f, "set terminal %s\nset output ", terminal_for(path));
-    put_quoted(f, path);
-    fprintf(f, "\nset title \"%s, memory per rank on %d ranks\"\n", model, ranks);
+    fprintf(f, "set title \"%s, memory per rank on %d ranks\"\n", model, ranks);
     fputs("set style data histograms\n"
           "set style histogram rowstacked\n"
           "set style fill solid 0.9 noborder\n"
@@ -87,10 +50,5 @@ int memory_plot(const char *path, const char *model, int ranks, const struct mem
     int rest = n_categories + 2; /* its column */
     fprintf(f, "plot for [i=2:%d] $memory using i:xtic(1) title columnheader(i), ", rest - 1);
     fprintf(f, "$memory using %d title columnheader(%d) lc rgb '#cccccc'\n", rest, rest);
-    int code = child_close(&gnuplot);
-    if (code) {
-        fprintf(stderr, "zero-bench memory: gnuplot ended with code %d and did not draw %s\n", code, path);
-        return EXIT_FAILURE;
-    }
-    return 0;
+    return plot_close(&gnuplot, path, who);
 }

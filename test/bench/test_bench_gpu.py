@@ -4,7 +4,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import TINY, bench, lines, train  # noqa: E402
+from bench_program import TINY, ZERO_BENCH, bench, lines, train  # noqa: E402
 
 GPU = ['--device=cuda', *TINY, '--steps=4']
 
@@ -89,6 +89,26 @@ class Kernels(unittest.TestCase):
         done = bench('kernels', '--device=cuda', '--params=1', '--gemm=1,1,1', '--attention=1,1,1,24', '--rounds=1')
         self.assertEqual((done.returncode, done.stdout), (1, ''))
         self.assertIn('heads of 24 channels', done.stderr)
+
+
+class Communicators(unittest.TestCase):
+    def test_values(self):
+        for dtype in ['f32', 'bf16']:
+            for deterministic in ['on', 'off']:
+                done = bench('comm', '--json', '--device=cuda', '--bytes=1K:64K', f'--dtype={dtype}', f'--deterministic={deterministic}', '--rounds=2')
+                self.assertEqual((done.returncode, done.stderr), (0, ''))
+                head, *rows = lines(done.stdout)
+                backends = ['self'] if head['left_out'] else ['self', 'nccl']
+                self.assertFalse(ZERO_BENCH.endswith('stand-in') and head['left_out'], head)
+                self.assertEqual((head['device'], head['dtype']), ('cuda', dtype))
+                told = [('all_gather', b, 0) for b in backends] + [('reduce_scatter', 'add limit', None)]
+                told += [(op, b, 0) for op in ['reduce_scatter', 'agree'] for b in backends]
+                self.assertEqual([(r['op'], r['backend'], r['wrong']) for r in rows], told * 4)
+
+    def test_refused(self):
+        done = bench('comm', '--device=cuda', '--backend=shm')
+        self.assertEqual((done.returncode, done.stdout, done.stderr),
+                         (2, '', 'zero-bench comm: --backend: shm is for device host, and device is cuda\n'))
 
 
 if __name__ == '__main__':
