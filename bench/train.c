@@ -39,6 +39,8 @@ struct run {
     zero_ctx *z;        /* wrapped; NULL with --plain */
     struct plain plain; /* only with --plain */
     int32_t rank, world;
+    int64_t accum;             /* of this rank, in a step; ZERO_GRAD_ACCUM_STEPS may have changed it */
+    int64_t n_micro, per_step; /* micro-batches of all ranks: so far; in a step, when the run began */
     int64_t peak_resident, peak_device, start_ns;
     bool bad_input; /* what failed is for the caller to put right */
 };
@@ -123,6 +125,7 @@ static int wrap(struct run *r)
     TRY(reported(zero_get_stats(r->z, &stats)));
     r->rank = stats.rank;
     r->world = stats.world;
+    r->accum = stats.grad_accum_steps;
     return 0;
 }
 
@@ -186,9 +189,20 @@ static int share(struct run *r, double *loss, bool *stop)
     double values[2] = {*loss, r->rank == 0 && *stop ? 1.0 : 0.0};
     if (r->z)
         TRY(reported(zero_mean(r->z, values, 2)));
-    *loss = values[0] / (double)r->o->accum;
+    *loss = values[0] / (double)r->accum;
     *stop = values[1] > 0.0;
     return 0;
+}
+
+/* The text of this rank's micro-batch `a` of the next step: chosen by how many micro-batches went before it,
+ * in steps as they were when the run began. So ranks may be fewer or more when a run goes on. */
+static void choose_text(struct run *r, int64_t a)
+{
+    const struct train_options *o = r->o;
+    struct gpt2 *m = &r->model;
+    int64_t n = r->n_micro + a * r->world + r->rank;
+    bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
+                      n / r->per_step, n % r->per_step);
 }
 
 static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
@@ -196,10 +210,9 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     const struct train_options *o = r->o;
     struct gpt2 *m = &r->model;
     int64_t T = o->model.config.context, start = report_now_ns();
-    for (int64_t a = 0; a < o->accum; a++) {
+    for (int64_t a = 0; a < r->accum; a++) {
         TRY(gpt2_next_batch(m));
-        bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, T, o->seed, step,
-                          a * r->world + r->rank);
+        choose_text(r, a);
         TRY(forward(r));
         TRY(backward(r));
     }
@@ -211,6 +224,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
     *stop = step + 1 == o->steps ||
             (o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds);
     TRY(share(r, loss, stop));
+    r->n_micro += r->accum * r->world;
 
     double ms = (double)(report_now_ns() - start) * 1e-6;
     /* Now and then, for it takes the kernel a while to count. What a step needs is held from the first one
@@ -225,7 +239,7 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
         .loss = *loss,
         .grad_norm = info.grad_norm,
         .ms = ms,
-        .tokens_per_s = (double)(r->world * o->accum * o->batch * T) / ms * 1e3,
+        .tokens_per_s = (double)(r->world * r->accum * o->batch * T) / ms * 1e3,
         .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
         .skipped = info.skipped,
     };
@@ -236,19 +250,37 @@ static int train_step(struct run *r, int64_t step, bool *stop, double *loss)
 
 struct position {
     uint64_t seed;
-    int64_t next_step, text_bytes, batch, accum;
+    int64_t step, samples; /* so far; a sample is one row of a micro-batch */
+    int64_t text_bytes;
+    int64_t per_step; /* micro-batches, when the run began */
 };
 
-static int save(struct run *r, int64_t next_step)
+static int save(struct run *r, int64_t step)
 {
     const struct train_options *o = r->o;
-    struct position p = {o->seed, next_step, r->data.n_bytes, o->batch, o->accum};
     char text[256];
-    int n = snprintf(text, sizeof text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld",
-                     (unsigned long long)p.seed, (long long)p.next_step, (long long)p.text_bytes,
-                     (long long)p.batch, (long long)p.accum);
+    int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
+                     (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
+                     (long long)r->data.n_bytes, (long long)r->per_step);
     TRY(reported(zero_set_user_data(r->z, text, n)));
     return reported(zero_save(r->z, o->save));
+}
+
+/* Also as earlier versions wrote it, whose runs go on with as many micro-batches in a step as this one. */
+static bool read_position(const struct run *r, const char *text, struct position *p)
+{
+    unsigned long long seed;
+    long long v[4];
+    bool earlier = sscanf(text, "seed %llu next_step %lld text_bytes %lld", &seed, &v[0], &v[2]) == 3;
+    if (!earlier && sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed,
+                           &v[0], &v[1], &v[2], &v[3]) != 5)
+        return false;
+    *p = (struct position){.seed = seed, .step = v[0], .text_bytes = v[2]};
+    p->per_step = earlier ? r->per_step : v[3];
+    if (p->step < 0 || p->step > 1000000000 || p->per_step < 1)
+        return false;
+    p->samples = earlier ? p->step * p->per_step * r->o->batch : v[1];
+    return p->samples >= 0 && p->samples <= INT64_MAX / 2;
 }
 
 static bool save_is_due(const struct run *r, int64_t steps_done, bool stop)
@@ -270,7 +302,7 @@ static bool anything_saved(const char *dir)
     return found;
 }
 
-static int load(struct run *r, int64_t *next_step)
+static int load(struct run *r, int64_t *step)
 {
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
@@ -284,22 +316,21 @@ static int load(struct run *r, int64_t *next_step)
     const void *data;
     int64_t n;
     struct position p;
-    unsigned long long seed;
-    long long v[4];
     char text[256];
     TRY(reported(zero_get_user_data(r->z, &data, &n)));
     snprintf(text, sizeof text, "%.*s", n < 255 ? (int)n : 255, data ? (const char *)data : "");
-    if (sscanf(text, "seed %llu next_step %lld text_bytes %lld batch %lld accum %lld", &seed, &v[0], &v[1],
-               &v[2], &v[3]) != 5)
+    if (!read_position(r, text, &p))
         return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
-    p = (struct position){seed, v[0], v[1], v[2], v[3]};
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
         return failed(ZERO_ERR_ARG,
-                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld", seed,
-                      v[1], (unsigned long long)o->seed, (long long)r->data.n_bytes);
+                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
+                      (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
+                      (long long)r->data.n_bytes);
     }
-    *next_step = p.next_step;
-    report_text(&r->report, "going on from step %lld\n", v[0]);
+    *step = p.step;
+    r->per_step = p.per_step;
+    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* with another --batch some rows are left out */
+    report_text(&r->report, "going on from step %lld\n", (long long)p.step);
     return 0;
 }
 
@@ -336,7 +367,7 @@ static int summarize(struct run *r, double loss)
         .stage = -1,
         .device = place_name(&r->place),
         .loss = loss,
-        .tokens_per_step = r->world * o->accum * o->batch * o->model.config.context,
+        .tokens_per_step = r->world * r->accum * o->batch * o->model.config.context,
         .flop_per_token = gpt2_flop_per_token(&o->model.config),
         .peak_tflops = o->peak_tflops * r->world,
         .peak_device_bytes = r->peak_device,
@@ -422,6 +453,7 @@ static int train(struct run *r)
         return move_weights(r);
     }
     introduce(r);
+    r->per_step = r->world * r->accum;
     if (o->import_from)
         TRY(move_weights(r));
     r->start_ns = report_now_ns();
@@ -442,7 +474,7 @@ static int train(struct run *r)
 
 int train_run(const struct train_options *o)
 {
-    struct run r = {.o = o, .world = 1, .report = {.json = o->json}};
+    struct run r = {.o = o, .world = 1, .accum = o->accum, .report = {.json = o->json}};
     int err = train(&r);
     if (err)
         fprintf(stderr, "zero-bench train: %s\n", failed_text());

@@ -235,7 +235,10 @@ struct zero_config {
     float clip;
     /* + multiplies the gradients before everything else; not 0; default 1 */
     double grad_scale;
-    /* + micro-batches per zero_step, 1 and more; default 1 */
+    /* + micro-batches per zero_step, 1 and more; default 1. Where a launcher starts a job again with fewer
+     * ranks, ZERO_GRAD_ACCUM_STEPS may be more than the program asked for, so that a step has as many
+     * micro-batches as before: a program that is to run on takes the number from
+     * zero_stats.grad_accum_steps */
     int32_t grad_accum_steps;
     /* + 1: sum over ranks and micro-batches instead of the mean; default 0 */
     int32_t grad_sum;
@@ -445,6 +448,11 @@ struct zero_stats {
     int64_t n_dropped;
     /* as it runs: ranks that share one copy, which is world without a hybrid; and enum zero_hybrid */
     int32_t shard_group, hybrid;
+    /* as it runs: this rank's micro-batches in a step; and how often the job was started before, as its
+     * launcher counts */
+    int32_t grad_accum_steps, attempt;
+    /* micro-batches of all ranks in all steps, skipped ones too, with those of the checkpoint loaded last */
+    int64_t n_micro;
 };
 
 struct zero_step_info {

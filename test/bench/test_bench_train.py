@@ -287,5 +287,34 @@ class Others(unittest.TestCase):
         self.assertIn('ratio', bench('overhead', '--world=2', '--units=20', '--passes=5').stdout)
 
 
+class GoesOn(unittest.TestCase):
+    """A run that goes on with fewer ranks than it began with."""
+
+    def train(self, world, folder, steps, *args, **more):
+        return train(world, *TINY, f'--steps={steps}', f'--save={folder}', '--load=latest', *args, **more)
+
+    def test_with_as_many_micro_batches(self):
+        """As a launcher has it that starts a job again: the program asked for one micro-batch of each rank."""
+        for stage, args in ((1, []), (3, []), (3, ['--save-async'])):
+            whole = result(4, f'--stage={stage}')
+            with tempfile.TemporaryDirectory() as folder:
+                begun, _ = self.train(4, folder, 2, f'--stage={stage}', *args)
+                steps, summary = self.train(2, folder, STEPS, f'--stage={stage}', *args, env={'ZERO_GRAD_ACCUM_STEPS': '2'})
+            self.assertEqual([s['step'] for s in begun + steps], list(range(1, STEPS + 1)))
+            self.assertEqual(([(s['loss'], s['grad_norm']) for s in begun + steps], summary['state_sha256']), whole)
+
+    def test_with_fewer_micro_batches(self):
+        """No text comes twice and none is left out: with weights that stay as they are a loss is its text's."""
+        whole, _ = train(2, *TINY, '--steps=4', '--lr=0')
+        with tempfile.TemporaryDirectory() as folder:
+            begun, _ = self.train(2, folder, 2, '--lr=0')
+            steps, _ = self.train(1, folder, 6, '--lr=0')
+        found = [s['loss'] for s in begun] + [(a['loss'] + b['loss']) / 2 for a, b in zip(steps[::2], steps[1::2])]
+        self.assertEqual(len(found), 4)
+        for loss, want in zip(found, whole):
+            self.assertAlmostEqual(loss, want['loss'], delta=1e-6)
+        self.assertGreater(len({s['loss'] for s in steps}), 3)  # each its own
+
+
 if __name__ == '__main__':
     unittest.main()

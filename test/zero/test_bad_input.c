@@ -1016,6 +1016,10 @@ static void train_spoilt(struct toy_rank *r)
         err = zero_get_stats(z, &stats);
     if (!err && stats.n_skipped != (s->take && s->who != -1))
         toy_wrong(r, "n_skipped is %lld", (long long)stats.n_skipped);
+    if (!err && (stats.grad_accum_steps != s->accum || stats.n_steps < 1 ||
+                 stats.n_micro != stats.n_steps * s->accum * r->world))
+        toy_wrong(r, "grad_accum_steps is %d, n_micro %lld after %lld steps", stats.grad_accum_steps,
+                  (long long)stats.n_micro, (long long)stats.n_steps);
     toy_note(r, err);
     zero_unwrap(&z);
     toy_free(&m);

@@ -230,7 +230,11 @@ static void count_line(void *arg, const char *line)
 static void test_before_wrap(void **state)
 {
     (void)state;
-    static const struct variable misspelt[MOST_VARIABLES] = {{"ZERO_STGE", "3"}};
+    static const struct variable misspelt[MOST_VARIABLES] = {{"ZERO_STGE", "3"},
+                                                             {"RANK", "0"},
+                                                             {"WORLD_SIZE", "1"},
+                                                             {"LOCAL_RANK", "0"},
+                                                             {"TORCHELASTIC_RESTART_COUNT", "2"}};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     int32_t rank, world, local_rank;
     struct zero_stats stats;
@@ -247,6 +251,7 @@ static void test_before_wrap(void **state)
     assert_int_equal(n_reported, 1);
     assert_int_equal(zero_get_stats(z, &stats), 0);
     assert_true(stats.rank == rank && stats.world == world && stats.local_rank == local_rank);
+    assert_int_equal(stats.attempt, 2);
     assert_int_equal(zero_unwrap(&z), 0);
     toy_free(&m);
     environment(NULL);

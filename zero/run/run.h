@@ -1,8 +1,11 @@
 /* run.h: the parts of zero-run, the launcher of ranks on one host. It depends on libuv alone.
  *
- *     run.c        the command line, what it says about errors in it, and the environment of each rank
+ *     run.c        the command line, and what it says about errors in it
+ *     run_env.c    the environment of each rank
  *     run_exec.c   the last steps inside a rank's process before the program starts
- *     run_ranks.c  starts the ranks, forwards signals, ends all when one fails
+ *     run_lead.c   the job: signals, who failed first, another attempt or the exit code
+ *     run_decide.c which of the two
+ *     run_ranks.c  the ranks of one attempt: started, signalled, ended
  *     run_lines.c  a rank's output, whole line by whole line
  *     run_terminal.c   a pseudo-terminal for a rank's standard output
  *
@@ -11,16 +14,21 @@
 #ifndef ZR_ZERO_RUN_H
 #define ZR_ZERO_RUN_H
 
+#include "zero/run/run_decide.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <uv.h>
 
 enum { ZR_RUN_KEY_CHARS = 33 };
+/* Exit codes, as POSIX shells have them, of what is no program. */
+enum { ZR_RUN_NOT_RUNNABLE = 126, ZR_RUN_NOT_FOUND = 127 };
 
 struct zr_run_options {
     int n_ranks;
     /* ranks write to this process's own descriptors */
     bool raw;
+    struct zr_run_limits limits;
     /* MASTER_PORT; 0: a free one */
     int port;
     /* where the program was found */
@@ -29,6 +37,22 @@ struct zr_run_options {
     char **argv;
     /* ZERO_JOB_KEY of the ranks, hex digits */
     char key[ZR_RUN_KEY_CHARS];
+};
+
+/* The ranks of this node in one attempt. */
+struct zr_run_start {
+    /* of the job, from 0 */
+    int attempt;
+    /* ranks of the job; those of this node are n_ranks, from first_rank on */
+    int world, first_rank, n_ranks;
+    int node;
+    /* grad_accum_steps; 0: as the program has it */
+    int accum;
+    /* where rank 0 listens: MASTER_ADDR, MASTER_PORT */
+    char host[256];
+    int port;
+    /* tells one job from another, on this host and over time */
+    char job[64];
 };
 
 /* run_exec.c */
@@ -43,15 +67,15 @@ int zr_run_find(const char *name, char **out);
  * when it cannot. */
 int zr_run_exec(int argc, char **argv);
 
-/* run.c */
+/* run_env.c */
 
 /* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory. */
-char **zr_run_environment(const struct zr_run_options *o, int rank, int port, const char *job);
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank);
 
-/* run_ranks.c */
+/* run_lead.c */
 
 /* Runs all ranks to their end. Returns the exit code of zero-run. */
-int zr_run_ranks(const struct zr_run_options *o);
+int zr_run_lead(const struct zr_run_options *o);
 
 /* run_terminal.c */
 
@@ -100,7 +124,7 @@ struct zr_lines {
     char *partial;
     size_t n_partial, cap_partial;
     bool open, reading;
-    /* the rank closed the stream, and everything was put */
+    /* the stream is closed, and everything that was read was put */
     void (*on_end)(struct zr_lines *l);
     void *arg;
 };
@@ -111,5 +135,7 @@ int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, str
                   void (*on_end)(struct zr_lines *), void *arg);
 /* Reads while its sink has room; to be called when that changed. */
 void zr_lines_update(struct zr_lines *l);
+/* No more is read. on_end follows; where that was, or the stream was never opened, this does nothing. */
+void zr_lines_close(struct zr_lines *l);
 
 #endif

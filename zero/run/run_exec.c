@@ -15,13 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The codes of POSIX shells. */
-enum { NOT_FOUND = 127, NOT_RUNNABLE = 126 };
-
 static int cannot(const char *name, int error)
 {
     fprintf(stderr, "zero-run: %s: %s\n", name, strerror(error));
-    return error == ENOENT || error == ENOTDIR ? NOT_FOUND : NOT_RUNNABLE;
+    return error == ENOENT || error == ENOTDIR ? ZR_RUN_NOT_FOUND : ZR_RUN_NOT_RUNNABLE;
 }
 
 /* 0 or why path is no program, an errno. */
@@ -71,7 +68,7 @@ int zr_run_find(const char *name, char **out)
     if (seen)
         return cannot(name, seen);
     fprintf(stderr, "zero-run: %s: no such program in PATH\n", name);
-    return NOT_FOUND;
+    return ZR_RUN_NOT_FOUND;
 }
 
 int zr_run_exec(int argc, char **argv)

@@ -152,6 +152,17 @@ static void closed(uv_handle_t *h)
     l->on_end(l);
 }
 
+void zr_lines_close(struct zr_lines *l)
+{
+    if (!l->open)
+        return;
+    if (l->n_partial > 0)
+        put_line(l, "", 0);
+    write_next(l->sink);
+    l->open = l->reading = false;
+    uv_close((uv_handle_t *)&l->poll, closed);
+}
+
 static void take(struct zr_lines *l, const char *at, size_t n)
 {
     const char *end = at + n, *newline;
@@ -172,11 +183,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     if (n > 0) {
         take(l, bytes, (size_t)n);
     } else if (n == 0 || status || (errno != EAGAIN && errno != EINTR)) {
-        /* The end of the file, which a terminal reports as EIO; there is no other error. */
-        if (l->n_partial > 0)
-            put_line(l, "", 0);
-        l->open = l->reading = false;
-        uv_close((uv_handle_t *)poll, closed);
+        zr_lines_close(l); /* the end of the file, which a terminal reports as EIO; there is no other error */
     }
     write_next(l->sink);
     if (l->sink->error && zr_sink_idle(l->sink))

@@ -1,9 +1,10 @@
-/* run_ranks.c: starts the ranks, forwards signals to them, and ends them all when one fails.
+/* run_ranks.c: see run_ranks.h.
  *
- * A run goes one way: RUNNING -> ENDING (the living got SIGTERM, a timer runs) -> KILLED (what is left got
- * SIGKILL). It is over when every rank was reaped, every output pipe is at its end, and all output is
- * written. A rank's children may hold its pipes open after it: they get the same two seconds. */
-#include "zero/run/run.h"
+ * An attempt goes one way: RUNNING -> ENDING (the living got SIGTERM, a timer runs) -> KILLED (what is left
+ * got SIGKILL) -> CLOSING (its handles are closed). It is over when every rank was reaped, its process group
+ * is empty where ranks were to end, every output pipe is at its end, and all handles are closed. A rank's
+ * children may hold its pipes open after it: they get the same two seconds. */
+#include "zero/run/run_ranks.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,48 +21,39 @@
 #define GRACE_MS      2000 /* from SIGTERM to SIGKILL */
 #define AFTER_KILL_MS 1000 /* from SIGKILL to giving up on pipes that something outside the group holds */
 
-static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-#define N_FORWARDED (sizeof forwarded / sizeof *forwarded)
-
-struct run;
-
 struct rank {
     uv_process_t process;
-    struct run *run;
-    int number;
-    int pid; /* also its process group's */
+    struct zr_run_attempt *attempt;
+    int number;   /* of the job */
+    int pid;      /* also its process group's */
+    bool spawned; /* process is a handle of the loop's */
     bool alive;
-    int64_t code;
-    int signal;
+    struct zr_run_end end;
     struct zr_lines out[2]; /* standard output and error; not used when raw */
 };
 
-struct run {
-    const struct zr_run_options *o;
-    uv_loop_t loop;
+struct zr_run_attempt {
+    struct zr_run_node *node;
+    struct zr_run_start start;
+    struct zr_run_watch watch;
     struct rank *ranks;
-    int n_started, n_alive, n_open; /* n_open: pipes not at their end */
-    struct zr_sink sinks[2];
-    bool one_sink;     /* both descriptors are one file: one queue keeps lines whole */
-    bool no_terminals; /* no pseudo-terminal could be had */
-    enum { RUNNING, ENDING, KILLED } phase;
-    int exit_code;
+    int n_started, n_alive;
+    int n_open;    /* pipes not at their end, or not closed yet */
+    int n_handles; /* others that are being closed */
+    enum { RUNNING, ENDING, KILLED, CLOSING } phase;
+    bool to_end; /* by our will: what ranks started goes too */
+    bool hurry;
     struct rank *candidate; /* the failure to be reported, of those seen in one turn of the loop */
-    int n_asked;            /* SIGINT, SIGTERM, SIGHUP so far */
-    bool hurry;             /* asked three times: do not wait for output */
-    uv_signal_t signals[N_FORWARDED];
     uv_timer_t grace;
     uv_check_t judge;
-    uv_tcp_t port_holder;
 };
 
-static struct zr_sink *sink_of(struct run *run, int stream)
+static struct zr_sink *sink_of(struct zr_run_node *node, int stream)
 {
-    return &run->sinks[run->one_sink ? 0 : stream];
+    return &node->sinks[node->one_sink ? 0 : stream];
 }
 
-/* A line of our own, in its turn among the ranks'. */
-static void __attribute__((format(printf, 2, 3))) say(struct run *run, const char *fmt, ...)
+void zr_run_say(struct zr_run_node *node, const char *fmt, ...)
 {
     char line[512] = "zero-run: ";
     size_t n = strlen(line);
@@ -70,38 +62,36 @@ static void __attribute__((format(printf, 2, 3))) say(struct run *run, const cha
     vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
     va_end(ap);
     strcat(line, "\n");
-    zr_sink_put(sink_of(run, 1), line, strlen(line));
+    zr_sink_put(sink_of(node, 1), line, strlen(line));
 }
 
-/* ", ending ..." or nothing. */
-static const char *ending_others(const struct run *run, char *text, size_t bytes)
+bool zr_run_written(const struct zr_run_node *node)
 {
-    snprintf(text, bytes, "; ending %d other rank%s", run->n_alive, run->n_alive == 1 ? "" : "s");
-    return run->n_alive ? text : "";
-}
-
-static void signal_ranks(struct run *run, int signum)
-{
-    for (int i = 0; i < run->n_started; i++)
-        if (run->ranks[i].alive)
-            kill(-run->ranks[i].pid, signum);
+    return zr_sink_idle(&node->sinks[0]) && zr_sink_idle(&node->sinks[1]);
 }
 
 static void on_grace_over(uv_timer_t *timer);
 
-static void start_timer(struct run *run, uint64_t ms)
+static void start_timer(struct zr_run_attempt *a, uint64_t ms)
 {
-    uv_timer_start(&run->grace, on_grace_over, ms, 0);
+    uv_timer_start(&a->grace, on_grace_over, ms, 0);
 }
 
-static void end_all(struct run *run, int exit_code)
+void zr_run_attempt_signal(struct zr_run_attempt *a, int signum)
 {
-    if (run->phase != RUNNING)
+    for (int i = 0; i < a->n_started; i++)
+        if (a->ranks[i].alive)
+            kill(-a->ranks[i].pid, signum);
+}
+
+void zr_run_attempt_end(struct zr_run_attempt *a)
+{
+    if (a->phase != RUNNING)
         return;
-    run->phase = ENDING;
-    run->exit_code = exit_code;
-    signal_ranks(run, SIGTERM);
-    start_timer(run, GRACE_MS);
+    a->phase = ENDING;
+    a->to_end = true;
+    zr_run_attempt_signal(a, SIGTERM);
+    start_timer(a, GRACE_MS);
 }
 
 /* Whether the process group of a rank has members: the rank itself or what it started. The kernel gives out
@@ -117,167 +107,150 @@ static bool group_lives(const struct rank *r)
     return kill(-r->pid, 0) == 0;
 }
 
-static void kill_all(struct run *run)
+static void kill_all(struct zr_run_attempt *a)
 {
-    run->phase = KILLED;
-    for (int i = 0; i < run->n_started; i++) {
-        const struct rank *r = &run->ranks[i];
+    a->phase = KILLED;
+    for (int i = 0; i < a->n_started; i++) {
+        const struct rank *r = &a->ranks[i];
         bool holds_output = r->out[0].open || r->out[1].open;
-        if (group_lives(r) && (r->alive || holds_output || run->exit_code))
+        if (group_lives(r) && (r->alive || holds_output || a->to_end))
             kill(-r->pid, SIGKILL);
     }
-    start_timer(run, AFTER_KILL_MS);
+    start_timer(a, AFTER_KILL_MS);
 }
 
-static bool output_written(const struct run *run)
+void zr_run_attempt_hurry(struct zr_run_attempt *a)
 {
-    return zr_sink_idle(&run->sinks[0]) && zr_sink_idle(&run->sinks[1]);
+    if (a->phase == CLOSING)
+        return;
+    a->hurry = a->to_end = true;
+    kill_all(a);
 }
 
-static void finish_if_over(struct run *run)
+/* Handles are freed with the attempt, so the loop must have let go of all of them. */
+static void finish_if_closed(struct zr_run_attempt *a)
 {
-    if (run->n_alive > 0)
-        return;
-    if (run->hurry) {
-        uv_stop(&run->loop);
-        return;
+    if (a->phase == CLOSING && a->n_open == 0 && a->n_handles == 0) {
+        a->node->attempt = NULL;
+        a->watch.on_over(a->watch.arg);
     }
-    bool leftovers = run->n_open > 0; /* what ranks started and left behind */
-    for (int i = 0; i < run->n_started && run->phase == ENDING; i++)
-        leftovers |= group_lives(&run->ranks[i]);
-    if (leftovers && !uv_is_active((uv_handle_t *)&run->grace))
-        start_timer(run, GRACE_MS);
-    if (!leftovers && output_written(run))
-        uv_stop(&run->loop);
+}
+
+static void on_closed(uv_handle_t *h)
+{
+    struct zr_run_attempt *a = h->data;
+    a->n_handles--;
+    finish_if_closed(a);
+}
+
+static void close_handle(struct zr_run_attempt *a, uv_handle_t *h)
+{
+    h->data = a;
+    a->n_handles++;
+    uv_close(h, on_closed);
+}
+
+static void close_all(struct zr_run_attempt *a)
+{
+    a->phase = CLOSING;
+    for (int i = 0; i < a->n_started; i++) {
+        struct rank *r = &a->ranks[i];
+        for (int stream = 0; stream < 2; stream++)
+            zr_lines_close(&r->out[stream]);
+        if (r->spawned)
+            close_handle(a, (uv_handle_t *)&r->process);
+    }
+    close_handle(a, (uv_handle_t *)&a->grace);
+    close_handle(a, (uv_handle_t *)&a->judge);
+}
+
+bool zr_run_attempt_leftovers(const struct zr_run_attempt *a)
+{
+    bool found = false;
+    for (int i = 0; i < a->n_started && a->to_end; i++)
+        found |= group_lives(&a->ranks[i]);
+    return found;
+}
+
+static void close_if_over(struct zr_run_attempt *a)
+{
+    if (a->n_alive > 0 || a->phase == CLOSING)
+        return;
+    /* what ranks started and left behind */
+    bool leftovers = a->n_open > 0 || zr_run_attempt_leftovers(a);
+    if (!leftovers || a->hurry)
+        close_all(a);
+    else if (!uv_is_active((uv_handle_t *)&a->grace))
+        start_timer(a, GRACE_MS);
 }
 
 static void on_grace_over(uv_timer_t *timer)
 {
-    struct run *run = timer->data;
+    struct zr_run_attempt *a = timer->data;
     /* A pipe is not at its end while a slow reader keeps us from reading it: that is no fault of the ranks.
      */
-    bool waiting_for_reader = run->n_alive == 0 && !output_written(run);
+    bool waiting_for_reader = a->n_alive == 0 && !zr_run_written(a->node);
     if (waiting_for_reader)
-        start_timer(run, GRACE_MS);
-    else if (run->phase != KILLED)
-        kill_all(run);
-    else if (run->n_alive == 0)
-        uv_stop(&run->loop);
+        start_timer(a, GRACE_MS);
+    else if (a->phase != KILLED)
+        kill_all(a);
+    else if (a->n_alive == 0)
+        close_all(a);
     else
-        start_timer(run, AFTER_KILL_MS); /* stuck in the kernel: it will go */
+        start_timer(a, AFTER_KILL_MS); /* stuck in the kernel: it will go */
 }
 
 static void on_exit_of(uv_process_t *process, int64_t code, int signum)
 {
     struct rank *r = process->data;
-    struct run *run = r->run;
+    struct zr_run_attempt *a = r->attempt;
     r->alive = false;
-    r->code = code;
-    r->signal = signum;
-    run->n_alive--;
+    r->end = (struct zr_run_end){r->number, (int)code, signum, uv_hrtime()};
+    a->n_alive--;
     bool failed = code != 0 || signum != 0;
-    /* A rank that was killed is the likelier cause than one that returned an error, perhaps on its account.
-     */
-    if (failed && (!run->candidate || (signum && !run->candidate->signal)))
-        run->candidate = r;
-}
-
-/* A crash at a touch of memory that a bracket does not hold is what check mode explains. */
-static void advise(struct run *run, const struct rank *r)
-{
-    const char *check = getenv("ZERO_CHECK"), *stage = getenv("ZERO_STAGE");
-    int signum = r->signal ? r->signal : (int)r->code - 128; /* a shell says it so */
-    bool on = check && *check && strcmp(check, "0");
-    bool unsharded = stage && (!strcmp(stage, "0") || !strcmp(stage, "1"));
-    if ((signum == SIGSEGV || signum == SIGBUS) && !on && !unsharded)
-        say(run,
-            "if it trains at stage 2 or 3, try ZERO_CHECK=1: it tells which tensor was touched outside its "
-            "bracket");
+    if (failed && (!a->candidate || (signum && !a->candidate->end.signal)))
+        a->candidate = r;
 }
 
 /* After every round of events: exits that were seen together are judged together. */
 static void on_judge(uv_check_t *check)
 {
-    struct run *run = check->data;
-    struct rank *r = run->candidate;
-    if (r && run->phase == RUNNING) {
-        char others[64];
-        ending_others(run, others, sizeof others);
-        if (r->signal)
-            say(run, "rank %d was killed by signal %d (%s)%s", r->number, r->signal, strsignal(r->signal),
-                run->n_alive ? others : "");
-        else
-            say(run, "rank %d exited with code %d%s", r->number, (int)r->code, run->n_alive ? others : "");
-        advise(run, r);
-        end_all(run, r->signal ? 128 + r->signal : (int)r->code);
+    struct zr_run_attempt *a = check->data;
+    if (a->candidate && a->phase == RUNNING) {
+        a->watch.on_failed(a->watch.arg, &a->candidate->end);
+        zr_run_attempt_end(a);
     }
-    finish_if_over(run);
-}
-
-static void on_signal(uv_signal_t *handle, int signum)
-{
-    struct run *run = handle->data;
-    bool asks_to_end = signum != SIGUSR1 && signum != SIGUSR2;
-    run->n_asked += asks_to_end;
-    if (!asks_to_end || run->n_asked == 1) {
-        signal_ranks(run, signum);
-    } else if (run->n_asked == 2 && run->phase == RUNNING) {
-        say(run, "second signal %d (%s); ending %d ranks", signum, strsignal(signum), run->n_alive);
-        end_all(run, 128 + signum);
-    } else if (run->n_asked > 2) {
-        run->hurry = true;
-        kill_all(run);
-    }
+    close_if_over(a);
 }
 
 static void on_end_of_output(struct zr_lines *l)
 {
-    struct run *run = l->arg;
-    run->n_open--;
+    struct zr_run_attempt *a = l->arg;
+    a->n_open--;
+    finish_if_closed(a);
 }
 
-static void on_written(struct zr_sink *sink)
+static void on_sink_written(struct zr_sink *sink)
 {
-    struct run *run = sink->arg;
-    if (sink->error && sink == &run->sinks[0] && run->phase == RUNNING) {
-        char others[64];
-        say(run, "standard output: %s%s", strerror(sink->error), ending_others(run, others, sizeof others));
-        end_all(run, sink->error == EPIPE ? 128 + SIGPIPE : 1);
-    }
-    for (int i = 0; i < run->n_started && !run->o->raw; i++)
+    struct zr_run_node *node = sink->arg;
+    struct zr_run_attempt *a = node->attempt;
+    for (int i = 0; a && i < a->n_started && !node->o->raw; i++)
         for (int stream = 0; stream < 2; stream++)
-            zr_lines_update(&run->ranks[i].out[stream]);
-}
-
-/* Binds a free port and keeps it bound, not listening, until all is over: nobody is given the same one
- * meanwhile, and rank 0 can still listen on it, for Linux lets sockets with SO_REUSEADDR (libuv's and torch's
- * have it) share a port nobody listens on. */
-static int hold_port(struct run *run, int *port)
-{
-    struct sockaddr_in at;
-    int n = sizeof at;
-    int err = uv_ip4_addr("127.0.0.1", 0, &at);
-    if (!err)
-        err = uv_tcp_init(&run->loop, &run->port_holder);
-    if (!err)
-        err = uv_tcp_bind(&run->port_holder, (const struct sockaddr *)&at, 0);
-    if (!err)
-        err = uv_tcp_getsockname(&run->port_holder, (struct sockaddr *)&at, &n);
-    if (!err)
-        *port = ntohs(at.sin_port);
-    return err;
+            zr_lines_update(&a->ranks[i].out[stream]);
+    node->on_written(node->arg);
 }
 
 /* Standard output is a terminal, so that it comes as it is written. Otherwise real pipes, not libuv's socket
  * pairs: a rank must be able to open /dev/stdout. */
-static int open_ends(struct run *run, const struct rank *r, int stream, uv_file ends[2])
+static int open_ends(struct zr_run_node *node, const struct rank *r, int stream, uv_file ends[2])
 {
     int err = UV_ENOTTY;
-    if (stream == 0 && !run->no_terminals) {
+    if (stream == 0 && !node->no_terminals) {
         err = zr_run_terminal(ends, snprintf(NULL, 0, "[%d] ", r->number));
         if (err) {
-            run->no_terminals = true;
-            say(run,
+            node->no_terminals = true;
+            zr_run_say(
+                node,
                 "no pseudo-terminal for rank %d: %s; output from here on is through pipes, and may come late",
                 r->number, uv_strerror(err));
         }
@@ -285,135 +258,153 @@ static int open_ends(struct run *run, const struct rank *r, int stream, uv_file 
     return err ? uv_pipe(ends, UV_NONBLOCK_PIPE, 0) : 0;
 }
 
-static int open_output(struct run *run, struct rank *r, uv_stdio_container_t *stdio)
+static int open_output(struct zr_run_attempt *a, struct rank *r, uv_stdio_container_t *stdio)
 {
     for (int stream = 0; stream < 2; stream++) {
         uv_file ends[2];
-        int err = open_ends(run, r, stream, ends);
+        int err = open_ends(a->node, r, stream, ends);
         if (err)
             return err;
         stdio[1 + stream] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = ends[1]};
-        err = zr_lines_open(&r->out[stream], &run->loop, ends[0], r->number, sink_of(run, stream),
-                            on_end_of_output, run);
-        if (err)
+        err = zr_lines_open(&r->out[stream], &a->node->loop, ends[0], r->number, sink_of(a->node, stream),
+                            on_end_of_output, a);
+        if (err) {
+            close(ends[0]);
             return err;
-        run->n_open++;
+        }
+        a->n_open++;
     }
     return 0;
 }
 
-static int start_rank(struct run *run, int number, int port, const char *job)
+/* zero-run --exec-rank PARENT PATH ARGV0 ARGS..., to be freed; NULL: out of memory. parent: room for its
+ * number. */
+static char **arguments(const struct zr_run_options *o, char parent[16])
 {
-    const struct zr_run_options *o = run->o;
-    struct rank *r = &run->ranks[number];
-    *r = (struct rank){.run = run, .number = number};
-    bool have_input = number == 0 && fcntl(0, F_GETFD) != -1;
-    uv_stdio_container_t stdio[3] = {
-        {.flags = have_input ? UV_INHERIT_FD : UV_IGNORE, .data.fd = 0}, /* ignored: /dev/null */
-        {.flags = UV_INHERIT_FD, .data.fd = 1},
-        {.flags = UV_INHERIT_FD, .data.fd = 2}};
     int n_args = 0;
     while (o->argv[n_args])
         n_args++;
-    char parent[16];
-    snprintf(parent, sizeof parent, "%d", (int)getpid());
     char **args = calloc((size_t)n_args + 5, sizeof *args);
-    char **env = zr_run_environment(o, number, port, job);
+    if (!args)
+        return NULL;
+    snprintf(parent, 16, "%d", (int)getpid());
+    args[0] = (char *)"zero-run";
+    args[1] = (char *)ZR_RUN_EXEC;
+    args[2] = parent;
+    args[3] = (char *)o->path;
+    memcpy(args + 4, o->argv, (size_t)n_args * sizeof *args);
+    return args;
+}
+
+/* A session of its own: a terminal's Ctrl-C comes once, through us. */
+static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_stdio_container_t stdio[3])
+{
+    const struct zr_run_options *o = a->node->o;
+    char parent[16];
+    char **args = arguments(o, parent), **env = zr_run_environment(o, &a->start, local_rank);
+    uv_process_options_t options = {
+        .exit_cb = on_exit_of,
+        .file = "/proc/self/exe",
+        .args = args,
+        .env = env,
+        .flags = UV_PROCESS_DETACHED,
+        .stdio_count = 3,
+        .stdio = stdio,
+    };
     int err = args && env ? 0 : UV_ENOMEM;
-    if (!err && !o->raw)
-        err = open_output(run, r, stdio);
     if (!err) {
-        args[0] = (char *)"zero-run";
-        args[1] = (char *)ZR_RUN_EXEC;
-        args[2] = parent;
-        args[3] = (char *)o->path;
-        memcpy(args + 4, o->argv, (size_t)n_args * sizeof *args);
-        uv_process_options_t spawn = {
-            .exit_cb = on_exit_of,
-            .file = "/proc/self/exe",
-            .args = args,
-            .env = env,
-            .flags =
-                UV_PROCESS_DETACHED, /* a session of its own: a terminal's Ctrl-C comes once, through us */
-            .stdio_count = 3,
-            .stdio = stdio,
-        };
-        err = uv_spawn(&run->loop, &r->process, &spawn);
+        r->spawned = true; /* even where it fails */
+        err = uv_spawn(&a->node->loop, &r->process, &options);
     }
     if (!err) {
         r->process.data = r;
         r->pid = r->process.pid;
         r->alive = true;
-        run->n_alive++;
+        a->n_alive++;
     }
-    for (int stream = 1; stream < 3 && !o->raw; stream++)
-        if (stdio[stream].data.fd > 2)
-            close(stdio[stream].data.fd);
     free(args);
     free(env);
     return err;
 }
 
-static int prepare(struct run *run)
+static int start_rank(struct zr_run_attempt *a, int local_rank)
 {
-    int err = uv_loop_init(&run->loop);
+    struct rank *r = &a->ranks[local_rank];
+    bool raw = a->node->o->raw;
+    r->attempt = a;
+    r->number = a->start.first_rank + local_rank;
+    bool have_input = r->number == 0 && fcntl(0, F_GETFD) != -1;
+    uv_stdio_container_t stdio[3] = {
+        {.flags = have_input ? UV_INHERIT_FD : UV_IGNORE, .data.fd = 0}, /* ignored: /dev/null */
+        {.flags = UV_INHERIT_FD, .data.fd = 1},
+        {.flags = UV_INHERIT_FD, .data.fd = 2}};
+    int err = raw ? 0 : open_output(a, r, stdio);
+    if (!err)
+        err = spawn(a, r, local_rank, stdio);
+    for (int stream = 1; stream < 3 && !raw; stream++)
+        if (stdio[stream].data.fd > 2)
+            close(stdio[stream].data.fd);
+    return err;
+}
+
+int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *start,
+                         const struct zr_run_watch *watch, struct zr_run_attempt **out)
+{
+    struct zr_run_attempt *a = calloc(1, sizeof *a);
+    *out = NULL;
+    if (a)
+        a->ranks = calloc((size_t)start->n_ranks, sizeof *a->ranks);
+    if (!a || !a->ranks) {
+        free(a);
+        return UV_ENOMEM;
+    }
+    *out = node->attempt = a;
+    a->node = node;
+    a->start = *start;
+    a->watch = *watch;
+    uv_timer_init(&node->loop, &a->grace);
+    a->grace.data = a;
+    uv_check_init(&node->loop, &a->judge);
+    a->judge.data = a;
+    int err = uv_check_start(&a->judge, on_judge);
+    while (a->n_started < start->n_ranks && !err) {
+        err = start_rank(a, a->n_started);
+        a->n_started++;
+    }
+    return err;
+}
+
+bool zr_run_attempt_ending(const struct zr_run_attempt *a)
+{
+    return a->phase != RUNNING;
+}
+
+int zr_run_attempt_alive(const struct zr_run_attempt *a)
+{
+    return a->n_alive;
+}
+
+int zr_run_attempt_started(const struct zr_run_attempt *a)
+{
+    return a->n_started;
+}
+
+void zr_run_attempt_free(struct zr_run_attempt *a)
+{
+    free(a->ranks);
+    free(a);
+}
+
+int zr_run_node_open(struct zr_run_node *node)
+{
+    int err = uv_loop_init(&node->loop);
     if (err)
         return err;
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last of a rank's group is gone */
     struct stat out, both;
-    run->one_sink =
+    node->one_sink =
         !fstat(1, &out) && !fstat(2, &both) && out.st_dev == both.st_dev && out.st_ino == both.st_ino;
     for (int stream = 0; stream < 2; stream++)
-        zr_sink_init(&run->sinks[stream], &run->loop, stream + 1, on_written, run);
-    for (size_t i = 0; i < N_FORWARDED && !err; i++) {
-        run->signals[i].data = run;
-        err = uv_signal_init(&run->loop, &run->signals[i]);
-        if (!err)
-            err = uv_signal_start(&run->signals[i], on_signal, forwarded[i]);
-    }
-    if (err)
-        return err;
-    uv_timer_init(&run->loop, &run->grace);
-    run->grace.data = run;
-    uv_check_init(&run->loop, &run->judge);
-    run->judge.data = run;
-    return uv_check_start(&run->judge, on_judge);
-}
-
-/* Tells one run from another, on this host and over time. */
-static void name_job(char *text, size_t bytes)
-{
-    uv_timeval64_t now = {0};
-    uv_gettimeofday(&now);
-    snprintf(text, bytes, "zero-run.%d.%lld.%06d", (int)getpid(), (long long)now.tv_sec, (int)now.tv_usec);
-}
-
-int zr_run_ranks(const struct zr_run_options *o)
-{
-    static struct run run; /* not on the stack: a worker may be in a write when we leave in a hurry */
-    run.o = o;
-    char job[64];
-    name_job(job, sizeof job);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write() */
-    int port = o->port;
-    int err = prepare(&run);
-    if (!err && !port)
-        err = hold_port(&run, &port);
-    run.ranks = calloc((size_t)o->n_ranks, sizeof *run.ranks);
-    if (err || !run.ranks) {
-        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(run.ranks ? err : UV_ENOMEM));
-        return 1;
-    }
-    while (run.n_started < o->n_ranks && !err) {
-        err = start_rank(&run, run.n_started, port, job);
-        run.n_started++;
-    }
-    if (err) {
-        char others[64];
-        say(&run, "cannot start rank %d: %s%s", run.n_started - 1, uv_strerror(err),
-            ending_others(&run, others, sizeof others));
-        end_all(&run, 1);
-    }
-    uv_run(&run.loop, UV_RUN_DEFAULT);
-    return run.exit_code;
+        zr_sink_init(&node->sinks[stream], &node->loop, stream + 1, on_sink_written, node);
+    return 0;
 }

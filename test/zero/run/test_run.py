@@ -126,11 +126,13 @@ class Environment(unittest.TestCase):
         return {k: dict(line.split(' ', 1) for line in v) for k, v in ranks(r.stdout).items()}
 
     def test_rank_variables(self):
-        names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB', 'ZERO_JOB_KEY']
-        seen = self.see(3, names)
+        names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'ZERO_JOB',
+                 'ZERO_JOB_KEY', 'ZERO_ATTEMPT']
+        seen = self.see(3, names, dict(os.environ, ZERO_ATTEMPT='7'))
         self.assertEqual(sorted(seen), [0, 1, 2])
         for r in range(3):
             self.assertEqual((seen[r]['RANK'], seen[r]['LOCAL_RANK'], seen[r]['WORLD_SIZE']), (str(r), str(r), '3'))
+            self.assertEqual((seen[r]['LOCAL_WORLD_SIZE'], seen[r]['GROUP_RANK'], seen[r]['ZERO_ATTEMPT']), ('3', '0', '0'))
             self.assertEqual(seen[r]['MASTER_ADDR'], '127.0.0.1')
             self.assertTrue(0 < int(seen[r]['MASTER_PORT']) < 65536)
         for name in ('MASTER_PORT', 'ZERO_JOB', 'ZERO_JOB_KEY'):
@@ -159,7 +161,7 @@ print(key in own or key in parent, oct(os.stat('/proc/self/environ').st_mode)[-3
         self.assertEqual(self.see(1, ['MASTER_PORT'], None, '--port', 23456)[0]['MASTER_PORT'], '23456')
 
     def test_other_launchers_are_forgotten(self):
-        others = ['TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK',
+        others = ['TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'GROUP_WORLD_SIZE', 'ROLE_RANK',
                   'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID',
                   'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'ZERO_RANK', 'ZERO_WORLD_SIZE',
                   'ZERO_LOCAL_RANK', 'ZERO_RENDEZVOUS']
@@ -460,6 +462,93 @@ class Signals(unittest.TestCase):
                 self.assertEqual(os.getpgid(pid), pid)
 
 
+class Restarts(unittest.TestCase):
+    """Programs without libzero: no record tells of a step."""
+
+    def see(self, n, restarts, code, *options, **more):
+        r = run(*options, '--restarts', restarts, '-n', n, 'sh', '-c', code, **more)
+        return r.returncode, r.stdout, re.sub(r'\d+\.\d\d s after', 'T s after', r.stderr).splitlines()
+
+    def test_the_second_attempt_succeeds(self):
+        for raw in ([], ['--raw']):
+            code, out, err = self.see(2, 3, 'echo "rank $RANK, attempt $ZERO_ATTEMPT"; test $ZERO_ATTEMPT = 1 && exit; '
+                                      'test $RANK = 0 || kill -9 $$; exec sleep 1000', *raw)
+            self.assertEqual(code, 0)
+            self.assertEqual(sorted(line.split('] ')[-1] for line in out.splitlines() if 'attempt 1' in line),
+                             ['rank 0, attempt 1', 'rank 1, attempt 1'])
+            self.assertEqual(err, ['zero-run: rank 1 was killed by signal 9 (Killed); ending 1 other rank',
+                                   'zero-run: restart 1 of 3: 2 ranks; no record tells of a step (T s after the failure)'])
+
+    def test_used_up(self):
+        code, out, err = self.see(1, 1, 'echo $ZERO_ATTEMPT; exit $((3 + ZERO_ATTEMPT))')
+        self.assertEqual((code, out), (4, '[0] 0\n[0] 1\n'))
+        self.assertEqual(err, ['zero-run: rank 0 exited with code 3',
+                               'zero-run: restart 1 of 1: 1 rank; no record tells of a step (T s after the failure)',
+                               'zero-run: rank 0 exited with code 4',
+                               'zero-run: no restart: the one restart is used up'])
+
+    def test_all_are_used(self):
+        code, out, err = self.see(2, 4, 'exit $((5 + ZERO_ATTEMPT))')
+        self.assertEqual((code, len([line for line in err if ' restart ' in line and 'of 4' in line])), (9, 4))
+        self.assertEqual(err[-1], 'zero-run: no restart: all restarts are used up')
+
+    def test_not_what_was_asked_to_end(self):
+        with Started('--restarts', 3, '-n', 2, 'sh', '-c', 'echo pid $$; exec sleep 1000') as p:
+            p.pids(2)
+            p.process.send_signal(signal.SIGTERM)
+            self.assertEqual(p.end(), 128 + 15)
+            self.assertNotIn('restart', p.text())
+
+    def test_not_what_cannot_run(self):
+        code, out, err = self.see(1, 3, 'echo once; exit 127')
+        self.assertEqual((code, out), (127, '[0] once\n'))
+        self.assertEqual(err[1:], ['zero-run: no restart: the program cannot be started'])
+
+    def test_not_without_a_reader(self):
+        code = 'while echo $ZERO_ATTEMPT; do :; done'
+        with subprocess.Popen([ZERO_RUN, '--restarts', '3', '-n', '2', 'sh', '-c', code], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as p:
+            p.stdout.readline()
+            p.stdout.close()
+            self.assertEqual(p.wait(LIMIT), 128 + signal.SIGPIPE)
+            self.assertNotIn('restart', p.stderr.read())
+
+    def test_nothing_of_the_attempt_before_is_left(self):
+        # Rank 1 leaves a child behind that ignores SIGTERM; rank 0 ends only when it is killed. Neither is there in attempt 1, nor is
+        # anything of theirs among zero-run's descriptors; what they said comes before what the next ones say.
+        code = r"""
+if test $ZERO_ATTEMPT = 0; then
+    test $RANK = 0 && { trap '' TERM; echo $$ > "$1/0"; while :; do sleep 0.05; done; }
+    sh -c 'trap "" TERM; echo $$ > "$0/1"; while :; do sleep 0.05; done' "$1" &
+    until test -s "$1/0" && test -s "$1/1"; do sleep 0.01; done
+    exit 3
+fi
+test $RANK = 0 && kill -0 $(cat "$1/0") 2> /dev/null && echo rank 0 is there
+test $RANK = 0 && kill -0 $(cat "$1/1") 2> /dev/null && echo the child is there
+exit 0
+"""
+        for options in ([], ['--raw']):
+            with tempfile.TemporaryDirectory() as d:
+                r = run(*options, '--restarts', 1, '-n', 2, 'sh', '-c', code, 'sh', d)
+                self.assertEqual((r.returncode, r.stdout), (0, ''), r.stderr)
+                self.assertIn('restart 1 of 1', r.stderr)
+
+    def test_nothing_is_kept_open(self):
+        code = 'n=$(ls /proc/$PPID/fd | wc -l); echo $MASTER_PORT $n; exit 3'
+        _, out, _ = self.see(1, 2, code)
+        seen = [line.split()[1:] for line in out.splitlines()]
+        self.assertEqual(len(seen), 3)
+        self.assertEqual(len({n for _, n in seen}), 1, out)
+        self.assertEqual(len({port for port, _ in seen}), 3, out)
+        _, out, _ = self.see(1, 2, code, '--port', 23456)
+        self.assertEqual([line.split()[1] for line in out.splitlines()], ['23456'] * 3)
+
+    def test_standard_input_is_read_once(self):
+        code = 'if test $RANK = 0; then read line; echo "$line"; exit $((ZERO_ATTEMPT == 0)); fi; test $ZERO_ATTEMPT = 1 || exec sleep 1000'
+        r = run('--restarts', 1, '-n', 2, 'sh', '-c', code, stdin='a\nb\n')
+        self.assertEqual((r.returncode, r.stdout), (0, '[0] a\n[0] b\n'))
+
+
 class BadInput(unittest.TestCase):
     def refused(self, code, message, *args, env=None):
         r = run(*args, env=env)
@@ -479,6 +568,8 @@ class BadInput(unittest.TestCase):
             self.refused(2, f'-n is "{n}"; allowed: 1 to 4096', '-n', n, 'true')
         for port in ('0', '65536', 'http', '-5'):
             self.refused(2, f'--port is "{port}"; allowed: 1 to 65535', '-n', 2, '--port', port, 'true')
+        for restarts in ('-1', 'many', '', '1000001'):
+            self.refused(2, f'--restarts is "{restarts}"; allowed: 0 to 1000000', '-n', 2, '--restarts', restarts, 'true')
 
     def test_no_program(self):
         self.refused(127, 'no-such-program: no such program in PATH', '-n', 3, 'no-such-program')

@@ -1,0 +1,108 @@
+/* run_decide.c: see run_decide.h. */
+#include "zero/run/run_decide.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+enum { MOST_WITHOUT_STEP = 2 };
+
+static void __attribute__((format(printf, 2, 3))) say(struct zr_run_next *out, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(out->text, sizeof out->text, fmt, ap);
+    va_end(ap);
+}
+
+static const char *plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+static const char *are(int64_t n)
+{
+    return n == 1 ? "is" : "are";
+}
+
+/* Micro-batches of a step in the first attempt; 0: not known. */
+static int64_t batches_of(const struct zr_run_ended *e)
+{
+    return (int64_t)e->first_world * e->first_accum;
+}
+
+/* So that a step has as many micro-batches as in the first attempt. false: that cannot be, as the text
+ * says. */
+static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+{
+    int64_t all = batches_of(e), each = (all + out->world / 2) / out->world;
+    if (out->world == (all ? e->first_world : e->world)) /* the program's own number is right */
+        return true;
+    if (!all) {
+        if (!l->allow_batch_change)
+            say(out,
+                "no restart: %d of %d ranks %s left, and no rank's record says how many micro-batches a step "
+                "has; --allow-batch-change goes on with what the program has for %d",
+                out->world, e->world, are(out->world), out->world);
+        return l->allow_batch_change;
+    }
+    out->accum = (int)(each > 0 ? each : 1);
+    if (out->accum * (int64_t)out->world == all || l->allow_batch_change)
+        return true;
+    say(out,
+        "no restart: a step has %lld micro-batch%s (%d rank%s, grad_accum_steps %d), which %d ranks cannot "
+        "share evenly; --allow-batch-change goes on with %lld",
+        (long long)all, all == 1 ? "" : "es", e->first_world, plural(e->first_world), e->first_accum,
+        out->world, (long long)out->accum * out->world);
+    return false;
+}
+
+static void say_restart(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+{
+    char reached[64] = "no record tells of a step", accum[160] = "";
+    int64_t all = batches_of(e), now = (int64_t)out->world * out->accum;
+    if (e->most_t >= 0)
+        snprintf(reached, sizeof reached, "step %lld was reached", (long long)e->most_t);
+    if (out->accum && now != all)
+        snprintf(accum, sizeof accum, ", grad_accum_steps %d: %lld micro-batches in a step instead of %lld",
+                 out->accum, (long long)now, (long long)all);
+    else if (out->accum && out->accum != e->accum)
+        snprintf(accum, sizeof accum, ", grad_accum_steps %d", out->accum);
+    say(out, "restart %d of %d: %d rank%s%s; %s", e->n_attempts, l->restarts, out->world, plural(out->world),
+        accum, reached);
+}
+
+/* Whether there is a reason against any restart, which the text has. */
+static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+{
+    int least = l->min_ranks ? l->min_ranks : e->first_world ? e->first_world : e->world;
+    if (e->cannot_start)
+        say(out, "no restart: the program cannot be started");
+    else if (e->n_attempts > l->restarts)
+        say(out, "no restart: %s",
+            l->restarts == 1 ? "the one restart is used up" : "all restarts are used up");
+    else if (e->n_without_step >= MOST_WITHOUT_STEP && e->most_t >= 0)
+        say(out, "no restart: %d restarts in a row reached no new step (the last one was %lld)",
+            e->n_without_step, (long long)e->most_t);
+    else if (e->n_without_step >= MOST_WITHOUT_STEP)
+        say(out, "no restart: %d restarts in a row reached no step, as far as records of libzero tell",
+            e->n_without_step);
+    else if (e->leftovers)
+        say(out, "no restart: processes of its ranks do not end, and might write what it saves");
+    else if (e->n_available < least && l->min_ranks)
+        say(out, "no restart: %d rank%s %s left, and --min-ranks is %d", e->n_available,
+            plural(e->n_available), are(e->n_available), least);
+    else if (e->n_available < least)
+        say(out, "no restart: %d of %d ranks %s left; --min-ranks M allows fewer", e->n_available, least,
+            are(e->n_available));
+    return out->text[0];
+}
+
+void zr_run_decide(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+{
+    *out = (struct zr_run_next){.world = e->n_available};
+    if (e->asked || l->restarts == 0 || is_over(l, e, out))
+        return;
+    out->restart = deal_batches(l, e, out);
+    if (out->restart)
+        say_restart(l, e, out);
+}

@@ -1,0 +1,104 @@
+/* run_env.c: the environment that makes a process a rank. */
+#include "zero/run/run.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
+ * first ten are set anew. A name ending in _ stands for all that begin so. */
+static const char *const launcher_variables[] = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT",
+    /* ours, stronger than RANK */
+    "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
+    /* torchrun's */
+    "TORCHELASTIC_", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+    /* Open MPI's, MPICH's, Slurm's */
+    "OMPI_COMM_WORLD_", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+
+static bool is_launchers(const char *entry)
+{
+    size_t n_name = strcspn(entry, "=");
+    for (size_t i = 0; i < sizeof launcher_variables / sizeof *launcher_variables; i++) {
+        const char *name = launcher_variables[i];
+        size_t n = strlen(name);
+        if (name[n - 1] == '_' ? n_name > n && !memcmp(entry, name, n)
+                               : n_name == n && !memcmp(entry, name, n))
+            return true;
+    }
+    return false;
+}
+
+/* An environment that is being made, in one allocation: where the next entry and its text go. */
+struct entries {
+    char **env, *text;
+    size_t n;
+};
+enum { N_NEW = 12, NEW_BYTES = 320 };
+
+static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(e->text, NEW_BYTES, fmt, ap);
+    va_end(ap);
+    e->env[e->n++] = e->text;
+    e->text += NEW_BYTES;
+}
+
+static bool has_name(const char *entry, const char *name)
+{
+    size_t n = strlen(name);
+    return !strncmp(entry, name, n) && entry[n] == '=';
+}
+
+/* Ours, less what says that a process is another launcher's rank, and what is set anew. plain: TERM is. */
+static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain)
+{
+    size_t n = 0;
+    while (environ[n])
+        n++;
+    e->n = 0;
+    e->env = malloc((n + N_NEW + 1) * sizeof *e->env + (size_t)N_NEW * NEW_BYTES);
+    if (!e->env)
+        return false;
+    e->text = (char *)(e->env + n + N_NEW + 1);
+    for (size_t i = 0; i < n; i++)
+        if (!is_launchers(environ[i]) && !(plain && has_name(environ[i], "TERM")) &&
+            !(s->accum && has_name(environ[i], "ZERO_GRAD_ACCUM_STEPS")))
+            e->env[e->n++] = environ[i];
+    return true;
+}
+
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank)
+{
+    /* Their terminals are pipes to a file or a program: not a place for colours and moving cursors. */
+    bool plain = !o->raw && !isatty(STDOUT_FILENO);
+    struct entries e;
+    if (!copy_own(&e, s, plain))
+        return NULL;
+    add(&e, "RANK=%d", s->first_rank + local_rank);
+    add(&e, "WORLD_SIZE=%d", s->world);
+    add(&e, "LOCAL_RANK=%d", local_rank);
+    add(&e, "LOCAL_WORLD_SIZE=%d", s->n_ranks);
+    add(&e, "GROUP_RANK=%d", s->node);
+    add(&e, "MASTER_ADDR=%s", s->host);
+    add(&e, "MASTER_PORT=%d", s->port);
+    add(&e, "ZERO_JOB=%s", s->job);
+    add(&e, "ZERO_JOB_KEY=%s", o->key);
+    add(&e, "ZERO_ATTEMPT=%d", s->attempt);
+    if (s->accum)
+        add(&e, "ZERO_GRAD_ACCUM_STEPS=%d", s->accum);
+    if (plain)
+        add(&e, "TERM=dumb");
+    if (!getenv("OMP_NUM_THREADS")) {
+        int each = (int)uv_available_parallelism() / s->n_ranks;
+        add(&e, "OMP_NUM_THREADS=%d", each > 1 ? each : 1);
+    }
+    e.env[e.n] = NULL;
+    return e.env;
+}
