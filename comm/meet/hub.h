@@ -189,7 +189,7 @@ void zr_hub_find(struct zr_rendezvous *r);
 enum { ZR_PLACE_CHARS = 512 };
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 /* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */
-enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_CARD_CHARS + 8 };
+enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_INTERFACE_CHARS + 8 };
 void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);
 
 /* hub_listen.c: rank 0. */

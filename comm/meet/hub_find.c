@@ -86,7 +86,7 @@ static void add_number(struct zr_rendezvous *r, const char *number)
 }
 
 /* Addresses for which nobody has to be asked. What is rank 0's name may stand for loopback here and for a
- * network card elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
+ * network interface elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
 static bool find_at_once(struct zr_rendezvous *r)
 {
     bool listens = r->w.rank == 0;
@@ -136,11 +136,11 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS])
 {
     union zr_address from;
-    char host[ZR_ADDRESS_CHARS], card[ZR_CARD_CHARS];
+    char host[ZR_ADDRESS_CHARS], name[ZR_INTERFACE_CHARS];
     text[0] = 0;
     if (r->to_now >= r->n_to || zr_address_source(&r->to[r->to_now], &from))
         return;
     zr_address_print_host(&from, host);
-    zr_cards_of(&from, card);
-    snprintf(text, ZR_SELF_CHARS, " (%s%s%s)", host, card[0] ? " on " : "", card);
+    zr_interface_of(&from, name);
+    snprintf(text, ZR_SELF_CHARS, " (%s%s%s)", host, name[0] ? " on " : "", name);
 }

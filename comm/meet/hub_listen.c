@@ -126,18 +126,18 @@ static void listen_again(uv_timer_t *t)
 
 static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *at, int err)
 {
-    char place[ZR_ADDRESS_CHARS], card[ZR_CARD_CHARS], there[512];
-    struct zr_cards cards;
+    char place[ZR_ADDRESS_CHARS], name[ZR_INTERFACE_CHARS], there[512];
+    struct zr_interfaces all;
     zr_address_print(at, place);
-    zr_cards_of(at, card);
-    if (is_absent(err) && zr_cards_find("", &cards) == 0) {
-        zr_cards_list(&cards, there, sizeof there);
+    zr_interface_of(at, name);
+    if (is_absent(err) && zr_interfaces_find("", &all) == 0) {
+        zr_interfaces_list(&all, there, sizeof there);
         zr_hub_fail(r, ZR_ERR_SYSTEM,
-                    "rank 0 cannot listen at %s: no card of this host has that address: it has %s", place,
-                    there);
+                    "rank 0 cannot listen at %s: no interface of this host has that address: it has %s",
+                    place, there);
     } else {
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s", place, card[0] ? " (" : "",
-                    card, card[0] ? ")" : "", uv_strerror(err));
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s", place, name[0] ? " (" : "",
+                    name, name[0] ? ")" : "", uv_strerror(err));
     }
 }
 

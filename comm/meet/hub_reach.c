@@ -50,10 +50,10 @@ static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
 /* This host has an address of the family, beyond loopback and single links. */
 static bool has_family(int family)
 {
-    struct zr_cards cards;
-    bool has = zr_cards_find("", &cards) != 0;
-    for (int i = 0; i < cards.n; i++)
-        has |= cards.of[i].address.any.sa_family == family && zr_address_reaches_far(&cards.of[i].address);
+    struct zr_interfaces all;
+    bool has = zr_interfaces_find("", &all) != 0;
+    for (int i = 0; i < all.n; i++)
+        has |= all.of[i].address.any.sa_family == family && zr_address_reaches_far(&all.of[i].address);
     return has;
 }
 

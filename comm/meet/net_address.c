@@ -106,14 +106,14 @@ bool zr_address_reaches_far(const union zr_address *a)
     return !zr_address_is_loopback(a) && !is_link_local(a);
 }
 
-/* --- cards --- */
+/* --- interfaces --- */
 
-static void add_card(struct zr_cards *c, const uv_interface_address_t *i)
+static void add_interface(struct zr_interfaces *c, const uv_interface_address_t *i)
 {
     if (c->n == (int)(sizeof c->of / sizeof *c->of))
         return;
     memset(&c->of[c->n], 0, sizeof c->of[c->n]);
-    snprintf(c->of[c->n].card, sizeof c->of[c->n].card, "%.47s", i->name);
+    snprintf(c->of[c->n].name, sizeof c->of[c->n].name, "%.47s", i->name);
     if (i->address.address4.sin_family == AF_INET6)
         c->of[c->n].address.v6 = i->address.address6;
     else
@@ -122,7 +122,7 @@ static void add_card(struct zr_cards *c, const uv_interface_address_t *i)
     c->n++;
 }
 
-static bool is_wanted_card(const uv_interface_address_t *i, const char *want)
+static bool is_wanted(const uv_interface_address_t *i, const char *want)
 {
     union zr_address number, own = {.v4 = {.sin_family = AF_UNSPEC}};
     if (!*want || !strcmp(i->name, want))
@@ -137,56 +137,56 @@ static bool is_wanted_card(const uv_interface_address_t *i, const char *want)
 }
 
 /* How soon it is to be tried: global before link-local, loopback last; of each IPv4 before IPv6. */
-static int rank_of_card(const union zr_address *a)
+static int turn_of(const union zr_address *a)
 {
     return (zr_address_is_loopback(a) ? 4 : is_link_local(a) ? 2 : 0) + (a->any.sa_family == AF_INET6);
 }
 
-static void sort_cards(struct zr_cards *c)
+static void sort_interfaces(struct zr_interfaces *c)
 {
     for (int i = 1; i < c->n; i++)
-        for (int k = i; k > 0 && rank_of_card(&c->of[k].address) < rank_of_card(&c->of[k - 1].address); k--) {
-            const struct zr_card later = c->of[k - 1];
+        for (int k = i; k > 0 && turn_of(&c->of[k].address) < turn_of(&c->of[k - 1].address); k--) {
+            const struct zr_interface later = c->of[k - 1];
             c->of[k - 1] = c->of[k];
             c->of[k] = later;
         }
 }
 
-/* Those of a card that has better ones. */
-static void drop_link_local(struct zr_cards *c)
+/* Those of an interface that has better ones. */
+static void drop_link_local(struct zr_interfaces *c)
 {
     int n = 0;
     for (int i = 0; i < c->n; i++) {
         bool has_better = false;
         for (int k = 0; k < c->n; k++)
-            has_better |= !strcmp(c->of[k].card, c->of[i].card) && !is_link_local(&c->of[k].address);
+            has_better |= !strcmp(c->of[k].name, c->of[i].name) && !is_link_local(&c->of[k].address);
         if (!is_link_local(&c->of[i].address) || !has_better)
             c->of[n++] = c->of[i];
     }
     c->n = n;
 }
 
-int zr_cards_find(const char *want, struct zr_cards *out)
+int zr_interfaces_find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
     int n, err = uv_interface_addresses(&all, &n);
-    *out = (struct zr_cards){.n = 0};
+    *out = (struct zr_interfaces){.n = 0};
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM, "this host's network cards: %s", uv_strerror(err));
+        return zr_fail(ZR_ERR_SYSTEM, "this host's network interfaces: %s", uv_strerror(err));
     for (int i = 0; i < n; i++)
-        if (is_wanted_card(&all[i], want))
-            add_card(out, &all[i]);
+        if (is_wanted(&all[i], want))
+            add_interface(out, &all[i]);
     uv_free_interface_addresses(all, n);
     union zr_address number;
     if (!zr_address_parse(want, 0, &number)) /* else it is the one that is wanted */
         drop_link_local(out);
-    sort_cards(out);
+    sort_interfaces(out);
     if (out->n || !*want)
         return 0;
-    struct zr_cards there;
+    struct zr_interfaces there;
     char text[512];
-    err = zr_cards_find("", &there);
-    zr_cards_list(&there, text, sizeof text);
+    err = zr_interfaces_find("", &there);
+    zr_interfaces_list(&there, text, sizeof text);
     return err ? err : zr_fail(ZR_ERR_ARG, "interface is \"%.60s\": this host has %s", want, text);
 }
 
@@ -199,33 +199,33 @@ static void __attribute__((format(printf, 3, 4))) append_text(char *text, size_t
     va_end(ap);
 }
 
-void zr_cards_list(const struct zr_cards *c, char *text, size_t n_text)
+void zr_interfaces_list(const struct zr_interfaces *c, char *text, size_t n_text)
 {
     snprintf(text, n_text, "%s", c->n ? "" : "none");
     for (int i = 0; i < c->n; i++) {
         bool listed = false;
         for (int k = 0; k < i; k++)
-            listed |= !strcmp(c->of[k].card, c->of[i].card);
+            listed |= !strcmp(c->of[k].name, c->of[i].name);
         if (listed)
             continue;
-        append_text(text, n_text, "%s%s (", i ? ", " : "", c->of[i].card);
+        append_text(text, n_text, "%s%s (", i ? ", " : "", c->of[i].name);
         for (int k = i; k < c->n; k++) {
             char host[ZR_ADDRESS_CHARS];
             zr_address_print_host(&c->of[k].address, host);
-            if (!strcmp(c->of[k].card, c->of[i].card))
+            if (!strcmp(c->of[k].name, c->of[i].name))
                 append_text(text, n_text, "%s%s", k > i ? ", " : "", host);
         }
         append_text(text, n_text, ")");
     }
 }
 
-void zr_cards_of(const union zr_address *a, char card[ZR_CARD_CHARS])
+void zr_interface_of(const union zr_address *a, char name[ZR_INTERFACE_CHARS])
 {
-    struct zr_cards all;
-    card[0] = 0;
-    for (int i = 0; zr_cards_find("", &all) == 0 && i < all.n; i++)
+    struct zr_interfaces all;
+    name[0] = 0;
+    for (int i = 0; zr_interfaces_find("", &all) == 0 && i < all.n; i++)
         if (same_host(&all.of[i].address, a)) {
-            memcpy(card, all.of[i].card, ZR_CARD_CHARS);
+            memcpy(name, all.of[i].name, ZR_INTERFACE_CHARS);
             return;
         }
 }

@@ -1,4 +1,4 @@
-/* net_address.h: addresses of either family, and the network cards of this host that have them.
+/* net_address.h: addresses of either family, and the network interfaces of this host that have them.
  *
  * Thread-safety: plain data; the functions ask the kernel and keep nothing. */
 #ifndef ZR_COMM_NET_ADDRESS_H
@@ -19,7 +19,7 @@ union zr_address {
 };
 
 /* "[fe80::1%eth0]:29500" */
-enum { ZR_ADDRESS_CHARS = 96, ZR_CARD_CHARS = 48 };
+enum { ZR_ADDRESS_CHARS = 96, ZR_INTERFACE_CHARS = 48 };
 
 /* A number of either family, an IPv6 one without brackets and maybe with a zone; false: it is none.
  * Nothing is looked up. */
@@ -38,23 +38,24 @@ bool zr_address_same(const union zr_address *a, const union zr_address *b);
 int zr_address_port(const union zr_address *a);
 void zr_address_set_port(union zr_address *a, int port);
 
-/* An address of this host, and the network card that has it. */
-struct zr_card {
-    char card[ZR_CARD_CHARS];
+/* An address of this host, and the network interface that has it. */
+struct zr_interface {
+    char name[ZR_INTERFACE_CHARS];
     union zr_address address;
 };
-struct zr_cards {
+struct zr_interfaces {
     int n;
-    struct zr_card of[32];
+    struct zr_interface of[32];
 };
-/* Of the card or the address that want names ("eth0", "10.77.0.2", "fd77::2"), IPv4 first and link-local
- * ones only where there are no others; "": of all cards, loopback last. ZR_ERR_ARG where there is no such,
- * with what there is: "interface is "eth9": this host has eth0 (10.77.0.2, fd77::2), lo (127.0.0.1, ::1)". */
-int zr_cards_find(const char *want, struct zr_cards *out);
+/* Of the interface or the address that want names ("eth0", "10.77.0.2", "fd77::2"), IPv4 first and link-local
+ * ones only where there are no others; "": of all interfaces, loopback last. ZR_ERR_ARG where there is no
+ * such, with what there is: "interface is "eth9": this host has eth0 (10.77.0.2, fd77::2), lo (127.0.0.1,
+ * ::1)". */
+int zr_interfaces_find(const char *want, struct zr_interfaces *out);
 /* "eth0 (10.77.0.2, fd77::2), lo (127.0.0.1, ::1)", cut where there is no more room. */
-void zr_cards_list(const struct zr_cards *c, char *text, size_t n_text);
-/* The card that has the address, whatever its port; "": none. */
-void zr_cards_of(const union zr_address *a, char card[ZR_CARD_CHARS]);
+void zr_interfaces_list(const struct zr_interfaces *c, char *text, size_t n_text);
+/* The interface that has the address, whatever its port; "": none. */
+void zr_interface_of(const union zr_address *a, char name[ZR_INTERFACE_CHARS]);
 
 /* A TCP socket that is bound to it; others with SO_REUSEADDR may listen there while it does not. ::, all
  * addresses of this host, has the IPv4 ones with it. A descriptor, or a negative errno. */

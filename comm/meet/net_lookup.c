@@ -52,7 +52,7 @@ static void take_found(struct zr_looked_up *out, const struct addrinfo *all, int
 static void ask_resolver(void *arg)
 {
     struct zr_lookup *l = arg;
-    /* Not AI_ADDRCONFIG, which hides ::1 where no other card has IPv6. */
+    /* Not AI_ADDRCONFIG, which hides ::1 where no other interface has IPv6. */
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *all = NULL;
     struct zr_looked_up found = {.n = 0};

@@ -1,4 +1,4 @@
-/* test_net_address.c: addresses of both families, this host's network cards, and sockets bound to them. */
+/* test_net_address.c: addresses of both families, this host's network interfaces, sockets bound to them. */
 #include "comm/meet/net_address.h"
 
 #include <errno.h>
@@ -82,27 +82,27 @@ static void test_same(void **state)
     assert_false(zr_address_same(&a, &b));
 }
 
-static void test_cards(void **state)
+static void test_interfaces(void **state)
 {
     (void)state;
-    struct zr_cards c;
+    struct zr_interfaces c;
     char text[512];
-    assert_int_equal(zr_cards_find("", &c), 0);
+    assert_int_equal(zr_interfaces_find("", &c), 0);
     assert_true(c.n > 0);
-    zr_cards_list(&c, text, sizeof text);
+    zr_interfaces_list(&c, text, sizeof text);
     print_message("this host has %s\n", text);
     assert_non_null(strstr(text, "lo (127.0.0.1"));
-    assert_int_equal(zr_cards_find("lo", &c), 0);
+    assert_int_equal(zr_interfaces_find("lo", &c), 0);
     for (int i = 0; i < c.n; i++) {
-        assert_string_equal(c.of[i].card, "lo");
+        assert_string_equal(c.of[i].name, "lo");
         assert_true(!i || c.of[i - 1].address.any.sa_family == AF_INET || /* IPv4 first */
                     c.of[i].address.any.sa_family == AF_INET6);
     }
-    assert_int_equal(zr_cards_find("127.0.0.1", &c), 0);
+    assert_int_equal(zr_interfaces_find("127.0.0.1", &c), 0);
     assert_int_equal(c.n, 1);
     static const char *const absent[] = {"eth99", "203.0.113.9", "l", "lo0", "lo "};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
-        assert_int_equal(zr_cards_find(absent[i], &c), ZR_ERR_ARG);
+        assert_int_equal(zr_interfaces_find(absent[i], &c), ZR_ERR_ARG);
         snprintf(text, sizeof text, "interface is \"%s\": this host has ", absent[i]);
         assert_non_null(strstr(zr_error_text(), text));
         assert_non_null(strstr(zr_error_text(), "lo (127.0.0.1"));
@@ -113,17 +113,17 @@ static void test_cards(void **state)
 static void test_long_list(void **state)
 {
     (void)state;
-    struct zr_cards c = {.n = 32};
+    struct zr_interfaces c = {.n = 32};
     char text[64];
     for (int i = 0; i < c.n; i++) {
-        snprintf(c.of[i].card, sizeof c.of[i].card, "a card with a long name %d", i);
+        snprintf(c.of[i].name, sizeof c.of[i].name, "an interface with a long name %d", i);
         c.of[i].address = address_of("fd77::1234:5678:9abc", 0);
     }
     memset(text, 'x', sizeof text);
-    zr_cards_list(&c, text, sizeof text);
+    zr_interfaces_list(&c, text, sizeof text);
     assert_int_equal(strlen(text), sizeof text - 1);
     c.n = 0;
-    zr_cards_list(&c, text, sizeof text);
+    zr_interfaces_list(&c, text, sizeof text);
     assert_string_equal(text, "none");
 }
 
@@ -131,16 +131,16 @@ static void test_routes(void **state)
 {
     (void)state;
     union zr_address to = address_of("127.9.9.9", 80), from;
-    char card[ZR_CARD_CHARS];
+    char name[ZR_INTERFACE_CHARS];
     assert_int_equal(zr_address_source(&to, &from), 0);
     assert_true(zr_address_is_loopback(&from) && zr_address_port(&from) == 0);
     to = address_of("127.0.0.1", 0);
     assert_int_equal(zr_address_source(&to, &from), 0);
-    zr_cards_of(&from, card);
-    assert_string_equal(card, "lo");
+    zr_interface_of(&from, name);
+    assert_string_equal(name, "lo");
     to = address_of("203.0.113.9", 0);
-    zr_cards_of(&to, card);
-    assert_string_equal(card, "");
+    zr_interface_of(&to, name);
+    assert_string_equal(name, "");
 }
 
 static void test_bind(void **state)
@@ -184,9 +184,9 @@ static void test_bind_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_no_numbers), cmocka_unit_test(test_same),
-        cmocka_unit_test(test_cards),   cmocka_unit_test(test_long_list),  cmocka_unit_test(test_routes),
-        cmocka_unit_test(test_bind),    cmocka_unit_test(test_bind_all),
+        cmocka_unit_test(test_numbers),    cmocka_unit_test(test_no_numbers), cmocka_unit_test(test_same),
+        cmocka_unit_test(test_interfaces), cmocka_unit_test(test_long_list),  cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_bind),       cmocka_unit_test(test_bind_all),
     };
     return cmocka_run_group_tests_name("net_address", tests, NULL, NULL);
 }

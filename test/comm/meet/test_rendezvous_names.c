@@ -218,8 +218,8 @@ static void test_half_taken(void **state)
     close(fd);
 }
 
-/* An address that no card of rank 0's host has, as a gateway's: it listens at all it has, and says so where
- * nobody comes. */
+/* An address that no interface of rank 0's host has, as a gateway's: it listens at all it has, and says so
+ * where nobody comes. */
 static void test_not_ours(void **state)
 {
     (void)state;
