@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 /* One line, without its end; "" where there is none. */
 static void read_line(const char *path, char *text, int n_text)
@@ -20,6 +22,16 @@ static void read_line(const char *path, char *text, int n_text)
     text[strcspn(text, "\n")] = 0;
 }
 
+static void read_part(char *part, size_t n_part)
+{
+    const char *text = getenv("ZERO_HOST_ID");
+    size_t n = text ? strlen(text) : 0;
+    if (n < n_part)
+        snprintf(part, n_part, "%s", text ? text : "");
+    else
+        snprintf(part, n_part, "%.24s~%016llx", text, (unsigned long long)XXH3_64bits(text, n));
+}
+
 void zr_identity_read(struct zr_identity *out)
 {
     struct stat st;
@@ -30,6 +42,7 @@ void zr_identity_read(struct zr_identity *out)
         snprintf(out->machine, sizeof out->machine, "%.47s", out->host_name);
     if (stat("/proc/self/ns/pid", &st) == 0)
         out->pid_namespace = (uint64_t)st.st_ino;
+    read_part(out->part, sizeof out->part);
 }
 
 int zr_identity_open(const struct zr_identity *id, int rank, int pid, int fd)

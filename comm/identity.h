@@ -15,6 +15,9 @@ struct zr_identity {
     char host_name[64];
     /* processes of different ones have different numbers for each other */
     uint64_t pid_namespace;
+    /* ZERO_HOST_ID, by which a machine is several hosts; "": it is not set. Of a long one the beginning and a
+     * hash */
+    char part[48];
 
     /* Opens, for reading and writing, file fd of process pid, which is rank's; returns a descriptor of this
      * process, or -1 with errno. NULL: through /proc. */

@@ -1,7 +1,7 @@
 /* topology.c: asks which ranks can map each other's memory (topology.h).
  *
  * Every rank makes a small segment, just as shared memory's are made, and tells all where it is and who it is
- * itself. Of the ranks with one machine and one process namespace the lowest opens the segment of each of the
+ * itself. Of the ranks with one machine, one process namespace and one ZERO_HOST_ID the lowest opens the segment of each of the
  * others, and each of the others opens the lowest's, for one may be allowed what the other is not. That is
  * two segments for each rank and not one for each pair: processes of one user that pass it pass it among each
  * other too. What was found is told to all, so that every rank comes to the same hosts.
@@ -34,7 +34,7 @@ static const uint64_t segment_magic = 0x7a65726f20746f70;
 struct card {
     int32_t pid, fd; /* fd -1: it could make no segment, and says in text why */
     uint64_t nonce, pid_namespace;
-    char machine[48], host_name[64];
+    char machine[48], host_name[64], part[48];
     ZR_VERDICT(ZR_ERROR_BYTES);
 };
 
@@ -50,7 +50,7 @@ struct probe {
     int32_t world, rank;
     struct card *cards;       /* (world) */
     struct finding *findings; /* (world) */
-    int32_t *lowest;          /* (world) lowest rank of the same machine and namespace */
+    int32_t *lowest;          /* (world) lowest rank of the same machine, namespace and part of it */
     int fd;                   /* my segment, open as long as others may open it; -1: none */
     struct segment *mine;     /* mapped */
 };
@@ -168,6 +168,7 @@ static void fill_card(struct probe *p, int err, struct card *c)
     c->pid_namespace = p->id->pid_namespace;
     snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
     snprintf(c->host_name, sizeof c->host_name, "%s", p->id->host_name);
+    snprintf(c->part, sizeof c->part, "%s", p->id->part);
     c->fd = make_probe(p, c);
 }
 
@@ -234,7 +235,8 @@ static bool same_machine(const struct card *a, const struct card *b)
 /* Whether two ranks ask each other. One that could make no segment has nothing to open, and is by itself. */
 static bool may_ask(const struct card *a, const struct card *b)
 {
-    return a->fd >= 0 && b->fd >= 0 && same_machine(a, b) && a->pid_namespace == b->pid_namespace;
+    return a->fd >= 0 && b->fd >= 0 && same_machine(a, b) && a->pid_namespace == b->pid_namespace &&
+           same_text(a->part, b->part, sizeof a->part);
 }
 
 static void find_lowest(struct probe *p)
@@ -271,12 +273,34 @@ static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_
     return r;
 }
 
+/* The lowest below rank that differs from it by ZERO_HOST_ID alone; rank: none. */
+static int32_t earlier_in_namespace(const struct probe *p, int32_t rank)
+{
+    const struct card *c = &p->cards[rank];
+    int32_t r = 0;
+    while (r < rank && (c->fd < 0 || p->cards[r].fd < 0 || !same_machine(&p->cards[r], c) ||
+                        p->cards[r].pid_namespace != c->pid_namespace))
+        r++;
+    return r;
+}
+
+/* "ZERO_HOST_ID is "a" on rank 0 and not set on rank 1" */
+static void say_parts(int32_t a, const char *part_a, int32_t b, const char *part_b, char *text, size_t n_text)
+{
+    const char *quote_a = *part_a ? "\"" : "", *quote_b = *part_b ? "\"" : "";
+    snprintf(text, n_text, "ZERO_HOST_ID is %s%.47s%s on rank %d and %s%.47s%s on rank %d", quote_a,
+             *part_a ? part_a : "not set", quote_a, a, quote_b, *part_b ? part_b : "not set", quote_b, b);
+}
+
 /* Of two ranks of one machine that did not even ask each other. */
 static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h)
 {
     int32_t other = earlier_on_machine(p, rank, true), without = earlier_on_machine(p, rank, false);
+    int32_t split = earlier_in_namespace(p, rank);
     bool lacks = p->cards[rank].fd < 0;
-    if (other < rank && !lacks)
+    if (split < rank)
+        say_parts(split, p->cards[split].part, rank, p->cards[rank].part, h->why, sizeof h->why);
+    else if (other < rank && !lacks)
         snprintf(h->why, sizeof h->why,
                  "rank %d and rank %d are in different process namespaces (containers) of one machine", other,
                  rank);
@@ -291,6 +315,7 @@ static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
     snprintf(h->name, sizeof h->name, "%.63s", c->host_name);
     snprintf(h->machine, sizeof h->machine, "%.47s", c->machine);
     h->pid_namespace = c->pid_namespace;
+    snprintf(h->part, sizeof h->part, "%.47s", c->part);
     if (p->lowest[rank] == rank)
         say_not_asked(p, rank, h);
     else
@@ -400,6 +425,12 @@ int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, in
                        "shared memory needs all ranks in one process namespace: rank %d (\"%s\") and rank %d "
                        "(\"%s\") are in different containers",
                        members[0], a->name, members[k], b->name);
+    if (!same_text(a->part, b->part, sizeof a->part)) {
+        char parts[192];
+        say_parts(members[0], a->part, members[k], b->part, parts, sizeof parts);
+        return zr_fail(ZR_ERR_NOTSUP, "shared memory needs all ranks on one host: %s, which makes two of it",
+                       parts);
+    }
     return zr_fail(ZR_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
                    b->why[0] ? b->why : a->why);
 }

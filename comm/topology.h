@@ -2,7 +2,7 @@
  *
  * Two ranks are on one host where each can map the other's memory: the same boot of the same machine, the
  * same process namespace, and a segment of the one that the other could open (topology.c). Names of hosts
- * count for nothing. Shared memory opens among the ranks of one host; NCCL uses copy engines there; and
+ * count for nothing; ZERO_HOST_ID may make several hosts of one, and never one of several. Shared memory opens among the ranks of one host; NCCL uses copy engines there; and
  * places number them one after the other. What a machine has (memory, cores) is divided among the ranks of
  * the machine, which may be several hosts: containers.
  *
@@ -29,6 +29,8 @@ struct zr_host {
     char machine[48];
     /* as struct zr_identity has it */
     uint64_t pid_namespace;
+    /* as struct zr_identity has it */
+    char part[48];
     /* Why it is not one with an earlier host of the same machine: "rank 1 cannot open the memory of rank 0:
      * Permission denied"; "": it is the first. Equal on all ranks. */
     char why[192];

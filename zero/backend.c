@@ -113,6 +113,32 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     return 0;
 }
 
+/* "backend nccl (device cuda)": those that join ranks of several hosts. */
+static void list_for_hosts(char *text, size_t n_text)
+{
+    int n = 0;
+    text[0] = 0;
+    for (int i = 1; i < ZR_BACKEND_COUNT; i++) {
+        const struct zr_backend *b = backends[i];
+        if (!b->alone && !b->check_hosts && (size_t)n < n_text)
+            n += snprintf(text + n, n_text - (size_t)n, "%s%s (device %s)", n ? " or " : "backend ", b->name,
+                          b->device ? b->device : "any");
+    }
+}
+
+int zr_backend_check_hosts(const struct zero_ctx *z)
+{
+    struct zr_kept why;
+    char hosts[512], others[128];
+    int err = z->backend->check_hosts ? z->backend->check_hosts(&z->topology, &z->mesh.all) : 0;
+    if (!err || z->topology.n_hosts == 1)
+        return err;
+    zr_keep(&why, err);
+    zr_topology_list_hosts(&z->topology, hosts, sizeof hosts);
+    list_for_hosts(others, sizeof others);
+    return zr_fail(err, "%s (%s); several hosts need %s", why.text, hosts, others);
+}
+
 int zr_backend_open_device(struct zero_ctx *z)
 {
     return on_gpu(&z->config) || z->lent ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)

@@ -117,6 +117,9 @@ const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
 const struct zr_backend *zr_backend_of_lent(void);
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
+/* Whether z->backend can join the ranks, as they lie on hosts; else the message says how they do, and what
+ * could. */
+int zr_backend_check_hosts(const struct zero_ctx *z);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z);
 void zr_backend_close_comms(struct zero_ctx *z);

@@ -71,9 +71,7 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
     z->backend = made.backend;
     z->layout = made.layout;
     z->plan = made.plan;
-    if (!err && z->backend->check_hosts)
-        err = z->backend->check_hosts(&z->topology, &z->mesh.all);
-    return err;
+    return err ? err : zr_backend_check_hosts(z);
 }
 
 /* Everything that needs no other rank, but who is where. */

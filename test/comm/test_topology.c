@@ -23,6 +23,7 @@
 struct posed {
     const char *what;
     int machine[MOST_RANKS], container[MOST_RANKS]; /* of a rank: any numbers */
+    const char *part[MOST_RANKS];                   /* NULL: "" */
     int (*open[MOST_RANKS])(void *arg, int rank, int pid, int fd);
     int host[MOST_RANKS];   /* expected: any numbers, equal where ranks are on one host */
     const char *why;        /* expected to be in it; NULL: "" is */
@@ -46,6 +47,7 @@ static void pose(const struct posed *p, int rank, struct zr_identity *id)
     memset(id, 0x55, sizeof *id); /* texts end where they end */
     snprintf(id->machine, sizeof id->machine, "machine %d", p->machine[rank]);
     snprintf(id->host_name, sizeof id->host_name, "node%d", p->machine[rank]);
+    snprintf(id->part, sizeof id->part, "%s", p->part[rank] ? p->part[rank] : "");
     id->pid_namespace = (uint64_t)p->container[rank];
     id->open = p->open[rank];
     id->arg = NULL;
@@ -139,6 +141,8 @@ static void probe_posed(struct rank *me)
     int before = count_descriptors();
     pose(p, me->w.rank, &id);
     may_make_no_file = p->lacks[me->w.rank];
+    if (p->real && p->part[me->w.rank]) /* of a process of its own */
+        setenv("ZERO_HOST_ID", p->part[me->w.rank], 1);
     RANK_CHECK(me, meet_and_probe(me, p->real ? NULL : &id, 0, &t) == 0, "%s: %s", p->what, zr_error_text());
     RANK_CHECK(me, !me->forked || count_descriptors() == before, "%s: %d descriptors, %d before", p->what,
                count_descriptors(), before);
@@ -266,6 +270,89 @@ static void test_cannot_open(void **state)
         run_posed(all[i], 5, false);
         run_posed(all[i], 5, true);
     }
+}
+
+/* --- parts of a host --- */
+
+/* ZERO_HOST_ID splits what would be one host, and joins nothing. */
+static void test_parts(void **state)
+{
+    (void)state;
+    struct posed two = {.what = "two parts",
+                        .part = {"a", "a", "b", "a", "b"},
+                        .host = {0, 0, 1, 0, 1},
+                        .why = "ZERO_HOST_ID is \"a\" on rank 0 and \"b\" on rank 2"};
+    struct posed one = {.what = "only one rank has it",
+                        .part = {NULL, NULL, "b"},
+                        .host = {0, 0, 1, 0},
+                        .why = "ZERO_HOST_ID is not set on rank 0 and \"b\" on rank 2"};
+    struct posed machines = {.what = "the same on two machines",
+                             .machine = {0, 1, 0, 1},
+                             .part = {"a", "a", "a", "a"},
+                             .host = {0, 1, 0, 1}};
+    struct posed containers = {.what = "the same in two containers",
+                               .container = {5, 6, 6, 5},
+                               .part = {"a", "a", "b", "b"},
+                               .host = {0, 1, 2, 3},
+                               .why = "rank 0 and rank 1 are in different process namespaces"};
+    struct posed apart = {.what = "a rank of one part cannot open",
+                          .part = {"a", "b", "a", "b", "b"},
+                          .open = {[3] = refuse_all},
+                          .host = {0, 1, 0, 2, 1},
+                          .why = "ZERO_HOST_ID is \"a\" on rank 0 and \"b\" on rank 1"};
+    struct posed real = {.what = "this machine, in the environment",
+                         .real = true,
+                         .part = {"rack 7", "rack 7", NULL, "rack 8"},
+                         .host = {0, 0, 1, 2},
+                         .why = "ZERO_HOST_ID is \"rack 7\" on rank 0 and not set on rank 2"};
+    run_posed(&two, 5, true);
+    run_posed(&one, 4, false);
+    run_posed(&machines, 4, false);
+    run_posed(&containers, 4, false);
+    run_posed(&apart, 5, false);
+    run_posed(&real, 4, true);
+}
+
+static void test_any_parts(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"", "part 1", "part 2"};
+    uint64_t seed = fresh_seed("parts");
+    for (int i = 0; i < 40; i++) {
+        struct posed any = {.what = "any parts"};
+        int world = (int)random_in(&seed, 1, 8), first[2] = {-1, -1};
+        for (int r = 0; r < world; r++) {
+            int part = (int)random_in(&seed, 0, 2), machine = any.machine[r] = (int)random_in(&seed, 0, 1);
+            any.part[r] = names[part];
+            any.host[r] = machine * 3 + part;
+            if (first[machine] >= 0 && first[machine] != part)
+                any.why = "ZERO_HOST_ID is ";
+            first[machine] = part;
+        }
+        run_posed(&any, world, false);
+    }
+}
+
+/* Texts that differ differ in what travels, too, however long they are. */
+static void test_long_parts(void **state)
+{
+    (void)state;
+    struct zr_identity a, b;
+    char text[300];
+    for (int n = 1; n < (int)sizeof text; n++) {
+        memset(text, 'x', (size_t)n);
+        text[n] = 0;
+        setenv("ZERO_HOST_ID", text, 1);
+        zr_identity_read(&a);
+        text[n - 1] = 'y';
+        setenv("ZERO_HOST_ID", text, 1);
+        zr_identity_read(&b);
+        assert_string_not_equal(a.part, b.part);
+        assert_true(n < (int)sizeof b.part ? !strcmp(b.part, text) : b.part[24] == '~');
+    }
+    unsetenv("ZERO_HOST_ID");
+    zr_identity_read(&a);
+    assert_string_equal(a.part, "");
 }
 
 /* --- ranks that have nothing to open --- */
@@ -526,12 +613,18 @@ static void ask_who_shares(struct rank *me)
     expect_apart(me, &t, 0, 0, 1,
                  "shared memory needs all ranks in one process namespace: rank 0 (\"node0\") and rank 1 "
                  "(\"node0\") are in different containers");
+    expect_apart(
+        me, &t, 2, 0, 7,
+        "shared memory needs all ranks on one host: ZERO_HOST_ID is not set on rank 2 and \"half\" on "
+        "rank 7, which makes two of it");
     expect_apart(me, &t, 6, 4, 2, "rank 6 cannot open the memory of rank 0: Permission denied");
     zr_topology_list_hosts(&t, list, sizeof list);
     RANK_CHECK(
         me,
-        !strcmp(list,
-                "host 0 has 3 ranks (0, 2, 4), host 1 has 1 (1), host 2 has 2 (3, 5), host 3 has 1 (6)"),
+        !strcmp(
+            list,
+            "host 0 has 3 ranks (0, 2, 4), host 1 has 1 (1), host 2 has 2 (3, 5), host 3 has 1 (6), host 4 "
+            "has 1 (7)"),
         "%s", list);
     zr_topology_free(&t);
 }
@@ -539,9 +632,11 @@ static void ask_who_shares(struct rank *me)
 static void test_who_shares(void **state)
 {
     (void)state;
-    struct posed p = {
-        .machine = {0, 0, 0, 1, 0, 1, 0}, .container = {1, 2, 1, 1, 1, 1, 1}, .open = {[6] = refuse_all}};
-    run_ranks(false, 7, ask_who_shares, &p, NULL);
+    struct posed p = {.machine = {0, 0, 0, 1, 0, 1, 0, 0},
+                      .container = {1, 2, 1, 1, 1, 1, 1, 1},
+                      .part = {[7] = "half"},
+                      .open = {[6] = refuse_all}};
+    run_ranks(false, 8, ask_who_shares, &p, NULL);
 }
 
 int main(void)
@@ -551,6 +646,9 @@ int main(void)
         cmocka_unit_test(test_several_hosts),
         cmocka_unit_test(test_posed_containers),
         cmocka_unit_test(test_cannot_open),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_any_parts),
+        cmocka_unit_test(test_long_parts),
         cmocka_unit_test(test_cannot_make),
         cmocka_unit_test(test_containers),
         cmocka_unit_test(test_failure_before),

@@ -17,9 +17,10 @@ PROGRAM, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]  # the rest is unittest's
 PORT = 29500
 SEED = int(os.environ.get('SEED', time.time_ns()))
-N_CUTS = int(os.environ.get('N_CUTS', 3))
+N_CUTS = int(os.environ.get('N_CUTS', 1))
 KEY = '0123456789abcdef' * 2
 TIMEOUT_MS = 5000  # in which ranks start, on a busy machine
+APART = 'shared memory needs all ranks on one host: rank 0 is on "host0", rank %d on "host1"'
 RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where it is looked for
 
 
@@ -56,16 +57,26 @@ class Library(unittest.TestCase):
             self.assertEqual(outputs[0], outputs[1])
 
     def test_shared_memory_on_two_hosts(self):
-        for ranks, first_apart in (([0, 1], 1), ([0, 0, 1, 1], 2), ([0, 1, 0], 1)):
-            for variables in ({}, {'ZERO_BACKEND': 'shm'}):
-                with Hosts(2) as net:
-                    self.all_say(start(net, ranks, **variables), 'shared memory needs all ranks on one host: rank 0 is on "host0", '
-                                                                 f'rank {first_apart} on "host1"\n')
+        lie = {(0, 1): (1, 'host 0 has 1 rank (0), host 1 has 1 (1)'), (0, 0, 1, 1): (2, 'host 0 has 2 ranks (0, 1), host 1 has 2 (2, 3)'),
+               (0, 1, 0): (1, 'host 0 has 2 ranks (0, 2), host 1 has 1 (1)')}
+        with Hosts(2) as net:
+            for ranks, (first_apart, where) in lie.items():
+                for variables in ({}, {'ZERO_BACKEND': 'shm'}):
+                    self.all_say(start(net, ranks, **variables), f'{APART % first_apart} ({where}); several hosts need backend ')
+
+    def test_parts_of_a_host(self):
+        """ZERO_HOST_ID splits a host, and joins no two."""
+        with Hosts(2) as net:
+            self.all_say(start(net, [0, 0, 0], ZERO_HOST_ID=['a', 'b', 'a']),
+                         'shared memory needs all ranks on one host: ZERO_HOST_ID is "a" on rank 0 and "b" on rank 1, which makes two of it '
+                         '(host 0 has 2 ranks (0, 2), host 1 has 1 (1)); several hosts need backend ')
+            self.all_say(start(net, [0, 1], ZERO_HOST_ID='a'), APART % 1)
+            self.assertEqual(ends(start(net, [0, 0], ZERO_HOST_ID='a')), [(0, '')] * 2)
 
     def test_containers_of_one_machine(self):
         with Hosts(2, one_machine=True) as net:
             self.all_say(start(net, [0, 0, 1], ZERO_BACKEND='shm'),
-                         'shared memory needs all ranks in one process namespace: rank 0 ("host0") and rank 2 ("host1") are in different containers\n')
+                         'shared memory needs all ranks in one process namespace: rank 0 ("host0") and rank 2 ("host1") are in different containers (')
 
     def test_without_a_key(self):
         with Hosts(2) as net:
@@ -75,7 +86,7 @@ class Library(unittest.TestCase):
 
     def test_slow_network(self):
         with Hosts(2) as net, net.relay(net.hosts[1], delay_s=0.1, loss=0.05) as relay:
-            self.all_say(start(net, [0, 1], ZERO_BACKEND='shm'), 'shared memory needs all ranks on one host: rank 0 is on "host0", rank 1 on "host1"\n')
+            self.all_say(start(net, [0, 1], ZERO_BACKEND='shm'), APART % 1)
         self.assertGreater(relay.counts['coming']['passed'], 0)
 
     def test_cut_before_the_meeting(self):
@@ -111,7 +122,7 @@ class Library(unittest.TestCase):
             time.sleep(0.5)
             self.assertEqual([command.returncode for command in commands], [None, None])
             net.mend()
-            self.all_say(commands, 'shared memory needs all ranks on one host')
+            self.all_say(commands, APART % 1)
 
     def test_a_host_that_dies_before_the_meeting(self):
         """In silence: rank 0 names who did not come, and those who came are told."""
