@@ -242,6 +242,11 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
     r->hosts = t;
 }
 
+void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
+{
+    r->timeout_ms = ms + (ms + 2) / 3; /* of which hub_beat.c waits three fourths */
+}
+
 /* --- exchanging --- */
 
 static bool has_not_given(const struct zr_rendezvous *r, int rank)

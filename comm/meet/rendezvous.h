@@ -77,6 +77,10 @@ void zr_rendezvous_describe(struct zr_rendezvous *r,
  * there until r is freed. Before the detach; NULL, or not called: every rank may be on a host of its own. */
 void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t);
 
+/* From the detach on an end of a link may be silent for ms, whatever timeout_ms was when ranks met. Equal on
+ * all ranks. Before the detach. */
+void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms);
+
 /* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank
  * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);

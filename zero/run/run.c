@@ -1,5 +1,6 @@
 /* run.c: zero-run -n N program args...: the command line. */
 #include "zero/run/run.h"
+#include "comm/meet/meeting_point.h"
 #include "zero/zero.h"
 
 #include <argp.h>
@@ -12,7 +13,15 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { EXIT_USAGE = 2, RANKS_MAX = 4096, RESTARTS_MAX = 1000000 };
+enum {
+    EXIT_USAGE = 2,
+    RANKS_MAX = 4096,
+    NODES_MAX = 1024,
+    RESTARTS_MAX = 1000000,
+    SECONDS_MAX = 86400,
+    MEET_S = 300,  /* as long as a queue may start one node after another */
+    SILENT_S = 20, /* a node that is cut off; one that ends is noticed at once */
+};
 
 static int usage_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
@@ -31,7 +40,7 @@ static int usage_error(const char *fmt, ...)
 /* 128 random bits as hex digits. Only the ranks' environment holds them: a command line is seen by all. */
 static bool make_key(char key[ZR_RUN_KEY_CHARS])
 {
-    unsigned char bytes[(ZR_RUN_KEY_CHARS - 1) / 2];
+    unsigned char bytes[ZR_JOB_KEY_MIN_BYTES];
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
         return false;
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -50,7 +59,63 @@ static bool parse_count(const char *text, int lo, int hi, int *out)
     return true;
 }
 
-enum { KEY_RAW = 256, KEY_PORT, KEY_RESTARTS };
+enum {
+    KEY_RAW = 256,
+    KEY_PORT,
+    KEY_RESTARTS,
+    KEY_MIN_RANKS,
+    KEY_ALLOW,
+    KEY_NODES,
+    KEY_NODE,
+    KEY_RDZV,
+    KEY_MEET,
+    KEY_SILENT
+};
+
+/* A whole number, or the end with an error that names the option. */
+static int count(const char *option, const char *text, int lo, int hi)
+{
+    int n;
+    if (!parse_count(text, lo, hi, &n))
+        exit(usage_error("%s is \"%s\"; allowed: %d to %d", option, text, lo, hi));
+    return n;
+}
+
+/* Where nodes meet, as HOST:PORT; tcp:// before it is allowed. */
+static void parse_meeting(const char *text, struct zr_run_options *o)
+{
+    struct zr_world at = {0};
+    char url[320];
+    snprintf(url, sizeof url, "%s%s", strncmp(text, "tcp://", 6) ? "tcp://" : "", text);
+    if (strlen(text) > 300 || zr_meeting_url("--rdzv", url, &at))
+        exit(usage_error("--rdzv is \"%.300s\"; allowed: HOST:PORT or [IPV6]:PORT, of node 0", text));
+    memcpy(o->meet_host, at.host, sizeof o->meet_host);
+    o->meet_port = at.port;
+}
+
+/* Of several nodes. */
+static bool parse_node_option(int key, const char *arg, struct zr_run_options *o)
+{
+    switch (key) {
+    case KEY_NODES:
+        o->n_nodes = count("--nnodes", arg, 1, NODES_MAX);
+        return true;
+    case KEY_NODE:
+        o->node = count("--node-rank", arg, 0, NODES_MAX - 1);
+        return true;
+    case KEY_RDZV:
+        parse_meeting(arg, o);
+        return true;
+    case KEY_MEET:
+        o->meet_ms = 1000LL * count("--rdzv-timeout", arg, 1, SECONDS_MAX);
+        return true;
+    case KEY_SILENT:
+        o->silent_ms = 1000LL * count("--node-timeout", arg, 1, SECONDS_MAX);
+        return true;
+    default:
+        return false;
+    }
+}
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
@@ -60,39 +125,54 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         state->err_stream = NULL; /* getopt has said it in one line; argp would only add where help is */
         break;
     case 'n':
-        if (!parse_count(arg, 1, RANKS_MAX, &o->n_ranks))
-            exit(usage_error("-n is \"%s\"; allowed: 1 to %d", arg, RANKS_MAX));
+        o->n_ranks = count("-n", arg, 1, RANKS_MAX);
         break;
     case KEY_RAW:
         o->raw = true;
         break;
     case KEY_PORT:
-        if (!parse_count(arg, 1, 65535, &o->port))
-            exit(usage_error("--port is \"%s\"; allowed: 1 to 65535", arg));
+        o->port = count("--port", arg, 1, 65535);
         break;
     case KEY_RESTARTS:
-        if (!parse_count(arg, 0, RESTARTS_MAX, &o->limits.restarts))
-            exit(usage_error("--restarts is \"%s\"; allowed: 0 to %d", arg, RESTARTS_MAX));
+        o->limits.restarts = count("--restarts", arg, 0, RESTARTS_MAX);
+        break;
+    case KEY_MIN_RANKS:
+        o->limits.min_ranks = count("--min-ranks", arg, 1, RANKS_MAX);
+        break;
+    case KEY_ALLOW:
+        o->limits.allow_batch_change = true;
         break;
     case ARGP_KEY_ARGS:
         o->argv = state->argv + state->next;
         break;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_node_option(key, arg, o) ? 0 : ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
 
 static const struct argp_option options[] = {
-    {"ranks", 'n', "N", 0, "How many ranks to start", 0},
+    {"ranks", 'n', "N", 0, "How many ranks to start on this machine", 0},
+    {"nproc-per-node", 0, NULL, OPTION_ALIAS, NULL, 0},
     {"raw", KEY_RAW, NULL, 0, "Ranks write to the terminal or file themselves, without prefix", 0},
     {"port", KEY_PORT, "P", 0, "MASTER_PORT; default: a free one, another one after a restart", 0},
     {"restarts", KEY_RESTARTS, "R", 0,
      "How often all ranks are started again when one has failed; default: 0", 0},
+    {"max-restarts", 0, NULL, OPTION_ALIAS, NULL, 0},
+    {"min-ranks", KEY_MIN_RANKS, "M", 0,
+     "After the loss of a node, restart with no fewer than M ranks; default: all", 0},
+    {"allow-batch-change", KEY_ALLOW, NULL, 0,
+     "Restart with fewer ranks even where micro-batches of a step cannot stay as many as they were", 0},
+    {"nnodes", KEY_NODES, "N", 0, "On how many nodes a zero-run is started; default: 1", 1},
+    {"node-rank", KEY_NODE, "K", 0, "Which of them this is, 0 to N - 1", 1},
+    {"rdzv", KEY_RDZV, "HOST:PORT", 0, "Where node 0 is, and a port that is free there", 1},
+    {"rdzv-endpoint", 0, NULL, OPTION_ALIAS, NULL, 1},
+    {"rdzv-timeout", KEY_MEET, "S", 0, "Seconds in which all nodes must have come; default: 300", 1},
+    {"node-timeout", KEY_SILENT, "S", 0, "Seconds after which a node that is silent is lost; default: 20", 1},
     {0}};
 
 static const char doc[] =
-    "Starts N ranks of a program on this machine and waits for them.\v"
+    "Starts N ranks of a program on this machine, or its part of those on several, and waits for them.\v"
     "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, "
     "ZERO_JOB, ZERO_ATTEMPT and ZERO_JOB_KEY (a random key, by which the ranks know each other) in its "
     "environment, and OMP_NUM_THREADS, the number of cores divided by N, unless that is set already. "
@@ -114,10 +194,58 @@ static const char doc[] =
     "What it has read of standard input is gone. Not started again is what a signal asked zero-run to end, "
     "and "
     "a program that cannot be run (126, 127).\n\n"
+    "With --nnodes N the same is started on N nodes, each with its number and as many ranks as it says "
+    "(-n may differ); all need the same ZERO_JOB_KEY or ZERO_JOB_KEY_FILE (openssl rand -hex 16 makes a "
+    "key). Node 0 leads: ranks are numbered node by node, start when all nodes have come, and end on all "
+    "when one fails on any; a signal to any zero-run is one to all. Each node shows the output of its own "
+    "ranks. Without node 0 the job ends. Without another node the attempt does; with --min-ranks a restart "
+    "goes on without it.\n\n"
     "Exit code: 0, or that of the rank that failed first (in the last attempt), or 128 + its signal; 127 "
     "when the program is not "
     "found, "
     "126 when it cannot be run, 2 for a bad command line, 141 when nobody reads the output any more.";
+
+/* Of a job on several nodes all know the key; it is the ranks' too. */
+static int take_key(struct zr_run_options *o)
+{
+    struct zr_job_key key;
+    if (zr_job_key_find(&key)) {
+        fprintf(stderr, "zero-run: %s\n", zr_error_text());
+        return EXIT_USAGE;
+    }
+    if (!key.n_bytes)
+        return usage_error(
+            "several nodes need a key, the same on all: set ZERO_JOB_KEY or ZERO_JOB_KEY_FILE");
+    for (int i = 0; i < key.n_bytes; i++)
+        snprintf(o->key + 2 * i, 3, "%02x", key.bytes[i]);
+    return 0;
+}
+
+/* What was given, as a whole. 0, or the exit code. */
+static int check_options(struct zr_run_options *o)
+{
+    if (o->n_ranks == 0)
+        return usage_error("how many ranks? -n N is missing");
+    if (!o->argv)
+        return usage_error("no program to run");
+    if (o->n_nodes == 0 && (o->node >= 0 || o->meet_port))
+        return usage_error("on how many nodes? --nnodes N is missing");
+    if (o->n_nodes > 1 && o->node < 0)
+        return usage_error("which of %d nodes? --node-rank K is missing", o->n_nodes);
+    if (o->n_nodes > 1 && !o->meet_port)
+        return usage_error("where is node 0? --rdzv HOST:PORT is missing");
+    o->n_nodes = o->n_nodes ? o->n_nodes : 1;
+    o->node = o->node < 0 ? 0 : o->node;
+    if (o->node >= o->n_nodes)
+        return usage_error("--node-rank is %d; of %d node%s allowed: 0 to %d", o->node, o->n_nodes,
+                           o->n_nodes == 1 ? "" : "s", o->n_nodes - 1);
+    if (o->n_nodes > 1)
+        return take_key(o);
+    if (make_key(o->key))
+        return 0;
+    fprintf(stderr, "zero-run: no random bits for the job's key: %s\n", strerror(errno));
+    return 1;
+}
 
 int main(int argc, char **argv)
 {
@@ -131,23 +259,19 @@ int main(int argc, char **argv)
     argp_program_version = version;
     if (argc > 0)
         argv[0] = (char *)"zero-run"; /* getopt names it in its messages */
-    struct zr_run_options o = {0};
+    struct zr_run_options o = {.node = -1, .meet_ms = 1000LL * MEET_S, .silent_ms = 1000LL * SILENT_S};
     /* In order: the program's own options are not ours. */
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &o))
         return EXIT_USAGE;
-    if (o.n_ranks == 0)
-        return usage_error("how many ranks? -n N is missing");
-    if (!o.argv)
-        return usage_error("no program to run");
-    if (!make_key(o.key)) {
-        fprintf(stderr, "zero-run: no random bits for the job's key: %s\n", strerror(errno));
-        return 1;
-    }
+    int code = check_options(&o);
+    if (code)
+        return code;
     char *path = NULL;
-    int code = zr_run_find(o.argv[0], &path);
-    if (!code) {
-        o.path = path;
-        code = zr_run_lead(&o);
+    code = zr_run_find(o.argv[0], &path);
+    o.path = code ? NULL : path;
+    if (!code || o.n_nodes > 1) { /* the other nodes are told */
+        int job_code = zr_run_job(&o);
+        code = code ? code : job_code;
     }
     free(path);
     fflush(NULL);

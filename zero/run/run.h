@@ -1,10 +1,14 @@
-/* run.h: the parts of zero-run, the launcher of ranks on one host. It depends on libuv alone.
+/* run.h: the parts of zero-run, the launcher of ranks. On one node it depends on libuv alone; several meet as
+ * ranks do (comm/meet/).
  *
  *     run.c        the command line, and what it says about errors in it
  *     run_env.c    the environment of each rank
  *     run_exec.c   the last steps inside a rank's process before the program starts
- *     run_lead.c   the job: signals, who failed first, another attempt or the exit code
+ *     run_job.c    this node's part of a job: signals, its ranks, its output
+ *     run_lead.c   node 0: who failed first, another attempt or the exit code
  *     run_decide.c which of the two
+ *     run_follow.c the other nodes: they do what node 0 says
+ *     run_nodes.c  how nodes meet, compare what they were given, and talk
  *     run_ranks.c  the ranks of one attempt: started, signalled, ended
  *     run_lines.c  a rank's output, whole line by whole line
  *     run_terminal.c   a pseudo-terminal for a rank's standard output
@@ -18,9 +22,10 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <uv.h>
 
-enum { ZR_RUN_KEY_CHARS = 33 };
+enum { ZR_RUN_KEY_CHARS = 129 };
 /* Exit codes, as POSIX shells have them, of what is no program. */
 enum { ZR_RUN_NOT_RUNNABLE = 126, ZR_RUN_NOT_FOUND = 127 };
 
@@ -31,12 +36,19 @@ struct zr_run_options {
     struct zr_run_limits limits;
     /* MASTER_PORT; 0: a free one */
     int port;
-    /* where the program was found */
+    /* where the program was found; NULL: it was not, which the other nodes are to learn */
     const char *path;
     /* arguments of the program, ended by NULL */
     char **argv;
     /* ZERO_JOB_KEY of the ranks, hex digits */
     char key[ZR_RUN_KEY_CHARS];
+    /* 1: this node alone */
+    int n_nodes, node;
+    /* of node 0, where nodes meet; with one node: not used */
+    char meet_host[256];
+    int meet_port;
+    /* how long nodes wait for each other at the beginning, and how long one may be silent later */
+    int64_t meet_ms, silent_ms;
 };
 
 /* The ranks of this node in one attempt. */
@@ -72,10 +84,10 @@ int zr_run_exec(int argc, char **argv);
 /* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory. */
 char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank);
 
-/* run_lead.c */
+/* run_job.c */
 
-/* Runs all ranks to their end. Returns the exit code of zero-run. */
-int zr_run_lead(const struct zr_run_options *o);
+/* Runs this node's ranks of all attempts to their end. Returns the exit code of zero-run. */
+int zr_run_job(const struct zr_run_options *o);
 
 /* run_terminal.c */
 

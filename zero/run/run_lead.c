@@ -1,157 +1,369 @@
-/* run_lead.c: a job, from its first rank's start to zero-run's exit code: forwards signals to the ranks, says
- * who failed first, starts all ranks again where that is wanted and of use (run_decide.h), and ends zero-run
- * when the ranks have ended and all output is written. */
-#include "zero/run/run_ranks.h"
+/* run_lead.c: node 0 of a job, which is often the only one: tells the other nodes which ranks to start, says
+ * who failed first, ends all ranks, starts all again where that is wanted and of use (run_decide.h), and says
+ * when the job is over. */
+#include "kernels/error.h"
+#include "zero/run/run_job.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-#define N_FORWARDED (sizeof forwarded / sizeof *forwarded)
+/* A rank that returns an error may have missed another that was killed on another node, of which the word is
+ * still on its way. */
+enum { HEARSAY_MS = 200, FAILURE_CHARS = 640 };
 
-struct lead {
-    struct zr_run_node node;
-    struct zr_run_attempt *attempt; /* NULL: no more will be started */
-    struct zr_run_start start;      /* of that attempt */
-    int exit_code;                  /* and of zero-run, where it is the last */
+struct zr_run_lead {
+    /* (n_nodes) */
+    struct lead_node {
+        bool lost;
+        /* its ranks of this attempt, and what they started, are gone; or it is lost */
+        bool over;
+        struct zr_run_start start;
+    } * of;
+    int n_nodes;
+    bool leftovers;
+    /* the first failure of the attempt, as far as it is known; kind 0: none */
+    struct zr_run_failure failure;
+    /* of a node that was lost */
+    char why[400];
+    /* uv_hrtime, when the first was heard of */
+    uint64_t failed_ns;
+    /* it was said, and all ranks are being ended */
+    bool judged;
     bool cannot_start;
-    uint64_t failed_ns; /* uv_hrtime, when its first rank failed */
-    bool output_lost;
-    int n_asked; /* SIGINT, SIGTERM, SIGHUP so far */
-    bool hurry;  /* asked three times: do not wait for output */
-    uv_signal_t signals[N_FORWARDED];
+    uv_timer_t hearsay;
     uv_tcp_t *port_holder;
 };
 
-/* Of a failure the first counts. */
-static void end_all(struct lead *l, int exit_code)
+/* To all other nodes, or all but one. */
+static void send_all_but(struct zr_run_job *j, int but, const struct zr_run_message *m)
 {
-    if (!l->exit_code)
-        l->exit_code = exit_code;
-    zr_run_attempt_end(l->attempt);
+    for (int i = 1; i < j->lead->n_nodes; i++)
+        if (i != but && !j->lead->of[i].lost)
+            zr_run_nodes_send(j->nodes, i, m);
 }
 
-static void stop_if_written(struct lead *l)
+static struct zr_run_message __attribute__((format(printf, 3, 4)))
+message(enum zr_run_word word, int number, const char *fmt, ...)
 {
-    if (!l->attempt && (l->hurry || zr_run_written(&l->node)))
-        uv_stop(&l->node.loop);
+    struct zr_run_message m = {.word = word, .number = number};
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(m.text, sizeof m.text, fmt, ap);
+    va_end(ap);
+    return m;
 }
 
-enum { OTHERS = 48 };
+/* --- what failed --- */
+
+/* A rank that was killed, or a node that is lost, is the likelier cause than a rank that returns an error. */
+static int weight(const struct zr_run_failure *f)
+{
+    return f->kind == 0 ? 0 : f->kind == ZR_RUN_RANK_ENDED && !f->signal ? 1 : 2;
+}
+
+static int exit_code_of(const struct zr_run_failure *f)
+{
+    if (f->kind == ZR_RUN_RANK_ENDED)
+        return f->signal ? 128 + f->signal : f->code;
+    return f->kind == ZR_RUN_OUTPUT_LOST && f->code == EPIPE ? 128 + SIGPIPE : 1;
+}
+
+/* " on node 1 (b)", where there are several. */
+static void say_where(const struct zr_run_job *j, int node, char *text, size_t n_text)
+{
+    text[0] = 0;
+    if (j->lead->n_nodes > 1)
+        snprintf(text, n_text, " on node %d (%s)", node, zr_run_nodes_of(j->nodes, node)->host);
+}
 
 /* "; ending ..." or nothing. */
-static const char *ending_others(const struct lead *l, char text[OTHERS])
+static void say_others(const struct zr_run_job *j, const struct zr_run_failure *f, char *text, size_t n_text)
 {
-    int n = l->attempt ? zr_run_attempt_alive(l->attempt) : 0;
-    snprintf(text, OTHERS, "; ending %d other rank%s", n, n == 1 ? "" : "s");
-    return n ? text : "";
+    text[0] = 0;
+    if (j->lead->n_nodes > 1)
+        snprintf(text, n_text, "; ending all ranks");
+    else if (f->n_others)
+        snprintf(text, n_text, "; ending %d other rank%s", f->n_others, f->n_others == 1 ? "" : "s");
+}
+
+static void say_failure(const struct zr_run_job *j, const struct zr_run_failure *f, char text[FAILURE_CHARS])
+{
+    char where[112], others[48];
+    const struct zr_run_start *s = &j->lead->of[f->node].start;
+    say_where(j, f->node, where, sizeof where);
+    say_others(j, f, others, sizeof others);
+    if (f->kind == ZR_RUN_NODE_LOST)
+        snprintf(text, FAILURE_CHARS, "node %d (%s, ranks %d to %d) is lost: %s%s", f->node,
+                 zr_run_nodes_of(j->nodes, f->node)->host, s->first_rank, s->first_rank + s->n_ranks - 1,
+                 j->lead->why, others);
+    else if (f->kind == ZR_RUN_NOT_STARTED)
+        snprintf(text, FAILURE_CHARS, "cannot start rank %d%s: %s%s", f->rank, where, uv_strerror(f->code),
+                 others);
+    else if (f->kind == ZR_RUN_OUTPUT_LOST)
+        snprintf(text, FAILURE_CHARS, "standard output%s: %s%s", where, strerror(f->code), others);
+    else if (f->signal)
+        snprintf(text, FAILURE_CHARS, "rank %d%s was killed by signal %d (%s)%s", f->rank, where, f->signal,
+                 strsignal(f->signal), others);
+    else
+        snprintf(text, FAILURE_CHARS, "rank %d%s exited with code %d%s", f->rank, where, f->code, others);
 }
 
 /* A crash at a touch of memory that a bracket does not hold is what check mode explains. */
-static void advise(struct lead *l, const struct zr_run_end *end)
+static void advise(struct zr_run_job *j, const struct zr_run_failure *f)
 {
     const char *check = getenv("ZERO_CHECK"), *stage = getenv("ZERO_STAGE");
-    int signum = end->signal ? end->signal : end->code - 128; /* a shell says it so */
+    int signum = f->signal ? f->signal : f->code - 128; /* a shell says it so */
     bool on = check && *check && strcmp(check, "0");
     bool unsharded = stage && (!strcmp(stage, "0") || !strcmp(stage, "1"));
-    if ((signum == SIGSEGV || signum == SIGBUS) && !on && !unsharded)
-        zr_run_say(&l->node,
+    if (f->kind == ZR_RUN_RANK_ENDED && (signum == SIGSEGV || signum == SIGBUS) && !on && !unsharded)
+        zr_run_say(&j->node,
                    "if it trains at stage 2 or 3, try ZERO_CHECK=1: it tells which tensor was touched "
                    "outside its bracket");
 }
 
-static void on_failed(void *arg, const struct zr_run_end *end)
+/* The attempt has failed: says by what, on all nodes, and ends all ranks. */
+static void judge(struct zr_run_job *j)
 {
-    struct lead *l = arg;
-    char others[OTHERS];
-    if (end->signal)
-        zr_run_say(&l->node, "rank %d was killed by signal %d (%s)%s", end->rank, end->signal,
-                   strsignal(end->signal), ending_others(l, others));
-    else
-        zr_run_say(&l->node, "rank %d exited with code %d%s", end->rank, end->code, ending_others(l, others));
-    advise(l, end);
-    l->failed_ns = end->at_ns;
-    l->cannot_start |= !end->signal && (end->code == ZR_RUN_NOT_RUNNABLE || end->code == ZR_RUN_NOT_FOUND);
-    end_all(l, end->signal ? 128 + end->signal : end->code);
+    struct zr_run_lead *l = j->lead;
+    const struct zr_run_failure *f = &l->failure;
+    char text[FAILURE_CHARS];
+    l->judged = true;
+    uv_timer_stop(&l->hearsay);
+    say_failure(j, f, text);
+    zr_run_say(&j->node, "%s", text);
+    advise(j, f);
+    j->output_lost |= f->kind == ZR_RUN_OUTPUT_LOST;
+    l->cannot_start |=
+        f->kind == ZR_RUN_NOT_STARTED || (f->kind == ZR_RUN_RANK_ENDED && !f->signal &&
+                                          (f->code == ZR_RUN_NOT_RUNNABLE || f->code == ZR_RUN_NOT_FOUND));
+    const struct zr_run_message end = message(ZR_RUN_END, 0, "%s", text);
+    send_all_but(j, 0, &end);
+    zr_run_job_end(j, exit_code_of(f));
 }
 
-static void on_written(void *arg)
+static void on_hearsay_over(uv_timer_t *t)
 {
-    struct lead *l = arg;
-    int error = l->node.sinks[0].error;
-    if (error && !l->output_lost) {
-        char others[OTHERS];
-        l->output_lost = true;
-        if (l->attempt && !zr_run_attempt_ending(l->attempt)) {
-            zr_run_say(&l->node, "standard output: %s%s", strerror(error), ending_others(l, others));
-            end_all(l, error == EPIPE ? 128 + SIGPIPE : 1);
-        }
-    }
-    stop_if_written(l);
+    struct zr_run_job *j = t->data;
+    if (!j->lead->judged)
+        judge(j);
 }
 
-static void on_signal(uv_signal_t *handle, int signum)
+static void on_failure(struct zr_run_job *j, const struct zr_run_failure *f)
 {
-    struct lead *l = handle->data;
-    bool asks_to_end = signum != SIGUSR1 && signum != SIGUSR2;
-    l->n_asked += asks_to_end;
-    l->hurry = l->n_asked > 2;
-    if (!l->attempt) {
-        stop_if_written(l);
-    } else if (!asks_to_end || l->n_asked == 1) {
-        zr_run_attempt_signal(l->attempt, signum);
-    } else if (l->hurry) {
-        zr_run_attempt_hurry(l->attempt);
-    } else if (!zr_run_attempt_ending(l->attempt)) {
-        zr_run_say(&l->node, "second signal %d (%s); ending %d ranks", signum, strsignal(signum),
-                   zr_run_attempt_alive(l->attempt));
-        end_all(l, 128 + signum);
-    }
+    struct zr_run_lead *l = j->lead;
+    if (l->judged)
+        return;
+    if (!l->failure.kind)
+        l->failed_ns = uv_hrtime();
+    if (weight(f) > weight(&l->failure))
+        l->failure = *f;
+    if (l->n_nodes == 1 || weight(f) > 1)
+        judge(j);
+    else if (!uv_is_active((uv_handle_t *)&l->hearsay))
+        uv_timer_start(&l->hearsay, on_hearsay_over, HEARSAY_MS, 0);
 }
+
+/* --- attempts --- */
 
 static void free_handle(uv_handle_t *h)
 {
     free(h);
 }
 
+/* Of all addresses of this host where others come from elsewhere, else of loopback. */
+static int bind_anywhere(uv_tcp_t *holder, bool from_elsewhere)
+{
+    struct sockaddr_in6 v6;
+    struct sockaddr_in v4;
+    int err = from_elsewhere ? uv_ip6_addr("::", 0, &v6) : UV_EAFNOSUPPORT;
+    if (!err)
+        err = uv_tcp_bind(holder, (const struct sockaddr *)&v6, 0);
+    if (err) {
+        uv_ip4_addr(from_elsewhere ? "0.0.0.0" : "127.0.0.1", 0, &v4);
+        err = uv_tcp_bind(holder, (const struct sockaddr *)&v4, 0);
+    }
+    return err;
+}
+
 /* Binds a free port and keeps it bound, not listening, until the attempt is over: nobody is given the same
  * one meanwhile, and rank 0 can still listen on it, for Linux lets sockets with SO_REUSEADDR (libuv's and
  * torch's have it) share a port nobody listens on. The next attempt has another one: whoever still knocks at
  * the last one's finds nobody. */
-static int hold_port(struct lead *l, int *port)
+static int hold_port(struct zr_run_job *j, int *port)
 {
-    struct sockaddr_in at;
+    struct zr_run_lead *l = j->lead;
+    struct sockaddr_storage at;
     int n = sizeof at;
     if (l->port_holder)
         uv_close((uv_handle_t *)l->port_holder, free_handle);
     l->port_holder = malloc(sizeof *l->port_holder);
-    int err = l->port_holder ? uv_ip4_addr("127.0.0.1", 0, &at) : UV_ENOMEM;
+    int err = l->port_holder ? uv_tcp_init(&j->node.loop, l->port_holder) : UV_ENOMEM;
     if (!err)
-        err = uv_tcp_init(&l->node.loop, l->port_holder);
-    if (!err)
-        err = uv_tcp_bind(l->port_holder, (const struct sockaddr *)&at, 0);
+        err = bind_anywhere(l->port_holder, l->n_nodes > 1);
     if (!err)
         err = uv_tcp_getsockname(l->port_holder, (struct sockaddr *)&at, &n);
-    if (!err)
-        *port = ntohs(at.sin_port);
+    if (!err) /* the port of either family lies there */
+        *port = ntohs(((const struct sockaddr_in *)&at)->sin_port);
     return err;
 }
 
-static int watch_signals(struct lead *l)
+/* Deals the ranks to the nodes that are there, node by node. */
+static void deal_ranks(struct zr_run_job *j)
 {
-    int err = 0;
-    for (size_t i = 0; i < N_FORWARDED && !err; i++) {
-        l->signals[i].data = l;
-        err = uv_signal_init(&l->node.loop, &l->signals[i]);
-        if (!err)
-            err = uv_signal_start(&l->signals[i], on_signal, forwarded[i]);
+    struct zr_run_lead *l = j->lead;
+    int first = 0;
+    for (int i = 0; i < l->n_nodes; i++) {
+        struct lead_node *n = &l->of[i];
+        n->over = n->lost;
+        n->start = j->start;
+        n->start.node = i;
+        n->start.first_rank = first;
+        n->start.n_ranks = n->lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
+        first += n->start.n_ranks;
     }
-    return err;
 }
+
+/* The attempt that j->start has. said: why there is one, "" at first. */
+static void start_attempt(struct zr_run_job *j, const char *said)
+{
+    struct zr_run_lead *l = j->lead;
+    l->failure.kind = 0;
+    l->judged = l->leftovers = false;
+    int err = j->node.o->port ? 0 : hold_port(j, &j->start.port);
+    deal_ranks(j);
+    if (err) {
+        on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NOT_STARTED, .code = err});
+        for (int i = 1; i < l->n_nodes; i++)
+            l->of[i].over = true;
+        j->role->on_over(j, false);
+        return;
+    }
+    for (int i = 1; i < l->n_nodes; i++) {
+        struct zr_run_message m = message(ZR_RUN_START, 0, "%s", said);
+        m.start = l->of[i].start;
+        if (!l->of[i].lost)
+            zr_run_nodes_send(j->nodes, i, &m);
+    }
+    j->start = l->of[0].start;
+    zr_run_job_start(j);
+}
+
+static int n_available(const struct zr_run_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->lead->n_nodes; i++)
+        n += j->lead->of[i].lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
+    return n;
+}
+
+/* Whether there is to be another attempt, which j->start then has. */
+static bool decide(struct zr_run_job *j, struct zr_run_next *next)
+{
+    const struct zr_run_ended ended = {
+        .n_attempts = j->start.attempt + 1,
+        .world = j->start.world,
+        .n_available = n_available(j),
+        .asked = j->n_asked > 0 || j->output_lost,
+        .cannot_start = j->lead->cannot_start,
+        .leftovers = j->lead->leftovers,
+        .most_t = -1,
+        .accum = j->start.accum,
+    };
+    zr_run_decide(&j->node.o->limits, &ended, next);
+    size_t used = strlen(next->text);
+    if (next->restart)
+        snprintf(next->text + used, sizeof next->text - used, " (%.2f s after the failure)",
+                 (double)(uv_hrtime() - j->lead->failed_ns) * 1e-9);
+    if (next->text[0])
+        zr_run_say(&j->node, "%s", next->text);
+    j->start.attempt++;
+    j->start.world = next->world;
+    j->start.accum = next->accum;
+    return next->restart;
+}
+
+/* Once the ranks of all nodes are gone. */
+static void end_attempt(struct zr_run_job *j)
+{
+    struct zr_run_next next = {0};
+    if (j->lead->failure.kind && !j->lead->judged)
+        judge(j);
+    if (j->exit_code && decide(j, &next)) {
+        j->exit_code = 0;
+        start_attempt(j, next.text);
+        return;
+    }
+    const struct zr_run_message quit = message(ZR_RUN_QUIT, j->exit_code, "%s", next.text);
+    send_all_but(j, 0, &quit);
+    zr_run_job_over(j);
+}
+
+static void node_over(struct zr_run_job *j, int node, bool leftovers)
+{
+    struct zr_run_lead *l = j->lead;
+    l->leftovers |= leftovers;
+    l->of[node].over = true;
+    for (int i = 0; i < l->n_nodes; i++)
+        if (!l->of[i].over)
+            return;
+    end_attempt(j);
+}
+
+/* --- events --- */
+
+static void on_over(struct zr_run_job *j, bool leftovers)
+{
+    node_over(j, 0, leftovers);
+}
+
+static void on_signal(struct zr_run_job *j, int signum)
+{
+    const struct zr_run_message m = message(ZR_RUN_SIGNAL, signum, "%s", "");
+    send_all_but(j, 0, &m);
+}
+
+static void on_message(struct zr_run_job *j, int from, const struct zr_run_message *m)
+{
+    const struct zr_run_message forward = message(ZR_RUN_SIGNAL, m->number, "%s", "");
+    switch (m->word) {
+    case ZR_RUN_FAILED:
+        on_failure(j, &m->failure);
+        break;
+    case ZR_RUN_OVER:
+        node_over(j, from, m->number);
+        break;
+    case ZR_RUN_SIGNAL:
+        zr_run_job_signal(j, m->number);
+        send_all_but(j, from, &forward);
+        break;
+    default:
+        break; /* what only the others are told */
+    }
+}
+
+static void on_lost(struct zr_run_job *j, int node, const char *why)
+{
+    struct zr_run_lead *l = j->lead;
+    bool had_ranks = !l->of[node].over;
+    if (j->over || l->of[node].lost)
+        return;
+    l->of[node].lost = true;
+    if (!had_ranks || l->judged) {
+        zr_run_say(&j->node, "node %d (%s) is lost: %s", node, zr_run_nodes_of(j->nodes, node)->host, why);
+    } else {
+        snprintf(l->why, sizeof l->why, "%s", why);
+        on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NODE_LOST, .node = node});
+    }
+    if (had_ranks)
+        node_over(j, node, false);
+}
+
+/* --- the beginning --- */
 
 static void name_job(char *text, size_t bytes)
 {
@@ -160,85 +372,31 @@ static void name_job(char *text, size_t bytes)
     snprintf(text, bytes, "zero-run.%d.%lld.%06d", (int)getpid(), (long long)now.tv_sec, (int)now.tv_usec);
 }
 
-static void on_over(void *arg);
-
-/* The ranks of the attempt that l->start has. Where that fails what was started ends. */
-static void start(struct lead *l)
+static void begin(struct zr_run_job *j)
 {
-    const struct zr_run_watch watch = {on_failed, on_over, l};
-    int err = l->node.o->port ? 0 : hold_port(l, &l->start.port);
-    if (!err)
-        err = zr_run_attempt_start(&l->node, &l->start, &watch, &l->attempt);
-    if (!err)
+    static struct zr_run_lead lead;
+    const struct zr_run_options *o = j->node.o;
+    struct zr_run_lead *l = j->lead = &lead;
+    l->n_nodes = o->n_nodes;
+    l->of = calloc((size_t)o->n_nodes, sizeof *l->of);
+    if (!l->of) {
+        zr_run_say(&j->node, "no memory for %d nodes", o->n_nodes);
+        j->exit_code = 1;
+        zr_run_job_over(j);
         return;
-    char others[OTHERS];
-    int number = l->attempt ? zr_run_attempt_started(l->attempt) - 1 : 0;
-    zr_run_say(&l->node, "cannot start rank %d: %s%s", number, uv_strerror(err), ending_others(l, others));
-    l->cannot_start = true;
-    l->exit_code = 1;
-    if (l->attempt)
-        zr_run_attempt_end(l->attempt);
-}
-
-/* Whether there is to be another attempt, which start then has. */
-static bool decide(struct lead *l, bool leftovers)
-{
-    const struct zr_run_ended ended = {
-        .n_attempts = l->start.attempt + 1,
-        .world = l->start.world,
-        .n_available = l->node.o->n_ranks,
-        .asked = l->n_asked > 0 || l->output_lost,
-        .cannot_start = l->cannot_start,
-        .leftovers = leftovers,
-        .most_t = -1,
-        .accum = l->start.accum,
-    };
-    struct zr_run_next next;
-    zr_run_decide(&l->node.o->limits, &ended, &next);
-    if (next.restart)
-        zr_run_say(&l->node, "%s (%.2f s after the failure)", next.text,
-                   (double)(uv_hrtime() - l->failed_ns) * 1e-9);
-    else if (next.text[0])
-        zr_run_say(&l->node, "%s", next.text);
-    l->start.attempt++;
-    l->start.world = l->start.n_ranks = next.world;
-    l->start.accum = next.accum;
-    return next.restart;
-}
-
-static void on_over(void *arg)
-{
-    struct lead *l = arg;
-    bool leftovers = zr_run_attempt_leftovers(l->attempt);
-    zr_run_attempt_free(l->attempt);
-    l->attempt = NULL;
-    if (l->exit_code && decide(l, leftovers)) {
-        l->exit_code = 0;
-        start(l);
     }
-    stop_if_written(l);
+    l->hearsay.data = j;
+    uv_timer_init(&j->node.loop, &l->hearsay);
+    j->start.port = o->port;
+    snprintf(j->start.host, sizeof j->start.host, "%s", o->n_nodes > 1 ? o->meet_host : "127.0.0.1");
+    name_job(j->start.job, sizeof j->start.job);
+    j->start.world = n_available(j);
+    start_attempt(j, "");
 }
 
-int zr_run_lead(const struct zr_run_options *o)
-{
-    static struct lead lead; /* not on the stack: a worker may be in a write when we leave in a hurry */
-    struct lead *l = &lead;
-    l->node.o = o;
-    l->node.on_written = on_written;
-    l->node.arg = l;
-    l->start = (struct zr_run_start){
-        .world = o->n_ranks, .n_ranks = o->n_ranks, .host = "127.0.0.1", .port = o->port};
-    name_job(l->start.job, sizeof l->start.job);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write() */
-    int err = zr_run_node_open(&l->node);
-    if (!err)
-        err = watch_signals(l);
-    if (err) {
-        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(err));
-        return 1;
-    }
-    start(l);
-    if (l->attempt || !zr_run_written(&l->node))
-        uv_run(&l->node.loop, UV_RUN_DEFAULT);
-    return l->exit_code;
-}
+const struct zr_run_role zr_run_leads = {.begin = begin,
+                                         .on_failure = on_failure,
+                                         .on_over = on_over,
+                                         .on_signal = on_signal,
+                                         .on_message = on_message,
+                                         .on_lost = on_lost};

@@ -55,7 +55,7 @@ static struct zr_sink *sink_of(struct zr_run_node *node, int stream)
 
 void zr_run_say(struct zr_run_node *node, const char *fmt, ...)
 {
-    char line[512] = "zero-run: ";
+    char line[1024] = "zero-run: ";
     size_t n = strlen(line);
     va_list ap;
     va_start(ap, fmt);

@@ -1,0 +1,167 @@
+"""One job of zero-run on the hosts of hosts.py: a zero-run on each, two ranks on each.
+
+    test_hosts_run.py PROGRAM ZERO_RUN
+
+PROGRAM is zero/examples/minimal.c; the other ranks are Python, which meet at MASTER_ADDR as ranks of any library do."""
+import os
+import re
+import sys
+import time
+import unittest
+
+import hosts
+from hosts import Hosts
+
+PROGRAM, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
+del sys.argv[1:3]  # the rest is unittest's
+PORT = 29400
+KEY = '0123456789abcdef' * 2
+
+# Meets the other ranks of its attempt at rank 0's port, says so, and waits: for a signal, or, in attempt 1, for nothing.
+RANK = r"""
+import os, signal, socket, sys, time
+rank, world, attempt = (int(os.environ[v]) for v in ('RANK', 'WORLD_SIZE', 'ZERO_ATTEMPT'))
+host, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+def got(n, frame):
+    print('got', signal.Signals(n).name)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, got)
+if rank == 0:
+    there = socket.create_server(('', port))
+    others = [there.accept()[0] for _ in range(world - 1)]
+    for o in others: o.send(b'all')
+else:
+    while True:
+        try:
+            to_0 = socket.create_connection((host, port))
+            break
+        except OSError:
+            time.sleep(0.02)
+    to_0.recv(3)
+print(f'attempt {attempt}: rank {rank} of {world}, process {os.getpid()}')
+if attempt == 0:
+    while True: time.sleep(0.05)
+"""
+
+
+def start(net, *options, at='host0', program=(hosts.PYTHON, '-c', RANK)):
+    return [host.start([ZERO_RUN, '--nnodes', len(net.hosts), '--node-rank', i, '--rdzv', f'{at}:{PORT}', '-n', 2, *options, *program], ZERO_JOB_KEY=KEY)
+            for i, host in enumerate(net.hosts)]
+
+
+def all_there(nodes, world, attempt=0):
+    """Process numbers of the ranks, as their hosts have them."""
+    found = {}
+    for i, node in enumerate(nodes):
+        for local in range(2):
+            rank = 2 * i + local
+            found[rank] = int(node.expect(rf'^\[{rank}\] attempt {attempt}: rank {rank} of {world}, process (\d+)$')[1])
+    return found
+
+
+def kill(host, pid, signum=9):
+    host.must(['sh', '-c', f'kill -{signum} {pid}'])
+
+
+def zero_run_of(host, rank_process):
+    return int(re.search(r'^PPid:\s+(\d+)$', host.must(['cat', f'/proc/{rank_process}/status']), re.MULTILINE)[1])
+
+
+def gone(host, pids):
+    """Waits until no process has one of these numbers, but for those that nobody has reaped."""
+    end = time.monotonic() + hosts.LIMIT
+    while host.must(['sh', '-c', ' '.join(f'cat /proc/{p}/stat 2>/dev/null;' for p in pids) + 'true']).replace(') Z ', ''):
+        if time.monotonic() > end:
+            raise AssertionError(f'{host.name}: {pids} are still there')
+        time.sleep(0.05)
+
+
+class Run(unittest.TestCase):
+    def ends(self, nodes, *codes):
+        self.assertEqual([n.end().returncode for n in nodes], list(codes), [n.stderr for n in nodes])
+
+    def all_say(self, nodes, pattern):
+        for node in nodes:
+            self.assertRegex(node.stderr, re.compile(f'^zero-run: {pattern}$', re.MULTILINE))
+
+    def test_ranks_meet(self):
+        with Hosts(2) as net:
+            at = ['host0', net.hosts[0].address()] + ([f'[{net.hosts[0].address6()}]'] if net.has_ipv6 else [])
+            for place in at:
+                # The library's ranks get as far as their backend, which says what it knows of hosts.
+                nodes = start(net, at=place, program=[PROGRAM])
+                for node in nodes:
+                    self.assertNotEqual(node.end().returncode, 0)
+                    self.assertIn('shared memory needs all ranks on one host: rank 0 is on "host0", rank 2 on "host1"', node.stderr)
+
+    def test_a_rank_is_killed(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--restarts', 1)
+            pids = all_there(nodes, 4)
+            kill(net.hosts[1], pids[2])
+            all_there(nodes, 4, 1)
+            self.ends(nodes, 0, 0)
+            self.all_say(nodes, r'rank 2 on node 1 \(host1\) was killed by signal 9 \(Killed\); ending all ranks')
+            self.all_say(nodes, r'restart 1 of 1: 4 ranks; no record tells of a step \(.*\)')
+
+    def test_a_node_is_killed(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--restarts', 1, '--min-ranks', 2, '--allow-batch-change')
+            pids = all_there(nodes, 4)
+            kill(net.hosts[1], zero_run_of(net.hosts[1], pids[2]))
+            all_there(nodes[:1], 2, 1)
+            self.ends(nodes, 0, 137)
+            self.all_say(nodes[:1], r'node 1 \(host1, ranks 2 to 3\) is lost: .*; ending all ranks')
+            gone(net.hosts[1], [pids[2], pids[3]])
+
+    def test_node_0_is_killed(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--restarts', 1, '--min-ranks', 2)
+            pids = all_there(nodes, 4)
+            kill(net.hosts[0], zero_run_of(net.hosts[0], pids[0]))
+            self.ends(nodes, 137, 1)
+            self.all_say(nodes[1:], r'node 0 \(host0\), which leads the job, is lost: .*; ending 2 ranks')
+            gone(net.hosts[0], [pids[0], pids[1]])
+
+    def test_a_link_is_cut(self):
+        """Both sides find it, and end their ranks."""
+        with Hosts(2) as net:
+            nodes = start(net, '--node-timeout', 1)
+            pids = all_there(nodes, 4)
+            net.cut(net.hosts[1])
+            self.ends(nodes, 1, 1)
+            self.all_say(nodes[:1], r'node 1 \(host1, ranks 2 to 3\) is lost: it is silent: no heartbeat .*; ending all ranks')
+            self.all_say(nodes[1:], r'node 0 \(host0\), which leads the job, is lost: it is silent: no heartbeat .*; ending 2 ranks')
+            for i, host in enumerate(net.hosts):
+                gone(host, [pids[2 * i], pids[2 * i + 1]])
+
+    def test_goes_on_without_who_was_cut_off(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--node-timeout', 1, '--restarts', 1, '--min-ranks', 2, '--allow-batch-change')
+            all_there(nodes, 4)
+            net.cut(net.hosts[1])
+            all_there(nodes[:1], 2, 1)
+            self.ends(nodes, 0, 1)
+
+    def test_a_short_cut_is_none(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--node-timeout', 30)
+            pids = all_there(nodes, 4)
+            net.cut(net.hosts[1])
+            time.sleep(1)
+            net.mend()
+            kill(net.hosts[1], zero_run_of(net.hosts[1], pids[2]), 'USR1')  # which comes to the ranks of the other host too
+            self.ends(nodes, 0, 0)
+            for i, node in enumerate(nodes):
+                self.assertEqual(len(re.findall('got SIGUSR1', node.stdout)), 2, i)
+
+    def test_node_0_is_not_where_rdzv_says(self):
+        with Hosts(2) as net:
+            nodes = start(net, '--rdzv-timeout', 1, at='host1')
+            self.ends(nodes, 1, 1)
+            self.all_say(nodes[:1], rf'1 of 2 nodes did not come to host1:{PORT} in 1000 ms: node 1')
+            self.all_say(nodes[1:], rf'node 1 \(.*\) waited 1000 ms for node 0 at host1:{PORT}.*')
+
+
+if __name__ == '__main__':
+    hosts.main()

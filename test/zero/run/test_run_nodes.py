@@ -1,0 +1,354 @@
+"""test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version. Nothing here asserts on
+time, but what does not end within a minute has failed."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ZERO_RUN, LATER = map(os.path.abspath, sys.argv[1:3])
+del sys.argv[1:3]
+LIMIT = int(os.environ.get('TEST_LIMIT', 60))
+KEY = os.urandom(16).hex()
+HOST = socket.gethostname()
+WAIT = 'echo "pid $$"; exec sleep 1000'
+
+
+def wait_for(condition):
+    end = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError('waited in vain')
+        time.sleep(0.01)
+
+
+def alive(pid):
+    """Zombies, whose parent may never ask, count as gone."""
+    try:
+        with open(f'/proc/{pid}/stat') as f:
+            return f.read().rsplit(')', 1)[1].split()[0] not in 'ZX'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Node:
+    """A zero-run in the background, its output kept in a file."""
+
+    def __init__(self, args, program=ZERO_RUN, **variables):
+        env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_')}
+        env.update({'ZERO_JOB_KEY': KEY, **variables})
+        self.out, self.kept = tempfile.TemporaryFile('w+'), ''
+        self.process = subprocess.Popen([program, *map(str, args)], stdout=self.out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                        env={k: v for k, v in env.items() if v is not None})
+
+    def text(self):
+        return self.kept if self.out.closed else os.pread(self.out.fileno(), 1 << 20, 0).decode()
+
+    def lines(self):
+        """With nothing that differs between runs."""
+        return re.sub(r'\d+\.\d\d s after', 'T s after', self.text()).splitlines()
+
+    def pids(self, n):
+        wait_for(lambda: len(re.findall(r'pid (\d+)\n', self.text())) >= n)
+        return [int(p) for p in re.findall(r'pid (\d+)\n', self.text())]
+
+    def end(self):
+        code = self.process.wait(LIMIT)
+        self.kept = self.text()
+        self.out.close()
+        return code
+
+
+class Job:
+    """Nodes of one job. ranks: of each node; program: sh's."""
+
+    def __init__(self, ranks, code, *options, each=None):
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = s.getsockname()[1]
+        self.nodes = []
+        for i, n in enumerate(ranks):
+            own = (each or {}).get(i, {})
+            meeting = ['--nnodes', own.get('nnodes', len(ranks)), '--node-rank', own.get('number', i), '--rdzv', f'127.0.0.1:{port}']
+            self.nodes.append(Node([*meeting, '-n', n, *options, *own.get('options', []), 'sh', '-c', code], own.get('program', ZERO_RUN),
+                                   **own.get('variables', {})))
+
+    def ends(self):
+        return [n.end() for n in self.nodes]
+
+    def pids(self, *ranks):
+        return [p for node, n in zip(self.nodes, ranks) for p in node.pids(n)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for n in self.nodes:
+            if n.process.poll() is None:
+                n.process.kill()
+            n.end()
+
+
+class Together(unittest.TestCase):
+    def all_say(self, job, line):
+        for node in job.nodes:
+            self.assertIn(f'zero-run: {line}', node.lines())
+
+    def gone(self, pids):
+        wait_for(lambda: not any(alive(p) for p in pids))
+
+    def test_ranks_of_unequal_nodes(self):
+        names = 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ZERO_ATTEMPT MASTER_ADDR'
+        code = 'echo ' + ' '.join('$' + n for n in names.split()) + '; echo same $MASTER_PORT $ZERO_JOB $ZERO_JOB_KEY'
+        with Job([1, 3, 2], code) as job:
+            self.assertEqual(job.ends(), [0, 0, 0])
+            lines = sorted(line for n in job.nodes for line in n.lines() if ' same ' not in line)
+            want = [(0, 0, 1, 0), (1, 0, 3, 1), (2, 1, 3, 1), (3, 2, 3, 1), (4, 0, 2, 2), (5, 1, 2, 2)]
+            self.assertEqual(lines, [f'[{r}] {r} 6 {local} {size} {node} 0 127.0.0.1' for r, local, size, node in want])
+            same = {line.split('] ')[1] for n in job.nodes for line in n.lines() if ' same ' in line}
+            self.assertEqual(len(same), 1)
+            self.assertTrue(same.pop().endswith(KEY))
+
+    def test_as_torchrun_says_it(self):
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = s.getsockname()[1]
+        nodes = [Node(['--nnodes=2', f'--node-rank={i}', '--nproc-per-node=2', f'--rdzv-endpoint=127.0.0.1:{port}', '--max-restarts=1', 'sh', '-c',
+                       'echo $RANK']) for i in (0, 1)]
+        self.assertEqual([n.end() for n in nodes], [0, 0])
+        self.assertEqual(sorted(nodes[1].lines()), ['[2] 2', '[3] 3'])
+
+    def test_rank_0_can_listen_on_the_port(self):
+        code = r"""exec python3 -c "
+import os, socket, time
+at = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))
+if os.environ['RANK'] == '0':
+    print(socket.create_server(at).accept()[0].recv(10).decode())
+else:
+    while True:
+        try: s = socket.create_connection(at); break
+        except ConnectionRefusedError: time.sleep(0.01)
+    s.send(b'hello')
+" """
+        with Job([1, 1], code) as job:
+            self.assertEqual(job.ends(), [0, 0])
+            self.assertEqual(job.nodes[0].lines(), ['[0] hello'])
+
+    def test_a_rank_that_is_killed(self):
+        for node, rank in ((0, 1), (1, 2), (2, 4)):
+            with Job([2, 2, 1], WAIT) as job:
+                pids = job.pids(2, 2, 1)
+                ranks = {int(r): int(p) for n in job.nodes for r, p in re.findall(r'\[(\d)\] pid (\d+)', n.text())}
+                os.kill(ranks[rank], signal.SIGKILL)
+                self.assertEqual(job.ends(), [137] * 3)
+                self.all_say(job, f'rank {rank} on node {node} ({HOST}) was killed by signal 9 (Killed); ending all ranks')
+                self.gone(pids)
+
+    def test_a_rank_that_fails(self):
+        with Job([1, 2], 'test $RANK = 2 && exit 5; ' + WAIT) as job:
+            self.assertEqual(job.ends(), [5, 5])
+            self.all_say(job, f'rank 2 on node 1 ({HOST}) exited with code 5; ending all ranks')
+
+    def test_who_was_killed_is_the_cause(self):
+        # Rank 0 returns an error because rank 1, on another node, is killed; what it says is heard first.
+        with tempfile.TemporaryDirectory() as d:
+            code = f'test $RANK = 0 && {{ until test -e {d}/now; do sleep 0.01; done; exit 1; }}; touch {d}/now; sleep 0.1; kill -9 $$'
+            with Job([1, 1], code) as job:
+                self.assertEqual(job.ends(), [137, 137])
+                self.all_say(job, f'rank 1 on node 1 ({HOST}) was killed by signal 9 (Killed); ending all ranks')
+
+    def test_a_program_that_is_not_there_on_one_node(self):
+        with Job([1, 1], WAIT, each={1: {'variables': {'PATH': '/nowhere'}}}) as job:
+            self.assertEqual(job.ends(), [1, 127])
+            self.assertIn('sh: no such program in PATH', job.nodes[1].text())
+            self.all_say(job, f'node 1 ({HOST}) cannot run the program')
+
+    def test_signals(self):
+        # A rank that is asked to end does so when all were.
+        code = """trap '' TERM; trap 'touch %s/$RANK; echo int; until test $(ls %s | wc -l) = 4; do sleep 0.01; done; exit 3' INT
+trap 'echo usr1' USR1; echo pid $$; while :; do sleep 0.02; done"""
+        for node in (0, 1, 2):
+            with tempfile.TemporaryDirectory() as d, Job([1, 2, 1], code % (d, d), '--restarts', 3) as job:
+                pids = job.pids(1, 2, 1)
+                job.nodes[node].process.send_signal(signal.SIGUSR1)
+                wait_for(lambda: sum(n.text().count('usr1') for n in job.nodes) == 4)
+                job.nodes[node].process.send_signal(signal.SIGINT)
+                self.assertEqual(job.ends(), [3] * 3)
+                self.assertEqual(sum(n.text().count('int\n') for n in job.nodes), 4)
+                self.assertFalse(any('restart' in n.text() for n in job.nodes))
+                self.gone(pids)
+
+    def test_a_second_signal_ends_what_ignores_the_first(self):
+        code = "trap 'echo int' INT; echo pid $$; while :; do sleep 0.02; done"
+        with Job([1, 1], code) as job:
+            pids = job.pids(1, 1)
+            job.nodes[1].process.send_signal(signal.SIGINT)
+            wait_for(lambda: all('int\n' in n.text() for n in job.nodes))
+            job.nodes[1].process.send_signal(signal.SIGINT)
+            codes = job.ends()
+            self.assertEqual(codes[0], codes[1])
+            self.assertEqual(codes[0], 130)
+            self.gone(pids)
+
+
+class Lost(unittest.TestCase):
+    def test_node_0(self):
+        with Job([1, 2, 1], WAIT, '--restarts', 3, '--min-ranks', 1) as job:
+            pids = job.pids(1, 2, 1)
+            job.nodes[0].process.kill()
+            self.assertEqual(job.ends()[1:], [1, 1])
+            for node, n in ((1, '2 ranks'), (2, '1 rank')):
+                self.assertRegex(job.nodes[node].text(), rf'zero-run: node 0 \({HOST}\), which leads the job, is lost: .*; ending {n}\n')
+            wait_for(lambda: not any(alive(p) for p in pids))
+
+    def test_another_node(self):
+        with Job([1, 2, 1], WAIT) as job:
+            pids = job.pids(1, 2, 1)
+            job.nodes[1].process.kill()
+            codes = job.ends()
+            self.assertEqual((codes[0], codes[2]), (1, 1))
+            for node in (0, 2):
+                self.assertRegex(job.nodes[node].text(), rf'zero-run: node 1 \({HOST}, ranks 1 to 2\) is lost: .*; ending all ranks\n')
+            wait_for(lambda: not any(alive(p) for p in pids))
+
+    def test_goes_on_without_it(self):
+        code = 'echo "$ZERO_ATTEMPT: $RANK of $WORLD_SIZE"; test $ZERO_ATTEMPT = 1 && exit; ' + WAIT
+        with Job([1, 2, 1], code, '--restarts', 2, '--min-ranks', 2, '--allow-batch-change') as job:
+            job.pids(1, 2, 1)
+            job.nodes[1].process.kill()
+            codes = job.ends()
+            self.assertEqual((codes[0], codes[2]), (0, 0), job.nodes[0].text())
+            self.assertIn('[0] 1: 0 of 2', job.nodes[0].lines())
+            self.assertIn('[1] 1: 1 of 2', job.nodes[2].lines())
+            for node in (0, 2):
+                self.assertRegex(job.nodes[node].text(), r'zero-run: restart 1 of 2: 2 ranks')
+
+    def test_not_without_too_many(self):
+        for options, why in (([], '2 of 4 ranks are left; --min-ranks M allows fewer'), (['--min-ranks', 3], '2 ranks are left, and --min-ranks is 3'),
+                             (['--min-ranks', 2], "no rank's record says how many micro-batches")):
+            with self.subTest(options=options), Job([2, 2], WAIT, '--restarts', 2, *options) as job:
+                job.pids(2, 2)
+                job.nodes[1].process.kill()
+                self.assertEqual(job.nodes[0].end(), 1)
+                self.assertIn('zero-run: no restart: ', job.nodes[0].text())
+                self.assertIn(why, job.nodes[0].text().replace('of 4 ranks are left, and', 'X'))
+
+    def test_a_silent_one(self):
+        """One that is stopped says nothing, and closes nothing. When it goes on its ranks are ended there, too."""
+        with Job([1, 1, 1], WAIT, '--node-timeout', 1) as job:
+            pids = job.pids(1, 1, 1)
+            job.nodes[2].process.send_signal(signal.SIGSTOP)
+            self.assertEqual([job.nodes[0].end(), job.nodes[1].end()], [1, 1])
+            for node in (0, 1):
+                self.assertRegex(job.nodes[node].text(), rf'zero-run: node 2 \({HOST}, ranks 2 to 2\) is lost: it is silent: no heartbeat')
+            job.nodes[2].process.send_signal(signal.SIGCONT)
+            self.assertEqual(job.nodes[2].end(), 1)
+            self.assertIn(f'zero-run: node 0 ({HOST}), which leads the job, is lost: ', job.nodes[2].text())
+            wait_for(lambda: not any(alive(p) for p in pids))
+
+
+class Restarts(unittest.TestCase):
+    def test_all_nodes_again(self):
+        code = 'echo "$ZERO_ATTEMPT: $RANK at $MASTER_PORT"; test $ZERO_ATTEMPT = 1 && exit; test $RANK = 2 && kill -9 $$; exec sleep 1000'
+        with Job([1, 2], code, '--restarts', 1) as job:
+            self.assertEqual(job.ends(), [0, 0])
+            text = ''.join(n.text() for n in job.nodes)
+            self.assertEqual(sorted(re.findall(r'1: (\d) at', text)), ['0', '1', '2'])
+            ports = [set(re.findall(rf'{attempt}: \d at (\d+)', text)) for attempt in (0, 1)]
+            self.assertEqual((len(ports[0]), len(ports[1])), (1, 1))
+            self.assertNotEqual(ports[0], ports[1])
+            for n in job.nodes:
+                self.assertIn('zero-run: restart 1 of 1: 3 ranks; no record tells of a step (T s after the failure)', n.lines())
+
+    def test_used_up(self):
+        with Job([1, 1], 'exit $((4 + ZERO_ATTEMPT))', '--restarts', 1) as job:
+            self.assertEqual(job.ends(), [5, 5])
+            for n in job.nodes:
+                self.assertEqual(n.lines()[-1], 'zero-run: no restart: the one restart is used up')
+
+
+class BadInput(unittest.TestCase):
+    def refused(self, *words, ranks=(1, 1), options=(), each=None, nodes=None):
+        """No node starts a rank; each of nodes (all) says one line, with these words."""
+        with Job(ranks, 'echo started', *options, each=each) as job:
+            codes = job.ends()
+            for i, n in enumerate(job.nodes):
+                self.assertNotEqual(codes[i], 0)
+                self.assertNotIn('started', n.text())
+                if nodes is None or i in nodes:
+                    self.assertEqual(len(n.lines()), 1, n.text())
+                    self.assertTrue(n.text().startswith('zero-run: '), n.text())
+                    for word in words:
+                        self.assertRegex(n.text(), word)
+
+    def test_a_missing_node(self):
+        each = {1: {'program': '/bin/false'}}
+        self.refused(r'1 of 3 nodes did not come to 127.0.0.1:\d+ in 1000 ms: node 1', ranks=(1, 1, 1), options=['--rdzv-timeout', 1], each=each,
+                     nodes=[0, 2])
+
+    def test_wrong_key(self):
+        each = {1: {'variables': {'ZERO_JOB_KEY': 'ab' * 16}}}
+        self.refused('ZERO_JOB_KEY', options=['--rdzv-timeout', 2], each=each)
+
+    def test_no_key(self):
+        each = {i: {'variables': {'ZERO_JOB_KEY': None}} for i in (0, 1)}
+        self.refused('several nodes need a key, the same on all: set ZERO_JOB_KEY or ZERO_JOB_KEY_FILE', each=each)
+        each = {i: {'variables': {'ZERO_JOB_KEY': 'xyz'}} for i in (0, 1)}
+        self.refused('ZERO_JOB_KEY has 3 characters and is no key', each=each)
+
+    def test_two_with_one_number(self):
+        self.refused('node 1 is there twice', ranks=(1, 1, 1), options=['--rdzv-timeout', 20], each={2: {'number': 1}}, nodes=[0])
+
+    def test_differing_numbers_of_nodes(self):
+        self.refused(r'node 1 at 127.0.0.1:\d+ has --nnodes 3, node 0 has --nnodes 2', options=['--rdzv-timeout', 20], each={1: {'nnodes': 3}})
+
+    def test_another_version(self):
+        self.refused(rf'node 1 \({HOST}\) has libzero 99\.9\.9, node 0 \({HOST}\) has libzero \d+\.\d+\.\d+: all nodes need the same',
+                     each={1: {'program': LATER}})
+
+    def test_other_options(self):
+        for option, value in (('--restarts', 2), ('--min-ranks', 1), ('--port', 23456), ('--node-timeout', 7)):
+            with self.subTest(option):
+                self.refused(rf'{option} is {value} on node 1 \({HOST}\), and \d+ on node 0 \({HOST}\)', each={1: {'options': [option, value]}})
+
+    def test_too_many_for_all(self):
+        self.refused('--min-ranks is 4, and 2 nodes have 3 ranks', ranks=(1, 2), options=['--restarts', 1, '--min-ranks', 4])
+
+    def test_usage(self):
+        at = ['--rdzv', '127.0.0.1:29400']
+        for args, words in ((['--nnodes', '2', *at], 'which of 2 nodes? --node-rank K is missing'),
+                            (['--nnodes', '2', '--node-rank', '0'], 'where is node 0? --rdzv HOST:PORT is missing'),
+                            (['--node-rank', '0'], 'on how many nodes? --nnodes N is missing'),
+                            (at, 'on how many nodes? --nnodes N is missing'),
+                            (['--nnodes', '2', '--node-rank', '2', *at], '--node-rank is 2; of 2 nodes allowed: 0 to 1'),
+                            (['--nnodes', 'x'], '--nnodes is "x"; allowed: 1 to 1024'),
+                            (['--nnodes', '2', '--node-rank', '-1'], '--node-rank is "-1"; allowed: 0 to 1023'),
+                            (['--rdzv', 'nowhere'], '--rdzv is "nowhere"; allowed: HOST:PORT'),
+                            (['--rdzv', 'a:0'], '--rdzv is "a:0"; allowed: HOST:PORT'),
+                            (['--rdzv', '::1:29400'], 'allowed: HOST:PORT or [IPV6]:PORT'),
+                            (['--rdzv-timeout', '0'], '--rdzv-timeout is "0"; allowed: 1 to 86400'),
+                            (['--node-timeout', 'never'], '--node-timeout is "never"; allowed: 1 to 86400'),
+                            (['--min-ranks', '0'], '--min-ranks is "0"; allowed: 1 to 4096')):
+            n = Node([*args, '-n', 1, 'true'])
+            self.assertEqual((n.end(), len(n.lines())), (2, 1), n.text())
+            self.assertIn(words, n.text())
+
+    def test_no_host_of_that_name(self):
+        n = Node(['--nnodes', 2, '--node-rank', 1, '--rdzv', 'no.such.host.invalid:29400', '--rdzv-timeout', 1, '-n', 1, 'true'])
+        self.assertNotEqual(n.end(), 0)
+        self.assertIn('no.such.host.invalid', n.text())
+
+    def test_port_in_use(self):
+        with socket.create_server(('127.0.0.1', 0)) as s:
+            port = s.getsockname()[1]
+            n = Node(['--nnodes', 2, '--node-rank', 0, '--rdzv', f'127.0.0.1:{port}', '--rdzv-timeout', 1, '-n', 1, 'true'])
+            self.assertNotEqual(n.end(), 0)
+            self.assertIn(f'node 0 cannot listen at 127.0.0.1:{port}', n.text())
+
+
+if __name__ == '__main__':
+    unittest.main(verbosity=1)

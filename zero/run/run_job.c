@@ -1,0 +1,190 @@
+/* run_job.c: one node's part of a job: forwards signals to its ranks, hears of their failures and of output
+ * that nobody reads, and ends zero-run when the job is over and all output is written. What follows from all
+ * that is the role's to say (run_job.h). */
+#include "zero/run/run_job.h"
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int forwarded[ZR_RUN_N_SIGNALS] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+
+static void stop_if_written(struct zr_run_job *j)
+{
+    if (j->over && (j->hurry || zr_run_written(&j->node)))
+        uv_stop(&j->node.loop);
+}
+
+void zr_run_job_over(struct zr_run_job *j)
+{
+    j->over = true;
+    stop_if_written(j);
+}
+
+/* Of a failure the first counts. */
+void zr_run_job_end(struct zr_run_job *j, int exit_code)
+{
+    if (!j->exit_code)
+        j->exit_code = exit_code;
+    if (j->attempt)
+        zr_run_attempt_end(j->attempt);
+}
+
+static int n_alive(const struct zr_run_job *j)
+{
+    return j->attempt ? zr_run_attempt_alive(j->attempt) : 0;
+}
+
+/* --- ranks --- */
+
+static void on_failed(void *arg, const struct zr_run_end *end)
+{
+    struct zr_run_job *j = arg;
+    const struct zr_run_failure f = {.kind = ZR_RUN_RANK_ENDED,
+                                     .node = j->node.o->node,
+                                     .rank = end->rank,
+                                     .code = end->code,
+                                     .signal = end->signal,
+                                     .n_others = n_alive(j)};
+    j->role->on_failure(j, &f);
+}
+
+static void on_over(void *arg)
+{
+    struct zr_run_job *j = arg;
+    bool leftovers = zr_run_attempt_leftovers(j->attempt);
+    zr_run_attempt_free(j->attempt);
+    j->attempt = NULL;
+    j->role->on_over(j, leftovers);
+    stop_if_written(j);
+}
+
+void zr_run_job_start(struct zr_run_job *j)
+{
+    const struct zr_run_watch watch = {on_failed, on_over, j};
+    int err = zr_run_attempt_start(&j->node, &j->start, &watch, &j->attempt);
+    if (!err)
+        return;
+    struct zr_run_failure f = {
+        .kind = ZR_RUN_NOT_STARTED, .node = j->node.o->node, .code = err, .n_others = n_alive(j)};
+    f.rank = j->start.first_rank + (j->attempt ? zr_run_attempt_started(j->attempt) - 1 : 0);
+    j->role->on_failure(j, &f);
+    if (j->attempt)
+        zr_run_attempt_end(j->attempt);
+    else
+        j->role->on_over(j, false);
+}
+
+/* --- output --- */
+
+static void on_written(void *arg)
+{
+    struct zr_run_job *j = arg;
+    int error = j->node.sinks[0].error;
+    if (error && !j->output_lost) {
+        j->output_lost = true;
+        if (j->attempt && !zr_run_attempt_ending(j->attempt)) {
+            const struct zr_run_failure f = {
+                .kind = ZR_RUN_OUTPUT_LOST, .node = j->node.o->node, .code = error, .n_others = n_alive(j)};
+            j->role->on_failure(j, &f);
+            if (j->attempt)
+                zr_run_attempt_end(j->attempt);
+        }
+    }
+    stop_if_written(j);
+}
+
+/* --- signals --- */
+
+void zr_run_job_signal(struct zr_run_job *j, int signum)
+{
+    bool asks_to_end = signum != SIGUSR1 && signum != SIGUSR2;
+    j->n_asked += asks_to_end;
+    j->hurry = j->n_asked > 2;
+    if (!j->attempt) {
+        stop_if_written(j);
+    } else if (!asks_to_end || j->n_asked == 1) {
+        zr_run_attempt_signal(j->attempt, signum);
+    } else if (j->hurry) {
+        zr_run_attempt_hurry(j->attempt);
+    } else if (!zr_run_attempt_ending(j->attempt)) {
+        zr_run_say(&j->node, "second signal %d (%s); ending %d ranks", signum, strsignal(signum), n_alive(j));
+        zr_run_job_end(j, 128 + signum);
+    }
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+    struct zr_run_job *j = handle->data;
+    zr_run_job_signal(j, signum);
+    j->role->on_signal(j, signum);
+}
+
+static int watch_signals(struct zr_run_job *j)
+{
+    int err = 0;
+    for (size_t i = 0; i < ZR_RUN_N_SIGNALS && !err; i++) {
+        j->signals[i].data = j;
+        err = uv_signal_init(&j->node.loop, &j->signals[i]);
+        if (!err)
+            err = uv_signal_start(&j->signals[i], on_signal, forwarded[i]);
+    }
+    return err;
+}
+
+/* --- other nodes --- */
+
+static void on_message(void *arg, int from, const struct zr_run_message *m)
+{
+    struct zr_run_job *j = arg;
+    j->role->on_message(j, from, m);
+}
+
+static void on_lost(void *arg, int node, const char *why)
+{
+    struct zr_run_job *j = arg;
+    j->role->on_lost(j, node, why);
+}
+
+/* --- the job --- */
+
+/* Until the nodes have met there is nothing to end, and a signal ends zero-run as any program. */
+static int meet(struct zr_run_job *j, const struct zr_run_options *o)
+{
+    int err = zr_run_node_open(&j->node);
+    if (err) {
+        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(err));
+        return 1;
+    }
+    if (zr_run_nodes_meet(o, &j->node.loop, &j->nodes)) {
+        fprintf(stderr, "zero-run: %s\n", zr_error_text());
+        return 1;
+    }
+    err = watch_signals(j);
+    if (err)
+        fprintf(stderr, "zero-run: cannot start: %s\n", uv_strerror(err));
+    return err ? 1 : 0;
+}
+
+int zr_run_job(const struct zr_run_options *o)
+{
+    static struct zr_run_job job; /* not on the stack: a worker may be in a write when we leave in a hurry */
+    struct zr_run_job *j = &job;
+    j->node.o = o;
+    j->node.on_written = on_written;
+    j->node.arg = j;
+    j->role = o->node == 0 ? &zr_run_leads : &zr_run_follows;
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write() */
+    int code = meet(j, o);
+    if (code)
+        return code;
+    zr_run_nodes_watch(j->nodes, on_message, on_lost, j);
+    j->role->begin(j);
+    if (!j->over || !zr_run_written(&j->node))
+        uv_run(&j->node.loop, UV_RUN_DEFAULT);
+    zr_run_nodes_close(j->nodes);
+    return j->exit_code;
+}

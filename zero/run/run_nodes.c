@@ -1,0 +1,240 @@
+/* run_nodes.c: see run_nodes.h. */
+#include "zero/run/run_nodes.h"
+#include "comm/meet/meeting_point.h"
+#include "zero/zero.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TEXT_OF(x) #x
+#define VERSION(x) TEXT_OF(x)
+/* A test builds a zero-run of another. */
+#ifndef ZR_RUN_VERSION
+#define ZR_RUN_VERSION                                                                                       \
+    VERSION(ZERO_VERSION_MAJOR) "." VERSION(ZERO_VERSION_MINOR) "." VERSION(ZERO_VERSION_PATCH)
+#endif
+
+/* What nodes compare. Of any version it is so large, and begins with the version. */
+struct card {
+    char version[32];
+    struct zr_run_member member;
+    int32_t restarts, min_ranks, allow_batch_change, port, silent_ms, cannot_run;
+    char reserved[372];
+};
+_Static_assert(sizeof(struct card) == 512, "versions are compared before anything else is");
+
+struct zr_run_nodes {
+    struct zr_rendezvous *meet;
+    struct zr_run_member *of;
+    int n, node;
+    void (*on_message)(void *arg, int from, const struct zr_run_message *m);
+    void (*on_lost)(void *arg, int node, const char *why);
+    void *arg;
+};
+
+/* --- words --- */
+
+/* What the rendezvous says of ranks is said of nodes here. */
+static void in_words_of_nodes(const char *text, char *out, size_t n_out)
+{
+    static const char *const words[][2] = {{"rank", "node"}, {"ranks", "nodes"}, {"world", "--nnodes"}};
+    size_t used = 0;
+    while (*text && used + 1 < n_out) {
+        size_t n = 1;
+        const char *put = text;
+        while (isalnum((unsigned char)*text) && (isalnum((unsigned char)text[n]) || text[n] == '_'))
+            n++;
+        size_t n_put = n;
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+            if (strlen(words[i][0]) == n && !memcmp(text, words[i][0], n)) {
+                put = words[i][1];
+                n_put = strlen(put);
+            }
+        n_put = n_put < n_out - used ? n_put : n_out - used - 1;
+        memcpy(out + used, put, n_put);
+        used += n_put;
+        text += n;
+    }
+    out[used] = 0;
+}
+
+static int fail_in_words_of_nodes(int err)
+{
+    char text[ZR_ERROR_BYTES];
+    in_words_of_nodes(zr_error_text(), text, sizeof text);
+    return zr_fail(err, "%s", text);
+}
+
+/* --- what nodes were given --- */
+
+static struct card own_card(const struct zr_run_options *o)
+{
+    struct card c = {.version = ZR_RUN_VERSION,
+                     .member.n_ranks = o->n_ranks,
+                     .restarts = o->limits.restarts,
+                     .min_ranks = o->limits.min_ranks,
+                     .allow_batch_change = o->limits.allow_batch_change,
+                     .port = o->port,
+                     .silent_ms = (int32_t)o->silent_ms,
+                     .cannot_run = !o->path};
+    if (gethostname(c.member.host, sizeof c.member.host - 1))
+        strcpy(c.member.host, "?");
+    return c;
+}
+
+static int differ(const struct card *c, int node, const char *what, int its, int of_0)
+{
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "%s is %d on node %d (%s), and %d on node 0 (%s): it must be the same on all nodes", what,
+                   its, node, c[node].member.host, of_0, c[0].member.host);
+}
+
+/* The first node that differs from node 0. All nodes find the same. */
+static int compare(const struct card *c, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (strncmp(c[i].version, c[0].version, sizeof c->version) != 0)
+            return zr_fail(
+                ZR_ERR_MISMATCH,
+                "node %d (%s) has libzero %.31s, node 0 (%s) has libzero %.31s: all nodes need the "
+                "same",
+                i, c[i].member.host, c[i].version, c[0].member.host, c[0].version);
+    for (int i = 0; i < n; i++)
+        if (c[i].cannot_run)
+            return zr_fail(ZR_ERR_ARG, "node %d (%s) cannot run the program", i, c[i].member.host);
+    for (int i = 1; i < n; i++) {
+        if (c[i].restarts != c[0].restarts)
+            return differ(c, i, "--restarts", c[i].restarts, c[0].restarts);
+        if (c[i].min_ranks != c[0].min_ranks)
+            return differ(c, i, "--min-ranks", c[i].min_ranks, c[0].min_ranks);
+        if (c[i].allow_batch_change != c[0].allow_batch_change)
+            return differ(c, i, "--allow-batch-change", c[i].allow_batch_change, c[0].allow_batch_change);
+        if (c[i].port != c[0].port)
+            return differ(c, i, "--port", c[i].port, c[0].port);
+        if (c[i].silent_ms != c[0].silent_ms)
+            return differ(c, i, "--node-timeout", c[i].silent_ms / 1000, c[0].silent_ms / 1000);
+    }
+    return 0;
+}
+
+static int check_sum(const struct card *c, int n, int min_ranks)
+{
+    int64_t all = 0;
+    for (int i = 0; i < n; i++)
+        all += c[i].member.n_ranks;
+    if (all > ZR_MOST_RANKS)
+        return zr_fail(ZR_ERR_ARG, "%d nodes have %lld ranks: up to %d are allowed", n, (long long)all,
+                       ZR_MOST_RANKS);
+    if (min_ranks > all)
+        return zr_fail(ZR_ERR_ARG, "--min-ranks is %d, and %d node%s %s %lld rank%s", min_ranks, n,
+                       n == 1 ? "" : "s", n == 1 ? "has" : "have", (long long)all, all == 1 ? "" : "s");
+    return 0;
+}
+
+/* --- meeting --- */
+
+static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
+                        struct card *all)
+{
+    struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node};
+    struct card own = own_card(o);
+    snprintf(w.host, sizeof w.host, "%s", o->meet_host);
+    w.port = o->meet_port;
+    snprintf(w.job, sizeof w.job, "nodes of zero-run");
+    int err = zr_job_key_find(&w.key);
+    if (err)
+        return err;
+    err = zr_rendezvous_open(loop, &w, o->meet_ms, &n->meet);
+    explicit_bzero(&w.key, sizeof w.key);
+    if (!err)
+        err = zr_rendezvous_exchange(n->meet, &own, sizeof own, all);
+    return err ? fail_in_words_of_nodes(err) : compare(all, o->n_nodes);
+}
+
+int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes **out)
+{
+    struct zr_run_nodes *n = calloc(1, sizeof *n);
+    struct card *all = calloc((size_t)o->n_nodes, sizeof *all);
+    *out = NULL;
+    if (n)
+        n->of = calloc((size_t)o->n_nodes, sizeof *n->of);
+    int err = n && n->of && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d nodes", o->n_nodes);
+    if (!err && o->n_nodes > 1)
+        err = open_meeting(o, loop, n, all);
+    else if (!err)
+        all[0] = own_card(o);
+    if (!err)
+        err = check_sum(all, o->n_nodes, o->limits.min_ranks);
+    for (int i = 0; i < o->n_nodes && !err; i++)
+        n->of[i] = all[i].member;
+    free(all);
+    if (err) {
+        struct zr_kept why;
+        zr_keep(&why, err);
+        zr_run_nodes_close(n);
+        return zr_say_again(&why);
+    }
+    n->n = o->n_nodes;
+    n->node = o->node;
+    if (n->meet)
+        zr_rendezvous_silence(n->meet, o->silent_ms);
+    *out = n;
+    return 0;
+}
+
+const struct zr_run_member *zr_run_nodes_of(const struct zr_run_nodes *n, int node)
+{
+    return &n->of[node];
+}
+
+/* --- talking --- */
+
+static void on_lost(void *arg, int node, const char *why)
+{
+    struct zr_run_nodes *n = arg;
+    char text[640];
+    in_words_of_nodes(why, text, sizeof text);
+    n->on_lost(n->arg, node, text);
+}
+
+static void on_message(void *arg, int from, const void *data, size_t n_data)
+{
+    struct zr_run_nodes *n = arg;
+    struct zr_run_message m;
+    if (n_data != sizeof m)
+        return; /* of another version, which the comparison has refused */
+    memcpy(&m, data, sizeof m);
+    n->on_message(n->arg, from, &m);
+}
+
+void zr_run_nodes_watch(struct zr_run_nodes *n,
+                        void (*message)(void *arg, int from, const struct zr_run_message *m),
+                        void (*lost)(void *arg, int node, const char *why), void *arg)
+{
+    n->on_message = message;
+    n->on_lost = lost;
+    n->arg = arg;
+    if (!n->meet)
+        return;
+    zr_rendezvous_on_message(n->meet, on_message);
+    zr_rendezvous_detach(n->meet, on_lost, NULL, n);
+}
+
+void zr_run_nodes_send(struct zr_run_nodes *n, int to, const struct zr_run_message *m)
+{
+    int err = n->meet ? zr_rendezvous_send(n->meet, to, m, sizeof *m) : 0;
+    if (err && err != ZR_ERR_PEER) /* a node that is lost is told by on_lost */
+        n->on_lost(n->arg, to, zr_error_text());
+}
+
+void zr_run_nodes_close(struct zr_run_nodes *n)
+{
+    if (!n)
+        return;
+    zr_rendezvous_free(n->meet);
+    free(n->of);
+    free(n);
+}
