@@ -30,6 +30,8 @@ static inline bool zr_role_reduces(enum zr_role r)
 struct zr_backend_config {
     /* how long an operation waits for peers */
     int64_t timeout_ms;
+    /* and how long opening may, and attaching arenas; 0: as long */
+    int64_t start_timeout_ms;
     /* reduce in the fixed tree, whatever that costs */
     bool deterministic;
     /* Some slices that are too large to be packed differ in size: path says how those are gathered. */

@@ -161,6 +161,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
     const struct zr_options *o = &z->config.options;
     int copy_engine = z->config.user.copy_engine;
     const struct zr_backend_config config = {.timeout_ms = o->timeout_ms,
+                                             .start_timeout_ms = z->start_ms,
                                              .deterministic = o->deterministic,
                                              .ragged = zr_backend_is_ragged(z->backend, z->layout, o),
                                              .copy_engine = copy_engine == ZERO_AUTO ? 0

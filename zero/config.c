@@ -150,6 +150,17 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
     return err;
 }
 
+/* As long as PyTorch lets a process group of NCCL start, and torchrun its agents meet. */
+enum { START_ON_GPU_MS = 600000 };
+
+int64_t zr_config_start_ms(const struct zero_config *c)
+{
+    int64_t least = c->device == ZERO_DEVICE_CUDA ? START_ON_GPU_MS : 0;
+    return c->start_timeout_ms != ZERO_AUTO ? c->start_timeout_ms
+           : c->timeout_ms > least          ? c->timeout_ms
+                                            : least;
+}
+
 static float or_default(float value, float fallback)
 {
     return value == ZERO_AUTO ? fallback : value;

@@ -63,6 +63,9 @@ int32_t zr_config_inner(const struct zr_config *config, int32_t world);
  * micro-batches: each of them would be reduced over the network between hosts. The log of rank 0 says so. */
 void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts, int32_t rank);
 
+/* What start_timeout_ms comes to, of fields that were checked. */
+int64_t zr_config_start_ms(const struct zero_config *c);
+
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
 

@@ -134,6 +134,8 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(shard_group, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "a number that divides the world; auto (-1) for the ranks of a host"),
     FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
+    FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
+                  "1 to 2147483647; auto (-1): timeout_ms, with cuda 600000 at least"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

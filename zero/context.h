@@ -14,6 +14,8 @@
 struct zero_ctx {
     struct zr_config config;
     struct zr_world world;
+    /* how long opening waits for the others (cfg.start_timeout_ms) */
+    int64_t start_ms;
     /* cfg.nccl_comm */
     void *lent;
     /* who shares a host with whom, and the groups over its places */
@@ -78,7 +80,7 @@ struct zero_ctx {
 };
 
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
-int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out);
+int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);
 
 /* tensors.c: checks the model's table and copies it. On success *out belongs to the caller (zr_tensors_free).
  * values: what *param must point at. */

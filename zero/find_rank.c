@@ -1,13 +1,13 @@
 /* find_rank.c: which rank this process is, for zero_wrap, and for programs that must know before it. */
 #include "zero/context.h"
 
-int zr_find_rank(const struct zero_config *cfg, int64_t timeout_ms, struct zr_world *out)
+int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
 {
     int rank, world;
     void *lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
     if (!lent)
         return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, out);
-    int err = zr_backend_of_lent()->lent_world(lent, timeout_ms, &rank, &world);
+    int err = zr_backend_of_lent()->lent_world(lent, zr_config_start_ms(cfg), &rank, &world);
     return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
 }
 
@@ -18,7 +18,7 @@ static int resolve_and_find(const struct zero_config *cfg, struct zr_world *out)
     int err = zr_config_resolve_silently(cfg ? cfg : &plain, &config);
     if (err)
         return err;
-    err = zr_find_rank(&config.user, config.options.timeout_ms, out);
+    err = zr_find_rank(&config.user, out);
     zr_config_release(&config);
     return err;
 }

@@ -36,11 +36,11 @@ static int user_update(void *arg, const struct zr_user_update *u)
     return z->config.user.update(z->config.user.update_arg, &out);
 }
 
-/* z->config.options.timeout_ms is known. */
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
     z->lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
-    return zr_find_rank(cfg, z->config.options.timeout_ms, &z->world);
+    z->start_ms = zr_config_start_ms(cfg);
+    return zr_find_rank(cfg, &z->world);
 }
 
 enum zr_values_in zr_values_in(const struct zero_ctx *z)
@@ -101,8 +101,7 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     int err = zr_backend_open_device(z);
     if (err)
         return err;
-    err = zr_backend_of_lent()->lent_meet(z->device, z->lent, z->config.options.timeout_ms, &z->world, held,
-                                          &left);
+    err = zr_backend_of_lent()->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
     if (left) /* a call of NCCL's did not come back: the device is left to it */
         z->device = NULL;
     return err;
@@ -112,8 +111,7 @@ static int connect_ranks(struct zero_ctx *z)
 {
     int held = -1, err = z->lent && z->world.world > 1 ? meet_over_lent(z, &held) : 0;
     if (!err)
-        err =
-            zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->config.options.timeout_ms, &z->rendezvous);
+        err = zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->start_ms, &z->rendezvous);
     if (held >= 0)
         close(held);
     return err;
@@ -246,8 +244,10 @@ static void on_start(void *arg)
 
 static int start(struct zero_ctx *z)
 {
-    if (z->rendezvous)
+    if (z->rendezvous) {
+        zr_rendezvous_limit(z->rendezvous, z->config.options.timeout_ms);
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
+    }
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
     if (err) /* the others are told when the rendezvous is closed */
         return zr_engine_fail(z->engine, err, zr_error_text());
@@ -275,6 +275,8 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     zr_keep(&kept, 0);
     if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
         legible.timeout_ms = plain.timeout_ms;
+    if (legible.start_timeout_ms < 1)
+        legible.start_timeout_ms = plain.start_timeout_ms;
     z->config.options.timeout_ms = legible.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;

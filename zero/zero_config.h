@@ -346,6 +346,11 @@ struct zero_config {
     /* + enum zero_hybrid: stage 3 in groups of shard_group ranks; default ZERO_HYBRID_NONE: one group of all
      * ranks. With stage 3 only */
     int32_t hybrid;
+    /* + how long zero_wrap waits for the other ranks: until all have come, and in each of its steps, such as
+     * the calls by which NCCL makes communicators and registers memory. A rank that has come and then ends is
+     * noticed at once. 1 and more; default ZERO_AUTO: timeout_ms, with device cuda 600000 at least, for on
+     * many hosts a first start of NCCL takes minutes */
+    int64_t start_timeout_ms;
 };
 
 /* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with
@@ -508,7 +513,8 @@ struct zero_weight {
     X(deterministic, ZERO_AUTO)                                                                              \
     X(param_budget_bytes, ZERO_AUTO)                                                                         \
     X(copy_engine, ZERO_AUTO)                                                                                \
-    X(shard_group, ZERO_AUTO)
+    X(shard_group, ZERO_AUTO)                                                                                \
+    X(start_timeout_ms, ZERO_AUTO)
 
 #ifdef __cplusplus
 static inline zero_config zero_config_started(void)

@@ -247,6 +247,11 @@ void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
     r->timeout_ms = ms + (ms + 2) / 3; /* of which hub_beat.c waits three fourths */
 }
 
+void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
+{
+    r->timeout_ms = timeout_ms;
+}
+
 /* --- exchanging --- */
 
 static bool has_not_given(const struct zr_rendezvous *r, int rank)

@@ -81,6 +81,10 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t);
  * all ranks. Before the detach. */
 void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms);
 
+/* Another limit than zr_rendezvous_open was given, which is for the start: of what blocks from now on, and of
+ * the silence between hosts after the detach. More than 0. Local; before the detach. */
+void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms);
+
 /* Collective, blocking: every rank gives n bytes (equal on all ranks, checked) and gets world*n, in rank
  * order. Only before zr_rendezvous_detach. A rank lost meanwhile is an error on all. */
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);

@@ -71,7 +71,8 @@ static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *
     ncclResult_t res = ncclSuccess;
     int err = 0;
     if (p->api.MemAlloc && p->api.MemFree)
-        err = zr_nccl_within(p, "ncclMemAlloc", p->opt.timeout_ms, alloc_memory, &mem, sizeof mem, &res);
+        err =
+            zr_nccl_within(p, "ncclMemAlloc", p->opt.start_timeout_ms, alloc_memory, &mem, sizeof mem, &res);
     a->of_nccl = !err && !res && mem.at;
     if (!err && !a->of_nccl)
         err = p->dev->ops->alloc(p->dev, bytes, &mem.at);

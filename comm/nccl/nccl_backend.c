@@ -6,6 +6,7 @@ static int nccl_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
                            struct zr_comm *comm[ZR_ROLES])
 {
     const struct zr_nccl_options opt = {.timeout_ms = config->timeout_ms,
+                                        .start_timeout_ms = config->start_timeout_ms,
                                         .deterministic = config->deterministic,
                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
                                         .ragged = config->ragged,

@@ -311,8 +311,8 @@ bool zr_nccl_settle(struct zr_nccl *m);
  * "ncclCommAbort". */
 int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
                    size_t bytes, ncclResult_t *res);
-/* The same of a call that all ranks make while they open communicators, within timeout_ms: a rank that is
- * lost meanwhile, or has failed, ends the wait with what it was. */
+/* The same of a call that all ranks make while they open communicators, within start_timeout_ms: a rank that
+ * is lost meanwhile, or has failed, ends the wait with what it was. */
 int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
                      ncclResult_t *res);
 

@@ -70,7 +70,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
         o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
     o.out = &out->comm;
     /* the deadline of the call around it passes first */
-    o.until_ns = zr_now_ns() + p->timeout_ns + 1000000000;
+    o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
     /* what ranks compare is small, and the GPU has other work */
@@ -180,9 +180,10 @@ static int prepare(struct zr_nccl_set *p)
 {
     const struct zr_nccl_options *o = &p->opt;
     const struct zr_device_ops *d = p->dev->ops;
-    if (o->timeout_ms <= 0 || o->timeout_ms > INT64_MAX / 2000000)
-        return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld: more than 0 is allowed",
-                       (long long)o->timeout_ms);
+    const int64_t most = INT64_MAX / 2000000;
+    if (o->timeout_ms <= 0 || o->timeout_ms > most || o->start_timeout_ms <= 0 || o->start_timeout_ms > most)
+        return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld, start_timeout_ms %lld: more than 0 is allowed",
+                       (long long)o->timeout_ms, (long long)o->start_timeout_ms);
     if (d->compute_on_caller || !d->stream_native)
         return zr_fail(ZR_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
     int err = check_tree_size(p);
@@ -260,6 +261,8 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
+    if (!opt->start_timeout_ms)
+        p->opt.start_timeout_ms = opt->timeout_ms;
     p->ops = zr_nccl_ops;
     p->ops.deterministic = opt->deterministic;
     p->rank = zr_rendezvous_rank(rdv);

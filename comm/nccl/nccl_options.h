@@ -9,8 +9,11 @@ struct zr_rendezvous;
 struct zr_world;
 
 struct zr_nccl_options {
-    /* how long a collective waits for peers, and a call into NCCL may take */
+    /* how long a collective waits for peers, and the call that issues it may take */
     int64_t timeout_ms;
+    /* how long each call may take that makes a communicator, or allocates or registers an arena; 0:
+     * timeout_ms */
+    int64_t start_timeout_ms;
     /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks in a group */
     bool deterministic;
     /* Slices of more are packed only where the last ones are short. */
@@ -31,8 +34,8 @@ struct zr_nccl_options {
     struct zr_log *log;
 };
 
-/* What a communicator that the program lends says of its ranks. Local; blocks up to timeout_ms while it is
- * not ready (a non-blocking one). */
+/* What a communicator that the program lends says of its ranks. Local; blocks up to timeout_ms, of the start,
+ * while it is not ready (a non-blocking one). */
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
 
 /* Collective over lent, blocking up to timeout_ms; w is from zr_world_lent, of more than one rank. Where w

@@ -67,7 +67,7 @@ int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *ar
 {
     struct zr_task_call call = nccl_call(p, what, fn);
     call.look = p->rdv;
-    return call_within(p, &call, p->opt.timeout_ms, arg, bytes, res);
+    return call_within(p, &call, p->opt.start_timeout_ms, arg, bytes, res);
 }
 
 /* ---- failing ---- */

@@ -113,6 +113,7 @@ static void test_defaults(void **state)
         assert_int_equal(both[i].user.device, ZERO_DEVICE_HOST);
         assert_int_equal(both[i].user.copy_engine, ZERO_AUTO);
         assert_int_equal(both[i].user.shard_group, ZERO_AUTO);
+        assert_int_equal(zr_config_start_ms(&both[i].user), 30000);
         assert_int_equal(o->hybrid, ZR_HYBRID_NONE);
         zr_config_release(&both[i]);
     }
@@ -275,6 +276,8 @@ static const struct text_case text_cases[] = {
     {AT(hybrid), 'i', true, "hfsdp", ZERO_HYBRID_HFSDP, "3", "allowed: none (0), hsdp (1), hfsdp (2)"},
     {AT(shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
     {AT(shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
+    {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
 
@@ -415,6 +418,7 @@ static void test_bad_fields(void **state)
     BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
     BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
     BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
     BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");
     BAD(beta1, 1.0f, "beta1 is 1; allowed: 0 and more, less than 1");

@@ -154,7 +154,7 @@ static const char *const point_names[] = {"before meeting", "after wrap",  "in f
 struct death {
     int stage, victim, signal, world;
     enum point at;
-    int timeout_ms;
+    int timeout_ms, start_timeout_ms; /* of the start 0: the default */
 };
 
 struct actor {
@@ -248,6 +248,8 @@ static void train_until_death(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.timeout_ms = d->timeout_ms;
+    if (d->start_timeout_ms)
+        cfg.start_timeout_ms = d->start_timeout_ms;
     cfg.log = on_log;
     cfg.log_arg = &a;
     if (d->at == IN_UPDATE) {
@@ -341,7 +343,7 @@ static void killed_at_each_point(void **state)
             if (at == BEFORE_MEETING) { /* nobody knows of it yet: only time tells */
                 if (stage % 3)
                     continue;
-                d.timeout_ms = SHORT_MS;
+                d.start_timeout_ms = SHORT_MS;
             }
             run_processes(3, train_until_death, &d, d.victim, -1);
             assert_survivors(point_names[at], &d, at == BEFORE_MEETING ? ZERO_ERR_TIMEOUT : ZERO_ERR_PEER, 0,

@@ -279,7 +279,8 @@ static void skip_exchange(struct rank *me)
 {
     struct meeting m;
     RANK_CHECK(me, all_at(me, 1), "a rank has not started"); /* their time is short */
-    RANK_CHECK(me, meet(&m, &me->w, SHORT_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    zr_rendezvous_limit(m.r, SHORT_MS);
     if (me->w.rank != *(int *)me->arg) {
         note_error(me, exchange_ranks(&m));
         atomic_store(&me->stage, 2);

@@ -552,7 +552,7 @@ static void test_refused(void **state)
     custom.change = other_small;
     try_open(3, ZR_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
     custom.change = no_time;
-    try_open(2, ZR_ERR_ARG, "timeout_ms is 0");
+    try_open(2, ZR_ERR_ARG, "nccl: timeout_ms is 0");
     custom.change = no_library;
     try_open(3, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2");
     customize(false, LONG_MS);
@@ -566,6 +566,8 @@ static void test_refused(void **state)
 static _Thread_local bool no_watcher;
 /* what this rank leaves instead of its first call into NCCL that all make */
 static _Thread_local struct zr_rendezvous *to_leave;
+/* before it makes that call; 0: at once */
+static _Thread_local int late_ms;
 static int without_watcher; /* bit by rank */
 
 int __real_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
@@ -577,6 +579,10 @@ int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(voi
         zr_rendezvous_close(to_leave);
         to_leave = NULL;
         return zr_fail(ZR_ERR_SYSTEM, "this rank leaves");
+    }
+    if (late_ms && strcmp(name, "zero-nccl-call") == 0) {
+        sleep_ms(late_ms);
+        late_ms = 0;
     }
     return no_watcher && strcmp(name, "zero-nccl") == 0
                ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
@@ -640,6 +646,36 @@ static void test_open_fails(void **state)
     for (int k = 0; k < 3; k++)
         expect_rank(&r[k], ZR_ERR_TIMEOUT,
                     "ncclCommInitRankConfig of the gather communicator has not come back");
+    nccl_stand_in_end();
+    expected_misuse = -1; /* what hung was left behind with its memory */
+}
+
+static void opens_late(struct zr_nccl_options *opt, int rank)
+{
+    opt->start_timeout_ms = LONG_MS;
+    late_ms = rank == 1 ? 2 * SHORT_MS : 0;
+}
+
+static void starts_soon(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->start_timeout_ms = SHORT_MS;
+}
+
+/* A start takes longer than an operation may, and less where that is wanted. */
+static void test_start_limit(void **state)
+{
+    (void)state;
+    customize(false, SHORT_MS);
+    custom.change = opens_late;
+    try_open(3, 0, "");
+    nccl_stand_in_end();
+    customize(false, LONG_MS);
+    custom.change = starts_soon;
+    nccl_stand_in_hang("ncclCommSplit", 2, 1);
+    struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
+    for (int k = 0; k < 3; k++)
+        expect_rank(&r[k], ZR_ERR_TIMEOUT, "communicator has not come back after 800 ms");
     nccl_stand_in_end();
     expected_misuse = -1; /* what hung was left behind with its memory */
 }
@@ -882,6 +918,7 @@ int main(void)
         TEST(test_refused),
         TEST(test_no_watcher),
         TEST(test_open_fails),
+        TEST(test_start_limit),
         TEST(test_leaves_in_opening),
         TEST(test_arena),
         TEST(test_packed),

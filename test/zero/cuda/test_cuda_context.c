@@ -408,7 +408,7 @@ struct lending {
     ncclUniqueId id;
     bool blocks; /* the communicator */
     bool knows;  /* the configuration: rank, world and rendezvous too */
-    int timeout_ms, absent,
+    int start_timeout_ms, absent,
         bad; /* absent: the rank that lends nothing and does not come; bad: with a bad table */
 };
 
@@ -435,7 +435,8 @@ static void trains_over_lent(struct toy_rank *r)
     cfg.weight_decay = 0.1f;
     cfg.deterministic = 1;
     cfg.nccl_comm = comm;
-    cfg.timeout_ms = l->timeout_ms;
+    cfg.timeout_ms = 60000;
+    cfg.start_timeout_ms = l->start_timeout_ms;
     toy_make(&m);
     if (r->rank == l->bad)
         m.table[1].name = NULL;
@@ -482,10 +483,11 @@ static void test_lent(void **state)
     for (int world = 1; world <= 4; world++) {
         uint64_t hash = 0;
         for (int k = 0; k < 3; k++) {
-            over_lent(world,
-                      (struct lending){
-                          .blocks = k != 1, .knows = k == 2, .timeout_ms = 60000, .absent = -1, .bad = -1},
-                      r);
+            over_lent(
+                world,
+                (struct lending){
+                    .blocks = k != 1, .knows = k == 2, .start_timeout_ms = 60000, .absent = -1, .bad = -1},
+                r);
             for (int i = 0; i < world; i++) {
                 if (r[i].err)
                     fail_msg("world %d, rank %d: %d \"%s\"", world, i, r[i].err, r[i].text);
@@ -497,14 +499,14 @@ static void test_lent(void **state)
         }
     }
     /* What one rank alone finds wrong is an error on all, in its words. */
-    over_lent(3, (struct lending){.blocks = true, .timeout_ms = 60000, .absent = -1, .bad = 1}, r);
+    over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 60000, .absent = -1, .bad = 1}, r);
     for (int i = 0; i < 3; i++)
         if (r[i].err != ZERO_ERR_ARG || !strstr(r[i].text, "tensors[1]"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
     nccl_stand_in_end();
     nothing_wrong();
     /* A rank that does not come: named, after the time that was given. */
-    over_lent(3, (struct lending){.blocks = true, .timeout_ms = 1500, .absent = 2, .bad = -1}, r);
+    over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 1500, .absent = 2, .bad = -1}, r);
     for (int i = 0; i < 2; i++)
         if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "came to zero_wrap"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
