@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
@@ -82,12 +81,17 @@ def environment(**more):
     return {**kept, 'PATH': PATH, 'TMPDIR': '/run/tmp', **{k: str(v) for k, v in more.items()}}
 
 
+def memory_file():
+    """A file in no folder. (tempfile tries by a named one which folder it may use: that would be left where this process is killed just then.)"""
+    return os.fdopen(os.memfd_create('output'), 'w+b')
+
+
 class Command:
     """One that runs on a host. What it prints is kept in files, so it never waits for a reader."""
 
     def __init__(self, socket, command, env):
         self.name = f'{os.path.basename(socket)}: {" ".join(map(str, command))[:200]}'
-        self.files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self.files = [memory_file(), memory_file()]
         self.process = subprocess.Popen([*ENDS_WITH_US, PYTHON, '-IS', f'{HERE}/on_host.py', socket, *map(str, command)],
                                         stdin=subprocess.PIPE, stdout=self.files[0], stderr=self.files[1], env=env)
 
@@ -240,7 +244,7 @@ class Hosts:
         """Ends when this process does: by signal, and because its standard input ends. The latter is for a process that ends before it asks for the signal."""
         command = [*ENDS_WITH_US, *UNSHARE_ALL, 'sh', f'{HERE}/switch_up.sh', self.networks,
                    PYTHON, '-IS', f'{HERE}/agent.py', '/run/switch']
-        self.output = tempfile.TemporaryFile()
+        self.output = memory_file()
         self.process = subprocess.Popen([*map(str, command)], stdin=subprocess.PIPE, stdout=self.output, stderr=self.output, start_new_session=True,
                                         env={**os.environ, 'PATH': PATH})
         self.run_folder = f'/proc/{self.process.pid}/root/run'  # which only its mount namespace has

@@ -3,6 +3,7 @@ interface, no mount, no file.
 
     test_hosts_killed.py           N_MOMENTS and SEED in the environment
     test_hosts_killed.py --hold    the one that is killed"""
+import contextlib
 import ctypes
 import os
 import random
@@ -67,15 +68,21 @@ def descendants():
     return found[1:]
 
 
-def namespaces(pids):
-    """Those of some processes."""
+def namespaces(pids, hold=None):
+    """Those of some processes. An ExitStack can hold them: until it is closed they are not freed, and so no other gets the number of one, as the next that
+    anybody makes on this machine otherwise may."""
     seen = set()
     for pid in pids:
         for kind in NAMESPACES:
             try:
-                seen.add(os.readlink(f'/proc/{pid}/ns/{kind}'))
+                descriptor = os.open(f'/proc/{pid}/ns/{kind}', os.O_RDONLY)
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                pass
+                continue
+            seen.add(f'{kind}:[{os.fstat(descriptor).st_ino}]')
+            if hold:
+                hold.callback(os.close, descriptor)
+            else:
+                os.close(descriptor)
     return seen
 
 
@@ -90,6 +97,12 @@ class Killed(unittest.TestCase):
     def setUp(self):
         adopt_orphans()
         self.before = machine()
+        self.held = contextlib.ExitStack()
+        self.addCleanup(self.held.close)
+
+    def made(self):
+        """The namespaces that descendants of this process have made. They are held until look() has looked for processes in them."""
+        return namespaces(descendants(), self.held) - namespaces([os.getpid()])
 
     def wait_for_all(self):
         """Until no descendant is left. What is still there after a while was forgotten."""
@@ -107,6 +120,7 @@ class Killed(unittest.TestCase):
         self.wait_for_all()
         everybody = [pid for pid in os.listdir('/proc') if pid.isdigit()]
         self.assertEqual(made & namespaces(everybody), set())
+        self.held.close()
         self.assertEqual(machine(), self.before)
         self.assertEqual(os.listdir(folder), [])
 
@@ -122,7 +136,7 @@ class Killed(unittest.TestCase):
                 text += more
             time.sleep(wait_s)
             theirs = descendants()
-            made = namespaces(theirs) - namespaces([os.getpid()])
+            made = self.made()
             held.send_signal(signal.SIGKILL)
             self.assertEqual(held.wait(LIMIT), -signal.SIGKILL)
             held.stdout.close()
@@ -148,10 +162,10 @@ class Killed(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
             held.stdout.readline()
-            theirs = descendants()
-            made = namespaces(theirs) - namespaces([os.getpid()])
-            for pid in theirs:
-                os.kill(pid, signal.SIGSTOP)
+            made = self.made()
+            for pid in descendants():
+                with contextlib.suppress(ProcessLookupError):  # a short one has ended
+                    os.kill(pid, signal.SIGSTOP)
             held.kill()
             held.wait(LIMIT)
             held.stdout.close()
@@ -163,7 +177,7 @@ class Killed(unittest.TestCase):
             try:
                 with Hosts(2) as net:
                     net.hosts[0].start(['sh', '-c', STUBBORN]).expect('stubborn')
-                    made = namespaces(descendants()) - namespaces([os.getpid()])
+                    made = self.made()
                 # Its end was waited for: there is nothing left to wait for.
                 with self.assertRaises(ChildProcessError):
                     os.waitpid(-1, os.WNOHANG)
