@@ -63,6 +63,7 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
         SAME(deterministic, "deterministic");
         SAME(copy_engine, "copy_engine");
         SAME(small_bytes, "small_bytes");
+        SAME(ranks_per_id, "ranks_per_id");
         SAME(lent, "the use of a communicator that was lent");
         for (int i = 0; i < ZR_ROLES; i++) {
             char what[64];
@@ -77,10 +78,36 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
     return 0;
 }
 
-/* Whether this rank makes the id by which the communicator of m's group is made. */
+/* Whether this rank makes an id by which the communicator of m's group is made. */
 static bool makes_id(const struct zr_nccl *m)
 {
-    return m->base.group.rank == 0 && !m->set->opt.lent && !zr_nccl_splits(m);
+    int i = zr_nccl_n_ids(m) - 1;
+    while (i >= 0 && zr_nccl_id_place(m, i) != m->base.group.rank)
+        i--;
+    return i >= 0;
+}
+
+struct making {
+    struct zr_nccl_api api;
+    ncclUniqueId id;
+};
+
+/* It opens a socket and starts a thread, on the network that NCCL finds. */
+static int get_id(void *arg)
+{
+    struct making *m = arg;
+    return m->api.GetUniqueId(&m->id);
+}
+
+static int make_id(struct zr_nccl_set *p, ncclUniqueId *id)
+{
+    struct making m = {.api = p->api};
+    ncclResult_t res = ncclSuccess;
+    int err = zr_nccl_within(p, "ncclGetUniqueId", p->opt.start_timeout_ms, get_id, &m, sizeof m, &res);
+    if (!err && res)
+        err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
+    *id = m.id;
+    return err;
 }
 
 static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
@@ -89,22 +116,33 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
                                   .deterministic = p->opt.deterministic,
                                   .copy_engine = p->opt.copy_engine,
                                   .lent = p->opt.lent != NULL,
-                                  .small_bytes = p->opt.small_bytes};
+                                  .small_bytes = p->opt.small_bytes,
+                                  .ranks_per_id = p->opt.ranks_per_id};
     for (int i = 0; i < p->n_open; i++) {
         card->largest[p->open[i]->base.role] = p->open[i]->largest;
         card->packed[p->open[i]->base.role] = p->open[i]->packed;
     }
 }
 
-int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId id[ZR_ROLES])
+/* Every rank has the same, in the same order, as NCCL wants it. */
+static int take_ids(const struct zr_nccl *m, const struct zr_nccl_card *all, ncclUniqueId **ids)
+{
+    int n = zr_nccl_n_ids(m);
+    *ids = n ? malloc((size_t)n * sizeof **ids) : NULL;
+    if (n && !*ids)
+        return zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for %d ids", m->name, n);
+    for (int i = 0; i < n; i++)
+        (*ids)[i] = all[zr_comm_rank(&m->base, zr_nccl_id_place(m, i))].id[m->base.role];
+    return 0;
+}
+
+int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES])
 {
     struct zr_nccl_card mine;
     write_card(p, &mine);
-    for (int i = 0; !err && i < p->n_open; i++) {
-        ncclResult_t res = makes_id(p->open[i]) ? p->api.GetUniqueId(&mine.id[p->open[i]->base.role]) : 0;
-        if (res)
-            err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
-    }
+    for (int i = 0; !err && i < p->n_open; i++)
+        if (makes_id(p->open[i]))
+            err = make_id(p, &mine.id[p->open[i]->base.role]);
     zr_verdict_put(&mine, err);
     struct zr_nccl_card *all = malloc((size_t)p->world * sizeof *all);
     if (!all)
@@ -113,9 +151,10 @@ int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId id[ZR_ROLES])
     met = zr_verdict(met, &mine, all, p->world, p->rank);
     if (!met)
         met = compare_cards(p, all);
-    for (int i = 0; !met && i < p->n_open; i++) {
-        enum zr_role role = p->open[i]->base.role;
-        id[role] = all[zr_comm_rank(&p->open[i]->base, 0)].id[role];
+    if (!met) {
+        for (int i = 0; !err && i < p->n_open; i++)
+            err = take_ids(p->open[i], all, &ids[p->open[i]->base.role]);
+        met = zr_rendezvous_agree(p->rdv, err);
     }
     free(all);
     return met;

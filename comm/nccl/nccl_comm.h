@@ -117,10 +117,19 @@ typedef void *zr_nccl_window;
 #define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree)
 #endif
 
+/* What older headers do not have, as NVIDIA's user guide declares it (NCCL API, "Communicator Creation and
+ * Management Functions"). The second list of above, too. */
+typedef ncclResult_t zr_ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                                 ncclUniqueId *commIds, ncclConfig_t *config);
+#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable)
+
 struct zr_nccl_api {
 #define X(name) __typeof__(nccl##name) *name;
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
+#undef X
+#define X(name) zr_nccl##name *name;
+    ZR_NCCL_BY_NAME(X)
 #undef X
     /* of the library, as NCCL_VERSION counts */
     int version;
@@ -326,6 +335,10 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
 /* ---- nccl_open.c ---- */
 /* Whether m is split off another communicator: what was lent, or that of all ranks. */
 bool zr_nccl_splits(const struct zr_nccl *m);
+/* By how many ids m is made; 0: by none. Each is of as many neighbouring places of its group as the next, or
+ * of one more, and is made at the first of them. */
+int zr_nccl_n_ids(const struct zr_nccl *m);
+int zr_nccl_id_place(const struct zr_nccl *m, int id);
 void zr_nccl_close(struct zr_comm *c);
 /* Gives up one use of the set; with the last it is freed. */
 void zr_nccl_set_drop(struct zr_nccl_set *p);
@@ -347,8 +360,8 @@ int64_t zr_nccl_usable(const struct zr_nccl *m);
 /* What a rank tells the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t version, deterministic, copy_engine, lent;
-    int64_t small_bytes, largest[ZR_ROLES], packed[ZR_ROLES];
-    /* of the rank at its group's first place */
+    int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
+    /* of ranks that make one */
     ncclUniqueId id[ZR_ROLES];
     ZR_VERDICT(400);
 };
@@ -364,9 +377,9 @@ struct zr_nccl_tally {
     int64_t odd_number;
 };
 
-/* Compares all ranks' cards. err: of this rank, with its message. id: of each role's group, where it has one.
- */
-int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId id[ZR_ROLES]);
+/* Compares all ranks' cards. err: of this rank, with its message. ids[role]: zr_nccl_n_ids of the role's
+ * group, where that is not 0: free each, also after a failure. */
+int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES]);
 /* err: of this rank, with its message. Returns the first rank's error, or 0 with the tally of the ranks'
  * numbers, where it is wanted, over m's group (both may be NULL). */
 int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,

@@ -47,6 +47,7 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
 #define X(name) *(void **)&api->name = dlsym(lib, "nccl" #name);
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
+    ZR_NCCL_BY_NAME(X)
 #undef X
 #define X(name)                                                                                              \
     if (!api->name)                                                                                          \

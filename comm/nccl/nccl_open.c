@@ -19,7 +19,8 @@ struct opening {
     ncclComm_t parent, *out;
     int64_t until_ns;
     struct zr_group group;
-    ncclUniqueId id;
+    ncclUniqueId *ids;
+    int n_ids;
     ncclConfig_t config;
 };
 
@@ -27,19 +28,23 @@ struct opening {
 static int open_one(void *arg)
 {
     struct opening *o = arg;
+    if (!o->parent && o->n_ids > 1)
+        return o->api.CommInitRankScalable(o->out, o->group.size, o->group.rank, o->n_ids, o->ids,
+                                           &o->config);
     if (!o->parent)
-        return o->api.CommInitRankConfig(o->out, o->group.size, o->id, o->group.rank, &o->config);
+        return o->api.CommInitRankConfig(o->out, o->group.size, o->ids[0], o->group.rank, &o->config);
     /* Groups have no member in common, so a member's rank tells them apart. */
     int color = zr_group_member(&o->group, 0);
     ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, &o->config);
     return zr_nccl_await(&o->api, o->parent, res, o->out, o->until_ns);
 }
 
-/* Where NCCL puts a communicator. Where a call has not come back and may still write one, this is kept for
- * good, in a place where a leak checker finds it. */
+/* Where NCCL puts a communicator, and what it reads to make one. Where a call has not come back and may still
+ * do so, this is kept for good, in a place where a leak checker finds it. */
 struct place {
     ncclComm_t comm;
     struct place *next;
+    ncclUniqueId ids[];
 };
 static struct place *_Atomic left_behind;
 
@@ -57,18 +62,44 @@ bool zr_nccl_splits(const struct zr_nccl *m)
     return p->api.CommSplit && (p->opt.lent || m != p->open[0]);
 }
 
-static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
+int zr_nccl_n_ids(const struct zr_nccl *m)
+{
+    const struct zr_nccl_set *p = m->set;
+    int per_id = p->opt.ranks_per_id ? p->opt.ranks_per_id : ZR_NCCL_RANKS_PER_ID, size = m->base.group.size;
+    if (p->opt.lent || zr_nccl_splits(m))
+        return 0;
+    return p->api.CommInitRankScalable ? (size - 1) / per_id + 1 : 1;
+}
+
+/* NCCL spreads its ranks over ids by the same rule, so each reports to the first of its own. */
+int zr_nccl_id_place(const struct zr_nccl *m, int id)
+{
+    int n = zr_nccl_n_ids(m), each = m->base.group.size / n, more = m->base.group.size % n;
+    return id * each + (id < more ? id : more);
+}
+
+/* Not on the stack: NCCL may use it when open_comm has returned. */
+static struct place *make_place(const ncclUniqueId *ids, int n_ids)
+{
+    struct place *out = calloc(1, sizeof *out + (size_t)n_ids * sizeof *ids);
+    if (out && n_ids)
+        memcpy(out->ids, ids, (size_t)n_ids * sizeof *ids);
+    return out;
+}
+
+static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
 {
     struct zr_nccl_set *p = m->set;
-    struct opening o = {.api = p->api, .group = m->base.group, .id = *id, .config = NCCL_CONFIG_INITIALIZER};
+    struct opening o = {.api = p->api, .group = m->base.group, .config = NCCL_CONFIG_INITIALIZER};
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
-    /* Not on the stack: NCCL may write it when this function has returned. */
-    struct place *out = calloc(1, sizeof *out);
+    o.n_ids = zr_nccl_n_ids(m);
+    struct place *out = make_place(ids, o.n_ids);
     if (zr_nccl_splits(m))
         o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
-    o.out = &out->comm;
+    o.out = out ? &out->comm : NULL;
+    o.ids = out ? out->ids : NULL;
     /* the deadline of the call around it passes first */
     o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
     o.config.blocking = 1;
@@ -95,7 +126,10 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *id)
         err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
         snprintf(what, sizeof what, "%s of the %s communicator",
-                 o.parent ? "ncclCommSplit" : "ncclCommInitRankConfig", m->name);
+                 o.parent      ? "ncclCommSplit"
+                 : o.n_ids > 1 ? "ncclCommInitRankScalable"
+                               : "ncclCommInitRankConfig",
+                 m->name);
         err = zr_nccl_together(p, what, open_one, &o, sizeof o, &res);
         bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
@@ -287,7 +321,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
                  const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES])
 {
     struct zr_nccl_set *p = make_set(rdv, dev, opt, ask);
-    ncclUniqueId id[ZR_ROLES];
+    ncclUniqueId *ids[ZR_ROLES] = {NULL};
     memset(comm, 0, ZR_ROLES * sizeof *comm);
     if (!p)
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "nccl: no memory for communicators"));
@@ -299,9 +333,11 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     err = prepare(p);
     if (!err)
         err = open_host(p);
-    err = zr_nccl_meet(p, err, id);
+    err = zr_nccl_meet(p, err, ids);
     for (int i = 0; i < p->n_open && !err; i++)
-        err = open_comm(p->open[i], &id[p->open[i]->base.role]);
+        err = open_comm(p->open[i], ids[p->open[i]->base.role]);
+    for (int r = 0; r < ZR_ROLES; r++)
+        free(ids[r]);
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);

@@ -28,6 +28,9 @@ struct zr_nccl_options {
      * of a GPU in one order on all ranks, so while ours are at work other NCCL traffic of the program, from
      * another thread or on any communicator, may deadlock with them */
     void *lent;
+    /* A communicator of more ranks is made by several ids, each of at most so many; 0: ZR_NCCL_RANKS_PER_ID
+     */
+    int ranks_per_id;
     /* NULL: what the program has loaded, else libnccl.so.2; else a path */
     const char *library;
     /* may be NULL; written by a thread of the communicators, too */
@@ -44,6 +47,10 @@ int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
  * listens there: close it then. *left: NCCL has not ended, so dev can only be left behind. */
 int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                       bool *left);
+
+/* All ranks of an id report to the one process that made it. NCCL has more than so many do it one after the
+ * other (NCCL_UID_STAGGER_THRESHOLD in its user guide), which that process could not take at once. */
+#define ZR_NCCL_RANKS_PER_ID 256
 
 /* What slices may have at most to travel packed: copying them in and out takes a few microseconds, less than
  * a call of their own. */

@@ -15,9 +15,12 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
 #define X(name) api->name = nccl##name;
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
+    ZR_NCCL_BY_NAME(X)
 #undef X
     if (version < 21800)
         api->CommSplit = NULL;
+    if (version < 22300)
+        api->CommInitRankScalable = NULL;
     if (version < 21900)
         api->MemAlloc = NULL, api->MemFree = NULL;
 #if ZR_NCCL_WINDOWS

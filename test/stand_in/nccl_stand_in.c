@@ -186,7 +186,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 {
     NSI_BEGIN("ncclGetUniqueId", NULL);
     memset(uniqueId, 0, sizeof *uniqueId);
-    snprintf(uniqueId->internal, sizeof uniqueId->internal, "team %llu", (unsigned long long)++nsi.n_ids);
+    snprintf(uniqueId->internal, sizeof uniqueId->internal, "device %d, team %llu", inside_device,
+             (unsigned long long)++nsi.n_ids);
     return nsi_leave(ncclSuccess);
 }
 
@@ -244,6 +245,27 @@ static bool can_hold(const ncclConfig_t *config)
     return false;
 }
 
+/* As NVIDIA's user guide has it ("Creating a communicator using multiple ncclUniqueIds"). */
+static bool has_root(int rank, int n_ranks, int n_ids)
+{
+    int more = n_ranks % n_ids, each = n_ranks / n_ids, limit = more * (each + 1);
+    return rank < limit ? rank % (each + 1) == 0 : (rank - limit) % each == 0;
+}
+
+/* All ranks are here: who is to make an id has made it. */
+static void check_roots(const struct nsi_team *k, int rank)
+{
+    int nth = -1, device = -1;
+    if (k->n_ids < 2 || !has_root(rank, k->n_ranks, k->n_ids))
+        return;
+    for (int r = 0; r <= rank; r++)
+        nth += has_root(r, k->n_ranks, k->n_ids);
+    sscanf(k->ids[nth].internal, "device %d,", &device);
+    if (device != k->device[rank])
+        stand_in_misuse("ncclCommInitRankScalable: id %d of %d was made on device %d: rank %d is to make it",
+                        nth, k->n_ids, device, rank);
+}
+
 static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
                               ncclComm_t *out)
 {
@@ -273,6 +295,7 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
         pthread_cond_wait(&nsi.moved, &nsi.lock);
     if (k->n_here < n_ranks)
         return ncclSystemError;
+    check_roots(k, rank);
     struct ncclComm *c = calloc(1, sizeof *c);
     c->team = k;
     c->rank = rank;
@@ -299,6 +322,35 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
         return res;
     nsi.counts.n_made++;
     return nsi_leave(join_team(commId.internal, nranks, rank, config, comm));
+}
+
+/* The same ids in the same order on all ranks. */
+static bool check_ids(struct nsi_team *k, int rank, int n_ids, const ncclUniqueId *ids)
+{
+    size_t bytes = (size_t)n_ids * sizeof *ids;
+    if (!k->n_ids) {
+        k->n_ids = n_ids;
+        memcpy(k->ids, ids, bytes);
+    }
+    if (k->n_ids == n_ids && memcmp(k->ids, ids, bytes) == 0)
+        return true;
+    stand_in_misuse("ncclCommInitRankScalable: rank %d has other ids, or another order of them", rank);
+    return false;
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                      ncclUniqueId *commIds, ncclConfig_t *config)
+{
+    NSI_BEGIN("ncclCommInitRankScalable", NULL);
+    if (nId < 1 || nId > nranks || nranks > NSI_RANKS) {
+        stand_in_misuse("ncclCommInitRankScalable: %d ids for %d ranks", nId, nranks);
+        return nsi_leave(ncclInvalidArgument);
+    }
+    if (!check_ids(team_of(commIds[0].internal, nranks), myrank, nId, commIds))
+        return nsi_leave(ncclInvalidArgument);
+    nsi.counts.n_made++;
+    nsi.counts.n_scalable += nId > 1;
+    return nsi_leave(join_team(commIds[0].internal, nranks, myrank, config, newcomm));
 }
 
 /* Waits for what all ranks of the communicator ask for. */

@@ -13,10 +13,11 @@
  * allocate or of other sizes or offsets on other ranks, memory freed while registered, a group not ended,
  * two threads of a rank inside at once, an order of communicators that differs between ranks, the NULL
  * stream with copy engines, fewer CTAs at most than at least, a split that shares what its parent works
- * with, a communicator used after it was destroyed or while it is in progress, what releases of that
- * version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a look for
- * errors by a thread that blocks SIGSEGV. What differs between ranks (kind, count, type, root) is misuse
- * and waits for ever, as the real thing may. */
+ * with, several ids of which one is another on another rank or is not made by the first of the ranks that it
+ * serves, or more of them than ranks, a communicator used after it was destroyed or while it is in
+ * progress, what releases of that version are known to do wrong (copy engines of two ranks; symmetric
+ * collectives in one group), a look for errors by a thread that blocks SIGSEGV. What differs between ranks
+ * (kind, count, type, root) is misuse and waits for ever, as the real thing may. */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
 
@@ -27,7 +28,7 @@
 
 struct nccl_stand_in_machine {
     /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800 no
-     * ncclCommSplit */
+     * ncclCommSplit, below 22300 no ncclCommInitRankScalable */
     int version;
     /* true; false: registering succeeds and leaves the handle alone */
     bool windows;
@@ -59,8 +60,9 @@ struct nccl_stand_in_counts {
     int64_t n_symmetric;
     /* of n_symmetric: gathers of a communicator without CTAs */
     int64_t n_copy_engine;
-    /* communicators made by ncclCommInitRankConfig, and by ncclCommSplit, over all ranks */
-    int64_t n_made, n_split;
+    /* communicators made by ncclCommInitRankConfig or ncclCommInitRankScalable, those of them by several ids,
+     * and those made by ncclCommSplit, over all ranks */
+    int64_t n_made, n_scalable, n_split;
     /* of them, those that may use one CTA */
     int64_t n_one_cta;
     /* communicators that are alive */

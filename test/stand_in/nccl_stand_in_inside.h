@@ -49,7 +49,11 @@ struct nsi_split {
 
 /* Ranks that work together. */
 struct nsi_team {
+    /* the first of ids */
     char id[NCCL_UNIQUE_ID_BYTES];
+    /* by which it is made, where they are several */
+    int n_ids;
+    ncclUniqueId ids[NSI_RANKS];
     int n_ranks, n_here;
     /* -1: not here yet */
     int device[NSI_RANKS];

@@ -170,6 +170,99 @@ static void test_order(void **state)
         pthread_join(threads[r], NULL);
 }
 
+/* What a rank gives ncclCommInitRankScalable: which rank made each id, how many ids there are. */
+enum { SCALABLE = 7 };
+static struct {
+    int n, maker[SCALABLE];
+    ncclUniqueId id[SCALABLE];
+    ncclResult_t res[SCALABLE];
+} ids;
+
+static void *run_scalable(void *arg)
+{
+    int rank = (int)(intptr_t)arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    struct found ignored;
+    ncclComm_t all;
+    config.blocking = 1;
+    assert_int_equal(cudaSetDevice(rank), 0);
+    ids.res[rank] = ncclCommInitRankScalable(&all, SCALABLE, rank, ids.n, ids.id, &config);
+    if (ids.res[rank])
+        return NULL;
+    gather_ranks(all, rank, &ignored);
+    assert_int_equal(ncclCommDestroy(all), 0);
+    return NULL;
+}
+
+static void make_scalable(void)
+{
+    pthread_t threads[SCALABLE];
+    for (int i = 0; i < ids.n; i++) {
+        assert_int_equal(cudaSetDevice(ids.maker[i]), 0);
+        assert_int_equal(ncclGetUniqueId(&ids.id[i]), 0);
+    }
+    for (int r = 0; r < SCALABLE; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_scalable, (void *)(intptr_t)r), 0);
+    for (int r = 0; r < SCALABLE; r++)
+        pthread_join(threads[r], NULL);
+}
+
+/* The user guide's example: of 3 ids for 7 ranks the first is of ranks 0 to 2, the others of two ranks
+ * each. */
+static void test_scalable(void **state)
+{
+    (void)state;
+    ids.n = 3;
+    ids.maker[0] = 0, ids.maker[1] = 3, ids.maker[2] = 5;
+    make_scalable();
+    for (int r = 0; r < SCALABLE; r++)
+        assert_int_equal(ids.res[r], 0);
+}
+
+/* An id of another rank's, and one too many. */
+static void test_scalable_refused(void **state)
+{
+    (void)state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all;
+    ids.n = 3;
+    ids.maker[0] = 0, ids.maker[1] = 4, ids.maker[2] = 5;
+    make_scalable();
+    assert_int_equal(ncclCommInitRankScalable(&all, 2, 0, 3, ids.id, &config), ncclInvalidArgument);
+    assert_int_equal(ncclCommInitRankScalable(&all, 2, 0, 0, ids.id, &config), ncclInvalidArgument);
+}
+
+static void *run_first(void *arg)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all;
+    (void)arg;
+    assert_int_equal(cudaSetDevice(0), 0);
+    ids.res[0] = ncclCommInitRankScalable(&all, 3, 0, 3, ids.id, &config);
+    return NULL;
+}
+
+/* The same ids in another order: the rank that has them is told, the others wait. */
+static void test_scalable_differs(void **state)
+{
+    (void)state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all;
+    pthread_t first;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ncclGetUniqueId(&ids.id[i]), 0);
+    assert_int_equal(pthread_create(&first, NULL, run_first, NULL), 0);
+    struct nccl_stand_in_counts c = {0};
+    while (c.n_scalable == 0)
+        nccl_stand_in_counts(&c);
+    ncclUniqueId other[3] = {ids.id[0], ids.id[2], ids.id[1]};
+    assert_int_equal(cudaSetDevice(1), 0);
+    assert_int_equal(ncclCommInitRankScalable(&all, 3, 1, 3, other, &config), ncclInvalidArgument);
+    nccl_stand_in_end();
+    pthread_join(first, NULL);
+    assert_int_equal(ids.res[0], ncclSystemError);
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -188,11 +281,14 @@ static int finish(void **state)
 
 int main(void)
 {
-    static int one = 1, two = 2;
+    static int one = 1, two = 2, three = 3;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_split, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_refused, start, finish, &one),
         cmocka_unit_test_setup_teardown(test_order, start, finish),
+        cmocka_unit_test_setup_teardown(test_scalable, start, finish),
+        cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
+        cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),
         cmocka_unit_test_prestate_setup_teardown(test_order, start, finish, &two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,6 +237,33 @@ static void expect_nothing_open(void)
     assert_int_equal(after.n_registered, 0);
 }
 
+/* The world by several ids, however many ranks each is of; by one where NCCL takes no more. */
+static int ranks_per_id;
+
+static void by_several_ids(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->ranks_per_id = ranks_per_id;
+}
+
+static void test_several_ids(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 22205};
+    for (int v = 0; v < 2; v++)
+        for (ranks_per_id = 1; ranks_per_id <= WORLD; ranks_per_id++) {
+            struct nccl_stand_in_counts c;
+            nccl_stand_in_the_machine()->version = versions[v];
+            customize(false, LONG_MS);
+            custom.change = by_several_ids;
+            run_ranks(false, WORLD, every_role, NULL, NULL);
+            nccl_stand_in_counts(&c);
+            assert_int_equal(c.n_made, WORLD);
+            assert_int_equal(c.n_scalable, v == 0 && ranks_per_id < WORLD ? WORLD : 0);
+            nccl_stand_in_end();
+        }
+}
+
 /* One is made of all ranks, and the others are split off it, where that can be; the small one has one CTA. */
 static void expect_made(bool can_split, int world, int n_roles)
 {
@@ -385,7 +412,8 @@ static void test_split_fails(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_every_role), TEST(test_without_groups), TEST(test_lent),
-                                       TEST(test_one_fails), TEST(test_split_fails)};
+    const struct CMUnitTest tests[] = {TEST(test_every_role),     TEST(test_several_ids),
+                                       TEST(test_without_groups), TEST(test_lent),
+                                       TEST(test_one_fails),      TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }
