@@ -13,13 +13,27 @@ if [ -z "$clang" ]; then
     echo "0 passed, 1 failed"
     exit 1
 fi
-mkdir -p build-fuzz
+rm -rf build-fuzz/passed
+mkdir -p build-fuzz/passed
 flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
 parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c kernels/error.c"
-passed=0 failed=0
+names='' running=''
 
-# fuzz NAME SOURCE...
+# fuzz NAME SOURCE...: two at a time. What they print comes when they have ended.
 fuzz() {
+    names="$names $1"
+    try "$@" >"build-fuzz/$1.log" 2>&1 &
+    running="$running $!"
+    # shellcheck disable=SC2086 # a list of words
+    set -- $running
+    if [ $# -ge 2 ]; then
+        wait "$1" || true
+        shift
+        running="$*"
+    fi
+}
+
+try() {
     name=$1
     shift
     mkdir -p "build-fuzz/found-$name"
@@ -27,10 +41,7 @@ fuzz() {
     if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" -ljansson -lisal -lnettle -lxxhash -luv -lm -lpthread &&
         "build-fuzz/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 -verbosity=0 \
             -artifact_prefix="build-fuzz/$name-" "build-fuzz/found-$name" "test/fuzz/seeds/$name"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "failed: $name"
+        : >"build-fuzz/passed/$name"
     fi
 }
 
@@ -41,5 +52,17 @@ fuzz manifest $parsers
 fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
 fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
 fuzz hostlist comm/meet/hostlist.c kernels/error.c
+wait
+passed=0 failed=0
+for name in $names; do
+    echo "-- $name"
+    cat "build-fuzz/$name.log"
+    if [ -e "build-fuzz/passed/$name" ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "failed: $name"
+    fi
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
