@@ -111,6 +111,13 @@ int zero_drop(zero_ctx *z)
     return err ? err : zr_engine_drop(z->engine);
 }
 
+static void report_progress(struct zero_ctx *z)
+{
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    zr_progress_step(&z->progress, facts.t);
+}
+
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
     int err = need_healthy(z, "zero_step");
@@ -133,6 +140,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     err = zr_engine_step(z->engine, lr, info ? &r : NULL);
     if (!err) {
         z->n_micro += (int64_t)z->config.options.grad_accum_steps * z->world.world;
+        report_progress(z);
         zr_save_notice(z);
         err = zr_engine_check_replicas(z->engine);
     }

@@ -10,6 +10,7 @@
 #include "zero/checkpoint/files.h"
 #include "zero/checkpoint/folder_lock.h"
 #include "zero/config.h"
+#include "zero/progress.h"
 
 struct zero_ctx {
     struct zr_config config;
@@ -62,6 +63,8 @@ struct zero_ctx {
     bool reported_unequal_buffers;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
+    /* for zero-run */
+    struct zr_progress_map progress;
     /* the program's own, for the next save or of the last load */
     unsigned char *user_data;
 

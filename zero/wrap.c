@@ -188,6 +188,7 @@ static void tear_down(struct zero_ctx *z)
 {
     struct zr_kept kept;
     zr_keep(&kept, 0);
+    zr_progress_close(&z->progress);
     bool loop_ended = zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
     if (!loop_ended) {
@@ -488,6 +489,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     report_optimizers(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);
+    zr_progress_open(&z->progress, z->config.options.log, z->config.options.grad_accum_steps);
     *out = z;
     return 0;
 }

@@ -9,6 +9,7 @@
  *     run_decide.c which of the two
  *     run_follow.c the other nodes: they do what node 0 says
  *     run_nodes.c  how nodes meet, compare what they were given, and talk
+ *     run_progress.c   how far ranks have come, as they leave it behind
  *     run_ranks.c  the ranks of one attempt: started, signalled, ended
  *     run_lines.c  a rank's output, whole line by whole line
  *     run_terminal.c   a pseudo-terminal for a rank's standard output
@@ -67,6 +68,32 @@ struct zr_run_start {
     char job[64];
 };
 
+/* How far ranks have come. */
+struct zr_run_reached {
+    /* the highest step; -1: no rank has said */
+    int64_t t;
+    /* their grad_accum_steps; 0: no rank has said */
+    int accum;
+};
+
+/* run_progress.c */
+
+struct zr_progress;
+struct zr_run_progress {
+    /* (n_ranks), of this node's ranks */
+    struct zr_progress *of;
+    int n_ranks, fd;
+    /* by which they find it */
+    char path[48];
+};
+
+/* For the life of zero-run. 0 or a libuv error. */
+int zr_run_progress_open(struct zr_run_progress *p, int n_ranks);
+/* Before an attempt. */
+void zr_run_progress_clear(struct zr_run_progress *p);
+/* After it, whatever became of the ranks. */
+struct zr_run_reached zr_run_progress_read(const struct zr_run_progress *p);
+
 /* run_exec.c */
 
 #define ZR_RUN_EXEC "--exec-rank" /* zero-run --exec-rank PARENT PATH ARGV0 ARGS...: not for users */
@@ -81,8 +108,10 @@ int zr_run_exec(int argc, char **argv);
 
 /* run_env.c */
 
-/* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory. */
-char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank);
+/* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory.
+ * progress: the path. */
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
+                          const char *progress);
 
 /* run_job.c */
 

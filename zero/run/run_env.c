@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 /* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
- * first ten are set anew. A name ending in _ stands for all that begin so. */
+ * first eleven are set anew. A name ending in _ stands for all that begin so. */
 static const char *const launcher_variables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT",
+    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT", "ZERO_PROGRESS",
     /* ours, stronger than RANK */
     "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
     /* torchrun's */
@@ -38,7 +38,7 @@ struct entries {
     char **env, *text;
     size_t n;
 };
-enum { N_NEW = 12, NEW_BYTES = 320 };
+enum { N_NEW = 13, NEW_BYTES = 320 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
@@ -74,7 +74,8 @@ static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain
     return true;
 }
 
-char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank)
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
+                          const char *progress)
 {
     /* Their terminals are pipes to a file or a program: not a place for colours and moving cursors. */
     bool plain = !o->raw && !isatty(STDOUT_FILENO);
@@ -91,6 +92,7 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
     add(&e, "ZERO_JOB=%s", s->job);
     add(&e, "ZERO_JOB_KEY=%s", o->key);
     add(&e, "ZERO_ATTEMPT=%d", s->attempt);
+    add(&e, "ZERO_PROGRESS=%s:%d", progress, local_rank);
     if (s->accum)
         add(&e, "ZERO_GRAD_ACCUM_STEPS=%d", s->accum);
     if (plain)

@@ -17,12 +17,12 @@ static void on_failure(struct zr_run_job *j, const struct zr_run_failure *f)
     send_0(j, &(struct zr_run_message){.word = ZR_RUN_FAILED, .failure = *f});
 }
 
-static void on_over(struct zr_run_job *j, bool leftovers)
+static void on_over(struct zr_run_job *j, bool leftovers, struct zr_run_reached r)
 {
     if (j->leader_lost)
         zr_run_job_over(j);
     else
-        send_0(j, &(struct zr_run_message){.word = ZR_RUN_OVER, .number = leftovers});
+        send_0(j, &(struct zr_run_message){.word = ZR_RUN_OVER, .number = leftovers, .reached = r});
 }
 
 static void on_signal(struct zr_run_job *j, int signum)

@@ -56,9 +56,10 @@ static void on_over(void *arg)
 {
     struct zr_run_job *j = arg;
     bool leftovers = zr_run_attempt_leftovers(j->attempt);
+    struct zr_run_reached reached = zr_run_attempt_reached(j->attempt);
     zr_run_attempt_free(j->attempt);
     j->attempt = NULL;
-    j->role->on_over(j, leftovers);
+    j->role->on_over(j, leftovers, reached);
     stop_if_written(j);
 }
 
@@ -75,7 +76,7 @@ void zr_run_job_start(struct zr_run_job *j)
     if (j->attempt)
         zr_run_attempt_end(j->attempt);
     else
-        j->role->on_over(j, false);
+        j->role->on_over(j, false, (struct zr_run_reached){.t = -1});
 }
 
 /* --- output --- */

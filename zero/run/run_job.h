@@ -36,8 +36,8 @@ struct zr_run_role {
     void (*begin)(struct zr_run_job *j);
     /* The first failure of this node's ranks, which are being ended. */
     void (*on_failure)(struct zr_run_job *j, const struct zr_run_failure *f);
-    /* All ranks of this node are gone; j->attempt is NULL again. */
-    void (*on_over)(struct zr_run_job *j, bool leftovers);
+    /* All ranks of this node are gone, which had reached r; j->attempt is NULL again. */
+    void (*on_over)(struct zr_run_job *j, bool leftovers, struct zr_run_reached r);
     /* This node got a signal, which its own ranks have already. */
     void (*on_signal)(struct zr_run_job *j, int signum);
     void (*on_message)(struct zr_run_job *j, int from, const struct zr_run_message *m);

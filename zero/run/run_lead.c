@@ -26,6 +26,11 @@ struct zr_run_lead {
     } * of;
     int n_nodes;
     bool leftovers;
+    /* what ranks of this attempt have said */
+    struct zr_run_reached reached;
+    /* over all attempts: as struct zr_run_ended has them */
+    int64_t most_t;
+    int n_without_step, first_world, first_accum;
     /* the first failure of the attempt, as far as it is known; kind 0: none */
     struct zr_run_failure failure;
     /* of a node that was lost */
@@ -234,13 +239,14 @@ static void start_attempt(struct zr_run_job *j, const char *said)
     struct zr_run_lead *l = j->lead;
     l->failure.kind = 0;
     l->judged = l->leftovers = false;
+    l->reached = (struct zr_run_reached){.t = -1};
     int err = j->node.o->port ? 0 : hold_port(j, &j->start.port);
     deal_ranks(j);
     if (err) {
         on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NOT_STARTED, .code = err});
         for (int i = 1; i < l->n_nodes; i++)
             l->of[i].over = true;
-        j->role->on_over(j, false);
+        j->role->on_over(j, false, l->reached);
         return;
     }
     for (int i = 1; i < l->n_nodes; i++) {
@@ -261,6 +267,21 @@ static int n_available(const struct zr_run_job *j)
     return n;
 }
 
+/* What the attempt that is over adds to what is known of the job. */
+static void count_progress(struct zr_run_job *j)
+{
+    struct zr_run_lead *l = j->lead;
+    bool is_new = l->reached.t > l->most_t;
+    if (j->start.attempt > 0)
+        l->n_without_step = is_new ? 0 : l->n_without_step + 1;
+    if (is_new)
+        l->most_t = l->reached.t;
+    if (!l->first_accum && l->reached.accum) {
+        l->first_accum = l->reached.accum;
+        l->first_world = j->start.world;
+    }
+}
+
 /* Whether there is to be another attempt, which j->start then has. */
 static bool decide(struct zr_run_job *j, struct zr_run_next *next)
 {
@@ -271,7 +292,10 @@ static bool decide(struct zr_run_job *j, struct zr_run_next *next)
         .asked = j->n_asked > 0 || j->output_lost,
         .cannot_start = j->lead->cannot_start,
         .leftovers = j->lead->leftovers,
-        .most_t = -1,
+        .most_t = j->lead->most_t,
+        .n_without_step = j->lead->n_without_step,
+        .first_world = j->lead->first_world,
+        .first_accum = j->lead->first_accum,
         .accum = j->start.accum,
     };
     zr_run_decide(&j->node.o->limits, &ended, next);
@@ -293,6 +317,7 @@ static void end_attempt(struct zr_run_job *j)
     struct zr_run_next next = {0};
     if (j->lead->failure.kind && !j->lead->judged)
         judge(j);
+    count_progress(j);
     if (j->exit_code && decide(j, &next)) {
         j->exit_code = 0;
         start_attempt(j, next.text);
@@ -303,9 +328,11 @@ static void end_attempt(struct zr_run_job *j)
     zr_run_job_over(j);
 }
 
-static void node_over(struct zr_run_job *j, int node, bool leftovers)
+static void node_over(struct zr_run_job *j, int node, bool leftovers, struct zr_run_reached r)
 {
     struct zr_run_lead *l = j->lead;
+    l->reached.t = r.t > l->reached.t ? r.t : l->reached.t;
+    l->reached.accum = r.accum > l->reached.accum ? r.accum : l->reached.accum;
     l->leftovers |= leftovers;
     l->of[node].over = true;
     for (int i = 0; i < l->n_nodes; i++)
@@ -316,9 +343,9 @@ static void node_over(struct zr_run_job *j, int node, bool leftovers)
 
 /* --- events --- */
 
-static void on_over(struct zr_run_job *j, bool leftovers)
+static void on_over(struct zr_run_job *j, bool leftovers, struct zr_run_reached r)
 {
-    node_over(j, 0, leftovers);
+    node_over(j, 0, leftovers, r);
 }
 
 static void on_signal(struct zr_run_job *j, int signum)
@@ -335,7 +362,7 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
         on_failure(j, &m->failure);
         break;
     case ZR_RUN_OVER:
-        node_over(j, from, m->number);
+        node_over(j, from, m->number, m->reached);
         break;
     case ZR_RUN_SIGNAL:
         zr_run_job_signal(j, m->number);
@@ -360,7 +387,7 @@ static void on_lost(struct zr_run_job *j, int node, const char *why)
         on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NODE_LOST, .node = node});
     }
     if (had_ranks)
-        node_over(j, node, false);
+        node_over(j, node, false, (struct zr_run_reached){.t = -1});
 }
 
 /* --- the beginning --- */
@@ -378,6 +405,7 @@ static void begin(struct zr_run_job *j)
     const struct zr_run_options *o = j->node.o;
     struct zr_run_lead *l = j->lead = &lead;
     l->n_nodes = o->n_nodes;
+    l->most_t = -1;
     l->of = calloc((size_t)o->n_nodes, sizeof *l->of);
     if (!l->of) {
         zr_run_say(&j->node, "no memory for %d nodes", o->n_nodes);

@@ -1,8 +1,8 @@
 /* run_nodes.h: the nodes of a job: how they meet, compare what they were given, and talk afterwards.
  *
  * To the rendezvous (comm/meet/rendezvous.h) a node is a rank, and node 0, which leads, is rank 0: the others
- * prove to it that they have the job's key, and it to them, before anything is said. Links stay open, and beats
- * find one that is cut without a word. */
+ * prove to it that they have the job's key, and it to them, before anything is said. Links stay open, and
+ * beats find one that is cut without a word. */
 #ifndef ZR_ZERO_RUN_NODES_H
 #define ZR_ZERO_RUN_NODES_H
 
@@ -19,7 +19,7 @@ enum zr_run_word {
     ZR_RUN_QUIT,
     /* node -> node 0: the first failure here */
     ZR_RUN_FAILED,
-    /* node -> node 0: all ranks are gone; number: 1 where processes of theirs are not */
+    /* node -> node 0: all ranks are gone, which had reached; number: 1 where processes of theirs are not */
     ZR_RUN_OVER
 };
 
@@ -45,6 +45,7 @@ struct zr_run_message {
     int number;
     struct zr_run_failure failure;
     struct zr_run_start start;
+    struct zr_run_reached reached;
     char text[640];
 };
 

@@ -301,7 +301,8 @@ static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_st
 {
     const struct zr_run_options *o = a->node->o;
     char parent[16];
-    char **args = arguments(o, parent), **env = zr_run_environment(o, &a->start, local_rank);
+    char **args = arguments(o, parent),
+         **env = zr_run_environment(o, &a->start, local_rank, a->node->progress.path);
     uv_process_options_t options = {
         .exit_cb = on_exit_of,
         .file = "/proc/self/exe",
@@ -359,6 +360,7 @@ int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *st
         return UV_ENOMEM;
     }
     *out = node->attempt = a;
+    zr_run_progress_clear(&node->progress);
     a->node = node;
     a->start = *start;
     a->watch = *watch;
@@ -389,6 +391,11 @@ int zr_run_attempt_started(const struct zr_run_attempt *a)
     return a->n_started;
 }
 
+struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a)
+{
+    return zr_run_progress_read(&a->node->progress);
+}
+
 void zr_run_attempt_free(struct zr_run_attempt *a)
 {
     free(a->ranks);
@@ -397,7 +404,9 @@ void zr_run_attempt_free(struct zr_run_attempt *a)
 
 int zr_run_node_open(struct zr_run_node *node)
 {
-    int err = uv_loop_init(&node->loop);
+    int err = zr_run_progress_open(&node->progress, node->o->n_ranks);
+    if (!err)
+        err = uv_loop_init(&node->loop);
     if (err)
         return err;
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last of a rank's group is gone */

@@ -15,6 +15,7 @@ struct zr_run_node {
     uv_loop_t loop;
     /* standard output and error */
     struct zr_sink sinks[2];
+    struct zr_run_progress progress;
     /* both descriptors are one file: one queue keeps lines whole */
     bool one_sink;
     /* no pseudo-terminal could be had */
@@ -70,6 +71,8 @@ int zr_run_attempt_alive(const struct zr_run_attempt *a);
 int zr_run_attempt_started(const struct zr_run_attempt *a);
 /* After on_over, where the ranks were to end: some that they started is still there, SIGKILL or not. */
 bool zr_run_attempt_leftovers(const struct zr_run_attempt *a);
+/* How far its ranks have come. */
+struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a);
 void zr_run_attempt_free(struct zr_run_attempt *a);
 
 #endif

@@ -1,0 +1,95 @@
+/* progress.c: see progress.h. */
+#include "zero/progress.h"
+#include "kernels/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* "PATH:NUMBER". */
+static bool split(const char *text, char path[64], int64_t *number)
+{
+    const char *colon = strrchr(text, ':');
+    char *end;
+    if (!colon || colon == text || colon - text >= 64 || colon[1] < '0' || colon[1] > '9')
+        return false;
+    memcpy(path, text, (size_t)(colon - text));
+    path[colon - text] = 0;
+    *number = strtol(colon + 1, &end, 10);
+    return !*end && *number < 65536;
+}
+
+/* NULL, or why not. */
+static const char *map(struct zr_progress_map *m, const char *path, int64_t number)
+{
+    const int64_t one = (int64_t)sizeof(struct zr_progress);
+    struct stat st;
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        return strerror(errno);
+    const char *why = fstat(fd, &st) ? strerror(errno) : NULL;
+    if (!why && (!S_ISREG(st.st_mode) || st.st_size < (number + 1) * one))
+        why = "it has no room for this rank";
+    void *all = why ? MAP_FAILED : mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (!why && all == MAP_FAILED)
+        why = strerror(errno);
+    close(fd);
+    if (why)
+        return why;
+    *m = (struct zr_progress_map){
+        .own = (struct zr_progress *)all + number, .all = all, .n_bytes = st.st_size};
+    return m->own->magic == ZR_PROGRESS_MAGIC ? NULL : "it is something else";
+}
+
+/* A process has one context that counts: the first, and the next when that is closed. */
+static bool claim(struct zr_progress *p)
+{
+    int32_t nobody = 0;
+    return atomic_compare_exchange_strong(&p->pid, &nobody, (int32_t)getpid());
+}
+
+static void unmap(struct zr_progress_map *m)
+{
+    if (m->all)
+        munmap(m->all, (size_t)m->n_bytes);
+    *m = (struct zr_progress_map){0};
+}
+
+void zr_progress_open(struct zr_progress_map *m, struct zr_log *log, int32_t accum)
+{
+    const char *text = getenv("ZERO_PROGRESS");
+    char path[64];
+    int64_t number;
+    if (!text)
+        return;
+    const char *why = split(text, path, &number) ? map(m, path, number) : "it is not PATH:NUMBER";
+    if (why)
+        zr_warn(log, "ZERO_PROGRESS is \"%.80s\": %s: zero-run will not know how far this rank has come",
+                text, why);
+    if (why || !claim(m->own)) {
+        unmap(m);
+        return;
+    }
+    atomic_store(&m->own->accum, accum);
+    if (atomic_load(&m->own->t) < 0)
+        atomic_store(&m->own->t, 0);
+}
+
+void zr_progress_step(struct zr_progress_map *m, int64_t t)
+{
+    if (m->own && t > atomic_load_explicit(&m->own->t, memory_order_relaxed))
+        atomic_store_explicit(&m->own->t, t, memory_order_relaxed);
+}
+
+void zr_progress_close(struct zr_progress_map *m)
+{
+    if (m->own)
+        atomic_store(&m->own->pid, 0);
+    unmap(m);
+}
