@@ -1,6 +1,7 @@
 /* test_out_of_memory.c: every allocation of the library fails once, on one rank: zero_wrap is then an error
  * on every rank, or well on every rank, and never a crash, a hang or a leak. (libuv ends the process for some
- * of its own.) Linked with --wrap, against the library's parts. */
+ * of its own.) EVERY=n: one in n of them, from a random one of the first n. Linked with --wrap, against the
+ * library's parts. */
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -59,6 +61,8 @@ struct trial {
     int64_t k_run;    /* and in its step between */
     bool fired;       /* it was reached */
 };
+
+static int64_t every = 1, first = 1;
 
 static bool checked(void)
 {
@@ -138,7 +142,7 @@ static void fail_each(int world, int stage, int who, struct toy_holdings before)
     struct toy_holdings now;
     struct toy_rank r[TOY_HYBRID_WORLD];
     struct trial t = {.stage = stage, .who = who, .fired = true};
-    for (t.k = 1; t.fired; t.k++) {
+    for (t.k = first; t.fired; t.k += every) {
         assert_true(t.k < MOST_ALLOCATIONS);
         toy_ranks(world, train, &t, r);
         if (getenv("VERBOSE"))
@@ -160,7 +164,7 @@ static void fail_each(int world, int stage, int who, struct toy_holdings before)
     }
     /* Without memory a watch stops, and training goes on. */
     t = (struct trial){.stage = stage, .who = who, .fired = checked()};
-    for (t.k_run = 1; t.fired; t.k_run++) {
+    for (t.k_run = first; t.fired; t.k_run += every) {
         toy_ranks(world, train, &t, r);
         check(r, world, &t);
         assert_true(!r[who].err && toy_holds_no_more(before, &now));
@@ -201,6 +205,11 @@ static void plan(void **state)
 
 int main(void)
 {
+    const char *n = getenv("EVERY"), *seed = getenv("SEED");
+    every = n && atoi(n) > 0 ? atoi(n) : every;
+    int64_t s = seed ? strtoll(seed, NULL, 0) : (int64_t)time(NULL);
+    first = 1 + s % every;
+    printf("SEED=%lld\n", (long long)s);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan),
         cmocka_unit_test(each_allocation),
