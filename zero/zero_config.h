@@ -214,8 +214,9 @@ struct zero_config {
      * environment, in the variables of zero-run, torchrun, Open MPI, MPICH or Slurm (see zero_find_rank);
      * else world 1 */
     int32_t rank, world;
-    /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, the same on all ranks; read by zero_wrap and not
-     * kept; default NULL: from the environment */
+    /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, or "file:///path" of a folder that all hosts share,
+     * or of a file in it, where rank 0 writes its address and the others read it; the same on all ranks; read
+     * by zero_wrap and not kept; default NULL: from the environment */
     const char *rendezvous;
     /* + how long an operation waits for other ranks; and a call, 5 s at least, for a thread of the library's
      * that does not come back from a driver or, on a GPU, from cfg.update; 1 and more; default 30000 */

@@ -42,6 +42,23 @@ void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_
     explicit_bzero(&mac, sizeof mac);
 }
 
+void zr_shake_mark(const struct zr_world *w, char mark[33])
+{
+    static const char digits[] = "0123456789abcdef";
+    uint8_t digest[16];
+    struct hmac_sha256_ctx mac;
+    hmac_sha256_set_key(&mac, (size_t)w->key.n_bytes, w->key.bytes);
+    add(&mac, "libzero: a job's mark", 21);
+    add(&mac, w->job, strlen(w->job));
+    hmac_sha256_digest(&mac, sizeof digest, digest);
+    explicit_bzero(&mac, sizeof mac);
+    for (int i = 0; i < 16; i++) {
+        mark[2 * i] = digits[digest[i] >> 4];
+        mark[2 * i + 1] = digits[digest[i] & 15];
+    }
+    mark[32] = 0;
+}
+
 static bool proves(const struct zr_world *w, const struct zr_shake *s, enum zr_frame_type type, int32_t code,
                    const char *text, const void *proof)
 {

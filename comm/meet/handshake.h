@@ -36,6 +36,10 @@ int zr_shake_random(uint8_t *bytes, size_t n);
 void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_frame_type type, int32_t code,
                     const char *text, uint8_t proof[ZR_PROOF_BYTES]);
 
+/* 32 hex digits that follow from the job's name and key, by which its ranks know what is theirs where others
+ * leave things too. They prove nothing, and do not say the key. */
+void zr_shake_mark(const struct zr_world *w, char mark[33]);
+
 /* Each takes a whole frame, from anybody, and returns whether what it claims is proved. */
 
 /* Rank 0: s has rank 0's nonce; the rest is taken from the frame, which is a HELLO. */

@@ -1,16 +1,18 @@
 /* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
  * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_find.c holds at which
- * addresses ranks meet, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps
- * unidentified connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it
- * ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of whoever uses
- * it, hub_beat.c how a silent end is found. The first failure is kept; before the detach it is
- * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
+ * addresses ranks meet, hub_file.c those that a file says, hub_listen.c rank 0's sockets there, hub_meet.c
+ * how rank 0 lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it,
+ * hub.c who is lost or fails and how it ends, hub_calls.c how ranks compare what their programs called,
+ * hub_message.c messages of whoever uses it, hub_beat.c how a silent end is found. The first failure is
+ * kept; before the detach it is what the blocking calls return, after it what on_failed is told, unless it
+ * is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
 #include "comm/meet/called.h"
 #include "comm/meet/link.h"
+#include "comm/meet/meeting_file.h"
 #include "comm/meet/net_lookup.h"
 #include "comm/meet/rendezvous.h"
 
@@ -97,6 +99,10 @@ struct zr_rendezvous {
     union zr_address to[ZR_LOOKUP_MOST];
     int n_to, to_now;
     int64_t found_ms;
+    /* What rank 0 has written, or what was read last; n 0: nothing was. */
+    struct zr_meeting_file file;
+    /* rank 0: and it has not removed it */
+    bool has_written;
     /* the listeners, the timers and the report below: those that are not closed yet */
     int n_handles;
     /* listeners that are not closed yet */
@@ -191,6 +197,18 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 /* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */
 enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_INTERFACE_CHARS + 8 };
 void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);
+
+/* hub_file.c, where w.file is set. Rank 0 listens, and then writes the file. */
+void zr_hub_listen_for_file(struct zr_rendezvous *r);
+void zr_hub_write_file(struct zr_rendezvous *r);
+/* Rank 0: nobody is to come any more. */
+void zr_hub_remove_file(struct zr_rendezvous *r);
+/* The others: the addresses to try; false: it says none, which is noted. */
+bool zr_hub_read_file(struct zr_rendezvous *r);
+/* In how many ms to read it again. */
+int zr_hub_file_again_ms(struct zr_rendezvous *r);
+/* As zr_hub_say_place. */
+void zr_hub_say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 
 /* hub_listen.c: rank 0. */
 void zr_hub_listen(struct zr_rendezvous *r);

@@ -101,8 +101,22 @@ static bool find_at_once(struct zr_rendezvous *r)
     return r->n_to > 0;
 }
 
+static void find_by_file(struct zr_rendezvous *r)
+{
+    if (r->w.rank == 0)
+        zr_hub_listen_for_file(r);
+    else if (zr_hub_read_file(r))
+        go(r);
+    else
+        uv_timer_start(&r->retry, find_again, (uint64_t)zr_hub_file_again_ms(r), 0);
+}
+
 void zr_hub_find(struct zr_rendezvous *r)
 {
+    if (r->w.file[0]) {
+        find_by_file(r);
+        return;
+    }
     bool is_fresh = r->found_ms && zr_hub_now_ms(r) - r->found_ms < FOUND_FOR_MS;
     if (is_fresh || find_at_once(r)) {
         go(r);
@@ -118,6 +132,10 @@ void zr_hub_find(struct zr_rendezvous *r)
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 {
     const char *host = r->w.host;
+    if (r->w.file[0]) {
+        zr_hub_say_file(r, text);
+        return;
+    }
     int n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
     if (r->w.is_host_assumed)
         snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),

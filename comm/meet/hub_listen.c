@@ -33,6 +33,7 @@ static void listener_closed(uv_handle_t *h)
 
 void zr_hub_stop_listening(struct zr_rendezvous *r)
 {
+    zr_hub_remove_file(r);
     for (int i = 0; i < 2; i++) {
         struct zr_listener *s = &r->listener[i];
         if (!s->is_open || uv_is_closing((uv_handle_t *)&s->tcp))
@@ -155,6 +156,8 @@ void zr_hub_listen(struct zr_rendezvous *r)
                 close(fd[i]);
         if (err)
             zr_hub_stop_listening(r);
+        else if (r->w.file[0])
+            zr_hub_write_file(r);
     }
     int64_t patience = r->timeout_ms / 2 < BIND_MS ? r->timeout_ms / 2 : BIND_MS;
     if (err == UV_EADDRINUSE && zr_hub_now_ms(r) - r->started_ms <= patience)

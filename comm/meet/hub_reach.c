@@ -150,7 +150,7 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
         r->refused_ms = now;
         r->refused_at = r->to_now;
     }
-    if (now - r->refused_ms > patience) {
+    if (now - r->refused_ms > patience && !r->w.file[0]) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
         zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);

@@ -50,15 +50,32 @@ static bool split_place(const char *text, char host[sizeof((struct zr_world *)0)
     return in_brackets ? is_ipv6(host) : !strpbrk(host, "/[]");
 }
 
+/* Of "file:///path". What is behind the colon and two slashes is the path as it stands. */
+static int read_file_url(const char *name, const char *path, struct zr_world *w)
+{
+    size_t n = strlen(path);
+    if (path[0] != '/' || n >= sizeof w->file || strpbrk(path, "\n\r"))
+        return zr_fail(ZR_ERR_ARG,
+                       "%s is \"file://%.200s\": file:// and the whole path of a folder or file, of up to "
+                       "%zu characters, is allowed, as in file:///shared/folder",
+                       name, path, sizeof w->file - 1);
+    memcpy(w->file, path, n + 1);
+    w->host[0] = 0;
+    w->port = 0;
+    return 0;
+}
+
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
 {
     char host[sizeof w->host], port_name[64];
     const char *port;
+    if (strncmp(url, "file://", 7) == 0)
+        return read_file_url(name, url + 7, w);
     if (strncmp(url, "tcp://", 6) != 0 || !split_place(url + 6, host, &port) ||
         (url[6] != '[' && strchr(host, ':') && !is_ipv6(host)))
         return zr_fail(ZR_ERR_ARG,
                        "%s is \"%.200s\": tcp://host:port or tcp://[ipv6]:port is allowed, with a name or an "
-                       "address of up to %zu characters",
+                       "address of up to %zu characters, or file:///path",
                        name, url, sizeof w->host - 1);
     if (url[6] != '[' && strchr(host, ':'))
         return zr_fail(ZR_ERR_ARG,
@@ -291,7 +308,7 @@ int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, str
     /* One that is wrong is one, though it is not needed. */
     if (!err && want_url)
         err = zr_meeting_url("rendezvous", want_url, w);
-    w->host[0] = 0;
+    w->host[0] = w->file[0] = 0;
     w->port = 0;
     return err;
 }

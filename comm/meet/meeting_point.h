@@ -2,7 +2,8 @@
  * know that they are of one job.
  *
  * The first of these that is there counts:
- *   1. cfg.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port"
+ *   1. cfg.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
+ *      "file:///path" of a folder that all ranks share, or of a file in it
  *   2. MASTER_ADDR and MASTER_PORT
  *   3. loopback, where the launcher of an MPI or Slurm says that all ranks are on one host, or does not say
  *      on how many; the port follows from the job's name
@@ -37,7 +38,7 @@ struct zr_launcher {
  * want_url: cfg.rendezvous, or NULL. */
 int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, struct zr_world *w);
 
-/* Host and port of w; name: what the text is called in messages. */
+/* Host and port of w, or its file; name: what the text is called in messages. */
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
 
 /* Decimal text in [lo, hi], with nothing before or after it. */

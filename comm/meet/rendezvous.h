@@ -23,10 +23,13 @@ struct zr_world {
     /* as a launcher says; has_local_rank false: none does, and it is the rank */
     int local_rank;
     bool has_local_rank;
-    /* of rank 0; "" when world == 1 */
+    /* of rank 0; "" when world == 1, or where there is a file */
     char host[256];
 
     int port;
+    /* where rank 0 writes at which address it waits, and the others read it: a file, or a folder for it; "":
+     * at host and port */
+    char file[1024];
     /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm",
      * "alone", "nccl_comm" */
     char source[64];
@@ -42,8 +45,8 @@ struct zr_world {
     struct zr_job_key key;
 };
 
-/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port" or
- * NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
+/* Fills *w from the first that is set: want_world > 0 (explicit: want_rank, and want_url "tcp://host:port",
+ * "file:///path" or NULL), then ZERO_RANK/ZERO_WORLD_SIZE(/ZERO_LOCAL_RANK/ZERO_RENDEZVOUS),
  * RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT, Open MPI's, MPICH's and Slurm's variables, else
  * world 1; the key by zr_job_key_find where world > 1. want_url, when not NULL, replaces the address found.
  * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is

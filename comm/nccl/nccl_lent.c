@@ -78,6 +78,7 @@ struct card {
     uint64_t loopback;     /* the same where it is the same */
     int32_t port;          /* of rank 0: where it listens; 0: nowhere */
     int32_t is_given;      /* of rank 0: the address is the user's */
+    int32_t by_file;       /* ranks meet by a file that the user names */
     char address[256];     /* of rank 0: "" when it knows none beyond its host */
     struct zr_job_key key; /* of rank 0 */
     ZR_VERDICT(256);
@@ -116,13 +117,14 @@ static int fill_lent_card(const struct zr_world *w, int *held, struct card *c)
 {
     memset(c, 0, sizeof *c);
     c->loopback = loopback_hash();
+    c->by_file = w->file[0] != 0;
     if (w->rank != 0)
         return 0;
     snprintf(c->address, sizeof c->address, "%s", w->host);
     c->port = w->port;
-    c->is_given = w->port != 0;
+    c->is_given = w->port != 0 || c->by_file;
     int err = zr_job_key_make(&c->key);
-    return err || c->port ? err : hold_port(held, &c->port);
+    return err || c->is_given ? err : hold_port(held, &c->port);
 }
 
 /* All ranks have the same cards and come to the same end. */
@@ -135,6 +137,12 @@ static int choose_address(const struct card *all, struct zr_world *w)
         return err;
     for (int r = 0; r < w->world; r++) {
         same_loopback &= all[r].loopback == zero->loopback;
+        if (all[r].by_file != zero->by_file)
+            return zr_fail(ZR_ERR_ARG,
+                           "rank %d %s by a file:// and rank 0 %s: cfg.rendezvous, or ZERO_RENDEZVOUS, must "
+                           "be the same on all ranks",
+                           r, all[r].by_file ? "meets" : "does not meet",
+                           zero->by_file ? "does" : "does not");
     }
     if (!zero->is_given && !same_loopback && !zero->address[0])
         return zr_fail(ZR_ERR_ARG,

@@ -84,6 +84,22 @@ class Library(unittest.TestCase):
                 self.assertEqual(code, 1)
                 self.assertRegex(errors, rf"zero_wrap: rank {rank}: rank 0's address host0 \(.*\) can be reached by other hosts, and this job has no key")
 
+    def test_by_a_file(self):
+        """In a folder that hosts share rank 0 says where it is, whichever host that is; nothing is left there."""
+        for ranks in ([0, 0, 1], [1, 0]):
+            with Hosts(2) as net:
+                self.all_say(start(net, ranks, ZERO_BACKEND='shm', ZERO_RENDEZVOUS='file:///run/hosts'),
+                             f'shared memory needs all ranks on one host: rank 0 is on "host{ranks[0]}", rank {len(ranks) - 1} on "host{ranks[-1]}"')
+                self.assertEqual([name for name in os.listdir(net.run_folder) if name.startswith('libzero')], [])
+
+    def test_by_a_file_without_a_key(self):
+        """The rank on the other host is told why the address in the file does not lead it to rank 0."""
+        with Hosts(2) as net:
+            commands = start(net, [0, 1], ZERO_JOB_KEY=None, ZERO_LOG='off', ZERO_RENDEZVOUS='file:///run/hosts/meet', ZERO_TIMEOUT_MS=1500)
+            (_, zero), (_, one) = ends(commands)
+            self.assertRegex(zero, r'1 of 2 ranks did not come to file:///run/hosts/meet \("host0": 127.0.0.1:\d+\) in 1500 ms: rank 1')
+            self.assertRegex(one, r'file:///run/hosts/meet \("host0": 127.0.0.1:\d+\); without a key ranks meet on one host only: set ZERO_JOB_KEY')
+
     def test_slow_network(self):
         with Hosts(2) as net, net.relay(net.hosts[1], delay_s=0.1, loss=0.05) as relay:
             self.all_say(start(net, [0, 1], ZERO_BACKEND='shm'), APART % 1)

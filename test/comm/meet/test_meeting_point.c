@@ -73,6 +73,38 @@ static void test_urls(void **state)
     }
 }
 
+/* A file takes the place of host and port. */
+static void test_files(void **state)
+{
+    (void)state;
+    environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "MASTER_ADDR", "node1", "MASTER_PORT", "5",
+                "ZERO_RENDEZVOUS", "file:///shared/a folder%20", NULL);
+    struct zr_world w = found(NULL);
+    assert_string_equal(w.file, "/shared/a folder%20");
+    assert_true(w.host[0] == 0 && w.port == 0);
+    assert_string_equal(w.way, "ZERO_RENDEZVOUS");
+    w = found("file:///x");
+    assert_string_equal(w.file, "/x");
+    assert_string_equal(w.way, "rendezvous");
+    w = found("tcp://node2:6");
+    assert_string_equal(w.file, "");
+    unsetenv("ZERO_RENDEZVOUS");
+    assert_string_equal(found(NULL).file, "");
+    char most[7 + sizeof w.file + 1] = "file:///";
+    memset(most + 8, 'x', sizeof w.file - 2);
+    assert_int_equal(strlen(found(most).file), sizeof w.file - 1);
+    setenv("ZERO_WORLD_SIZE", "1", 1);
+    assert_string_equal(found("file:///x").file, ""); /* nobody to meet */
+    setenv("ZERO_WORLD_SIZE", "2", 1);
+    most[8 + sizeof w.file - 2] = 'x';
+    const char *const bad[] = {"file://", "file://x", "file://node1/x", "file:x", "file:///a\nb", most};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("ZERO_RENDEZVOUS", bad[i], 1);
+        refuse_place(strncmp(bad[i], "file://", 7) == 0 ? "file:// and the whole path of a folder or file"
+                                                        : "or file:///path");
+    }
+}
+
 static void test_bad_urls(void **state)
 {
     (void)state;
@@ -245,9 +277,9 @@ static void test_mpich_by_srun(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_urls),      cmocka_unit_test(test_bad_urls),      cmocka_unit_test(test_master),
-        cmocka_unit_test(test_open_mpi),  cmocka_unit_test(test_mpich),         cmocka_unit_test(test_slurm),
-        cmocka_unit_test(test_bad_slurm), cmocka_unit_test(test_mpich_by_srun),
+        cmocka_unit_test(test_urls),   cmocka_unit_test(test_bad_urls),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_master), cmocka_unit_test(test_open_mpi),  cmocka_unit_test(test_mpich),
+        cmocka_unit_test(test_slurm),  cmocka_unit_test(test_bad_slurm), cmocka_unit_test(test_mpich_by_srun),
     };
     return cmocka_run_group_tests_name("meeting_point", tests, NULL, NULL);
 }

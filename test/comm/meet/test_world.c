@@ -234,6 +234,7 @@ static void test_lent(void **state)
     expect_lent(0, 0, NULL, 1, "", 0);
     expect_lent(1, 3, NULL, 1, "", 0);
     expect_lent(0, 0, "tcp://node1:5000", 1, "node1", 5000);
+    expect_lent(0, 0, "file:///shared", 1, "", 0);
     refuse_lent(0, 3, "nccl_comm is rank 1 of 3, but rank and world of the configuration say: rank 0 of 3");
     environment("ZERO_RENDEZVOUS", "tcp://node2:6000", NULL);
     expect_lent(0, 0, NULL, 1, "node2", 6000);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -870,6 +871,48 @@ static void test_lent_groups(void **state)
     }
 }
 
+/* Ranks of what is lent meet by a file where all of them say so. */
+static void lent_by_file(struct rank *me)
+{
+    struct zr_device *dev;
+    struct zr_rendezvous *rdv;
+    uv_loop_t loop;
+    int held;
+    bool left;
+    bool has_file = me->w.rank >= lend_from;
+    me->w.host[0] = me->w.key.n_bytes = 0;
+    me->w.port = 0;
+    if (has_file && !getcwd(me->w.file, sizeof me->w.file))
+        me->w.file[0] = 0;
+    make_lent(me, &lent_id);
+    RANK_CHECK(me, me->code == 0, "code %d", me->code);
+    RANK_CHECK(me, zr_cuda_device_open(ZR_CUDA_CURRENT, &dev) == 0, "%s", zr_error_text());
+    note_error(me, zr_nccl_lent_meet(dev, lent[me->w.rank], LONG_MS, &me->w, &held, &left));
+    dev->ops->close(dev);
+    RANK_CHECK(me, held < 0 && !left, "a port is held");
+    if (!me->code) {
+        RANK_CHECK(me, me->w.key.n_bytes > 0 && me->w.file[0], "no key, or no file");
+        uv_loop_init(&loop);
+        RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, LONG_MS, &rdv) == 0, "%s", zr_error_text());
+        zr_rendezvous_free(rdv);
+        RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+    }
+    ncclCommDestroy(lent[me->w.rank]);
+}
+
+static void test_lent_by_file(void **state)
+{
+    (void)state;
+    int world = 3;
+    for (lend_from = 0; lend_from < 2; lend_from++) {
+        ncclGetUniqueId(&lent_id);
+        struct rank *r = run_ranks(false, world, lent_by_file, &world, NULL);
+        for (int k = 0; k < world; k++)
+            expect_rank(&r[k], lend_from ? ZR_ERR_ARG : 0,
+                        lend_from ? "rank 1 meets by a file:// and rank 0 does not" : "");
+    }
+}
+
 static ncclComm_t swapped(int rank)
 {
     return lent[1 - rank];
@@ -910,6 +953,7 @@ int main(void)
         TEST(test_mixed),
         TEST(test_groups),
         TEST(test_lent_groups),
+        TEST(test_lent_by_file),
         TEST(test_buffers_overlap),
         TEST(test_paths),
         TEST(test_known_faults),

@@ -1,0 +1,117 @@
+/* hub_file.c: ranks that meet by a file (meeting_file.h): rank 0 listens at a free port and writes the file,
+ * the others read it again and again until it leads them to rank 0. What is at an address that an old
+ * file names may be anything: that it refuses a rank is no reason to give up, for rank 0 may be about to
+ * write another. */
+#include "comm/meet/hub.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SOONEST_MS = 20, /* until the file is read again */
+    LATEST_MS = 500
+};
+
+void zr_hub_listen_for_file(struct zr_rendezvous *r)
+{
+    zr_address_parse(r->w.key.n_bytes ? "::" : "127.0.0.1", 0, &r->to[0]);
+    r->n_to = 1;
+    zr_hub_listen(r);
+}
+
+static void add_address(struct zr_meeting_file *f, int most, const union zr_address *at, int port)
+{
+    if (f->n == most)
+        return;
+    f->at[f->n] = *at;
+    zr_address_set_port(&f->at[f->n++], port);
+}
+
+/* All by which other hosts may come, those of one link alone left out, and loopback last. */
+static void list_addresses(const struct zr_rendezvous *r, const union zr_address *bound,
+                           struct zr_meeting_file *f)
+{
+    struct zr_interfaces here;
+    union zr_address loopback;
+    bool all = zr_address_is_any(bound), any = all && bound->any.sa_family == AF_INET6;
+    if (zr_interfaces_find("", &here))
+        here.n = 0;
+    for (int i = 0; i < here.n && all; i++) {
+        const union zr_address *at = &here.of[i].address;
+        if (zr_address_reaches_far(at) && (any || at->any.sa_family == AF_INET))
+            add_address(f, ZR_LOOKUP_MOST - 1, at, r->w.port);
+    }
+    zr_address_parse("127.0.0.1", 0, &loopback);
+    add_address(f, ZR_LOOKUP_MOST, &loopback, r->w.port);
+}
+
+void zr_hub_write_file(struct zr_rendezvous *r)
+{
+    union zr_address bound;
+    int n = sizeof bound, err = uv_tcp_getsockname(&r->listener[0].tcp, &bound.any, &n);
+    if (err) {
+        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0: its port is not known: %s", uv_strerror(err));
+        return;
+    }
+    r->w.port = zr_address_port(&bound);
+    zr_meeting_file_begin(&r->w, &r->file);
+    list_addresses(r, &bound, &r->file);
+    err = zr_meeting_file_write(&r->w, &r->file);
+    r->has_written = !err;
+    if (err) {
+        zr_hub_fail(r, err, "rank 0: %s", zr_error_text());
+        zr_hub_stop_listening(r);
+    }
+}
+
+void zr_hub_remove_file(struct zr_rendezvous *r)
+{
+    if (r->has_written)
+        (void)zr_meeting_file_remove(&r->w, &r->file);
+    r->has_written = false;
+}
+
+bool zr_hub_read_file(struct zr_rendezvous *r)
+{
+    char why[ZR_MEETING_WHY_CHARS];
+    r->n_to = 0;
+    if (!zr_meeting_file_read(&r->w, &r->file, why)) {
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s", why);
+        return false;
+    }
+    r->n_to = r->file.n;
+    memcpy(r->to, r->file.at, sizeof r->to);
+    return true;
+}
+
+/* Ranks that have waited long ask a server of files less often. */
+int zr_hub_file_again_ms(struct zr_rendezvous *r)
+{
+    int64_t ms = (zr_hub_now_ms(r) - r->started_ms) / 16;
+    return ms < SOONEST_MS ? SOONEST_MS : ms > LATEST_MS ? LATEST_MS : (int)ms;
+}
+
+/* A name does not decide where a rank is, but it says enough of why loopback does not lead to rank 0. */
+static bool is_elsewhere(const struct zr_meeting_file *f)
+{
+    char host[sizeof f->host] = "";
+    return gethostname(host, sizeof host - 1) == 0 && strcmp(host, f->host) != 0;
+}
+
+void zr_hub_say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
+{
+    char path[ZR_MEETING_PATH_CHARS], at[ZR_ADDRESS_CHARS];
+    zr_meeting_file_path(&r->w, path);
+    int n = snprintf(text, ZR_PLACE_CHARS, "file://%.240s", path);
+    if (!r->file.n)
+        return;
+    zr_address_print(&r->file.at[0], at);
+    n += snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), " (\"%s\": %s%s)", r->file.host, at,
+                  r->file.n > 1 ? ", ..." : "");
+    if (r->w.rank == 0 && r->has_written && !zr_meeting_file_is_there(&r->w, &r->file))
+        snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), ", which was removed or replaced meanwhile");
+    else if (r->w.rank != 0 && !r->w.key.n_bytes && is_elsewhere(&r->file))
+        snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
+                 "; without a key ranks meet on one host only: set ZERO_JOB_KEY");
+}

@@ -1,0 +1,60 @@
+/* meeting_file.h: a file in which rank 0 says where it waits, for ranks that share a folder and do not know
+ * beforehand where rank 0 will be.
+ *
+ * It is a text: what it is, by which mark ranks of its job know it, the attempt, and rank 0's addresses.
+ * Rank 0 writes it whole under another name and renames it, so nobody reads half of one. A file that an
+ * earlier job or attempt left there is told by its mark and attempt and is not followed. What it says proves
+ * nothing: whoever is found there still shows that he has the job's key (handshake.h).
+ *
+ * On NFS a client may remember for a minute that a file is not there, or what it was. Opening its folder, and
+ * then the file, makes it ask the server again, so every reading does both. */
+#ifndef ZR_COMM_MEETING_FILE_H
+#define ZR_COMM_MEETING_FILE_H
+
+#include "comm/meet/net_lookup.h"
+#include "comm/meet/rendezvous.h"
+
+enum {
+    ZR_MEETING_FILE_BYTES = 2048,
+    ZR_MEETING_PATH_CHARS = sizeof((struct zr_world *)0)->file + 64,
+    ZR_MEETING_WHY_CHARS = 384,
+    /* hex digits */
+    ZR_MEETING_MARK_CHARS = 32
+};
+
+/* What such a file says. */
+struct zr_meeting_file {
+    /* of the job; it follows from the job's name and key and says neither */
+    char mark[ZR_MEETING_MARK_CHARS + 1];
+    int attempt, world;
+    /* the job's name and rank 0's host, for messages */
+    char job[sizeof((struct zr_world *)0)->job], host[72];
+    /* of rank 0, the likeliest first */
+    int n;
+    union zr_address at[ZR_LOOKUP_MOST];
+};
+
+/* A file of w's job, without addresses yet. */
+void zr_meeting_file_begin(const struct zr_world *w, struct zr_meeting_file *f);
+/* Its bytes, terminated. */
+void zr_meeting_file_print(const struct zr_meeting_file *f, char text[ZR_MEETING_FILE_BYTES]);
+/* n bytes from anywhere; false: they are no such file. */
+bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *out);
+
+/* w->file, or, where that is a folder now, the job's file in it. */
+void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CHARS]);
+
+/* Rank 0. Only this user may write it. A file of ours that is there is replaced, an empty one too; anything
+ * else is an error that names it, and stays. ZR_ERR_ARG, ZR_ERR_IO. */
+int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f);
+/* The file that is there now is of this job and attempt, and only its owner, who is this user, may write it
+ * (root follows any owner's); else why says what is there instead. */
+bool zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
+                          char why[ZR_MEETING_WHY_CHARS]);
+/* Rank 0: removes what it wrote; of another rank 0, who has replaced it, nothing. false: it was replaced, or
+ * is gone. */
+bool zr_meeting_file_remove(const struct zr_world *w, const struct zr_meeting_file *f);
+/* What rank 0 wrote is still there. */
+bool zr_meeting_file_is_there(const struct zr_world *w, const struct zr_meeting_file *f);
+
+#endif
