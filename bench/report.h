@@ -32,6 +32,8 @@ struct report_summary {
     char state_sha256[STATE_HASH_CHARS];
     /* of one rank */
     struct zero_bytes bytes, planned_bytes;
+    /* besides these, as in struct zero_stats; 0: not known */
+    int64_t library_bytes;
     /* mean over ranks */
     int64_t peak_rss_bytes;
     /* of a GPU's memory, this rank's; 0 on the host */

@@ -386,6 +386,7 @@ static int summarize(struct run *r, double loss)
         s.bytes = stats.allocated;
         s.planned_bytes = stats.planned;
         s.traffic = stats.traffic;
+        s.library_bytes = stats.library_bytes;
     } else {
         int64_t n = r->plain.n_params;
         TRY(state_hash(s.state_sha256, true, r->tensors, TRAIN_N_TENSORS, n_states, plain_read, &r->plain));

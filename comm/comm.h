@@ -114,6 +114,9 @@ struct zr_comm_stats {
     int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
     /* bytes this rank took from other ranks' arenas */
     int64_t wire_bytes;
+    /* that its library holds on the device for it besides arenas, by the library's own count when it was last
+     * asked; 0: nobody counts */
+    int64_t library_bytes;
 };
 
 struct zr_comm_ops {

@@ -139,7 +139,8 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .hybrid = (int32_t)z->config.options.hybrid,
                            .grad_accum_steps = z->config.options.grad_accum_steps,
                            .attempt = z->world.attempt,
-                           .n_micro = z->n_micro};
+                           .n_micro = z->n_micro,
+                           .library_bytes = f.library_bytes};
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
     to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);

@@ -459,6 +459,10 @@ struct zero_stats {
     int32_t grad_accum_steps, attempt;
     /* micro-batches of all ranks in all steps, skipped ones too, with those of the checkpoint loaded last */
     int64_t n_micro;
+    /* what NCCL holds on the GPU for the communicators, by its own count: besides allocated and planned,
+     * which are libzero's. Asked after some of their operations, the first ones among them; 0: it does not
+     * say (from 2.29.7 on it does), or it is another backend */
+    int64_t library_bytes;
 };
 
 struct zero_step_info {

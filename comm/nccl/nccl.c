@@ -85,6 +85,19 @@ static void describe_issue(const struct issue *i, char *text, size_t n_text)
     zr_op_describe(i->op, i->m->next_seq, i->tag->unit, text, n_text);
 }
 
+/* What NCCL holds grows with the first collectives that want connections. While this thread issues nobody
+ * aborts the communicator. */
+static uint64_t ask_memory(const struct issue *i)
+{
+    const struct zr_nccl *m = i->m;
+    uint64_t value = 0, seq = m->next_seq;
+    bool now = (seq & (seq - 1)) == 0 || seq % 256 == 0;
+    if (!now || !m->set->api.CommMemStats || !m->comm || m->lent ||
+        m->set->api.CommMemStats(m->comm, ZR_NCCL_STAT_GPU_MEM_TOTAL, &value))
+        return 0;
+    return value;
+}
+
 /* err: of the device; res: of NCCL. After either, ranks are no longer in step. */
 static int end_issue(struct issue *i, int err, ncclResult_t res)
 {
@@ -95,7 +108,9 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
     describe_issue(i, what, sizeof what);
     if (!err && !res)
         err = p->dev->ops->event_record(e->done, i->s);
+    uint64_t held = err || res ? 0 : ask_memory(i);
     pthread_mutex_lock(&p->lock);
+    m->library_bytes = held ? held : m->library_bytes;
     m->issuing = false;
     if (!err && !res) {
         e->op = i->op;
@@ -374,6 +389,7 @@ static void nccl_stats(struct zr_comm *c, struct zr_comm_stats *out)
     zr_nccl_reap(m);
     pthread_mutex_lock(&m->set->lock);
     *out = m->done;
+    out->library_bytes = (int64_t)m->library_bytes;
     pthread_mutex_unlock(&m->set->lock);
 }
 

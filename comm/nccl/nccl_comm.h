@@ -121,7 +121,10 @@ typedef void *zr_nccl_window;
  * Management Functions"). The second list of above, too. */
 typedef ncclResult_t zr_ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
                                                  ncclUniqueId *commIds, ncclConfig_t *config);
-#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable)
+/* stat: an enum there, of which the last is ncclStatGpuMemTotal. */
+typedef ncclResult_t zr_ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
+enum { ZR_NCCL_STAT_GPU_MEM_TOTAL = 3 };
+#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats)
 
 struct zr_nccl_api {
 #define X(name) __typeof__(nccl##name) *name;
@@ -224,6 +227,8 @@ struct zr_nccl {
     /* ever put there, and ever taken */
     uint64_t n_put, n_got;
     struct zr_comm_stats done;
+    /* what NCCL says that it holds on the GPU for it; 0: it has not been asked, or does not say */
+    uint64_t library_bytes;
     /* the issuing thread is inside NCCL */
     bool issuing;
     /* since when, and with what */

@@ -171,6 +171,8 @@ struct zr_engine_facts {
     /* received since zr_engine_adopt; and of it between groups, with what all ranks exchange where there are
      * any */
     int64_t wire_bytes, outer_bytes;
+    /* as in struct zr_comm_stats, of all communicators */
+    int64_t library_bytes;
     int64_t allocated[ZR_MEM_COUNT];
     const char *backend, *device;
 };

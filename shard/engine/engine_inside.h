@@ -292,6 +292,7 @@ int zr_roles_make_room(struct zr_engine *e);
 bool zr_roles_stuck(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
+int64_t zr_roles_library_bytes(const struct zr_engine *e);
 
 /* ---- engine_room.c ---- */
 

@@ -150,6 +150,17 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
     return bytes;
 }
 
+int64_t zr_roles_library_bytes(const struct zr_engine *e)
+{
+    int64_t bytes = 0;
+    struct zr_comm_stats s;
+    for (int i = 0; i < e->n_distinct; i++) {
+        e->distinct[i]->ops->stats(e->distinct[i], &s);
+        bytes += s.library_bytes;
+    }
+    return bytes;
+}
+
 int64_t zr_roles_outer_bytes(const struct zr_engine *e)
 {
     static const enum zr_role outer[] = {ZR_ROLE_GATHER_OUTER, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_CONTROL};

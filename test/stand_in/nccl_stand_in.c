@@ -509,6 +509,17 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
     return nsi_leave(ncclSuccess);
 }
 
+/* None of it can be given back before the communicator. */
+ncclResult_t ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value)
+{
+    enum { SUSPEND, SUSPENDED, PERSIST, TOTAL };
+    NSI_BEGIN("ncclCommMemStats", comm);
+    if (stat < SUSPEND || stat > TOTAL || !value)
+        return nsi_leave(ncclInvalidArgument);
+    *value = stat < PERSIST ? 0 : (uint64_t)comm->bytes;
+    return nsi_leave(ncclSuccess);
+}
+
 /* --- memory and windows --- */
 
 static bool overlap(const char *a, size_t n_a, const char *b, size_t n_b)

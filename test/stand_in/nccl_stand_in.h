@@ -28,7 +28,7 @@
 
 struct nccl_stand_in_machine {
     /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800 no
-     * ncclCommSplit, below 22300 no ncclCommInitRankScalable */
+     * ncclCommSplit, below 22300 no ncclCommInitRankScalable, below 22907 no ncclCommMemStats */
     int version;
     /* true; false: registering succeeds and leaves the handle alone */
     bool windows;

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifndef NCCL_STAND_IN_HEADER
 #define NCCL_STAND_IN_HEADER 22809
@@ -89,6 +90,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
+
+/* Of 2.29.7, whose header has an enum for stat. */
+ncclResult_t ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t ncclMemFree(void *ptr);

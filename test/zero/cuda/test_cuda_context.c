@@ -402,6 +402,51 @@ static void test_abort_that_sticks(void **state)
         fail_msg("code %d \"%s\"", r[0].err, r[0].text);
 }
 
+/* --- what NCCL holds --- */
+
+enum { NCCL_HOLDS = 8 << 20 };
+
+static void asks_what_nccl_holds(struct toy_rank *r)
+{
+    struct toy m;
+    zero_ctx *z;
+    struct zero_stats stats = {0};
+    cudaSetDevice(r->rank);
+    struct zero_config cfg = toy_config(r, 3);
+    cfg.device = ZERO_DEVICE_CUDA;
+    toy_make(&m);
+    toy_note(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (!r->err) {
+        toy_note(r, train(&m, z, 0));
+        toy_note(r, r->err ? r->err : zero_get_stats(z, &stats));
+        zero_unwrap(&z);
+    }
+    r->hash = (uint64_t)stats.library_bytes;
+    toy_free(&m);
+}
+
+/* Both communicators, where that release counts; it is no part of the plan. */
+static void test_what_nccl_holds(void **state)
+{
+    (void)state;
+    static const int versions[] = {22809, 22907};
+    struct stand_in_machine *m = stand_in_the_machine(), was = *m;
+    struct toy_rank r[3];
+    m->n_devices = 3;
+    for (int v = 0; v < 2; v++) {
+        nccl_stand_in_the_machine()->version = versions[v];
+        nccl_stand_in_the_machine()->comm_bytes = NCCL_HOLDS;
+        toy_ranks(3, asks_what_nccl_holds, NULL, r);
+        for (int i = 0; i < 3; i++)
+            if (r[i].err || r[i].wrong[0] || r[i].hash != (v ? 2 * NCCL_HOLDS : 0))
+                fail_msg("rank %d: %llu bytes, code %d \"%s\" %s", i, (unsigned long long)r[i].hash, r[i].err,
+                         r[i].text, r[i].wrong);
+        nccl_stand_in_end();
+        nothing_wrong();
+    }
+    *m = was;
+}
+
 /* --- a communicator that is lent --- */
 
 struct lending {
@@ -637,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_gradients_and_numbers),
         cmocka_unit_test(test_own_optimizer),
         cmocka_unit_test(test_abort_that_sticks),
+        cmocka_unit_test(test_what_nccl_holds),
         cmocka_unit_test(test_lent),
         cmocka_unit_test(test_lent_wrongly),
         cmocka_unit_test(test_checkpoints_move),
