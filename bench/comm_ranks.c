@@ -77,6 +77,7 @@ static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
 int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
 {
     int err = zr_world_find(-1, 0, NULL, &r->world);
+    err = err ? err : zr_world_interface(NULL, &r->world);
     if (err)
         return err;
     if (uv_loop_init(&r->loop))

@@ -1,10 +1,10 @@
 /* topology.c: asks which ranks can map each other's memory (topology.h).
  *
  * Every rank makes a small segment, just as shared memory's are made, and tells all where it is and who it is
- * itself. Of the ranks with one machine, one process namespace and one ZERO_HOST_ID the lowest opens the segment of each of the
- * others, and each of the others opens the lowest's, for one may be allowed what the other is not. That is
- * two segments for each rank and not one for each pair: processes of one user that pass it pass it among each
- * other too. What was found is told to all, so that every rank comes to the same hosts.
+ * itself. Of the ranks with one machine, one process namespace and one ZERO_HOST_ID the lowest opens the
+ * segment of each of the others, and each of the others opens the lowest's, for one may be allowed what the
+ * other is not. That is two segments for each rank and not one for each pair: processes of one user that pass
+ * it pass it among each other too. What was found is told to all, so that every rank comes to the same hosts.
  *
  * Everything that could fail on one rank alone comes before the first exchange. */
 #include "comm/topology.h"

@@ -2,9 +2,10 @@
  *
  * Two ranks are on one host where each can map the other's memory: the same boot of the same machine, the
  * same process namespace, and a segment of the one that the other could open (topology.c). Names of hosts
- * count for nothing; ZERO_HOST_ID may make several hosts of one, and never one of several. Shared memory opens among the ranks of one host; NCCL uses copy engines there; and
- * places number them one after the other. What a machine has (memory, cores) is divided among the ranks of
- * the machine, which may be several hosts: containers.
+ * count for nothing; ZERO_HOST_ID may make several hosts of one, and never one of several. Shared memory
+ * opens among the ranks of one host; NCCL uses copy engines there; and places number them one after the
+ * other. What a machine has (memory, cores) is divided among the ranks of the machine, which may be several
+ * hosts: containers.
  *
  * The place of a rank: ranks are put in order host by host, hosts by their lowest rank, the ranks of a host
  * by number. So place 0 is rank 0, and on one host places are ranks. Whatever has an order over ranks that

@@ -136,6 +136,7 @@ static const struct field fields[] = {
     FIELD(hybrid, KIND_INT32, TEXT_AND_ENV, hybrid_names, 0, 2, "none (0), hsdp (1), hfsdp (2)"),
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 to 2147483647; auto (-1): timeout_ms, with cuda 600000 at least"),
+    FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
@@ -143,7 +144,7 @@ static const struct field fields[] = {
 static const char *const other_variables[] = {
     "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
-    "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",
+    "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
 };
 
 union value {

@@ -281,6 +281,7 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     z->config.options.timeout_ms = legible.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
+    (void)zr_world_interface(legible.interface, &z->world);
     zr_say_again(&kept);
 }
 
@@ -290,6 +291,9 @@ static void report_world(const struct zero_ctx *z)
     zr_log_set_rank(log, z->world.rank);
     zr_info(log, "rank %d of %d, found in: %s%s%s", z->world.rank, z->world.world, z->world.source,
             z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
+    if (z->world.interface[0] && zr_world_is_on_loopback(&z->world))
+        zr_info(log, "interface %s is not used: ranks meet on loopback, at %s", z->world.interface,
+                z->world.host);
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
         zr_warn(log,
                 "this job has no key, so ranks meet on loopback only, and any program on this host can take "
@@ -307,6 +311,9 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
         return err;
     }
     err = find_world(z, &z->config.user);
+    if (err)
+        return err;
+    err = zr_world_interface(z->config.user.interface, &z->world);
     if (!err)
         report_world(z);
     return err;

@@ -352,6 +352,14 @@ struct zero_config {
      * noticed at once. 1 and more; default ZERO_AUTO: timeout_ms, with device cuda 600000 at least, for on
      * many hosts a first start of NCCL takes minutes */
     int64_t start_timeout_ms;
+    /* which of this host's network interfaces rank 0 listens on, and the others connect from, where ranks
+     * meet: its name ("eth0") or one of its addresses ("10.0.0.7", "fd00::7"). ZERO_INTERFACE in the
+     * environment overrides it. Each host may have another. One that there is not is ZERO_ERR_ARG, and the
+     * message lists those that there are. Has no effect where ranks meet on loopback, nor on NCCL's own
+     * traffic (NCCL_SOCKET_IFNAME). Read by zero_wrap and not kept; default NULL: rank 0 listens at the
+     * number that stands for it, or, where that is a name, on all interfaces, and the system's routes decide
+     * for the others */
+    const char *interface;
 };
 
 /* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with

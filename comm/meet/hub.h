@@ -1,12 +1,12 @@
 /* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
  * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_find.c holds at which
- * addresses ranks meet, hub_file.c those that a file says, hub_listen.c rank 0's sockets there, hub_meet.c
- * how rank 0 lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it,
- * hub.c who is lost or fails and how it ends, hub_calls.c how ranks compare what their programs called,
- * hub_message.c messages of whoever uses it, hub_beat.c how a silent end is found. The first failure is
- * kept; before the detach it is what the blocking calls return, after it what on_failed is told, unless it
- * is this rank's own. */
+ * addresses ranks meet, hub_file.c those that a file says, hub_interface.c by which of this host's
+ * interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps unidentified
+ * connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it ends,
+ * hub_calls.c how ranks compare what their programs called, hub_message.c messages of whoever uses it,
+ * hub_beat.c how a silent end is found. The first failure is kept; before the detach it is what the blocking
+ * calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
@@ -194,6 +194,17 @@ void zr_hub_find(struct zr_rendezvous *r);
 /* Where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)". */
 enum { ZR_PLACE_CHARS = 512 };
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
+
+/* hub_interface.c. Rank 0: where it is to listen, into to, by the interface that was asked for; that this
+ * cannot be is a failure. false: none was, or ranks meet on loopback. */
+bool zr_hub_take_interface(struct zr_rendezvous *r);
+/* Rank 0: on what it listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))"; "": loopback alone. */
+void zr_hub_say_listening(const struct zr_rendezvous *r, char *text, size_t n_text);
+/* Others: from which address to go to to[to_now]: 0, *from; 1: from any; UV_EADDRNOTAVAIL: the interface that
+ * was asked for has none of that family. */
+int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from);
+/* That interface, or this host, has an address of the family that reaches beyond loopback and a link. */
+bool zr_hub_has_family(const struct zr_rendezvous *r, int family);
 /* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */
 enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_INTERFACE_CHARS + 8 };
 void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);

@@ -17,6 +17,15 @@ void zr_hub_listen_for_file(struct zr_rendezvous *r)
 {
     zr_address_parse(r->w.key.n_bytes ? "::" : "127.0.0.1", 0, &r->to[0]);
     r->n_to = 1;
+    if (r->w.key.n_bytes && r->w.interface[0]) { /* one address, for two may not have one free port */
+        struct zr_interfaces mine;
+        int err = zr_interfaces_find("interface", r->w.interface, &mine);
+        if (err) {
+            zr_hub_fail(r, err, "rank 0: %s", zr_error_text());
+            return;
+        }
+        r->to[0] = mine.of[0].address;
+    }
     zr_hub_listen(r);
 }
 
@@ -28,16 +37,21 @@ static void add_address(struct zr_meeting_file *f, int most, const union zr_addr
     zr_address_set_port(&f->at[f->n++], port);
 }
 
-/* All by which other hosts may come, those of one link alone left out, and loopback last. */
+/* All by which other hosts may come, those of one link alone left out, and loopback last; or the one that was
+ * bound. */
 static void list_addresses(const struct zr_rendezvous *r, const union zr_address *bound,
                            struct zr_meeting_file *f)
 {
     struct zr_interfaces here;
     union zr_address loopback;
     bool all = zr_address_is_any(bound), any = all && bound->any.sa_family == AF_INET6;
-    if (zr_interfaces_find("", &here))
+    if (!all) {
+        add_address(f, ZR_LOOKUP_MOST, bound, r->w.port);
+        return;
+    }
+    if (zr_interfaces_all(&here))
         here.n = 0;
-    for (int i = 0; i < here.n && all; i++) {
+    for (int i = 0; i < here.n; i++) {
         const union zr_address *at = &here.of[i].address;
         if (zr_address_reaches_far(at) && (any || at->any.sa_family == AF_INET))
             add_address(f, ZR_LOOKUP_MOST - 1, at, r->w.port);

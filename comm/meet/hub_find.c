@@ -70,8 +70,6 @@ static void on_looked_up(void *arg, const struct zr_looked_up *found)
         memcpy(r->to, found->at, sizeof r->to);
         r->n_to = found->n;
         r->found_ms = zr_hub_now_ms(r);
-        if (!r->worst)
-            zr_hub_note(r, ZR_TROUBLE_NONE, "nobody there has taken the connection yet");
         go(r);
     } else {
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, found->why);
@@ -118,6 +116,11 @@ void zr_hub_find(struct zr_rendezvous *r)
         return;
     }
     bool is_fresh = r->found_ms && zr_hub_now_ms(r) - r->found_ms < FOUND_FOR_MS;
+    if (r->w.rank == 0 && zr_hub_take_interface(r)) {
+        if (!r->code)
+            go(r);
+        return;
+    }
     if (is_fresh || find_at_once(r)) {
         go(r);
         return;
@@ -141,6 +144,11 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
         snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
                  " (this host, for the launcher does not say how many there are: if they are several, set "
                  "ZERO_RENDEZVOUS)");
+    if (r->w.rank == 0) {
+        size_t used = strlen(text);
+        zr_hub_say_listening(r, text + used, ZR_PLACE_CHARS - used);
+        return;
+    }
     if (!r->found_ms || !r->n_to)
         return;
     for (int i = 0; i < r->n_to && n < ZR_PLACE_CHARS - ZR_ADDRESS_CHARS; i++) {
@@ -149,16 +157,4 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
         n += snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), "%s%s", i ? ", " : " (", address);
     }
     snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n), ")");
-}
-
-void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS])
-{
-    union zr_address from;
-    char host[ZR_ADDRESS_CHARS], name[ZR_INTERFACE_CHARS];
-    text[0] = 0;
-    if (r->to_now >= r->n_to || zr_address_source(&r->to[r->to_now], &from))
-        return;
-    zr_address_print_host(&from, host);
-    zr_interface_of(&from, name);
-    snprintf(text, ZR_SELF_CHARS, " (%s%s%s)", host, name[0] ? " on " : "", name);
 }

@@ -106,6 +106,7 @@ static int open_sockets(const union zr_address *at, int n, int fd[2], const unio
 static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_address **failed)
 {
     const bool was_given = !zr_address_is_any(&r->to[0]);
+    const int family = r->to[0].any.sa_family;
     char given[ZR_ADDRESS_CHARS];
     zr_address_print_host(&r->to[0], given);
     int err = -EADDRNOTAVAIL;
@@ -115,8 +116,11 @@ static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_addr
         err = open_sockets(r->to, 1, fd, failed);
     }
     if (!err && was_given)
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s is no address of this host, so rank 0 listens at all it has",
-                    given);
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s is no address of this host%s, so rank 0 listens at all it has",
+                    given,
+                    zr_hub_has_family(r, family) ? ""
+                    : family == AF_INET6         ? ", which has no IPv6 address"
+                                                 : ", which has no IPv4 address");
     return err;
 }
 
@@ -131,7 +135,7 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
     struct zr_interfaces all;
     zr_address_print(at, place);
     zr_interface_of(at, name);
-    if (is_absent(err) && zr_interfaces_find("", &all) == 0) {
+    if (is_absent(err) && zr_interfaces_all(&all) == 0) {
         zr_interfaces_list(&all, there, sizeof there);
         zr_hub_fail(r, ZR_ERR_SYSTEM,
                     "rank 0 cannot listen at %s: no interface of this host has that address: it has %s",
@@ -146,7 +150,7 @@ void zr_hub_listen(struct zr_rendezvous *r)
 {
     const union zr_address *failed = &r->to[0];
     int fd[2], err = open_sockets(r->to, r->n_to, fd, &failed);
-    if (is_absent(err) && !zr_address_is_loopback(&r->to[0]))
+    if (is_absent(err) && !zr_address_is_loopback(&r->to[0]) && !r->w.interface[0])
         err = open_anywhere(r, fd, &failed);
     if (!err) {
         for (int i = 0; i < 2; i++)

@@ -47,16 +47,6 @@ static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
     zr_link_drop(l);
 }
 
-/* This host has an address of the family, beyond loopback and single links. */
-static bool has_family(int family)
-{
-    struct zr_interfaces all;
-    bool has = zr_interfaces_find("", &all) != 0;
-    for (int i = 0; i < all.n; i++)
-        has |= all.of[i].address.any.sa_family == family && zr_address_reaches_far(&all.of[i].address);
-    return has;
-}
-
 /* Nobody took the connection. */
 static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int status)
 {
@@ -64,17 +54,20 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     bool no_way = status == UV_ENETUNREACH || status == UV_EADDRNOTAVAIL || status == UV_EAFNOSUPPORT;
     int version = to->any.sa_family == AF_INET6 ? 6 : 4;
     char which[ZR_ADDRESS_CHARS] = "";
-    const char *colon = r->n_to > 1 ? ": " : "";
+    const char *colon = r->n_to > 1 ? ": " : "", *asked = r->w.interface;
     if (r->n_to > 1)
         zr_address_print_host(to, which);
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
-    if (no_way && !zr_address_is_loopback(to) && !has_family(to->any.sa_family))
-        zr_hub_note(
-            r, ZR_TROUBLE_NOBODY,
-            "%s%s%s: this host has no IPv%d address to go there from: give rank 0's IPv%d address, or "
-            "IPv%d to this host",
-            which, colon, uv_strerror(status), version, 10 - version, version);
+    if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))
+        zr_hub_note(r, ZR_TROUBLE_NOBODY,
+                    "%s%s%s: %s%s has no IPv%d address to go there from: give rank 0's IPv%d address, or "
+                    "IPv%d to this host",
+                    which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
+                    10 - version, version);
+    else if (status == UV_EINVAL && *asked)
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s: interface %s does not lead there", which, colon,
+                    uv_strerror(status), asked);
     else
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s%s", which, colon, uv_strerror(status),
                     status == UV_ECONNREFUSED ? ": rank 0 has not started, or has given up and left" : "");
@@ -90,7 +83,12 @@ void zr_hub_connect(struct zr_rendezvous *r)
         return;
     }
     l->since_ms = zr_hub_now_ms(r);
-    int err = zr_link_connect(l, &r->to[r->to_now]);
+    if (!r->worst)
+        zr_hub_note(r, ZR_TROUBLE_NONE, "nobody there has taken the connection yet");
+    union zr_address from;
+    int err = zr_hub_source(r, &from);
+    if (err >= 0)
+        err = zr_link_connect(l, err ? NULL : &from, &r->to[r->to_now]);
     if (err)
         give_address_up(r, l, err);
 }

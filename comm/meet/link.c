@@ -195,9 +195,10 @@ static void connected(uv_connect_t *req, int status)
     l->calls->on_connect(l, status);
 }
 
-int zr_link_connect(struct zr_link *l, const union zr_address *to)
+int zr_link_connect(struct zr_link *l, const union zr_address *from, const union zr_address *to)
 {
-    return uv_tcp_connect(&l->connect, &l->tcp, &to->any, connected);
+    int err = from ? uv_tcp_bind(&l->tcp, &from->any, 0) : 0;
+    return err ? err : uv_tcp_connect(&l->connect, &l->tcp, &to->any, connected);
 }
 
 int zr_link_accept(struct zr_link *l, uv_stream_t *server)

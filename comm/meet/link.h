@@ -68,8 +68,9 @@ struct zr_link {
 /* A link without a connection yet. NULL when there is no memory. */
 struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, void *owner,
                             uint32_t most_bytes);
-/* Starts connecting; on_connect tells. Returns a libuv error if it could not start. */
-int zr_link_connect(struct zr_link *l, const union zr_address *to);
+/* Starts connecting, from an address of this host, whose port is 0, or NULL, any; on_connect tells. Returns a
+ * libuv error if it could not start. */
+int zr_link_connect(struct zr_link *l, const union zr_address *from, const union zr_address *to);
 /* Takes the connection that waits on server. Returns a libuv error. */
 int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <net/if.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -166,7 +167,8 @@ static void drop_link_local(struct zr_interfaces *c)
     c->n = n;
 }
 
-int zr_interfaces_find(const char *want, struct zr_interfaces *out)
+/* want "": all. */
+static int find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
     int n, err = uv_interface_addresses(&all, &n);
@@ -181,13 +183,36 @@ int zr_interfaces_find(const char *want, struct zr_interfaces *out)
     if (!zr_address_parse(want, 0, &number)) /* else it is the one that is wanted */
         drop_link_local(out);
     sort_interfaces(out);
-    if (out->n || !*want)
-        return 0;
+    return 0;
+}
+
+int zr_interfaces_all(struct zr_interfaces *out)
+{
+    return find("", out);
+}
+
+int zr_interfaces_find(const char *name, const char *want, struct zr_interfaces *out)
+{
     struct zr_interfaces there;
     char text[512];
-    err = zr_interfaces_find("", &there);
+    int err = find(want, out);
+    if (err || (out->n && *want))
+        return err;
+    err = zr_interfaces_all(&there);
+    if (err)
+        return err;
     zr_interfaces_list(&there, text, sizeof text);
-    return err ? err : zr_fail(ZR_ERR_ARG, "interface is \"%.60s\": this host has %s", want, text);
+    out->n = 0;
+    return zr_fail(ZR_ERR_ARG, "%s is \"%.60s\"%s: this host has %s", name, want,
+                   if_nametoindex(want) ? ", which is down or has no address" : "", text);
+}
+
+bool zr_interfaces_reach_far(const struct zr_interfaces *c, int family)
+{
+    bool any = false;
+    for (int i = 0; i < c->n; i++)
+        any |= c->of[i].address.any.sa_family == family && zr_address_reaches_far(&c->of[i].address);
+    return any;
 }
 
 static void __attribute__((format(printf, 3, 4))) append_text(char *text, size_t n_text, const char *fmt, ...)
@@ -223,7 +248,7 @@ void zr_interface_of(const union zr_address *a, char name[ZR_INTERFACE_CHARS])
 {
     struct zr_interfaces all;
     name[0] = 0;
-    for (int i = 0; zr_interfaces_find("", &all) == 0 && i < all.n; i++)
+    for (int i = 0; zr_interfaces_all(&all) == 0 && i < all.n; i++)
         if (same_host(&all.of[i].address, a)) {
             memcpy(name, all.of[i].name, ZR_INTERFACE_CHARS);
             return;

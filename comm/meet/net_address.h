@@ -47,11 +47,14 @@ struct zr_interfaces {
     int n;
     struct zr_interface of[32];
 };
-/* Of the interface or the address that want names ("eth0", "10.77.0.2", "fd77::2"), IPv4 first and link-local
- * ones only where there are no others; "": of all interfaces, loopback last. ZR_ERR_ARG where there is no
- * such, with what there is: "interface is "eth9": this host has eth0 (10.77.0.2, fd77::2), lo (127.0.0.1,
- * ::1)". */
-int zr_interfaces_find(const char *want, struct zr_interfaces *out);
+/* Of all interfaces: IPv4 first, loopback last, link-local ones only where an interface has no others. */
+int zr_interfaces_all(struct zr_interfaces *out);
+/* Of the interface, or with the address, that want names ("eth0", "10.77.0.2", "fd77::2"), in that order.
+ * ZR_ERR_ARG where there is no such, with what there is: "interface is "eth9": this host has eth0 (10.77.0.2,
+ * fd77::2), lo (127.0.0.1, ::1)"; name: what the text is called in messages. */
+int zr_interfaces_find(const char *name, const char *want, struct zr_interfaces *out);
+/* Some of them are of the family, and of more than loopback and a single link. */
+bool zr_interfaces_reach_far(const struct zr_interfaces *c, int family);
 /* "eth0 (10.77.0.2, fd77::2), lo (127.0.0.1, ::1)", cut where there is no more room. */
 void zr_interfaces_list(const struct zr_interfaces *c, char *text, size_t n_text);
 /* The interface that has the address, whatever its port; "": none. */

@@ -37,6 +37,9 @@ struct zr_world {
     bool is_host_assumed;
     /* where it was found where rank 0 is, for the log: "ZERO_RENDEZVOUS", "SLURM_STEP_NODELIST" */
     char way[40];
+    /* The network interface of this host, by its name or one of its addresses, on which rank 0 listens, and
+     * from which the others connect, beyond loopback; "": any. Ranks may have different ones. */
+    char interface[64];
     /* name that keeps two jobs apart; ranks whose names differ refuse each other */
     char job[128];
     /* of the job, where its launcher counts restarts; ranks of different ones do not meet */
@@ -59,6 +62,13 @@ int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr
  * the communicator, and host what MASTER_ADDR says, or "". */
 int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
                   struct zr_world *w);
+
+/* Sets w->interface: what ZERO_INTERFACE says, else want; NULL or "": any. ZR_ERR_ARG where world > 1 and
+ * this host has no such, naming those it has, or the number of rank 0 is on another of its own; w is then as
+ * it was. */
+int zr_world_interface(const char *want, struct zr_world *w);
+/* The ranks of w meet over loopback, where there is no choice. */
+bool zr_world_is_on_loopback(const struct zr_world *w);
 
 struct zr_rendezvous;
 struct zr_topology;

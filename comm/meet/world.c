@@ -3,6 +3,7 @@
  * outside its world is an error, and no reason to look at the next source. Otherwise a launcher that is half
  * understood would train N independent copies of one model. */
 #include "comm/meet/meeting_point.h"
+#include "comm/meet/net_address.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,4 +147,45 @@ int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr
     if (!err)
         *w = found;
     return err;
+}
+
+/* The number by which the others look for rank 0 is this host's, and not one of those it is to listen at. */
+static int check_listening(const struct zr_world *w, const struct zr_interfaces *asked)
+{
+    union zr_address given;
+    char list[256], other[ZR_INTERFACE_CHARS];
+    if (!zr_address_parse(w->host, 0, &given) || zr_address_is_loopback(&given))
+        return 0;
+    for (int i = 0; i < asked->n; i++)
+        if (zr_address_same(&asked->of[i].address, &given))
+            return 0;
+    zr_interface_of(&given, other);
+    zr_interfaces_list(asked, list, sizeof list);
+    return !other[0] ? 0
+                     : zr_fail(ZR_ERR_ARG,
+                               "rank 0 is to listen on interface %s, but the others look for it at %s, which "
+                               "is on %s: give them an address of that interface, or name the other one",
+                               list, w->host, other);
+}
+
+int zr_world_interface(const char *want, struct zr_world *w)
+{
+    const char *said = getenv("ZERO_INTERFACE"), *name = said && *said ? "ZERO_INTERFACE" : "interface";
+    struct zr_interfaces found;
+    want = said && *said ? said : want;
+    if (!want || !*want || w->world == 1)
+        return 0;
+    int err = zr_interfaces_find(name, want, &found);
+    if (!err && w->rank == 0)
+        err = check_listening(w, &found);
+    if (!err)
+        snprintf(w->interface, sizeof w->interface, "%s", want);
+    return err;
+}
+
+bool zr_world_is_on_loopback(const struct zr_world *w)
+{
+    union zr_address a;
+    return zr_address_parse(w->host, w->port, &a) ? zr_address_is_loopback(&a)
+                                                  : strcmp(w->host, "localhost") == 0;
 }

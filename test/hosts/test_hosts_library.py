@@ -6,45 +6,23 @@ hosts: whatever is wrong, every rank ends with an error that names hosts and ran
 PROGRAM is zero/examples/minimal.c. N_CUTS and SEED in the environment."""
 import os
 import random
-import sys
 import time
-import unittest
 
 import hosts
+import library
 from hosts import Hosts
+from library import APART, LONG_MS, PORT, SEED, TIMEOUT_MS, ends
 
-PROGRAM, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
-del sys.argv[1:3]  # the rest is unittest's
-PORT = 29500
-SEED = int(os.environ.get('SEED', time.time_ns()))
+PROGRAM, ZERO_RUN = library.take_paths(2)
 N_CUTS = int(os.environ.get('N_CUTS', 1))
-KEY = '0123456789abcdef' * 2
-TIMEOUT_MS = 5000  # in which ranks start, on a busy machine
-APART = 'shared memory needs all ranks on one host: rank 0 is on "host0", rank %d on "host1"'
 RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where it is looked for
 
 
 def start(net, ranks, **variables):
-    """A rank on each host that ranks (host numbers) names; all of a job of that many. Of a variable that is a list each rank has its own, None is not set."""
-    more = {'ZERO_JOB_KEY': KEY, 'ZERO_RENDEZVOUS': f'tcp://host0:{PORT}', 'ZERO_WORLD_SIZE': len(ranks), **variables}
-    started = []
-    for rank, host in enumerate(ranks):
-        own = {name: value[rank] if isinstance(value, list) else value for name, value in more.items() if value is not None}
-        started.append(net.hosts[host].start([PROGRAM], ZERO_RANK=rank, **own))
-    return started
+    return library.start(PROGRAM, net, ranks, **variables)
 
 
-def ends(commands):
-    return [(c.returncode, c.stderr) for c in (command.end() for command in commands)]
-
-
-class Library(unittest.TestCase):
-    def all_say(self, commands, words):
-        """Every rank has failed, with these words; those of rank 0 on others, too."""
-        for rank, (code, errors) in enumerate(ends(commands)):
-            self.assertEqual((code, len(errors.splitlines())), (1, 1), errors)
-            self.assertTrue(errors.startswith(f'zero_wrap: {words}') or rank and errors.startswith(f'zero_wrap: rank 0: {words}'), errors)
-
+class Library(library.Ranks):
     def test_one_host(self):
         """As without namespaces, by hand and by zero-run; over the address that other hosts use, too."""
         with Hosts(1) as net:
@@ -121,7 +99,7 @@ class Library(unittest.TestCase):
         chance = random.Random(SEED)
         for _ in range(N_CUTS):
             with Hosts(3) as net, net.relay(net.hosts[1], delay_s=0.3):  # so the meeting takes more than 2 s
-                commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, TIMEOUT_MS, 50000])
+                commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, TIMEOUT_MS, LONG_MS])
                 time.sleep(chance.uniform(0, 2))
                 net.cut(net.hosts[1])
                 first, second, third = ends(commands)
@@ -134,7 +112,7 @@ class Library(unittest.TestCase):
         """A cut that is shorter than the deadline is not noticed."""
         with Hosts(2) as net:
             net.cut(net.hosts[1])
-            commands = start(net, [0, 1], ZERO_BACKEND='shm', ZERO_TIMEOUT_MS=50000)
+            commands = start(net, [0, 1], ZERO_BACKEND='shm', ZERO_TIMEOUT_MS=LONG_MS)
             time.sleep(0.5)
             self.assertEqual([command.returncode for command in commands], [None, None])
             net.mend()
@@ -144,7 +122,7 @@ class Library(unittest.TestCase):
         """In silence: rank 0 names who did not come, and those who came are told."""
         with Hosts(3) as net:
             net.cut(net.hosts[2])
-            commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, 50000, 50000])
+            commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, LONG_MS, LONG_MS])
             net.hosts[2].kill()
             first, second, third = ends(commands)
             self.assertEqual((first[0], third), (1, (255, 'host2: the host is gone\n')))

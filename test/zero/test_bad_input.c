@@ -206,6 +206,13 @@ static void no_rendezvous(struct call *c)
     c->cfg.world = 2;
     c->cfg.rank = 1;
 }
+static void no_interface(struct call *c)
+{
+    c->cfg.world = 2;
+    c->cfg.rendezvous = "tcp://127.0.0.1:1";
+    c->cfg.interface = "eth99";
+    c->cfg.timeout_ms = 200; /* for the other rank, which is to hear of it */
+}
 static void world_size_abc(struct call *c)
 {
     c->cfg.world = 0;
@@ -336,6 +343,10 @@ static const struct {
     {"rank without world", rank_alone, ZERO_ERR_ARG, {"rank is 1", "world is 0", "both"}},
     {"bad rendezvous", bad_rendezvous, ZERO_ERR_ARG, {"rendezvous is \"udp://nowhere\"", "tcp://host:port"}},
     {"no rendezvous", no_rendezvous, ZERO_ERR_ARG, {"rank 1 of 2", "ZERO_RENDEZVOUS"}},
+    {"no such interface",
+     no_interface,
+     ZERO_ERR_ARG,
+     {"interface is \"eth99\": this host has ", "lo (127.0.0.1"}},
     {"WORLD_SIZE=abc", world_size_abc, ZERO_ERR_ARG, {"WORLD_SIZE is \"abc\"", "whole number"}},
     {"WORLD_SIZE without RANK", world_size_alone, ZERO_ERR_ARG, {"RANK is not set", "WORLD_SIZE is \"2\""}},
     {"RANK=2 of 2", rank_variable_outside, ZERO_ERR_ARG, {"RANK is \"2\"", "0 to 1"}},
@@ -443,8 +454,9 @@ static void plan_refuses(void **state)
         bool by_pointer = spoil == no_param || spoil == no_parameters || spoil == same_param ||
                           spoil == same_memory || spoil == overlapping_memory || spoil == same_grad ||
                           spoil == grad_is_param;
-        bool by_place = spoil == bad_rendezvous || spoil == no_rendezvous || spoil == world_size_abc ||
-                        spoil == world_size_alone || spoil == rank_variable_outside;
+        bool by_place = spoil == bad_rendezvous || spoil == no_rendezvous || spoil == no_interface ||
+                        spoil == world_size_abc || spoil == world_size_alone ||
+                        spoil == rank_variable_outside;
         struct call c;
         make_call(&c);
         spoil(&c);

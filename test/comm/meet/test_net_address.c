@@ -87,23 +87,23 @@ static void test_interfaces(void **state)
     (void)state;
     struct zr_interfaces c;
     char text[512];
-    assert_int_equal(zr_interfaces_find("", &c), 0);
+    assert_int_equal(zr_interfaces_all(&c), 0);
     assert_true(c.n > 0);
     zr_interfaces_list(&c, text, sizeof text);
     print_message("this host has %s\n", text);
     assert_non_null(strstr(text, "lo (127.0.0.1"));
-    assert_int_equal(zr_interfaces_find("lo", &c), 0);
+    assert_int_equal(zr_interfaces_find("x", "lo", &c), 0);
     for (int i = 0; i < c.n; i++) {
         assert_string_equal(c.of[i].name, "lo");
         assert_true(!i || c.of[i - 1].address.any.sa_family == AF_INET || /* IPv4 first */
                     c.of[i].address.any.sa_family == AF_INET6);
     }
-    assert_int_equal(zr_interfaces_find("127.0.0.1", &c), 0);
+    assert_int_equal(zr_interfaces_find("x", "127.0.0.1", &c), 0);
     assert_int_equal(c.n, 1);
-    static const char *const absent[] = {"eth99", "203.0.113.9", "l", "lo0", "lo "};
+    static const char *const absent[] = {"eth99", "203.0.113.9", "l", "lo0", "lo ", ""};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
-        assert_int_equal(zr_interfaces_find(absent[i], &c), ZR_ERR_ARG);
-        snprintf(text, sizeof text, "interface is \"%s\": this host has ", absent[i]);
+        assert_int_equal(zr_interfaces_find("cfg.interface", absent[i], &c), ZR_ERR_ARG);
+        snprintf(text, sizeof text, "cfg.interface is \"%s\": this host has ", absent[i]);
         assert_non_null(strstr(zr_error_text(), text));
         assert_non_null(strstr(zr_error_text(), "lo (127.0.0.1"));
     }

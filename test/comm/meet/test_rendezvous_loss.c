@@ -131,7 +131,7 @@ static void write_to_the_dead(struct rank *me)
     uv_loop_t loop;
     uv_loop_init(&loop);
     struct zr_link *l = zr_link_new(&loop, &calls, &connected, 64);
-    RANK_CHECK(me, l && zr_link_connect(l, &a) == 0, "no connection");
+    RANK_CHECK(me, l && zr_link_connect(l, NULL, &a) == 0, "no connection");
     while (connected == 1)
         uv_run(&loop, UV_RUN_ONCE);
     close(accept(server, NULL, NULL));

@@ -345,14 +345,67 @@ static void test_attempt(void **state)
     refuse("ZERO_ATTEMPT is \"-1\": a whole number from 0 to");
 }
 
+static void refuse_interface(const char *want, struct zr_world *w, const char *says)
+{
+    struct zr_world was = *w;
+    assert_int_equal(zr_world_interface(want, w), ZR_ERR_ARG);
+    if (!strstr(zr_error_text(), says))
+        fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), says);
+    assert_memory_equal(w, &was, sizeof was);
+}
+
+/* This host's loopback is the one interface that every host has. */
+static void test_interface(void **state)
+{
+    (void)state;
+    struct zr_world w;
+    environment(NULL);
+    assert_int_equal(zr_world_find(1, 2, "tcp://node0:29500", &w), 0);
+    assert_int_equal(zr_world_interface(NULL, &w), 0);
+    assert_int_equal(zr_world_interface("", &w), 0);
+    assert_string_equal(w.interface, "");
+    assert_int_equal(zr_world_interface("lo", &w), 0);
+    assert_string_equal(w.interface, "lo");
+    assert_int_equal(zr_world_interface("127.0.0.1", &w), 0);
+    assert_string_equal(w.interface, "127.0.0.1");
+    refuse_interface("eth99", &w, "interface is \"eth99\": this host has ");
+    setenv("ZERO_INTERFACE", "203.0.113.9", 1);
+    refuse_interface("lo", &w, "ZERO_INTERFACE is \"203.0.113.9\": this host has ");
+    setenv("ZERO_INTERFACE", "lo", 1);
+    assert_int_equal(zr_world_interface("eth99", &w), 0);
+    assert_string_equal(w.interface, "lo");
+    setenv("ZERO_INTERFACE", "", 1);
+    refuse_interface("eth99", &w, "interface is \"eth99\"");
+    /* There is nobody to meet. */
+    assert_int_equal(zr_world_find(0, 1, NULL, &w), 0);
+    assert_int_equal(zr_world_interface("eth99", &w), 0);
+    unsetenv("ZERO_INTERFACE");
+}
+
+static void test_loopback(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *host;
+        bool is;
+    } rows[] = {{"127.0.0.1", true}, {"::1", true},       {"localhost", true}, {"127.3.2.1", true},
+                {"node0", false},    {"10.0.0.1", false}, {"fd77::1", false},  {"", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct zr_world w = {.world = 2, .port = 1};
+        snprintf(w.host, sizeof w.host, "%s", rows[i].host);
+        assert_int_equal(zr_world_is_on_loopback(&w), rows[i].is);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),    cmocka_unit_test(test_explicit),
-        cmocka_unit_test(test_zero),     cmocka_unit_test(test_torchrun),
-        cmocka_unit_test(test_bad_text), cmocka_unit_test(test_mpi_and_slurm),
-        cmocka_unit_test(test_lent),     cmocka_unit_test(test_long_job),
-        cmocka_unit_test(test_key),      cmocka_unit_test(test_attempt),
+        cmocka_unit_test(test_alone),     cmocka_unit_test(test_explicit),
+        cmocka_unit_test(test_zero),      cmocka_unit_test(test_torchrun),
+        cmocka_unit_test(test_bad_text),  cmocka_unit_test(test_mpi_and_slurm),
+        cmocka_unit_test(test_lent),      cmocka_unit_test(test_long_job),
+        cmocka_unit_test(test_key),       cmocka_unit_test(test_attempt),
+        cmocka_unit_test(test_interface), cmocka_unit_test(test_loopback),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }
