@@ -117,6 +117,19 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
+/* What the program of a rank that is lost did last. */
+static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
+{
+    struct zero_ctx *z = arg;
+    struct zr_called last;
+    char call[ZR_CALLED_CHARS];
+    text[0] = 0;
+    if (!zr_engine_called_last(z->engine, rank, &last))
+        return;
+    zr_called_describe(&last, call);
+    snprintf(text, n_text, "; its last call was %s", last.name == ZR_CALLED_NONE ? "zero_wrap" : call);
+}
+
 static void on_lost(void *arg, int rank, const char *why)
 {
     struct zero_ctx *z = arg;
@@ -247,6 +260,7 @@ static int start(struct zero_ctx *z)
 {
     if (z->rendezvous) {
         zr_rendezvous_limit(z->rendezvous, z->config.options.timeout_ms);
+        zr_rendezvous_describe(z->rendezvous, describe_last_call, z);
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     }
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;

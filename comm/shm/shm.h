@@ -136,6 +136,8 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a);
 void zr_shm_unmap(struct zr_shm *m);
 
 /* shm_wait.c */
+/* The place of a rank in a communicator; -1: it has none there, or there are no headers yet. Any thread. */
+int zr_shm_place_of(const struct zr_shm *k, int32_t rank);
 /* The operation that a peer came to last, if any (else its seq is 0); whether it is in it. Any thread. */
 bool zr_shm_last(struct zr_shm *m, int place, struct zr_post *last);
 /* Keeps the first failure and tells every peer. found_by: zr_shm_self, or the rank that told. Any thread.

@@ -96,8 +96,7 @@ static int fail_op(struct zr_shm *m, int code, const struct zr_post *mine, const
 
 /* --- comparing --- */
 
-/* The place of a rank in a communicator of mine; -1: it has none there, or there are no headers yet. */
-static int place_in(const struct zr_shm *k, int32_t rank)
+int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
 {
     for (int i = 0; k && atomic_load(&k->mapped) && i < k->base.group.size; i++)
         if (zr_comm_rank(&k->base, i) == rank)
@@ -110,11 +109,25 @@ static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
 {
     for (int r = 0; r < ZR_ROLES; r++) {
         const struct zr_shm *k = m->sibling[r];
-        int at = place_in(k, zr_comm_rank(&m->base, place));
+        int at = zr_shm_place_of(k, zr_comm_rank(&m->base, place));
         if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n))
             return &k->peer[at].head->called;
     }
     return &m->peer[place].head->called;
+}
+
+enum { LAST_CALL_CHARS = ZR_CALLED_CHARS + 24 };
+
+/* "; its last call was zero_step in step 12"; "" where it made none. */
+static void describe_last_call(const struct zr_shm *m, int place, char text[LAST_CALL_CHARS])
+{
+    struct zr_called latest;
+    char call[ZR_CALLED_CHARS];
+    text[0] = 0;
+    if (!zr_called_last(calls_of(m, place), &latest))
+        return;
+    zr_called_describe(&latest, call);
+    snprintf(text, LAST_CALL_CHARS, "; its last call was %s", call);
 }
 
 /* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
@@ -216,10 +229,11 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
         m->ended_ns = m->ended_ns ? m->ended_ns : now;
         if (!closed && now - m->ended_ns < EXPLAIN_NS)
             continue;
-        char what[128];
+        char what[128 + LAST_CALL_CHARS], last[LAST_CALL_CHARS];
+        describe_last_call(m, i, last);
         snprintf(what, sizeof what,
-                 closed ? "rank %d has closed its communicator" : "rank %d was lost: its process ended",
-                 zr_comm_rank(&m->base, i));
+                 closed ? "rank %d has closed its communicator%s" : "rank %d was lost: its process ended%s",
+                 zr_comm_rank(&m->base, i), last);
         return fail_op(m, ZR_ERR_PEER, mine, what);
     }
     return zr_first_code(&m->failure);
@@ -247,7 +261,7 @@ static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
     for (int r = 0; r < ZR_ROLES && !found.for_me; r++) {
         struct zr_shm *k = m->sibling[r];
         struct zr_post there;
-        int at = k == m ? -1 : place_in(k, zr_comm_rank(&m->base, place));
+        int at = k == m ? -1 : zr_shm_place_of(k, zr_comm_rank(&m->base, place));
         if (at < 0 || !zr_shm_last(k, at, &there))
             continue;
         uint32_t entered = atomic_load(&k->peer[k->base.group.rank].head->entered);
@@ -277,7 +291,7 @@ static void note_wait(struct zr_shm *m, int32_t rank)
 /* By its own account, in any of its communicators; not this rank. -1: it waits for nobody. */
 static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
 {
-    int at = place_in(w, rank);
+    int at = zr_shm_place_of(w, rank);
     for (int r = 0; at >= 0 && r < ZR_ROLES; r++) {
         int32_t other = atomic_load(&w->peer[at].head->waits_for[r]) - 1;
         if (other >= 0 && other != zr_shm_self(w))
@@ -323,8 +337,7 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
         }
     }
     char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[768], op[96];
-    char last[ZR_CALLED_CHARS + 32] = "", call[ZR_CALLED_CHARS], waits[192] = "";
-    struct zr_called latest;
+    char last[LAST_CALL_CHARS], waits[192] = "";
     zr_shm_last(m, place, &here);
     if (here.seq && here.unit >= 0)
         snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
@@ -339,10 +352,7 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
             snprintf(besides, sizeof besides, " here and waits for rank %d in %s: %s", zr_shm_self(m),
                      there.in->name, op);
     }
-    if (zr_called_last(calls_of(m, place), &latest)) {
-        zr_called_describe(&latest, call);
-        snprintf(last, sizeof last, "; its last call was %s", call);
-    }
+    describe_last_call(m, place, last);
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
     if (!there.for_me)

@@ -310,6 +310,8 @@ static void die(struct rank *me)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = o.comm[k];
             tag.step = (uint32_t)i;
+            if (k == 0)
+                c->ops->called(c, &(struct zr_called){ZR_CALLED_STEP, .subject = -1, .step = tag.step});
             RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
             if (i == 100 && k == 1 && me->dies) {
                 sleep_ms(*(int *)me->arg);
@@ -339,7 +341,8 @@ static void test_death(void **state)
         for (int i = 0; i < 4; i++) {
             if (i == 1)
                 continue;
-            expect_rank(&r[i], ZR_ERR_PEER, "rank 1 was lost: its process ended");
+            expect_rank(&r[i], ZR_ERR_PEER,
+                        "rank 1 was lost: its process ended; its last call was zero_step in step 100");
             expect_rank(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
         }
     }
