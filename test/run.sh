@@ -34,8 +34,8 @@ done
 # Instrumented programs are slow: fewer of the random cases, which the plain build runs in full. ThreadSanitizer looks at who runs beside whom, which is the same
 # at most failing calls.
 case $sanitize in
-address) export N_FLIPS=2000 N_SUBSETS=5 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 EVERY=6 ;;
-thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 EVERY=12 ;;
+address) export N_FLIPS=2000 N_SUBSETS=5 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=6 ;;
+thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 N_LOST=6 EVERY=12 ;;
 esac
 
 # What each build is made of, and which tests run in it. Invariants are checked in all of them. Laws of the tree are checked once, in the plain build; warnings are

@@ -1,0 +1,433 @@
+/* test_kills.c: a random one of four processes is killed at a random moment of whatever it is doing, at every
+ * stage and in groups, again and again: every other one's call ends with an error that names it, soon, and of
+ * the job nothing is left. Some are only stopped, which time alone tells.
+ *
+ * N_LOST=500 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has
+ * to know; without them it is a sample, and the slowest is only printed. SEED repeats a run, VERBOSE=1 shows
+ * what was said. */
+#include "test/zero/toy_net.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, SHORT_MS = 2000, LONG_MS = 30000, HANG_MS = 120000 };
+
+/* What a rank is doing: a call, or some of one kind. */
+#define DOING_MAP(X)                                                                                         \
+    X(NOTHING, "nothing")                                                                                    \
+    X(WRAP, "zero_wrap")                                                                                     \
+    X(BRACKETS, "brackets")                                                                                  \
+    X(NORM, "zero_norm")                                                                                     \
+    X(STEP, "zero_step")                                                                                     \
+    X(GATHER, "zero_gather_all")                                                                             \
+    X(READ, "zero_read")                                                                                     \
+    X(SAVE, "zero_save")                                                                                     \
+    X(UNWRAP, "zero_unwrap")
+
+enum doing {
+#define DOING_ENUM(id, text) id,
+    DOING_MAP(DOING_ENUM)
+#undef DOING_ENUM
+        N_DOING
+};
+
+static const char *const doing_names[] = {
+#define DOING_TEXT(id, text) [id] = text,
+    DOING_MAP(DOING_TEXT)
+#undef DOING_TEXT
+};
+
+/* One death. */
+struct loss {
+    int stage, victim, signal;
+    /* when: a random part of the time that this took before into it, at the n-th time */
+    enum doing at;
+    uint32_t nth;
+    double part;
+    bool async; /* saves are */
+    int prefetch, timeout_ms;
+    char folder[64];
+};
+
+/* Of one process, as the others see it. */
+struct view {
+    _Atomic int doing, before; /* and what before that */
+    _Atomic uint32_t n[N_DOING];
+    _Atomic int64_t took_us[N_DOING];
+};
+
+struct shared {
+    struct toy_rank r[WORLD];
+    struct view view[WORLD];
+    _Atomic int64_t lost_ms; /* 0: nobody is yet */
+};
+
+static struct shared *shared;
+
+static bool verbose;
+static int64_t most_ms;
+static uint64_t seed;
+
+static uint64_t draw(void)
+{
+    seed += 0x9e3779b97f4a7c15u;
+    uint64_t x = seed;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static int64_t now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static void sleep_us(int64_t us)
+{
+    nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
+}
+
+/* ---- what the ranks do ---- */
+
+/* Makes a call, as `what`, unless one has failed before. */
+#define DO(what, call)                                                                                       \
+    do {                                                                                                     \
+        if (!err) {                                                                                          \
+            int64_t from_us = now_us();                                                                      \
+            atomic_fetch_add(&v->n[what], 1);                                                                \
+            atomic_store(&v->before, atomic_load(&v->doing));                                                \
+            atomic_store(&v->doing, what);                                                                   \
+            err = (call);                                                                                    \
+            atomic_store(&v->took_us[what], now_us() - from_us);                                             \
+            failed_in = err ? what : failed_in;                                                              \
+        }                                                                                                    \
+    } while (0)
+
+/* Trains, saves and so on until a call fails: returns its code, and which it was. Without one it ends behind
+ * the unwrap in which somebody was to die. */
+static int work(struct toy_rank *r, zero_ctx **z, struct toy *m, enum doing *in)
+{
+    const struct loss *l = r->arg;
+    struct view *v = &shared->view[r->rank];
+    enum doing failed_in = NOTHING;
+    struct zero_config cfg = toy_config(r, l->stage);
+    int err = 0;
+    float x[8];
+    double value = r->rank;
+    cfg.timeout_ms = l->timeout_ms;
+    cfg.save_async = l->async;
+    cfg.prefetch = l->prefetch;
+    cfg.save_keep = 2;
+    DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, &cfg));
+    for (uint32_t round = 0; !err && *z; round++) {
+        for (int step = 0; step < 2; step++) {
+            DO(BRACKETS, toy_forward(m, *z, true));
+            DO(BRACKETS, toy_backward(m, *z, true, step, r->rank));
+            if (step)
+                DO(NORM, zero_norm(*z, &value));
+            DO(STEP, zero_step(*z, 1e-2f, NULL));
+        }
+        DO(GATHER, zero_gather_all(*z, 0));
+        DO(GATHER, zero_release_all(*z));
+        DO(READ, zero_read(*z, 0, 0, 0, 8, x));
+        DO(READ, zero_mean(*z, &value, 1));
+        DO(SAVE, zero_save(*z, l->folder));
+        if (l->at == UNWRAP && round == l->nth)
+            DO(UNWRAP, zero_unwrap(z));
+    }
+    atomic_store(&v->before, atomic_load(&v->doing));
+    atomic_store(&v->doing, NOTHING);
+    *in = failed_in;
+    return err;
+}
+
+extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
+
+/* The whole life of a rank's process. */
+static void live(struct toy_rank *r)
+{
+    struct toy_holdings before = toy_holdings(), now;
+    struct toy m;
+    zero_ctx *z = NULL;
+    enum doing in;
+    char cause[sizeof r->text];
+    toy_make(&m);
+    int err = work(r, &z, &m, &in);
+    while (!err && r->rank == ((const struct loss *)r->arg)->victim)
+        pause(); /* it is to be killed, if only now */
+    r->ms = toy_now_ms() - atomic_load(&shared->lost_ms);
+    toy_note(r, err);
+    r->hash = in;
+    if (!atomic_load(&shared->lost_ms) && (err || z))
+        toy_wrong(r, "it failed before anyone was lost");
+    snprintf(cause, sizeof cause, "%s", r->text);
+    if (z && (zero_unwrap(&z) != err || !strstr(cause, zero_last_error())))
+        toy_wrong(r, "zero_unwrap says something else: %.300s", zero_last_error());
+    toy_free(&m);
+    if (!toy_holds_no_more(before, &now))
+        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+    if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check())
+        toy_wrong(r, "memory was left");
+}
+
+/* ---- who ends them ---- */
+
+static void fork_ranks(struct loss *l, pid_t pid[WORLD])
+{
+    memset(shared, 0, sizeof *shared);
+    toy_set_ranks(WORLD, l, shared->r);
+    fflush(stdout);
+    fflush(stderr);
+    for (int i = 0; i < WORLD; i++) {
+        pid[i] = fork();
+        assert_true(pid[i] >= 0);
+        if (pid[i] == 0) {
+            live(&shared->r[i]);
+            _exit(0);
+        }
+    }
+}
+
+/* Ends, or stops, the victim where it is to be. */
+static void end_victim(const struct loss *l, pid_t pid)
+{
+    const struct view *v = &shared->view[l->victim];
+    int64_t until = now_us() + HANG_MS * 1000LL;
+    uint32_t nth = l->at == WRAP || l->at == UNWRAP ? 1 : l->nth;
+    while (atomic_load(&v->n[l->at]) < nth && now_us() < until)
+        sleep_us(20);
+    int64_t took_us = atomic_load(&v->took_us[l->at]);
+    int64_t at_us = now_us() + (int64_t)(l->part * (double)(took_us ? took_us : 4000));
+    while (now_us() < at_us)
+        ;
+    atomic_store(&shared->lost_ms, toy_now_ms());
+    kill(pid, l->signal);
+    if (l->signal == SIGSTOP)
+        waitpid(pid, NULL, WUNTRACED);
+}
+
+/* Until all have ended; a victim that is stopped is killed when the others have. */
+static void await_end(const struct loss *l, pid_t pid[WORLD])
+{
+    int64_t until = toy_now_ms() + HANG_MS;
+    for (int left = WORLD, i = 0; left; i = (i + 1) % WORLD) {
+        int status;
+        bool late = toy_now_ms() > until;
+        for (int k = 0; k < WORLD; k++)
+            if (pid[k] && (late || (left == 1 && k == l->victim)))
+                kill(pid[k], SIGKILL);
+        if (pid[i] && waitpid(pid[i], &status, WNOHANG) == pid[i]) {
+            pid[i] = 0;
+            left--;
+            if (late && i != l->victim)
+                toy_wrong(&shared->r[i], "it hung");
+            else if (i == l->victim ? !WIFSIGNALED(status) : status != 0)
+                toy_wrong(&shared->r[i], "it ended with status 0x%x", (unsigned)status);
+        }
+        if (i == 0)
+            sleep_us(500);
+    }
+}
+
+/* ---- what is left ---- */
+
+static int count_names(const char *folder, const char *begin)
+{
+    DIR *d = opendir(folder);
+    int n = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += !strncmp(e->d_name, begin, strlen(begin));
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* No process (one that a rank had started would be this one's child by now), nobody at the port, no name of
+ * memory. */
+static void assert_nothing_left(void)
+{
+    int status;
+    pid_t other = waitpid(-1, &status, WNOHANG);
+    if (other >= 0)
+        fail_msg("process %d is left", (int)other);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    a.sin_port = htons((uint16_t)atoi(strrchr(shared->r[0].url, ':') + 1));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        fail_msg("somebody listens at %s", shared->r[0].url);
+    close(fd);
+    assert_int_equal(count_names("/dev/shm", "zero"), 0);
+}
+
+static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at)
+{
+    (void)s;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+/* ---- one after the other ---- */
+
+static int n_at[N_DOING], n_cases;
+static int64_t slowest_ms;
+static struct loss slowest;
+static enum doing slowest_at;
+
+/* Whether a call, as errors name it, is one of these. */
+static bool is_of(enum doing what, const char *call)
+{
+    static const char *const names[N_DOING][2] = {[WRAP] = {"zero_wrap"},
+                                                  [BRACKETS] = {"zero_begin(unit ", "zero_end(unit "},
+                                                  [NORM] = {"zero_norm in "},
+                                                  [STEP] = {"zero_step in "},
+                                                  [GATHER] = {"zero_gather_all in ", "zero_release_all in "},
+                                                  [READ] = {"zero_read(tensor 0) in ", "zero_mean in "},
+                                                  [SAVE] = {"zero_save in "},
+                                                  [UNWRAP] = {"zero_unwrap in "}};
+    for (int i = 0; i < 2; i++)
+        if (names[what][i] && !strncmp(call, names[what][i], strlen(names[what][i])))
+            return true;
+    return false;
+}
+
+/* An error names a call: the last one of the victim, or zero_wrap, where it and they were. Of
+ * a rank that is only stopped another's may be named, which waits for it. */
+static bool names_the_call(const struct loss *l, const char *text)
+{
+    static const char last[] = "; its last call was ";
+    const struct view *v = &shared->view[l->victim];
+    enum doing at = (enum doing)atomic_load(&v->doing), before = (enum doing)atomic_load(&v->before);
+    const char *said = strstr(text, last), *call = said ? said + strlen(last) : "";
+    if (!said)
+        return strstr(text, "zero_wrap: ") && (at == WRAP || before == WRAP);
+    return l->signal == SIGSTOP || is_of(at, call) || is_of(before, call);
+}
+
+static void check_survivor(const struct loss *l, enum doing at, const struct toy_rank *r)
+{
+    char who[16];
+    snprintf(who, sizeof who, "rank %d", l->victim);
+    enum doing in = (enum doing)r->hash;
+    int64_t allowed = most_ms;
+    /* Who has unwrapped with it has lost nothing. A rank that never came, or does not move, is found by its
+     * time. */
+    bool well = r->err == 0 && l->at == UNWRAP && (at == UNWRAP || at == NOTHING);
+    bool by_time = r->err == ZERO_ERR_TIMEOUT && (l->signal == SIGSTOP || at == WRAP);
+    allowed += by_time ? l->timeout_ms : 0;
+    bool named = (r->err == ZERO_ERR_PEER || by_time) && strstr(r->text, who) && names_the_call(l, r->text);
+    if (verbose)
+        printf("  rank %d: %d in %s after %lld ms: %.300s\n", r->rank, r->err, doing_names[in],
+               (long long)r->ms, r->text);
+    if (r->wrong[0] || !(well || (named && r->ms <= allowed)))
+        fail_msg("stage %d, rank %d %s in %s: rank %d: code %d in %s after %lld ms: \"%s\"; %s", l->stage,
+                 l->victim, l->signal == SIGSTOP ? "stopped" : "killed", doing_names[at], r->rank, r->err,
+                 doing_names[in], (long long)r->ms, r->text, r->wrong);
+    if (named && !by_time && r->ms > slowest_ms) {
+        slowest_ms = r->ms;
+        slowest = *l;
+        slowest_at = at;
+    }
+}
+
+static void lose(struct loss *l)
+{
+    pid_t pid[WORLD];
+    strcpy(l->folder, "/tmp/zero-kills-XXXXXX");
+    assert_non_null(mkdtemp(l->folder));
+    fork_ranks(l, pid);
+    end_victim(l, pid[l->victim]);
+    await_end(l, pid);
+    enum doing at = (enum doing)atomic_load(&shared->view[l->victim].doing);
+    nftw(l->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    if (verbose)
+        printf("%d: stage %d, rank %d %s in %s (%s), %s\n", n_cases, l->stage, l->victim,
+               l->signal == SIGSTOP ? "stopped" : "killed", doing_names[at], doing_names[l->at],
+               l->async ? "saves in the background" : "saves");
+    for (int k = 0; k < WORLD; k++)
+        if (k != l->victim)
+            check_survivor(l, at, &shared->r[k]);
+    assert_string_equal(shared->r[l->victim].wrong, "");
+    assert_nothing_left();
+    n_at[at]++;
+    n_cases++;
+}
+
+static struct loss any_loss(int i, int signal)
+{
+    struct loss l = {.stage = i % TOY_STAGES,
+                     .victim = (int)(draw() % WORLD),
+                     .signal = signal,
+                     .at = (enum doing)(WRAP + draw() % (N_DOING - WRAP)),
+                     .nth = 1 + (uint32_t)(draw() % 4),
+                     .part = (double)(draw() % 1000) / 1000,
+                     .async = draw() % 2,
+                     .prefetch = (int)(draw() % 2)}; /* more, and the toy is never gathered anew */
+    /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */
+    l.timeout_ms = signal == SIGSTOP || l.at == WRAP ? SHORT_MS : LONG_MS;
+    return l;
+}
+
+static int n_lost(void)
+{
+    const char *given = getenv("N_LOST");
+    return given ? atoi(given) : SAMPLE;
+}
+
+static void killed_at_any_moment(void **state)
+{
+    (void)state;
+    int64_t from = toy_now_ms();
+    for (int i = 0; i < n_lost(); i++) {
+        struct loss l = any_loss(i, SIGKILL);
+        lose(&l);
+    }
+    printf("%d killed in %lld s; the slowest survivor knew after %lld ms (stage %d, rank %d in %s).",
+           n_lost(), (long long)(toy_now_ms() - from) / 1000, (long long)slowest_ms, slowest.stage,
+           slowest.victim, doing_names[slowest_at]);
+    for (int k = 0; k < N_DOING; k++)
+        printf(" %s %d%s", doing_names[k], n_at[k], k == N_DOING - 1 ? "\n" : ",");
+}
+
+static void stopped_at_any_moment(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (n_lost() + 8) / 9; i++) {
+        struct loss l = any_loss((int)(draw() % TOY_STAGES), SIGSTOP);
+        lose(&l);
+    }
+}
+
+int main(void)
+{
+    const char *given = getenv("SEED"), *most = getenv("MOST_MS");
+    verbose = getenv("VERBOSE");
+    seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    most_ms = most ? atoll(most) : SAMPLE_MS;
+    printf("SEED=%llu\n", (unsigned long long)seed);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return 1;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment),
+                                       cmocka_unit_test(stopped_at_any_moment)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
