@@ -155,6 +155,25 @@ class Run(unittest.TestCase):
             for i, node in enumerate(nodes):
                 self.assertEqual(len(re.findall('got SIGUSR1', node.stdout)), 2, i)
 
+    def test_a_signal_that_passes_a_start_on_the_way(self):
+        """Node 1 is asked to end when node 0 has sent it the next attempt, which has not come yet: those ranks get the signal, too."""
+        code = """echo here $ZERO_ATTEMPT $$
+test $ZERO_ATTEMPT = 0 && test $RANK -ge 2 && { until test -e /run/hosts/now; do sleep 0.02; done; exit 3; }
+test $RANK -lt 2 && trap '' INT
+exec sleep 1000"""
+        with Hosts(2) as net, net.relay(net.hosts[1]) as relay:
+            nodes = start(net, '--restarts', 1, program=['sh', '-c', code])
+            pid = nodes[1].expect(r'^\[2\] here 0 (\d+)$')[1]
+            zero_run = zero_run_of(net.hosts[1], pid)
+            relay.set(delay_s=1)
+            net.hosts[1].must(['touch', '/run/hosts/now'])
+            end = time.monotonic() + hosts.LIMIT
+            while 'restart 1 of 1' not in nodes[0].stderr and time.monotonic() < end:
+                time.sleep(0.01)
+            kill(net.hosts[1], zero_run, 'INT')
+            self.ends(nodes, 130, 130)
+            self.all_say(nodes, r'rank [23] on node 1 \(host1\) was killed by signal 2 \(Interrupt\); ending all ranks')
+
     def test_node_0_is_not_where_rdzv_says(self):
         with Hosts(2) as net:
             nodes = start(net, '--rdzv-timeout', 1, at='host1')

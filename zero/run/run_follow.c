@@ -39,6 +39,9 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
     case ZR_RUN_START:
         j->start = m->start;
         zr_run_job_start(j);
+        /* A signal here and this message may have passed each other on the way. */
+        if (j->n_asked && j->attempt)
+            zr_run_attempt_signal(j->attempt, j->asked_by);
         break;
     case ZR_RUN_END:
         zr_run_job_end(j, 0);

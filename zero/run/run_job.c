@@ -103,7 +103,8 @@ static void on_written(void *arg)
 void zr_run_job_signal(struct zr_run_job *j, int signum)
 {
     bool asks_to_end = signum != SIGUSR1 && signum != SIGUSR2;
-    j->n_asked += asks_to_end;
+    if (asks_to_end && j->n_asked++ == 0)
+        j->asked_by = signum;
     j->hurry = j->n_asked > 2;
     if (!j->attempt) {
         stop_if_written(j);

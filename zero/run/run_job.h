@@ -25,6 +25,8 @@ struct zr_run_job {
     bool output_lost;
     /* SIGINT, SIGTERM, SIGHUP so far, on any node */
     int n_asked;
+    /* the first of them */
+    int asked_by;
     /* asked three times: output is not waited for */
     bool hurry;
     uv_signal_t signals[ZR_RUN_N_SIGNALS];

@@ -357,9 +357,11 @@ static void on_signal(struct zr_run_job *j, int signum)
 static void on_message(struct zr_run_job *j, int from, const struct zr_run_message *m)
 {
     const struct zr_run_message forward = message(ZR_RUN_SIGNAL, m->number, "%s", "");
+    struct zr_run_failure failure = m->failure;
+    failure.node = from;
     switch (m->word) {
     case ZR_RUN_FAILED:
-        on_failure(j, &m->failure);
+        on_failure(j, &failure);
         break;
     case ZR_RUN_OVER:
         node_over(j, from, m->number, m->reached);

@@ -21,8 +21,8 @@
 struct card {
     char version[32];
     struct zr_run_member member;
-    int32_t restarts, min_ranks, allow_batch_change, port, silent_ms, cannot_run;
-    char reserved[372];
+    int32_t restarts, min_ranks, allow_batch_change, port, silent_ms, cannot_run, message_bytes;
+    char reserved[368];
 };
 _Static_assert(sizeof(struct card) == 512, "versions are compared before anything else is");
 
@@ -79,7 +79,8 @@ static struct card own_card(const struct zr_run_options *o)
                      .allow_batch_change = o->limits.allow_batch_change,
                      .port = o->port,
                      .silent_ms = (int32_t)o->silent_ms,
-                     .cannot_run = !o->path};
+                     .cannot_run = !o->path,
+                     .message_bytes = sizeof(struct zr_run_message)};
     if (gethostname(c.member.host, sizeof c.member.host - 1))
         strcpy(c.member.host, "?");
     return c;
@@ -102,6 +103,13 @@ static int compare(const struct card *c, int n)
                 "node %d (%s) has libzero %.31s, node 0 (%s) has libzero %.31s: all nodes need the "
                 "same",
                 i, c[i].member.host, c[i].version, c[0].member.host, c[0].version);
+    for (int i = 1; i < n; i++)
+        if (c[i].message_bytes != c[0].message_bytes)
+            return zr_fail(
+                ZR_ERR_MISMATCH,
+                "node %d (%s) and node 0 (%s) have libzero %.31s of different builds: all nodes need "
+                "the same",
+                i, c[i].member.host, c[0].member.host, c[0].version);
     for (int i = 0; i < n; i++)
         if (c[i].cannot_run)
             return zr_fail(ZR_ERR_ARG, "node %d (%s) cannot run the program", i, c[i].member.host);
@@ -205,8 +213,10 @@ static void on_message(void *arg, int from, const void *data, size_t n_data)
     struct zr_run_nodes *n = arg;
     struct zr_run_message m;
     if (n_data != sizeof m)
-        return; /* of another version, which the comparison has refused */
+        return; /* of another build, which the comparison has refused */
     memcpy(&m, data, sizeof m);
+    m.text[sizeof m.text - 1] = m.start.host[sizeof m.start.host - 1] = m.start.job[sizeof m.start.job - 1] =
+        0;
     n->on_message(n->arg, from, &m);
 }
 
