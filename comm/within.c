@@ -54,7 +54,7 @@ static void run_task(void *arg)
     bool left = t->left;
     int err = 0;
     if (!left)
-        err = zr_thread_begin(t->call.dev);
+        err = t->call.dev ? zr_thread_begin(t->call.dev) : 0;
     pthread_mutex_unlock(&t->lock);
     int res = t->call.unbegun;
     if (!left && !err)

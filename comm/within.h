@@ -22,7 +22,8 @@ struct zr_task_call {
     const char *what;
     /* of the thread */
     const char *thread;
-    /* made current on it; it must live until the call is over, or is left behind before it has begun */
+    /* made current on it; it must live until the call is over, or is left behind before it has begun; NULL:
+     * none */
     struct zr_device *dev;
     int (*fn)(void *arg);
     /* what fn would have returned where the device cannot be made current; fn is not called then */

@@ -167,6 +167,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .copy_engine = copy_engine == ZERO_AUTO ? 0
                                                             : copy_engine            ? 1
                                                                                      : -1,
+                                             .mpi = z->config.user.mpi,
                                              .topology = &z->topology,
                                              .lent = z->config.user.nccl_comm,
                                              .log = o->log};

@@ -40,6 +40,8 @@ static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {NULL, 0}};
 static const struct choice hybrid_names[] = {
     {"none", ZERO_HYBRID_NONE}, {"hsdp", ZERO_HYBRID_HSDP}, {"hfsdp", ZERO_HYBRID_HFSDP}, {NULL, 0}};
+static const struct choice mpi_names[] = {
+    {"auto", ZERO_MPI_AUTO}, {"ompi", ZERO_MPI_OMPI}, {"mpich", ZERO_MPI_MPICH}, {NULL, 0}};
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
@@ -137,14 +139,16 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 to 2147483647; auto (-1): timeout_ms, with cuda 600000 at least"),
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
+    FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
 /* Variables that other parts read; never a misspelt field. */
 static const char *const other_variables[] = {
-    "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
-    "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
-    "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
+    "ZERO_RANK",    "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",   "ZERO_RENDEZVOUS",
+    "ZERO_JOB",     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",
+    "ZERO_ISA",     "ZERO_POISON",     "ZERO_FAIL_ALLOC",   "ZERO_LOG",
+    "ZERO_HOST_ID", "ZERO_PROGRESS",   "ZERO_INTERFACE",    "ZERO_MPI_SHIMS",
 };
 
 union value {

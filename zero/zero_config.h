@@ -42,7 +42,8 @@ enum zero_optimizer {
 #define ZERO_BACKEND_MAP(X)                                                                                  \
     X(SELF, 1, self, "world 1; host, cuda")                                                                  \
     X(SHM, 2, shm, "one host, through shared memory; host")                                                  \
-    X(NCCL, 3, nccl, "a GPU each; cuda")
+    X(NCCL, 3, nccl, "a GPU each; cuda")                                                                     \
+    X(MPI, 4, mpi, "any hosts, through Open MPI or MPICH; host")
 
 enum zero_backend {
     ZERO_BACKEND_AUTO = 0,
@@ -50,6 +51,9 @@ enum zero_backend {
     ZERO_BACKEND_MAP(ZERO_BACKEND_ENUM)
 #undef ZERO_BACKEND_ENUM
 };
+
+/* Of backend mpi: whose library. */
+enum zero_mpi { ZERO_MPI_AUTO = 0, ZERO_MPI_OMPI = 1, ZERO_MPI_MPICH = 2 };
 
 /* Where parameters, gradients and optimizer state are, and where the model computes. */
 enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
@@ -360,6 +364,12 @@ struct zero_config {
      * number that stands for it, or, where that is a name, on all interfaces, and the system's routes decide
      * for the others */
     const char *interface;
+    /* + mpi: enum zero_mpi: ompi, mpich. It may not contradict the MPI that the process has loaded, nor the
+     * launcher that started it; default ZERO_MPI_AUTO: those decide. All ranks are processes of one mpirun or
+     * mpiexec. Where the program has begun MPI, it has with MPI_THREAD_MULTIPLE, and calls MPI_Finalize after
+     * zero_unwrap; else MPI begins with zero_wrap, with MPI_THREAD_SERIALIZED where the program is not linked
+     * with it, and is finalized when the process ends */
+    int32_t mpi;
 };
 
 /* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with
@@ -437,7 +447,7 @@ struct zero_plan_info {
 /* What a rank has done since zero_wrap. */
 struct zero_stats {
     int32_t rank, world, local_rank, stage;
-    /* "self", "shm", "nccl": a key of ZERO_BACKEND_MAP */
+    /* "self", "shm", "nccl", "mpi": a key of ZERO_BACKEND_MAP */
     const char *backend;
     /* "host", "cuda" */
     const char *device;

@@ -301,6 +301,8 @@ int zr_mpi_load(enum zr_mpi_kind wanted, struct zr_log *log, struct zr_mpi_libra
     if (!err)
         err = load_one(choose(wanted, &f, &l), &f, log, out);
     if (!err)
+        out->is_launched = l.kind == out->kind || has_begun(out);
+    if (!err)
         err = check_crossed(out, &f, &l);
     if (!err)
         err = check_slurm(out, &l);

@@ -20,6 +20,8 @@ struct zr_mpi_library {
     enum zr_mpi_kind kind;
     /* the program has it, so it may begin and use MPI itself */
     bool is_programs;
+    /* a launcher of that MPI started this rank, or the program has begun it: else it sees 1 rank */
+    bool is_launched;
     /* "Open MPI v4.1.4", "MPICH 4.0.2" */
     char version[ZR_MPI_VERSION_BYTES];
 };

@@ -349,21 +349,21 @@ static int shim_broadcast(struct zr_mpi_world *w, int32_t comm, void *at, int64_
     return r ? begun_in(w, MPI_Ibcast(at, (int)bytes, MPI_BYTE, root, w->comm[comm], r), slot) : 0;
 }
 
-static int shim_all_reduce(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, MPI_Op op,
-                           int32_t *slot)
+static int shim_all_reduce(struct zr_mpi_world *w, int32_t comm, void *at, int n, MPI_Datatype type,
+                           MPI_Op op, int32_t *slot)
 {
     MPI_Request *r = take_slot(w, slot);
-    return r ? begun_in(w, MPI_Iallreduce(MPI_IN_PLACE, at, n, MPI_UINT64_T, op, w->comm[comm], r), slot) : 0;
+    return r ? begun_in(w, MPI_Iallreduce(MPI_IN_PLACE, at, n, type, op, w->comm[comm], r), slot) : 0;
 }
 
-static int shim_all_max(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot)
+static int shim_all_max(struct zr_mpi_world *w, int32_t comm, int64_t *at, int n, int32_t *slot)
 {
-    return shim_all_reduce(w, comm, at, n, MPI_MAX, slot);
+    return shim_all_reduce(w, comm, at, n, MPI_INT64_T, MPI_MAX, slot);
 }
 
 static int shim_all_sum(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot)
 {
-    return shim_all_reduce(w, comm, at, n, MPI_SUM, slot);
+    return shim_all_reduce(w, comm, at, n, MPI_UINT64_T, MPI_SUM, slot);
 }
 
 static int shim_reduce_block(struct zr_mpi_world *w, int32_t comm, const float *in, float *out, int64_t n,

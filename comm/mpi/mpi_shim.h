@@ -80,8 +80,9 @@ struct zr_mpi_shim {
     int (*all_gather)(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,
                       int64_t stride, int32_t *slot);
     int (*broadcast)(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int root, int32_t *slot);
-    /* In place, element by element, the largest, or the sum modulo 2^64. */
-    int (*all_max)(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot);
+    /* In place, element by element, the largest, or the sum modulo 2^64. The largest of unsigned numbers is
+     * not to be had: MPICH 4.0, and some calls of Open MPI 4.1, compare them as signed ones. */
+    int (*all_max)(struct zr_mpi_world *w, int32_t comm, int64_t *at, int n, int32_t *slot);
     int (*all_sum)(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot);
     /* MPI's own sum, in its order: in is (size, n), of which rank p gets the sum of row p. To be compared
      * with, no more. */

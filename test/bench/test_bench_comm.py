@@ -91,8 +91,9 @@ class Rows(unittest.TestCase):
     def check(self, world, n, want, *args):
         """want: the backends. All rows are there, once for each size, and right."""
         head, rows = measured(world, '--rounds=3', '--bytes=1K:200K', *args)
-        self.assertEqual((head['event'], head['ranks'], head['hosts'], head['group'], head['rounds'], head['left_out']),
-                         ('comm', world, 1, n, 3, ''))
+        self.assertEqual((head['event'], head['ranks'], head['hosts'], head['group'], head['rounds']), ('comm', world, 1, n, 3))
+        left_out = '' if world == 1 else 'mpi: '
+        self.assertRegex(head['left_out'], f'^({left_out})')
         limits = {(row['op'], row['bytes']): row for row in rows if row['path'] is None}
         for row in rows:
             self.check_row(head, row, limits)
@@ -106,7 +107,7 @@ class Rows(unittest.TestCase):
         self.assertEqual([(row['op'], row['backend'], row['slice']) for row in rows], told)
 
     def test_worlds(self):
-        self.check(1, 1, ['self', 'shm'])
+        self.check(1, 1, ['self', 'shm', 'mpi'])
         for world in [2, 3, 5]:
             self.check(world, world, ['shm'])
         self.check(1, 1, ['self'], '--backend=self')
@@ -212,8 +213,8 @@ class Refused(unittest.TestCase):
 
     def test_options(self):
         for args, told in [
-                (['--backend=tcp'], "--backend: 'tcp' is not self, shm or nccl"),
-                (['--backend=shm,'], "--backend: '' is not self, shm or nccl"),
+                (['--backend=tcp'], "--backend: 'tcp' is not self, shm, nccl or mpi"),
+                (['--backend=shm,'], "--backend: '' is not self, shm, nccl or mpi"),
                 (['--op=all_reduce'], "--op: 'all_reduce' is not all_gather, reduce_scatter or agree"),
                 (['--bytes=1K:x'], "--bytes: 'x' is not a number of bytes of at least 1 (K, M, G, T may follow)"),
                 (['--bytes=0'], "--bytes: '0' is not a number of bytes of at least 1 (K, M, G, T may follow)"),

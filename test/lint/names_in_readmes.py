@@ -24,7 +24,7 @@ TABLE_OF_FILES = re.compile(r"^\| file \|")
 # A part that stands for any name, as in optimizer_NAME.h.
 STANDS_FOR = re.compile(r"NAME|SERIAL|KEY$")
 # Other people's files, and those that a reader makes.
-FOREIGN = {"llm.c", "nccl.h", "program.c"}
+FOREIGN = {"llm.c", "mpi.h", "nccl.h", "program.c"}
 
 
 class Tree:

@@ -101,6 +101,20 @@ static void report_what_is_left(const struct zr_mpi_world *w)
         msi_misuse("rank %d: %d communicators were not freed", w->rank, n_comms);
 }
 
+/* Whoever wants to know where MPI is finalized: there is none of it any more. Lock held; it is let go. */
+static void report_finalize(void)
+{
+    for (int r = 0; r < MSI_RANKS; r++) {
+        const struct zr_mpi_world *w = &msi.world[r];
+        void (*fn)(void *) = w->initialized && !w->finalized ? w->fn : NULL;
+        void *arg = w->fn_arg;
+        pthread_mutex_unlock(&msi.lock);
+        if (fn)
+            fn(arg);
+        pthread_mutex_lock(&msi.lock);
+    }
+}
+
 static void forget_all(void)
 {
     for (struct msi_team *k = msi.teams, *next; k; k = next) {
@@ -135,6 +149,7 @@ int mpi_stand_in_end(const char **first)
         disturbed |= msi.world[r].died || msi.world[r].hung;
     for (int r = 0; r < MSI_RANKS && !disturbed; r++)
         report_what_is_left(&msi.world[r]);
+    report_finalize();
     int n = msi.n_misuses;
     snprintf(text, sizeof text, "%s", n ? msi.misuse : "");
     forget_all();
@@ -176,11 +191,6 @@ static void check_caller(struct zr_mpi_world *w, const char *call)
 {
     if (w->n_inside > 1)
         msi_misuse("rank %d: %s is called while another call is under way", w->rank, call);
-    if (!w->has_thread)
-        w->thread = pthread_self();
-    else if (!pthread_equal(w->thread, pthread_self()))
-        msi_misuse("rank %d: %s is called by another thread than before", w->rank, call);
-    w->has_thread = true;
 }
 
 static bool check_state(struct zr_mpi_world *w, const char *call, bool before_init)

@@ -7,11 +7,11 @@
  * that could end do so in any order, some of them later. Sums of reduce_block go around a ring. Memory that
  * is to be filled is poisoned when its request begins.
  *
- * What may not be is misuse, and the first is kept: another thread than the first that called, or two at
- * once; calls before init or after finalize; a communicator freed or finalize called with requests pending;
- * memory that is sent and changes meanwhile; collectives of one communicator that differ between ranks in
- * order, kind, size or root, which then never end; a message of another size than its receiver's; pieces and
- * tags that are too large; what is still pending or not freed at the end. */
+ * What may not be is misuse, and the first is kept: two calls of a rank at once; calls before
+ * init or after finalize; a communicator freed or finalize called with requests pending; memory that is sent
+ * and changes meanwhile; collectives of one communicator that differ between ranks in order, kind, size or
+ * root, which then never end; a message of another size than its receiver's; pieces and tags that are too
+ * large; what is still pending or not freed at the end. */
 #ifndef ZR_TEST_MPI_STAND_IN_H
 #define ZR_TEST_MPI_STAND_IN_H
 
@@ -72,8 +72,9 @@ struct mpi_stand_in_counts {
 void mpi_stand_in_counts(struct mpi_stand_in_counts *out);
 
 /* Lets everything go that hangs, waits for calls to come back, tells what is still alive as misuse, unless a
- * rank hung or died, and forgets all. Returns how many misuses there were, and the first's text (valid until
- * the next call; "": none). No thread may call the shim from then on without mpi_stand_in_be. */
+ * rank hung or died, tells who asked where MPI is finalized, and forgets all. Returns how many misuses there
+ * were, and the first's text (valid until the next call; "": none). No thread may call the shim from then on
+ * without mpi_stand_in_be. */
 int mpi_stand_in_end(const char **first);
 
 #endif

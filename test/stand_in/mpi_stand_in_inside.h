@@ -94,10 +94,8 @@ struct zr_mpi_world {
     int rank;
     bool initialized, finalized, died, hung;
     enum zr_mpi_level level;
-    /* calls of the table that are under way, and the one thread that may make them */
+    /* calls of the table that are under way */
     int n_inside;
-    bool has_thread;
-    pthread_t thread;
     void (*fn)(void *arg);
     void *fn_arg;
     struct msi_comm comm[ZR_MPI_COMMS];
@@ -143,7 +141,7 @@ int msi_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, i
 int msi_all_gather(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,
                    int64_t stride, int32_t *slot);
 int msi_broadcast(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int root, int32_t *slot);
-int msi_all_max(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot);
+int msi_all_max(struct zr_mpi_world *w, int32_t comm, int64_t *at, int n, int32_t *slot);
 int msi_all_sum(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot);
 int msi_reduce_block(struct zr_mpi_world *w, int32_t comm, const float *in, float *out, int64_t n,
                      int32_t *slot);

@@ -273,8 +273,8 @@ int msi_broadcast(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes,
     return msi_leave(w, 0);
 }
 
-static int all_reduce(struct zr_mpi_world *w, const char *call, enum msi_kind kind, int32_t comm,
-                      uint64_t *at, int n, int32_t *slot)
+static int all_reduce(struct zr_mpi_world *w, const char *call, enum msi_kind kind, int32_t comm, void *at,
+                      int n, int32_t *slot)
 {
     int64_t bytes = (int64_t)n * 8;
     struct msi_request as = {.kind = kind, .comm = comm, .to = (char *)at, .bytes = bytes};
@@ -282,7 +282,7 @@ static int all_reduce(struct zr_mpi_world *w, const char *call, enum msi_kind ki
     return join(w, call, &as, (char *)at, bytes, slot, &err) ? msi_leave(w, 0) : err;
 }
 
-int msi_all_max(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot)
+int msi_all_max(struct zr_mpi_world *w, int32_t comm, int64_t *at, int n, int32_t *slot)
 {
     return all_reduce(w, "all_max", MSI_ALL_MAX, comm, at, n, slot);
 }
@@ -319,10 +319,10 @@ static bool is_meeting_ready(const struct msi_team *k, int place, const struct m
 static void reduce_words(const struct msi_meeting *m, int n_ranks, char *to)
 {
     for (int64_t at = 0; at < m->bytes; at += 8) {
-        uint64_t acc = 0, x;
+        uint64_t acc = m->kind == MSI_ALL_SUM ? 0 : (uint64_t)INT64_MIN, x;
         for (int i = 0; i < n_ranks; i++) {
             memcpy(&x, m->given[i] + at, 8);
-            acc = m->kind == MSI_ALL_SUM ? acc + x : acc > x ? acc : x;
+            acc = m->kind == MSI_ALL_SUM ? acc + x : (int64_t)acc > (int64_t)x ? acc : x;
         }
         memcpy(to + at, &acc, 8);
     }

@@ -215,9 +215,9 @@ static const struct text_case text_cases[] = {
     {AT(stage), 'i', true, "1", 1, "0x1", "allowed: 0, 1, 2, 3"},
     {AT(stage), 'i', true, "1", 1, "4294967297", "allowed: 0, 1, 2, 3"}, /* 1 in 32 bits */
     {AT(stage), 'i', true, "1", 1, "99999999999999999999", "allowed: 0, 1, 2, 3"},
-    {AT(backend), 'i', true, "shm", 2, "mpi", "allowed: auto, self, shm, nccl"},
-    {AT(backend), 'i', true, "SELF", 1, "99", "allowed: auto, self, shm, nccl"},
-    {AT(backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl"},
+    {AT(backend), 'i', true, "shm", 2, "tcp", "allowed: auto, self, shm, nccl, mpi"},
+    {AT(backend), 'i', true, "SELF", 1, "99", "allowed: auto, self, shm, nccl, mpi"},
+    {AT(backend), 'i', true, "nccl", 3, "NCCL2", "allowed: auto, self, shm, nccl, mpi"},
     {AT(backend), 'i', true, "auto", 0, "shm ", "allowed: auto, self, shm"},
     {AT(rank), 'i', false, "5", 5, "-1", "allowed: 0 to world - 1"},
     {AT(world), 'i', false, "8", 8, "-1", "allowed: 1 and more"},
@@ -277,6 +277,8 @@ static const struct text_case text_cases[] = {
     {AT(shard_group), 'i', true, "auto", -1, "0", "a number that divides the world; auto (-1)"},
     {AT(shard_group), 'i', true, "auto", -1, "-2", "a number that divides the world; auto (-1)"},
     {AT(start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
+    {AT(mpi), 'i', true, "ompi", ZERO_MPI_OMPI, "lam", "allowed: auto (0), ompi (1), mpich (2)"},
+    {AT(mpi), 'i', true, "mpich", ZERO_MPI_MPICH, "3", "allowed: auto (0), ompi (1), mpich (2)"},
     {AT(start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
 #define N_TEXT (sizeof text_cases / sizeof *text_cases)
@@ -411,13 +413,14 @@ static void test_bad_fields(void **state)
     } while (0)
     BAD(stage, 4, "stage is 4; allowed: 0, 1, 2, 3");
     BAD(stage, -1, "stage is -1; allowed: 0, 1, 2, 3");
-    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl");
+    BAD(backend, 99, "backend is 99; allowed: auto, self, shm, nccl, mpi");
     BAD(rank, -1, "rank is -1; allowed: 0 to world - 1");
     BAD(rank, 2, "rank is 2 but world is 0; allowed: ");
     BAD(world, -1, "world is -1; allowed: 1 and more");
     BAD(timeout_ms, -30, "timeout_ms is -30; allowed: 1 to 2147483647");
     BAD(timeout_ms, INT64_MAX, "timeout_ms is 9223372036854775807; allowed: ");
     BAD(timeout_ms, 0, "timeout_ms is 0; allowed: 1 to 2147483647");
+    BAD(mpi, 3, "mpi is 3; allowed: auto (0), ompi (1), mpich (2)");
     BAD(start_timeout_ms, 0, "start_timeout_ms is 0; allowed: 1 to 2147483647; auto (-1)");
     BAD(optimizer, 0, "optimizer is 0; allowed: adamw, adam, sgd, rmsprop");
     BAD(optimizer, 99, "optimizer is 99; allowed: adamw, adam, sgd, rmsprop");

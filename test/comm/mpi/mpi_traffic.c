@@ -225,7 +225,9 @@ static bool broadcasts(struct traffic *t)
 static bool words(struct traffic *t)
 {
     uint64_t me = (uint64_t)t->place, last = (uint64_t)t->size - 1;
-    uint64_t most[3] = {me, ~me, UINT64_C(1) << 63 | me}, sum[2] = {me, UINT64_C(0) - 1 - me}, n = last + 1;
+    /* of numbers of both signs, of the least, of one rank's alone */
+    int64_t most[3] = {me % 2 ? (int64_t)me : -(int64_t)me, INT64_MIN + (int64_t)me, me ? -1 : INT64_MAX};
+    uint64_t sum[2] = {me, UINT64_C(0) - 1 - me}, n = last + 1;
     int32_t slot;
     int err = t->shim->all_max(t->w, t->comm, most, 3, &slot);
     if (!begun(t, "all_max", err, slot))
@@ -233,7 +235,8 @@ static bool words(struct traffic *t)
     err = t->shim->all_sum(t->w, t->comm, sum, 2, &slot);
     if (!begun(t, "all_sum", err, slot) || !finish(t, "all_max and all_sum"))
         return false;
-    if (most[0] != last || most[1] != ~UINT64_C(0) || most[2] != (UINT64_C(1) << 63 | last))
+    int64_t largest_odd = (int64_t)(last % 2 ? last : last ? last - 1 : 0);
+    if (most[0] != largest_odd || most[1] != INT64_MIN + (int64_t)last || most[2] != INT64_MAX)
         return say(t, "all_max is %llx %llx %llx", (unsigned long long)most[0], (unsigned long long)most[1],
                    (unsigned long long)most[2]);
     if (sum[0] != n * last / 2 || sum[1] != UINT64_C(0) - n - n * last / 2)

@@ -1,0 +1,158 @@
+/* mpi_comm.h: the inside of MPI's communicators.
+ *
+ * A role's communicator has an MPI communicator of its own. An operation runs on the stream's thread: the
+ * rank sends every other what it is about to do (comm/post.h) and gets theirs, compares them, and only then
+ * moves data. So ranks that do different things fail before MPI could mix up what they send. While it waits,
+ * the thread polls, and looks for what keeps the others from coming: a failure that another rank told over
+ * the rendezvous, and the deadline, which begins anew with each request that ends.
+ *
+ * MPI cannot take a request back: what is under way when an operation fails stays so, with the memory that
+ * belongs to it. So a communicator with such requests is left behind, and its arena with it.
+ *
+ *   mpi.c         the vtable: checks, numbering, and putting operations on the stream
+ *   mpi_run.c     what an operation does when its turn comes
+ *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree
+ *   mpi_wait.c    requests begun and waited for; posts compared; failing
+ *   mpi_arena.c   arenas, and what communicators have of them for themselves
+ *   mpi_open.c    ranks meet, and communicators are made and closed */
+#ifndef ZR_COMM_MPI_COMM_H
+#define ZR_COMM_MPI_COMM_H
+
+#include "comm/mpi/mpi_options.h"
+#include "comm/mpi/mpi_process.h"
+#include "comm/post.h"
+#include "comm/seg_ring.h"
+#include "kernels/first_failure.h"
+
+#include <pthread.h>
+
+enum {
+    /* of an arena's end, where communicators have their own */
+    ZR_MPI_ALIGN = 256,
+    /* of what is summed, in one message; of a message of any other kind, and of what a rank has in one
+     * collective: small enough that a deadline for each is one for the whole */
+    ZR_MPI_CHUNK = 512 << 10,
+    ZR_MPI_MESSAGE = 64 << 20,
+    /* requests of one operation under way: communicators that work at the same time have room in the shim */
+    ZR_MPI_WINDOW = 128,
+    ZR_MPI_TEXT = 1024
+};
+
+/* Of messages, in each communicator. */
+enum { ZR_MPI_TAG_POST = 1, ZR_MPI_TAG_DATA };
+
+/* What the communicators of a context share. */
+struct zr_mpi_set {
+    struct zr_mpi_options opt;
+    struct zr_mpi_process *process;
+    struct zr_rendezvous *rdv;
+    struct zr_device *dev;
+    const struct zr_host_kernels *kernels;
+    int64_t timeout_ns;
+    int32_t rank, world;
+    /* (world) of each rank, in the MPI communicator that all are made from */
+    int32_t *mpi_rank;
+    /* there is a core for every thread that waits */
+    bool spins;
+    int n_open;
+    /* something of it is pending for ever */
+    bool is_left;
+    struct zr_first failure;
+    _Atomic uint32_t alarm;
+    char path[ZR_MPI_VERSION_BYTES];
+};
+
+struct zr_mpi {
+    /* first: callers hold its address */
+    struct zr_comm base;
+    struct zr_mpi_set *set;
+    /* of its role */
+    const char *name;
+    /* the shim's; -1: of one rank */
+    int32_t comm;
+    struct zr_arena *held;
+    char *arena;
+    /* of the arena that offsets may be of, and what is this one's own behind that */
+    int64_t usable, reserve;
+    char *own;
+    /* of what is summed in one message, at most */
+    int64_t chunk;
+
+    /* issuing thread */
+    uint64_t next_seq;
+    struct zr_seg_ring ring;
+
+    /* stream's thread */
+    uint64_t run_seq;
+    /* (size) what every place is about to do; mine at my own; and requests: from each place, and all to them
+     */
+    struct zr_post *post;
+    struct zr_mpi_batch *from, sent;
+    /* of data */
+    struct zr_mpi_batch data[2];
+    /* an agreement's words while MPI has them */
+    uint64_t *words;
+    int64_t n_words;
+
+    /* for messages */
+    pthread_mutex_t lock;
+    struct zr_post last, before;
+    bool is_in_last;
+
+    /* number of the last operation that is over, however it went */
+    _Atomic uint64_t over_seq;
+    _Atomic int64_t n_done[ZR_OP_AGREE + 1];
+    _Atomic int64_t wire_bytes;
+};
+
+struct zr_mpi_op {
+    struct zr_mpi *m;
+    struct zr_post post;
+    /* of an operation that has no segments */
+    int64_t off;
+    int32_t n_sum;
+    struct zr_kept_segs segs;
+};
+
+static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)
+{
+    return (struct zr_mpi *)c;
+}
+
+/* mpi_wait.c */
+/* Keeps the first failure of the context's communicators, and tells the other ranks. Returns the kept code.
+ * Any thread. */
+int zr_mpi_fail(struct zr_mpi_set *p, int code, const char *text);
+/* The same of an operation, where calls of the programs that differ may explain it: they are compared first,
+ * if there is somebody to do it. */
+int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what);
+/* A request; waits while there is no room. 0 or the failure. */
+int zr_mpi_send(struct zr_mpi *m, const void *at, int64_t bytes, int to, int tag, struct zr_mpi_batch *b);
+int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag, struct zr_mpi_batch *b);
+int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride);
+int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root);
+/* Sums of the first n_sum words, the largest of the others. */
+int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max);
+/* Until at most so many of the batch are under way. 0 or the failure. */
+int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left);
+/* Tells the others what this rank is about to do, and compares what they are. 0 or the failure. */
+int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine);
+/* Nothing of the communicator is under way. */
+bool zr_mpi_rests(const struct zr_mpi *m);
+
+/* mpi_reduce.c */
+int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g);
+
+/* mpi_run.c: fn of ops->call. */
+void zr_mpi_run(void *op);
+
+/* mpi_arena.c. Both collective over the world. */
+int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
+int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a);
+
+/* mpi.c */
+extern const struct zr_comm_ops zr_mpi_ops;
+/* mpi_open.c */
+void zr_mpi_close(struct zr_comm *c);
+
+#endif

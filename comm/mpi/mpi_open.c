@@ -1,0 +1,404 @@
+/* mpi_open.c: MPI's communicators opened and closed, and MPI as a backend among others.
+ *
+ * The ranks know each other by the rendezvous already. Over it they make sure that they have one MPI, which
+ * knows as many of them, before any of them waits inside it. */
+#include "comm/fold.h"
+#include "comm/meet/rendezvous.h"
+#include "comm/mpi/mpi_comm.h"
+#include "comm/topology.h"
+#include "comm/verdict.h"
+#include "comm/within.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* CLOSE_MS: of MPI_Comm_free, which waits for nobody in the libraries that there are. */
+enum { CLOSE_MS = 5000 };
+
+/* ---- what ranks tell each other ---- */
+
+struct card {
+    int32_t kind, is_lent;
+    /* in what communicators are made from */
+    int32_t mpi_rank, mpi_size;
+    char version[ZR_MPI_VERSION_BYTES];
+    ZR_VERDICT(256);
+};
+
+static int exchange_cards(struct zr_mpi_set *p, int err, struct card *mine, struct card *all)
+{
+    zr_verdict_put(mine, err);
+    int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
+    return zr_verdict(met, mine, all, p->world, p->rank);
+}
+
+static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
+{
+    for (int i = 1; i < p->world; i++) {
+        if (all[i].is_lent != all[0].is_lent)
+            return zr_fail(ZR_ERR_MISMATCH, "rank %d lends mpi_comm, rank %d does not",
+                           all[0].is_lent ? 0 : i, all[0].is_lent ? i : 0);
+        if (all[i].kind != all[0].kind || strncmp(all[i].version, all[0].version, sizeof all[0].version))
+            return zr_fail(ZR_ERR_MISMATCH, "rank %d has %.95s, rank 0 has %.95s", i, all[i].version,
+                           all[0].version);
+    }
+    return 0;
+}
+
+/* Every rank of the world is one of MPI's, and each another. */
+static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
+{
+    const char *of = all[0].is_lent ? "mpi_comm" : "MPI_COMM_WORLD";
+    for (int i = 0; i < p->world; i++) {
+        const struct card *c = &all[i];
+        if (c->mpi_rank < 0)
+            return zr_fail(ZR_ERR_ARG, "rank %d is not in %s (it is MPI_COMM_NULL there)", i, of);
+        if (c->mpi_size < p->world)
+            return zr_fail(ZR_ERR_ARG,
+                           "%s of rank %d has %d ranks, and the world has %d: start all ranks by one mpirun "
+                           "of Open MPI, or one mpiexec of MPICH (this is %.95s)",
+                           of, i, c->mpi_size, p->world, c->version);
+        for (int k = 0; k < i; k++)
+            if (all[k].mpi_rank == c->mpi_rank)
+                return zr_fail(ZR_ERR_ARG,
+                               "ranks %d and %d are both rank %d of %s: they are of two jobs of MPI", k, i,
+                               c->mpi_rank, of);
+    }
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static int say_class(const struct zr_mpi_set *p, int class, const char *call)
+{
+    char text[160];
+    zr_mpi_shim_of(p->process)->error(zr_mpi_world_of(p->process), class, text, sizeof text);
+    return zr_fail(ZR_ERR_FAILED, "%s: %s: %s", zr_mpi_shim_of(p->process)->name, call, text);
+}
+
+static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library *lib)
+{
+    if (!opt->library)
+        return zr_mpi_load(opt->kind, opt->log, lib);
+    *lib = *opt->library;
+    return 0;
+}
+
+/* MPI would begin as a world of one, if it can begin at all. */
+static int check_launched(const struct zr_mpi_library *lib)
+{
+    if (lib->is_launched)
+        return 0;
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
+                   "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK)");
+}
+
+static int ask_rank(struct zr_mpi_set *p, struct card *mine)
+{
+    int rank = -1, size = 0, err = zr_mpi_enter(p->process, p->opt.start_timeout_ms);
+    if (err)
+        return err;
+    int class = zr_mpi_shim_of(p->process)->rank_of(zr_mpi_world_of(p->process), p->opt.lent, &rank, &size);
+    zr_mpi_leave(p->process);
+    mine->mpi_rank = rank;
+    mine->mpi_size = size;
+    return class ? say_class(p, class, "the communicator's ranks") : 0;
+}
+
+/* MPI is begun on all ranks, or on none that did not have it already. */
+static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
+{
+    struct zr_mpi_library lib;
+    struct card mine = {.is_lent = p->opt.lent != NULL};
+    int err = find_library(&p->opt, &lib);
+    if (!err) {
+        mine.kind = (int32_t)lib.kind;
+        snprintf(mine.version, sizeof mine.version, "%s", lib.version);
+        err = check_launched(&lib);
+    }
+    err = exchange_cards(p, err, &mine, all);
+    err = err ? err : check_same_mpi(p, all);
+    if (err)
+        return err;
+    snprintf(p->path, sizeof p->path, "%s", lib.version);
+    err = zr_mpi_process_open(&lib, p->opt.log, &p->process);
+    err = err ? err : ask_rank(p, &mine);
+    err = exchange_cards(p, err, &mine, all);
+    err = err ? err : check_ranks(p, all);
+    for (int i = 0; i < p->world && !err; i++)
+        p->mpi_rank[i] = all[i].mpi_rank;
+    return err;
+}
+
+/* What is asked for in one role, by the thread that may be left behind in it. */
+struct making {
+    struct zr_mpi_process *process;
+    void *lent;
+    int32_t *member;
+    int n, tag;
+    int64_t ms;
+    int32_t comm;
+    int class;
+};
+
+static int make_in_time(void *arg)
+{
+    struct making *k = arg;
+    int err = zr_mpi_enter(k->process, k->ms);
+    if (err)
+        return err;
+    k->class = zr_mpi_shim_of(k->process)
+                   ->make(zr_mpi_world_of(k->process), k->lent, k->member, k->n, k->tag, &k->comm);
+    zr_mpi_leave(k->process);
+    return 0;
+}
+
+/* A communicator of MPI's for the group. */
+static int make_mpi_comm(struct zr_mpi *m)
+{
+    struct zr_mpi_set *p = m->set;
+    int n = m->base.group.size, res = 0;
+    bool left = false;
+    struct making k = {.process = p->process,
+                       .lent = p->opt.lent,
+                       .member = malloc((size_t)n * sizeof *k.member),
+                       .n = n,
+                       .tag = (int)m->base.role,
+                       .ms = p->opt.start_timeout_ms,
+                       .comm = -1};
+    const struct zr_task_call call = {
+        .what = "MPI_Comm_create_group", .thread = "zero-mpi-make", .fn = make_in_time, .look = p->rdv};
+    if (!k.member)
+        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, n);
+    for (int i = 0; i < n; i++)
+        k.member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
+    int32_t *member = k.member;
+    int err = zr_within(&call, p->opt.start_timeout_ms, &k, sizeof k, &res, &left);
+    p->is_left |= left;
+    if (left) /* the thread reads them still */
+        return err;
+    free(member);
+    m->comm = err ? -1 : k.comm;
+    err = err ? err : res;
+    return err ? err : k.class ? say_class(p, k.class, "MPI_Comm_create_group") : 0;
+}
+
+static int64_t mpi_chunk_of(const struct zr_role_ask *ask)
+{
+    int64_t n = (ask->largest_bytes + ZR_MPI_ALIGN - 1) / ZR_MPI_ALIGN * ZR_MPI_ALIGN;
+    return ask->group->size == 1 || n > ZR_MPI_CHUNK ? ZR_MPI_CHUNK : n > ZR_MPI_ALIGN ? n : ZR_MPI_ALIGN;
+}
+
+/* Chunks of a block of ranks, twice, and partial sums of the tree, whose elements may be half as wide. */
+int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic)
+{
+    int32_t size = ask->group->size, rows = size < ZR_FOLD_BLOCK ? size : ZR_FOLD_BLOCK;
+    (void)deterministic; /* it always is */
+    return size == 1 || !zr_role_reduces(role) ? 0 : (2 * rows + 2 * zr_fold_parts(size)) * mpi_chunk_of(ask);
+}
+
+static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_role_ask *ask,
+                     struct zr_comm **out)
+{
+    struct zr_mpi *m = calloc(1, sizeof *m);
+    if (!m || !zr_seg_ring_open(&m->ring)) {
+        free(m);
+        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", zr_role_name(role));
+    }
+    m->base = (struct zr_comm){.ops = &zr_mpi_ops, .group = *ask->group, .role = role, .alarm = &p->alarm};
+    m->set = p;
+    m->name = zr_role_name(role);
+    m->comm = -1;
+    m->chunk = mpi_chunk_of(ask);
+    m->reserve = zr_mpi_role_bytes(role, ask, true);
+    pthread_mutex_init(&m->lock, NULL);
+    p->n_open++;
+    *out = &m->base;
+    m->post = calloc((size_t)ask->group->size, sizeof *m->post);
+    m->from = calloc((size_t)ask->group->size, sizeof *m->from);
+    return m->post && m->from ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
+}
+
+/* Waiting threads look for a while before they sleep, if there is a core for each. */
+static bool has_cores(const struct zr_mpi_options *opt, int world, int n_streams)
+{
+    cpu_set_t set;
+    int own = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    return (opt->topology ? opt->topology->local_size : world) * n_streams <= own;
+}
+
+static void drop_set(struct zr_mpi_set *p)
+{
+    if (p->n_open)
+        return;
+    zr_mpi_process_drop(p->process, !p->is_left && !zr_first_code(&p->failure));
+    if (p->is_left) /* requests, and threads, still know it */
+        return;
+    free(p->mpi_rank);
+    free(p);
+}
+
+static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
+                        struct zr_mpi_set **out)
+{
+    struct zr_mpi_set *p = calloc(1, sizeof *p);
+    *out = p;
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "mpi: no memory for communicators");
+    p->opt = *opt;
+    p->rdv = rdv;
+    p->dev = dev;
+    p->kernels = zr_host_kernels_best();
+    p->timeout_ns = opt->timeout_ms * 1000000;
+    p->rank = zr_rendezvous_rank(rdv);
+    p->world = zr_rendezvous_world(rdv);
+    p->mpi_rank = calloc((size_t)p->world, sizeof *p->mpi_rank);
+    return p->mpi_rank ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
+}
+
+static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES],
+                    struct zr_comm *comm[ZR_ROLES])
+{
+    struct card *all = calloc((size_t)p->world, sizeof *all);
+    int err = all ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world), n = 0;
+    for (int r = 0; r < ZR_ROLES && !err; r++)
+        if (ask[r].group) {
+            err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);
+            n += r != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
+        }
+    p->spins = has_cores(&p->opt, p->world, n);
+    err = zr_rendezvous_agree(p->rdv, err);
+    if (!err && p->world > 1)
+        err = meet_in_mpi(p, all);
+    else if (!err)
+        snprintf(p->path, sizeof p->path, "one rank, which needs no MPI");
+    free(all);
+    for (int r = 0; r < ZR_ROLES && !err; r++)
+        if (comm[r]) {
+            struct zr_mpi *m = zr_mpi_of(comm[r]);
+            err = zr_rendezvous_agree(p->rdv, m->base.group.size > 1 ? make_mpi_comm(m) : 0);
+        }
+    return err;
+}
+
+int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
+                const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES])
+{
+    struct zr_mpi_set *p;
+    memset(comm, 0, ZR_ROLES * sizeof *comm);
+    if (!dev->ops->compute_on_caller)
+        return zr_fail(ZR_ERR_NOTSUP, "mpi works on the host device, not on %s", dev->ops->name);
+    int err = make_mpi_set(rdv, dev, opt, &p);
+    if (err) {
+        if (p)
+            drop_set(p);
+        return zr_rendezvous_fail(rdv, err);
+    }
+    p->n_open++; /* while it is opened */
+    err = open_all(p, ask, comm);
+    p->opt.library = NULL; /* the caller's */
+    if (err) {
+        struct zr_kept kept;
+        zr_keep(&kept, err);
+        zr_first_keep(&p->failure, err, kept.text);
+        for (int r = 0; r < ZR_ROLES; r++) {
+            zr_mpi_close(comm[r]);
+            comm[r] = NULL;
+        }
+        p->n_open--;
+        drop_set(p);
+        return zr_say_again(&kept);
+    }
+    p->n_open--;
+    return 0;
+}
+
+/* ---- closing ---- */
+
+struct freeing {
+    struct zr_mpi_process *process;
+    int32_t comm;
+};
+
+static int free_in_time(void *arg)
+{
+    const struct freeing *k = arg;
+    int err = zr_mpi_enter(k->process, CLOSE_MS);
+    if (err)
+        return err;
+    int class = zr_mpi_shim_of(k->process)->free(zr_mpi_world_of(k->process), k->comm);
+    zr_mpi_leave(k->process);
+    return class;
+}
+
+/* A rank that was lost would be waited for. */
+static void free_mpi_comm(struct zr_mpi *m)
+{
+    struct zr_mpi_set *p = m->set;
+    struct freeing k = {p->process, m->comm};
+    const struct zr_task_call call = {.what = "MPI_Comm_free", .thread = "zero-mpi-free", .fn = free_in_time};
+    struct zr_task *task;
+    int res;
+    if (m->comm < 0 || zr_first_code(&p->failure) || zr_mpi_ended(p->process))
+        return;
+    if (zr_task_start(&call, &k, sizeof k, &task) || !zr_task_await(task, CLOSE_MS, &k, &res))
+        p->is_left = true;
+}
+
+void zr_mpi_close(struct zr_comm *c)
+{
+    if (!c)
+        return;
+    struct zr_mpi *m = zr_mpi_of(c);
+    struct zr_mpi_set *p = m->set;
+    bool rests = zr_mpi_rests(m);
+    p->n_open--;
+    if (rests) {
+        free_mpi_comm(m);
+        zr_arena_drop(m->held);
+        zr_seg_ring_close(&m->ring);
+        pthread_mutex_destroy(&m->lock);
+        free(m->words);
+        free(m->post);
+        free(m->from);
+        free(m);
+    } else { /* MPI has memory of it and of its arena, for as long as the process lives */
+        zr_warn(p->opt.log,
+                "mpi %s: requests are under way that nobody answers: the communicator is left "
+                "behind with its memory; the process should end",
+                m->name);
+        p->is_left = true;
+    }
+    drop_set(p);
+}
+
+/* ---- a backend ---- */
+
+static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
+                          const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],
+                          struct zr_comm *comm[ZR_ROLES])
+{
+    const struct zr_mpi_options opt = {.timeout_ms = config->timeout_ms,
+                                       .start_timeout_ms = config->start_timeout_ms,
+                                       .kind = (enum zr_mpi_kind)config->mpi,
+                                       .lent = config->lent,
+                                       .topology = config->topology,
+                                       .log = config->log};
+    return zr_mpi_open(rdv, dev, &opt, ask, comm);
+}
+
+static const char *mpi_path(const struct zr_comm *c)
+{
+    return ((const struct zr_mpi *)c)->set->path;
+}
+
+const struct zr_backend zr_backend_mpi = {
+    .name = "mpi",
+    .device = "host",
+    .reserve = zr_mpi_role_bytes,
+    .open = mpi_open_roles,
+    .path = mpi_path,
+};

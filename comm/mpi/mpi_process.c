@@ -1,0 +1,370 @@
+/* mpi_process.c: see mpi_process.h. */
+#include "comm/mpi/mpi_process.h"
+#include "comm/within.h"
+#include "kernels/error.h"
+#include "kernels/thread.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* BUSY_NS: so long after somebody polled the thread looks often. STOP_NS: how long it is waited for. END_MS:
+ * of MPI_Finalize, when the process ends. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
+ * over. */
+enum { OFTEN_NS = 1000 * 1000, SELDOM_NS = 20 * 1000 * 1000, END_MS = 10000, LAST_LOOKS = 100 };
+static const int64_t BUSY_NS = 1000 * 1000 * 1000, STOP_NS = 1000 * 1000 * 1000;
+
+enum state { WORKING, FINALIZED, ENDING, BROKEN };
+
+struct zr_mpi_process {
+    struct zr_mpi_process *next;
+    const struct zr_mpi_shim *shim;
+    struct zr_mpi_world *world;
+    pid_t pid;
+    /* by us; and something was left that MPI_Finalize might wait for */
+    bool is_ours, is_disturbed;
+    /* who have opened it; of the list's lock */
+    int n_open;
+
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    /* a thread is inside; how many want to be; the watching thread is to end */
+    bool inside, stop, has_stopped;
+    int n_waiting;
+    int64_t polled_ns;
+    _Atomic int state;
+    int broken_class;
+
+    bool has_thread;
+    struct zr_thread thread;
+    /* inside: whose request a slot has */
+    struct zr_mpi_batch *of[ZR_MPI_SLOTS];
+    struct zr_mpi_done done[ZR_MPI_SLOTS];
+};
+
+/* Never freed: MPI is of the process. */
+static struct zr_mpi_process *processes;
+static pthread_mutex_t processes_lock = PTHREAD_MUTEX_INITIALIZER;
+
+const struct zr_mpi_shim *zr_mpi_shim_of(const struct zr_mpi_process *p)
+{
+    return p->shim;
+}
+
+struct zr_mpi_world *zr_mpi_world_of(const struct zr_mpi_process *p)
+{
+    return p->world;
+}
+
+/* ---- one thread inside ---- */
+
+int zr_mpi_ended(struct zr_mpi_process *p)
+{
+    char text[128];
+    switch ((enum state)atomic_load(&p->state)) {
+    case WORKING:
+        break;
+    case FINALIZED:
+        return zr_fail(ZR_ERR_ORDER, "the program called MPI_Finalize before zero_unwrap");
+    case ENDING:
+        return zr_fail(ZR_ERR_ORDER, "the process ends");
+    case BROKEN:
+        p->shim->error(p->world, p->broken_class, text, sizeof text);
+        return zr_fail(ZR_ERR_FAILED, "%s: MPI_Testsome: %s", p->shim->name, text);
+    }
+    return 0;
+}
+
+/* With the lock held: waits until nobody is inside, and is inside then, unless it takes longer. */
+static bool go_inside(struct zr_mpi_process *p, int64_t ms)
+{
+    struct timespec until = zr_in_ns(ms * 1000000);
+    p->n_waiting++;
+    while (p->inside && pthread_cond_timedwait(&p->moved, &p->lock, &until) != ETIMEDOUT)
+        ;
+    p->n_waiting--;
+    bool was_free = !p->inside;
+    p->inside = true;
+    return was_free;
+}
+
+int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms)
+{
+    pthread_mutex_lock(&p->lock);
+    bool entered = go_inside(p, ms);
+    pthread_mutex_unlock(&p->lock);
+    if (!entered)
+        return zr_fail(ZR_ERR_TIMEOUT, "a call of %s's has not come back after %lld ms", p->shim->name,
+                       (long long)ms);
+    int err = zr_mpi_ended(p);
+    if (err)
+        zr_mpi_leave(p);
+    return err;
+}
+
+void zr_mpi_leave(struct zr_mpi_process *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->inside = false;
+    if (p->n_waiting)
+        pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void zr_mpi_begun(struct zr_mpi_process *p, int32_t slot, struct zr_mpi_batch *b)
+{
+    p->of[slot] = b;
+    atomic_fetch_add(&b->n_left, 1);
+}
+
+static void end_request(struct zr_mpi_process *p, const struct zr_mpi_done *d)
+{
+    struct zr_mpi_batch *b = p->of[d->slot];
+    int32_t none = 0;
+    p->of[d->slot] = NULL;
+    if (!b)
+        return;
+    if (d->error)
+        atomic_compare_exchange_strong(&b->error, &none, d->error);
+    atomic_fetch_sub(&b->n_left, 1);
+}
+
+bool zr_mpi_poll(struct zr_mpi_process *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool may = !p->inside && !p->n_waiting && atomic_load(&p->state) == WORKING;
+    p->inside |= may;
+    pthread_mutex_unlock(&p->lock);
+    if (!may)
+        return false;
+    int n = p->shim->poll(p->world, p->done);
+    for (int i = 0; i < n; i++)
+        end_request(p, &p->done[i]);
+    if (n < 0) {
+        p->broken_class = -n;
+        atomic_store(&p->state, BROKEN);
+    }
+    pthread_mutex_lock(&p->lock);
+    p->polled_ns = zr_now_ns();
+    p->inside = false;
+    if (p->n_waiting)
+        pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+    return n > 0;
+}
+
+/* ---- the thread that looks now and then ---- */
+
+static void look_now_and_then(void *arg)
+{
+    struct zr_mpi_process *p = arg;
+    int64_t used_ns = zr_now_ns();
+    pthread_mutex_lock(&p->lock);
+    while (!p->stop) {
+        int64_t now = zr_now_ns(), polled = p->polled_ns;
+        if (now - polled < OFTEN_NS)
+            used_ns = polled;
+        else {
+            pthread_mutex_unlock(&p->lock);
+            zr_mpi_poll(p);
+            pthread_mutex_lock(&p->lock);
+            p->polled_ns = polled; /* not a use */
+        }
+        struct timespec until = zr_in_ns(now - used_ns < BUSY_NS ? OFTEN_NS : SELDOM_NS);
+        if (!p->stop)
+            pthread_cond_timedwait(&p->moved, &p->lock, &until);
+    }
+    p->has_stopped = true;
+    pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* One that does not come back from MPI is left there, and p is no more used. */
+static void stop_thread(struct zr_mpi_process *p)
+{
+    struct timespec until = zr_in_ns(STOP_NS);
+    if (!p->has_thread)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->moved);
+    while (!p->has_stopped && pthread_cond_timedwait(&p->moved, &p->lock, &until) != ETIMEDOUT)
+        ;
+    bool stopped = p->has_stopped;
+    if (stopped)
+        p->stop = p->has_stopped = false;
+    pthread_mutex_unlock(&p->lock);
+    if (stopped)
+        zr_thread_join(&p->thread);
+    else
+        zr_thread_leave(&p->thread);
+    p->has_thread = !stopped;
+}
+
+/* ---- its beginning and its end ---- */
+
+/* Where any thread calls MPI_Finalize, before that does anything. */
+static void stop_before_finalize(void *arg)
+{
+    struct zr_mpi_process *p = arg;
+    pthread_mutex_lock(&p->lock);
+    bool entered = go_inside(p, END_MS);
+    atomic_store(&p->state, FINALIZED);
+    if (entered)
+        p->inside = false;
+    pthread_cond_broadcast(&p->moved);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int finalize(void *arg)
+{
+    struct zr_mpi_process *p = *(struct zr_mpi_process **)arg;
+    return p->shim->finalize(p->world);
+}
+
+static bool is_there(const struct zr_mpi_process *p)
+{
+    return p->shim->is_initialized(p->world) && !p->shim->is_finalized(p->world);
+}
+
+/* A process that has failed, or of which something is pending, may be waited for by nobody: it goes without.
+ */
+static void end_process(struct zr_mpi_process *p)
+{
+    const struct zr_task_call call = {.what = "MPI_Finalize", .thread = "zero-mpi", .fn = finalize};
+    struct zr_task *task;
+    int res;
+    if (p->pid != getpid() || zr_mpi_enter(p, 1000))
+        return;
+    bool ends_here = p->is_ours && !p->is_disturbed && !p->n_open && is_there(p);
+    if (ends_here)
+        p->shim->on_finalize(p->world, NULL, NULL);
+    atomic_store(&p->state, ENDING);
+    zr_mpi_leave(p);
+    stop_thread(p);
+    if (ends_here && !zr_task_start(&call, &p, sizeof p, &task))
+        zr_task_await(task, END_MS, &p, &res);
+}
+
+static void end_all(void)
+{
+    if (pthread_mutex_trylock(&processes_lock)) /* a child that was forked meanwhile, or a thread goes on */
+        return;
+    for (struct zr_mpi_process *p = processes; p; p = p->next)
+        end_process(p);
+    pthread_mutex_unlock(&processes_lock);
+}
+
+static int refuse_level(const struct zr_mpi_library *lib, bool is_ours, enum zr_mpi_level level)
+{
+    static const char *const names[] = {"MPI_THREAD_FUNNELED or less", "MPI_THREAD_SERIALIZED",
+                                        "MPI_THREAD_MULTIPLE"};
+    if (is_ours)
+        return zr_fail(ZR_ERR_NOTSUP, "%s gives threads %s, and MPI_THREAD_SERIALIZED is needed",
+                       lib->version, names[level]);
+    return zr_fail(ZR_ERR_NOTSUP,
+                   "the program began MPI (%s) with %s, but MPI_THREAD_MULTIPLE is needed, as threads of "
+                   "libzero call MPI at times of their own: MPI_Init_thread(.., MPI_THREAD_MULTIPLE, ..)",
+                   lib->version, names[level]);
+}
+
+/* Begins MPI where nobody has. */
+static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib)
+{
+    const struct zr_mpi_shim *shim = p->shim;
+    enum zr_mpi_level level = ZR_MPI_FUNNELED_OR_LESS;
+    char text[128];
+    int class = 0;
+    if (shim->is_finalized(p->world))
+        return zr_fail(ZR_ERR_ORDER, "MPI_Finalize was called before zero_wrap: MPI cannot begin again");
+    p->is_ours = !shim->is_initialized(p->world);
+    if (!p->is_ours)
+        level = shim->thread_level(p->world);
+    else /* a program that has MPI may use it too, once it has begun */
+        class = shim->init(p->world, lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED, &level);
+    if (!class && level < (p->is_ours ? ZR_MPI_SERIALIZED : ZR_MPI_MULTIPLE))
+        return refuse_level(lib, p->is_ours, level);
+    if (!class)
+        class = shim->on_finalize(p->world, stop_before_finalize, p);
+    if (!class)
+        return 0;
+    shim->error(p->world, class, text, sizeof text);
+    return zr_fail(ZR_ERR_FAILED, "beginning %s: %s", lib->version, text);
+}
+
+/* What was begun here ends here. MPI may have been told of p. */
+static int give_up(struct zr_mpi_process *p, int err)
+{
+    atomic_store(&p->state, ENDING);
+    if (p->is_ours && p->shim->is_initialized(p->world))
+        p->shim->finalize(p->world);
+    return err;
+}
+
+static int make_process(const struct zr_mpi_library *lib, struct zr_mpi_process **out)
+{
+    struct zr_mpi_process *p = calloc(1, sizeof *p);
+    if (!p)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for MPI's requests");
+    p->shim = lib->shim;
+    p->world = lib->world;
+    p->pid = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    zr_cond_init(&p->moved);
+    int err = begin_mpi(p, lib);
+    if (err)
+        return give_up(p, err);
+    if (!processes)
+        atexit(end_all);
+    p->next = processes;
+    processes = p;
+    *out = p;
+    return 0;
+}
+
+/* What it knows is of the MPI that is there, and not of one before that, as in tests. */
+static bool is_current(const struct zr_mpi_process *p)
+{
+    return atomic_load(&p->state) == FINALIZED ? p->shim->is_finalized(p->world) : is_there(p);
+}
+
+static struct zr_mpi_process *find_process(const struct zr_mpi_world *world)
+{
+    struct zr_mpi_process *p = processes;
+    while (p && (p->world != world || p->pid != getpid() || !is_current(p)))
+        p = p->next;
+    return p;
+}
+
+int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, struct zr_mpi_process **out)
+{
+    pthread_mutex_lock(&processes_lock);
+    struct zr_mpi_process *p = find_process(lib->world);
+    bool is_new = !p;
+    int err = p ? zr_mpi_ended(p) : make_process(lib, &p);
+    if (!err && !p->has_thread) {
+        err = zr_thread_start(&p->thread, "zero-mpi", look_now_and_then, p);
+        p->has_thread = !err;
+    }
+    if (!err)
+        p->n_open++;
+    pthread_mutex_unlock(&processes_lock);
+    if (!err && is_new)
+        zr_info(log, "mpi: %s",
+                p->is_ours ? "begun here, and ends with the process" : "the program began it");
+    *out = err ? NULL : p;
+    return err;
+}
+
+void zr_mpi_process_drop(struct zr_mpi_process *p, bool in_order)
+{
+    if (!p)
+        return;
+    for (int i = 0; i < LAST_LOOKS; i++)
+        zr_mpi_poll(p);
+    pthread_mutex_lock(&processes_lock);
+    p->is_disturbed |= !in_order;
+    if (--p->n_open == 0)
+        stop_thread(p);
+    pthread_mutex_unlock(&processes_lock);
+}

@@ -1,0 +1,353 @@
+/* mpi_wait.c: requests begun and waited for; what ranks are about to do, compared; failing. */
+#include "comm/meet/rendezvous.h"
+#include "comm/mpi/mpi_comm.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+/* SPIN, YIELD: how long a thread that waits looks, and then lets others have the core, before it sleeps. LONG
+ * waits are looked at less often. PEERS: met at once. */
+enum {
+    SPIN_NS = 50 * 1000,
+    YIELD_NS = 2 * 1000 * 1000,
+    LONG_NS = 100 * 1000 * 1000,
+    PEERS = ZR_MPI_WINDOW / 2
+};
+/* As long as rank 0 may take to compare calls. */
+static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
+
+/* How long nothing has moved. */
+struct patience {
+    int64_t since_ns;
+    int32_t left;
+};
+
+/* ---- failing ---- */
+
+int zr_mpi_fail(struct zr_mpi_set *p, int code, const char *text)
+{
+    if (zr_first_keep(&p->failure, code, text)) {
+        atomic_store(&p->alarm, 1);
+        zr_rendezvous_report(p->rdv, code, text);
+    }
+    return zr_first_code(&p->failure);
+}
+
+static void rest_a_while(const struct zr_mpi_set *p, int64_t waited_ns)
+{
+    if (p->spins && waited_ns < SPIN_NS)
+        zr_relax();
+    else if (waited_ns < YIELD_NS)
+        sched_yield(); /* more ranks than cores: the other may need this one */
+    else
+        nanosleep(&(struct timespec){.tv_nsec = waited_ns < LONG_NS ? 50000 : 500000}, NULL);
+}
+
+int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what)
+{
+    struct zr_mpi_set *p = m->set;
+    char op[96], text[ZR_MPI_TEXT];
+    zr_post_describe(&m->last, op, sizeof op);
+    snprintf(text, sizeof text, "%s: %s", op, what);
+    if (!zr_first_code(&p->failure) && zr_rendezvous_compare(p->rdv, code, text)) {
+        int64_t until = zr_now_ns() + DOUBT_NS;
+        while (!zr_first_code(&p->failure) && zr_now_ns() < until) {
+            zr_mpi_poll(p->process); /* others may still need what this rank has sent */
+            rest_a_while(p, LONG_NS);
+        }
+    }
+    return zr_mpi_fail(p, code, text);
+}
+
+static int fail_class(struct zr_mpi *m, int code, int class, const char *call)
+{
+    const struct zr_mpi_process *p = m->set->process;
+    char text[160], what[256];
+    zr_mpi_shim_of(p)->error(zr_mpi_world_of(p), class, text, sizeof text);
+    snprintf(what, sizeof what, "%s: %s: %s", zr_mpi_shim_of(p)->name, call, text);
+    return zr_mpi_fail_op(m, code, what);
+}
+
+/* ---- waiting ---- */
+
+/* One look at everything. 0: wait on; 1: nothing has moved for too long; or the failure. */
+static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
+{
+    struct zr_mpi_set *p = m->set;
+    int64_t now = zr_now_ns();
+    int err = zr_first_code(&p->failure);
+    if (!err && zr_mpi_ended(p->process))
+        err = zr_mpi_fail_op(m, ZR_ERR_ORDER, zr_error_text());
+    if (err)
+        return err;
+    if (left != w->left || !w->since_ns)
+        *w = (struct patience){now, left};
+    else if (now - w->since_ns > p->timeout_ns)
+        return 1;
+    if (!zr_mpi_poll(p->process))
+        rest_a_while(p, now - w->since_ns);
+    return 0;
+}
+
+/* 0, 1 or the failure, as look. */
+static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
+{
+    struct patience w = {0, 0};
+    int32_t left;
+    while ((left = atomic_load(&b->n_left)) > n_left) {
+        int res = look_around_once(m, &w, left);
+        if (res)
+            return res;
+    }
+    int class = atomic_load(&b->error);
+    return class ? fail_class(m, ZR_ERR_PEER, class, "a message that was under way") : 0;
+}
+
+static int fail_unmoved(struct zr_mpi *m)
+{
+    char what[160];
+    snprintf(what, sizeof what,
+             "rank %d waited %lld ms for bytes of other ranks, which had come to it, and nothing moved",
+             m->set->rank, (long long)m->set->opt.timeout_ms);
+    return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
+}
+
+int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
+{
+    int res = await_batch(m, b, n_left);
+    return res == 1 ? fail_unmoved(m) : res;
+}
+
+/* ---- beginning ---- */
+
+/* One request, as it is begun. */
+struct ask {
+    const char *call;
+    struct zr_mpi_batch *batch;
+    const void *from;
+    void *to;
+    int64_t bytes, stride;
+    int peer, tag;
+};
+
+typedef int begin_fn(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                     const struct ask *a, int32_t *slot);
+
+static int begin_send(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                      const struct ask *a, int32_t *slot)
+{
+    return shim->send(w, comm, a->from, a->bytes, a->peer, a->tag, slot);
+}
+
+static int begin_receive(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                         const struct ask *a, int32_t *slot)
+{
+    return shim->receive(w, comm, a->to, a->bytes, a->peer, a->tag, slot);
+}
+
+static int begin_gather(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                        const struct ask *a, int32_t *slot)
+{
+    return shim->all_gather(w, comm, a->from, a->to, a->bytes, a->stride, slot);
+}
+
+static int begin_broadcast(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                           const struct ask *a, int32_t *slot)
+{
+    return shim->broadcast(w, comm, a->to, a->bytes, a->peer, slot);
+}
+
+static int begin_sum(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                     const struct ask *a, int32_t *slot)
+{
+    return shim->all_sum(w, comm, a->to, (int)a->bytes, slot);
+}
+
+static int begin_max(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                     const struct ask *a, int32_t *slot)
+{
+    return shim->all_max(w, comm, a->to, (int)a->bytes, slot);
+}
+
+/* 0 with *slot, which may be -1, or the failure. */
+static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, int32_t *slot)
+{
+    struct zr_mpi_set *p = m->set;
+    struct zr_mpi_process *mpi = p->process;
+    int err = zr_mpi_enter(mpi, p->opt.timeout_ms);
+    if (err)
+        return zr_mpi_fail_op(m, err, zr_error_text());
+    int class = begin(zr_mpi_shim_of(mpi), zr_mpi_world_of(mpi), m->comm, a, slot);
+    if (!class && *slot >= 0)
+        zr_mpi_begun(mpi, *slot, a->batch);
+    zr_mpi_leave(mpi);
+    return class ? fail_class(m, ZR_ERR_FAILED, class, a->call) : 0;
+}
+
+static int begin_request(struct zr_mpi *m, begin_fn *fn, const struct ask *a)
+{
+    struct patience w = {0, 0};
+    int32_t slot = -1;
+    for (;;) {
+        int res = zr_first_code(&m->set->failure);
+        res = res ? res : begin_once(m, fn, a, &slot);
+        if (res || slot >= 0)
+            return res;
+        res = look_around_once(m, &w, 0); /* requests of others take all the room */
+        if (res)
+            return res == 1 ? fail_unmoved(m) : res;
+    }
+}
+
+int zr_mpi_send(struct zr_mpi *m, const void *at, int64_t bytes, int to, int tag, struct zr_mpi_batch *b)
+{
+    const struct ask a = {
+        .call = "MPI_Isend", .batch = b, .from = at, .bytes = bytes, .peer = to, .tag = tag};
+    return begin_request(m, begin_send, &a);
+}
+
+int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag, struct zr_mpi_batch *b)
+{
+    const struct ask a = {
+        .call = "MPI_Irecv", .batch = b, .to = at, .bytes = bytes, .peer = from, .tag = tag};
+    return begin_request(m, begin_receive, &a);
+}
+
+/* Piece by piece, so that each has the deadline for itself. */
+int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride)
+{
+    int err = 0;
+    for (int64_t at = 0; at < bytes && !err; at += ZR_MPI_MESSAGE) {
+        const struct ask a = {.call = "MPI_Iallgather",
+                              .batch = &m->data[0],
+                              .from = own ? (const char *)own + at : NULL,
+                              .to = (char *)to + at,
+                              .bytes = bytes - at < ZR_MPI_MESSAGE ? bytes - at : ZR_MPI_MESSAGE,
+                              .stride = stride};
+        err = begin_request(m, begin_gather, &a);
+        err = err ? err : zr_mpi_await(m, &m->data[0], 0);
+    }
+    return err;
+}
+
+int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root)
+{
+    int err = 0;
+    for (int64_t done = 0; done < bytes && !err; done += ZR_MPI_MESSAGE) {
+        const struct ask a = {.call = "MPI_Ibcast",
+                              .batch = &m->data[0],
+                              .to = (char *)at + done,
+                              .bytes = bytes - done < ZR_MPI_MESSAGE ? bytes - done : ZR_MPI_MESSAGE,
+                              .peer = root};
+        err = begin_request(m, begin_broadcast, &a);
+        err = err ? err : zr_mpi_await(m, &m->data[0], 0);
+    }
+    return err;
+}
+
+int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max)
+{
+    struct ask a = {.call = "MPI_Iallreduce", .batch = &m->data[0], .to = at, .bytes = n_sum};
+    const uint64_t sign = UINT64_C(1) << 63; /* by which signed numbers have the order of unsigned ones */
+    int err = n_sum ? begin_request(m, begin_sum, &a) : 0;
+    a.to = at + n_sum;
+    a.bytes = n_max;
+    for (int32_t i = n_sum; i < n_sum + n_max; i++)
+        at[i] ^= sign;
+    if (!err && n_max)
+        err = begin_request(m, begin_max, &a);
+    err = err ? err : zr_mpi_await(m, &m->data[0], 0);
+    for (int32_t i = n_sum; i < n_sum + n_max && !err; i++)
+        at[i] ^= sign;
+    return err;
+}
+
+/* ---- meeting ---- */
+
+static bool has_come(const struct zr_mpi *m, int place)
+{
+    return atomic_load(&m->from[place].n_left) == 0;
+}
+
+static int at_distance(const struct zr_mpi *m, int k)
+{
+    int size = m->base.group.size;
+    return (m->base.group.rank + k + size) % size;
+}
+
+/* Of the places that should have come by now, at distances from first to end. */
+static int fail_missing(struct zr_mpi *m, int first, int end)
+{
+    char where[128] = "not at its first operation yet", more[48] = "", what[320];
+    int n = 0, place = -1;
+    for (int k = first; k < end; k++)
+        if (!has_come(m, at_distance(m, -k))) {
+            place = place < 0 ? at_distance(m, -k) : place;
+            n++;
+        }
+    if (m->before.seq && m->before.unit >= 0)
+        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)m->before.seq,
+                 zr_op_name((enum zr_op)m->before.op), m->before.unit);
+    else if (m->before.seq)
+        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)m->before.seq,
+                 zr_op_name((enum zr_op)m->before.op));
+    if (n > 1)
+        snprintf(more, sizeof more, ", and for %d more", n - 1);
+    snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s", m->set->rank,
+             (long long)m->set->opt.timeout_ms, zr_comm_rank(&m->base, place), where, more);
+    return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
+}
+
+/* Of those that have come. */
+static int compare_posts(struct zr_mpi *m, const struct zr_post *mine, int first, int end)
+{
+    char what[512];
+    for (int k = first; k < end; k++) {
+        int i = at_distance(m, -k);
+        if (!has_come(m, i) || zr_post_same(mine, &m->post[i]))
+            continue;
+        zr_post_differ(zr_comm_rank(&m->base, i), &m->post[i], m->set->rank, mine, what, sizeof what);
+        return zr_mpi_fail_op(m, ZR_ERR_MISMATCH, what);
+    }
+    return 0;
+}
+
+/* Those at distances from first to end: to the ones ahead, from the ones behind. */
+static int meet_some(struct zr_mpi *m, const struct zr_post *mine, int first, int end)
+{
+    int res = 0;
+    for (int k = first; k < end && !res; k++) {
+        int from = at_distance(m, -k);
+        res = zr_mpi_receive(m, &m->post[from], sizeof *m->post, from, ZR_MPI_TAG_POST, &m->from[from]);
+    }
+    for (int k = first; k < end && !res; k++)
+        res = zr_mpi_send(m, &m->post[m->base.group.rank], sizeof *m->post, at_distance(m, k),
+                          ZR_MPI_TAG_POST, &m->sent);
+    for (int k = first; k < end && !res; k++)
+        res = await_batch(m, &m->from[at_distance(m, -k)], 0);
+    if (res < 0)
+        return res;
+    int err = compare_posts(m, mine, first, end);
+    if (!err && res)
+        err = fail_missing(m, first, end);
+    return err;
+}
+
+int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine)
+{
+    int size = m->base.group.size, err = 0;
+    m->post[m->base.group.rank] = *mine;
+    for (int first = 1; first < size && !err; first += PEERS)
+        err = meet_some(m, mine, first, first + PEERS < size ? first + PEERS : size);
+    return err ? err : zr_mpi_await(m, &m->sent, 0);
+}
+
+bool zr_mpi_rests(const struct zr_mpi *m)
+{
+    int32_t n = atomic_load(&m->over_seq) != m->next_seq; /* its thread is inside MPI */
+    n += atomic_load(&m->sent.n_left) + atomic_load(&m->data[0].n_left) + atomic_load(&m->data[1].n_left);
+    for (int i = 0; m->from && i < m->base.group.size; i++)
+        n += atomic_load(&m->from[i].n_left);
+    return n == 0;
+}

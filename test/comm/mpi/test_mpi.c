@@ -1,0 +1,274 @@
+/* test_mpi.c: MPI's communicators over the stand-in: the suite of comm_suite.h; worlds that are wider than a
+ * block of the tree; communicators that are lent, opening that fails, and MPI's beginning and end. */
+#include "comm/mpi/mpi_process.h"
+#include "kernels/error.h"
+#include "test/comm/comm_suite.h"
+#include "test/comm/mpi/mpi_fixture.h"
+#include "test/stand_in/mpi_stand_in.h"
+
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { TIMEOUT_MS = 60000, ARENA_BYTES = 1 << 16 };
+
+/* --- the suite --- */
+
+static void test_conform(void **state)
+{
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 4, 5, 8, 9, 13};
+    struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi"), .n_ops = 30};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        mpi_stand_in_the_machine()->short_bytes = i % 2 ? 0 : 4096;
+        mpi_run_ranks(worlds[i], comm_suite_conform, &p);
+    }
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
+    struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, groups"), .n_ops = 30, .groups = &g};
+    for (int world = 5; world <= 7; world++) {
+        mpi_run_ranks(world, comm_suite_conform, &p);
+        mpi_run_ranks(world, comm_suite_mixed, &p);
+        mpi_run_ranks(world, comm_suite_shared, &p);
+        comm_suite_deal(&g, p.seed + (uint64_t)world, world + 1);
+    }
+}
+
+static void test_mixed(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, mixed")};
+    for (int world = 2; world <= 5; world++)
+        mpi_run_ranks(world, comm_suite_mixed, &p);
+}
+
+/* --- MPI's beginning and end --- */
+
+/* How the program of each rank began MPI, and what a rank is told then. */
+struct beginning {
+    bool by_program;
+    enum zr_mpi_level level;
+    bool finalizes_early;
+    int n_in_mpi;
+};
+
+static int open_rank(struct rank *me, struct fixture *o, struct zr_mpi_options *opt)
+{
+    struct zr_role_ask ask[ZR_ROLES];
+    int err = fixture_open(o, &me->w, &fixture_self, 0, TIMEOUT_MS, 0);
+    mpi_stand_in_be(me->w.rank);
+    if (err)
+        return err;
+    struct zr_mpi_library lib = mpi_fixture_library();
+    opt->library = opt->library ? opt->library : &lib;
+    opt->timeout_ms = TIMEOUT_MS;
+    opt->start_timeout_ms = opt->start_timeout_ms ? opt->start_timeout_ms : TIMEOUT_MS;
+    o->group = zr_group_of_all(me->w.rank, me->w.world);
+    mpi_fixture_ask(o, ask);
+    return mpi_fixture_open(o, opt, ask);
+}
+
+static void begin_and_end(struct rank *me)
+{
+    const struct beginning *b = me->arg;
+    struct zr_mpi_options opt = {.timeout_ms = 0};
+    struct fixture o;
+    if (b->by_program)
+        mpi_stand_in_program_init(me->w.rank, b->level);
+    for (int round = 0; round < 2; round++) {
+        note_error(me, open_rank(me, &o, &opt));
+        opt.library = NULL;
+        RANK_CHECK(me, fixture_close(&o), "handles are left");
+        if (me->code)
+            break;
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (b->by_program)
+        mpi_stand_in_program_finalize(me->w.rank);
+}
+
+static void expect_all(struct rank *r, int n, int code, const char *text)
+{
+    for (int i = 0; i < n; i++)
+        expect_rank(&r[i], code, text);
+}
+
+static void test_levels(void **state)
+{
+    (void)state;
+    struct beginning b = {.by_program = true, .level = ZR_MPI_MULTIPLE};
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
+    b.level = ZR_MPI_SERIALIZED;
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZR_ERR_NOTSUP,
+               "with MPI_THREAD_SERIALIZED, but MPI_THREAD_MULTIPLE is needed");
+    b.by_program = false;
+    mpi_stand_in_the_machine()->level = ZR_MPI_SERIALIZED;
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
+    mpi_stand_in_the_machine()->level = ZR_MPI_FUNNELED_OR_LESS;
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZR_ERR_NOTSUP,
+               "gives threads MPI_THREAD_FUNNELED or less");
+}
+
+static void finalize_early(struct rank *me)
+{
+    struct zr_mpi_options opt = {.timeout_ms = 0};
+    struct fixture o;
+    struct zr_tag tag = {.unit = 5};
+    mpi_stand_in_program_init(me->w.rank, ZR_MPI_MULTIPLE);
+    RANK_CHECK(me, open_rank(me, &o, &opt) == 0, "%s", zr_error_text());
+    struct zr_stream *s;
+    char *base;
+    RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "early", NULL, &s) == 0, "%s",
+               zr_error_text());
+    RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    mpi_stand_in_program_finalize(me->w.rank);
+    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, o.comm[0]);
+    o.dev->ops->stream_close(s);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    int err = open_rank(me, &o, &(struct zr_mpi_options){.timeout_ms = 0});
+    RANK_CHECK(me, err == ZR_ERR_ORDER && strstr(zr_error_text(), "MPI_Finalize"), "%d \"%s\"", err,
+               zr_error_text());
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_finalized_early(void **state)
+{
+    (void)state;
+    expect_all(mpi_run_disturbed(3, finalize_early, NULL), 3, ZR_ERR_ORDER,
+               "exchange seq 2 unit 5: the program called MPI_Finalize before zero_unwrap");
+}
+
+/* --- ranks that MPI knows otherwise --- */
+
+/* A communicator of the program's, in an order of its own; a world of which MPI knows fewer ranks; one that
+ * it does not know at all. */
+static void lend(struct rank *me)
+{
+    struct mpi_stand_in_comm *c = me->arg;
+    struct zr_mpi_options opt = {.lent = c};
+    struct fixture o;
+    char *base;
+    struct zr_stream *s;
+    struct zr_tag tag = {.unit = 1};
+    mpi_stand_in_program_init(me->w.rank, ZR_MPI_MULTIPLE);
+    note_error(me, open_rank(me, &o, &opt));
+    if (!me->code) {
+        RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "lent", NULL, &s) == 0, "%s",
+                   zr_error_text());
+        RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
+        base[me->w.rank] = (char)(me->w.rank + 1);
+        RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 1, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(s);
+        for (int i = 0; i < me->w.world; i++)
+            RANK_CHECK(me, base[i] == i + 1, "byte %d is %d", i, base[i]);
+        o.dev->ops->stream_close(s);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    mpi_stand_in_program_finalize(me->w.rank);
+}
+
+static void test_lent(void **state)
+{
+    (void)state;
+    struct mpi_stand_in_comm c = {4, {2, 0, 3, 1}};
+    expect_all(mpi_run_ranks(4, lend, &c), 4, 0, "");
+    c = (struct mpi_stand_in_comm){2, {0, 1}};
+    expect_all(mpi_run_ranks(3, lend, &c), 3, ZR_ERR_ARG, "");
+    c = (struct mpi_stand_in_comm){.n = 0};
+    expect_all(mpi_run_ranks(2, lend, &c), 2, ZR_ERR_ARG, "MPI_COMM_NULL");
+}
+
+/* --- opening that fails on one rank --- */
+
+static void open_with_fault(struct rank *me)
+{
+    struct zr_mpi_options opt = {.start_timeout_ms = *(int *)me->arg};
+    struct fixture o;
+    note_error(me, open_rank(me, &o, &opt));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_open_fails(void **state)
+{
+    (void)state;
+    int timeout_ms = TIMEOUT_MS;
+    mpi_stand_in_fail("init", 1, 1, MPI_STAND_IN_OTHER);
+    expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZR_ERR_FAILED,
+               "beginning MPI stand-in");
+    timeout_ms = 1500;
+    mpi_stand_in_hang("make", 1, 2);
+    expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZR_ERR_TIMEOUT,
+               "MPI_Comm_create_group has not come back after 1500 ms");
+}
+
+/* Ranks of another MPI, or of another release of it. */
+static void open_other(struct rank *me)
+{
+    struct zr_mpi_options opt = {.timeout_ms = TIMEOUT_MS};
+    struct fixture o;
+    mpi_stand_in_be(me->w.rank);
+    struct zr_mpi_library lib = mpi_fixture_library();
+    if (me->w.rank == 1)
+        strcpy(lib.version, "MPI stand-in 2.0");
+    opt.library = &lib;
+    note_error(me, open_rank(me, &o, &opt));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_other_release(void **state)
+{
+    (void)state;
+    expect_all(mpi_run_ranks(2, open_other, NULL), 2, ZR_ERR_MISMATCH,
+               "rank 1 has MPI stand-in 2.0, rank 0 has MPI stand-in 1.0");
+}
+
+/* --- arenas --- */
+
+static void arenas_differ(struct rank *me)
+{
+    struct zr_mpi_options opt = {.timeout_ms = TIMEOUT_MS};
+    struct fixture o;
+    struct zr_arena *a;
+    RANK_CHECK(me, open_rank(me, &o, &opt) == 0, "%s", zr_error_text());
+    note_error(me, o.comm[0]->ops->arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
+    /* The sums' chunks do not fit. */
+    RANK_CHECK(me, o.comm[1]->ops->arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
+    int err = o.comm[1]->ops->attach(o.comm[1], a);
+    RANK_CHECK(me, err == ZR_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes: more than"),
+               "%d \"%s\"", err, zr_error_text());
+    zr_arena_drop(a);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_arenas(void **state)
+{
+    (void)state;
+    expect_all(mpi_run_ranks(2, arenas_differ, NULL), 2, ZR_ERR_MISMATCH,
+               "the arena has 8192 bytes on rank 1, 4096 on rank 0");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_conform),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_mixed),      cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_lent),       cmocka_unit_test(test_finalized_early),
+        cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
+        cmocka_unit_test(test_arenas),
+    };
+    return cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
+}

@@ -1,0 +1,236 @@
+/* test_mpi_fault.c: what goes wrong between ranks over MPI is an error with the cause and the place, and
+ * never a hang, whatever MPI does. */
+#include "kernels/error.h"
+#include "test/comm/mpi/mpi_fixture.h"
+#include "test/stand_in/mpi_stand_in.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
+
+/* --- operations that differ --- */
+
+enum difference {
+    OTHER_OP,
+    OTHER_UNIT,
+    OTHER_STEP,
+    OTHER_HASH,
+    OTHER_BYTES,
+    OTHER_COUNT,
+    OTHER_ROOT,
+    AGREE_OTHER_SIZE,
+    ONE_MORE,
+    N_DIFFERENCES
+};
+
+static const char *const said[N_DIFFERENCES][2] = {
+    {"all_gather seq 3 unit 14", "reduce_scatter seq 3 unit 14"},
+    {"reduce_scatter seq 3 unit 14", "reduce_scatter seq 3 unit 13"},
+    {"of step 8", "of step 7"},
+    {"other calls of the program", "other calls of the program"},
+    {"with 1024 bytes", "with 512 bytes"},
+    {"with 2 segments", "with 1 segments"},
+    {"with root 0", "with root 1"},
+    {"with 24 bytes", "with 16 bytes"},
+    {"exchange seq 3", "reduce_scatter seq 3"},
+};
+
+static void differ(struct rank *me)
+{
+    enum difference what = *(enum difference *)me->arg;
+    bool odd = me->w.rank == me->w.world - 1;
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    struct zr_stream *s = o.stream[1];
+    struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
+    for (int i = 0; i < 2; i++)
+        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    memset(o.base[1], 0xff, ARENA_BYTES);
+    struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
+    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
+                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZR_F32}};
+    int n = 1 + (odd && what == OTHER_COUNT), err;
+    tag.unit -= odd && what == OTHER_UNIT;
+    tag.step += odd && what == OTHER_STEP;
+    tag.call_hash += odd && what == OTHER_HASH;
+    if (odd && what == OTHER_BYTES)
+        r[0].cut = (struct zr_cut){256, 1024};
+    if (odd && what == ONE_MORE)
+        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    if (what == AGREE_OTHER_SIZE)
+        err = c->ops->agree(c, s, 0, 1, 1 + odd, &tag);
+    else if (what == OTHER_ROOT)
+        err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+    else if (what == OTHER_OP && odd)
+        err = c->ops->all_gather(c, s, &g, 1, &tag);
+    else
+        err = c->ops->reduce_scatter(c, s, r, n, &tag);
+    RANK_CHECK(me, err == 0, "%s", zr_error_text());
+    /* What is queued behind it ends at once too, and moves nothing. */
+    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, c);
+    RANK_CHECK(me, atomic_load(c->alarm), "no alarm");
+    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == me->code, "the other one goes on");
+    for (int i = 0; i < ARENA_BYTES; i++)
+        RANK_CHECK(me, o.base[1][i] == (char)0xff, "byte %d was written", i);
+    RANK_CHECK(me, !c->ops->stuck(c), "it is stuck");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_operations_differ(void **state)
+{
+    (void)state;
+    for (int what = 0; what < N_DIFFERENCES; what++) {
+        enum difference d = (enum difference)what;
+        struct rank *r = mpi_run_disturbed(4, differ, &d);
+        for (int i = 0; i < 4; i++) {
+            expect_rank(&r[i], ZR_ERR_MISMATCH, i == 3 ? ": rank 2 is at " : ": rank 3 is at ");
+            if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
+                fail_msg("difference %d, rank %d: \"%s\" has neither \"%s\" nor \"%s\"", what, i, r[i].note,
+                         said[what][0], said[what][1]);
+        }
+    }
+}
+
+/* --- a rank that does not come, and one that is no more --- */
+
+static void stay_away(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 4};
+    bool dies = *(bool *)me->arg;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->w.rank == 2 && dies)
+        mpi_stand_in_die(2);
+    if (me->w.rank != 2) {
+        tag.unit = 3;
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        o.dev->ops->stream_sync(o.stream[0]);
+    }
+    note_status(me, c);
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_stays_away(void **state)
+{
+    (void)state;
+    for (int dies = 0; dies <= 1; dies++) {
+        bool arg = dies;
+        struct rank *r = mpi_run_disturbed(4, stay_away, &arg);
+        for (int i = 0; i < 4; i++)
+            if (i != 2)
+                expect_rank(&r[i], ZR_ERR_TIMEOUT,
+                            " waited 800 ms for rank 2, which is at seq 1 (broadcast unit 4)");
+    }
+}
+
+/* --- calls of MPI's that fail --- */
+
+struct fault {
+    const char *call;
+    int k;
+    int code;
+    const char *text;
+};
+
+static void meet_fault(struct rank *me)
+{
+    const struct fault *f = me->arg;
+    struct fixture o;
+    struct zr_tag tag = {.unit = 4};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 12288}, .dtype = ZR_BF16};
+    struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {4096, 12288}};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    struct zr_stream *s = o.stream[1];
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->w.rank == 1)
+        mpi_stand_in_fail(f->call, 1, f->k, MPI_STAND_IN_OTHER);
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    RANK_CHECK(me, c->ops->reduce_scatter(c, s, &r, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, c->ops->broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(s);
+    note_status(me, c);
+    RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_faults(void **state)
+{
+    (void)state;
+    static const struct fault faults[] = {
+        {"send", 1, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: "},
+        {"receive", 3, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Irecv: "},
+        {"all_gather", 1, ZR_ERR_FAILED, "all_gather seq 2 unit 4: the MPI stand-in: MPI_Iallgather: "},
+        {"all_sum", 1, ZR_ERR_FAILED, "agree seq 3 unit 4: the MPI stand-in: MPI_Iallreduce: "},
+        {"broadcast", 1, ZR_ERR_FAILED, "broadcast seq 4 unit 4: the MPI stand-in: MPI_Ibcast: "},
+        {"poll", 1, ZR_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a message that was"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        struct fault f = faults[i];
+        struct rank *r = mpi_run_disturbed(3, meet_fault, &f);
+        expect_rank(&r[1], f.code, f.text);
+        for (int k = 0; k < 3; k += 2)
+            if (r[k].code) /* a broadcast, say, needs nothing of rank 1 */
+                expect_rank(&r[k], ZR_ERR_TIMEOUT, "waited 800 ms for ");
+    }
+}
+
+/* --- abort --- */
+
+static void abort_while_waiting(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = -1};
+    pthread_t id;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[0];
+    pthread_create(&id, NULL, abort_soon, c);
+    if (me->w.rank)
+        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[0]);
+    pthread_join(id, NULL);
+    note_status(me, c);
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    struct rank *r = mpi_run_disturbed(3, abort_while_waiting, NULL);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZR_ERR_ORDER, "the model called out of order");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_operations_differ),
+        cmocka_unit_test(test_stays_away),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_abort),
+    };
+    return cmocka_run_group_tests_name("mpi fault", tests, NULL, NULL);
+}

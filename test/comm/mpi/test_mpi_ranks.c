@@ -1,0 +1,43 @@
+/* test_mpi_ranks.c: the suite of comm_suite.h over MPI's communicators, as one rank of those that an MPI's
+ * own launcher has started.
+ *
+ *     test_mpi_ranks SEED WORLD */
+#include "test/comm/comm_suite.h"
+#include "test/comm/mpi/mpi_fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct rank me;
+
+static bool run(void (*fn)(struct rank *r), struct comm_plan *p, const char *what)
+{
+    me.arg = p;
+    fn(&me);
+    if (me.wrong[0])
+        fprintf(stderr, "rank %d of %d, %s, seed %llu: %s\n", me.w.rank, me.w.world, what,
+                (unsigned long long)p->seed, me.wrong);
+    return !me.wrong[0];
+}
+
+int main(int n_args, char **args)
+{
+    struct fixture_groups g;
+    struct comm_plan p = {
+        .kind = &fixture_real_mpi, .seed = n_args > 1 ? strtoull(args[1], NULL, 0) : 1, .n_ops = 40};
+    if (zr_world_find(-1, 0, NULL, &me.w)) {
+        fprintf(stderr, "%s\n", zr_error_text());
+        return 1;
+    }
+    if (n_args > 2 && me.w.world != atoi(args[2])) {
+        fprintf(stderr, "the launcher has started a world of %d\n", me.w.world);
+        return 1;
+    }
+    bool right = run(comm_suite_conform, &p, "conform") && run(comm_suite_mixed, &p, "mixed");
+    comm_suite_deal(&g, p.seed, me.w.world);
+    p.groups = &g;
+    right = right && run(comm_suite_conform, &p, "groups") && run(comm_suite_shared, &p, "shared");
+    if (right && me.w.rank == 0)
+        printf("right, seed %llu\n", (unsigned long long)p.seed);
+    return !right;
+}

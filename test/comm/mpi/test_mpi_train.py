@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""A training run over MPI ends in the very bits of the same run over shared memory, under each MPI's launcher; and what a user can do
+wrong with the launcher is an error that says so.
+
+    test_mpi_train.py KEY ZERO_BENCH ZERO_RUN OTHER_KEY
+"""
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+import under_mpi
+
+KEY, BENCH, RUN, OTHER = sys.argv[1:5]
+LAUNCHER = under_mpi.LAUNCHERS[KEY]
+TRAIN = ["train", "--steps=3", "--layers=2", "--threads=1"]
+
+
+def call(command, **more):
+    done = subprocess.run(command, env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=under_mpi.SECONDS)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Train(unittest.TestCase):
+    def train(self, launcher, n, arguments, **more):
+        code, out, err = call([*launcher, "-n", str(n), BENCH, *TRAIN, *arguments], **more)
+        self.assertEqual(code, 0, out + err)
+        return re.search(r"state sha256 (\w+)", out)[1]
+
+    def test_same_bits(self):
+        for n, arguments in ((3, ["--stage=3"]), (4, ["--stage=3", "--hybrid=hfsdp", "--shard-group=2", "--accum=2"])):
+            with self.subTest(n=n, arguments=arguments):
+                self.assertEqual(self.train(LAUNCHER, n, arguments, ZERO_BACKEND="mpi"), self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
+
+    def test_no_launcher_of_an_mpi(self):
+        """zero-run starts ranks that MPI knows nothing of."""
+        code, out, err = call([RUN, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=KEY)
+        self.assertNotEqual(code, 0)
+        self.assertIn("backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started", out + err)
+
+    def test_other_mpi(self):
+        code, out, err = call([*LAUNCHER, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=OTHER)
+        self.assertNotEqual(code, 0)
+        self.assertIn(f"mpi is {OTHER}, but this rank was started by", out + err)
+
+    def test_rank_that_differs(self):
+        """One rank at another stage: every rank is told."""
+        script = f'if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 1 ]; then export ZERO_STAGE=2; fi; exec {BENCH} {" ".join(TRAIN)} --stage=3'
+        code, out, err = call([*LAUNCHER, "-n", "3", "sh", "-c", script], ZERO_BACKEND="mpi")
+        self.assertNotEqual(code, 0)
+        self.assertIn("stage is 2 on rank 1 and 3 on rank 0", out + err)
+
+
+if __name__ == "__main__":
+    if not shutil.which(LAUNCHER[0]):
+        sys.exit(under_mpi.skip(f"there is no {LAUNCHER[0]}"))
+    unittest.main(argv=sys.argv[:1])
