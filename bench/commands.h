@@ -14,6 +14,7 @@ int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
+int flight_command(const char *name, int argc, char **argv);
 int checkpoint_command(const char *name, int argc, char **argv);
 
 #endif

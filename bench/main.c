@@ -21,6 +21,8 @@ static const struct {
     {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
      kernels_command},
     {"comm", "how fast ranks gather and reduce, beside what the machine copies and adds", comm_command},
+    {"flight", "what the ranks of a job did last: who is dead, different or late, and in which call",
+     flight_command},
     {"verify", "prove the schedule on a simulated device: random configurations, mutants, every interleaving",
      verify_command},
 };

@@ -23,6 +23,7 @@
 #include <stdatomic.h>
 
 struct zr_comm;
+struct zr_flight;
 
 /* One rank's memory, of a communicator's backend. Lives until everybody who holds it has dropped it: who made
  * it, and each communicator that it is attached to, until that is closed. */
@@ -100,6 +101,20 @@ struct zr_reduce_seg {
 enum zr_op { ZR_OP_ALL_GATHER = 1, ZR_OP_REDUCE_SCATTER, ZR_OP_BROADCAST, ZR_OP_EXCHANGE, ZR_OP_AGREE };
 const char *zr_op_name(enum zr_op op);
 
+/* Where an operation is recorded (flight.h): a communicator adds when it has started and finished. Zero: it
+ * is not. */
+struct zr_flight_mark {
+    struct zr_flight *flight;
+    uint64_t serial;
+};
+
+/* The call of the program that an operation comes from, for the record: when it was queued, 0: it was not;
+ * and the call, packed (called.h). */
+struct zr_flight_from {
+    int64_t queued_ns;
+    uint64_t call;
+};
+
 struct zr_tag {
     /* -1: none */
     int32_t unit;
@@ -107,6 +122,10 @@ struct zr_tag {
     uint32_t step;
     /* of the model's calls so far; equal on all ranks when they do the same */
     uint64_t call_hash;
+
+    /* of this rank alone */
+    struct zr_flight_from from;
+    struct zr_flight_mark mark;
 };
 
 struct zr_comm_stats {

@@ -1,6 +1,7 @@
 /* self.c: the communicator of one rank. Everything this rank needs it already has: a gather in place
  * and an exchange are nothing at all, and a reduce is one pass from src to dst. */
 #include "comm/backend.h"
+#include "comm/flight.h"
 #include "comm/plain_arena.h"
 #include "comm/segment.h"
 #include "kernels/first_failure.h"
@@ -47,7 +48,6 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
                            const struct zr_tag *tag)
 {
     struct self *m = self_of(c);
-    (void)tag;
     int err = zr_gather_check("self all_gather", 1, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
@@ -55,6 +55,8 @@ static int self_all_gather(struct zr_comm *c, struct zr_stream *s, const struct 
         if (seg[i].src != seg[i].dst && seg[i].cut.total > 0)
             err = m->dev->ops->copy(s, m->arena + seg[i].dst, m->arena + seg[i].src, seg[i].cut.total);
     m->n_all_gather += !err;
+    if (!err)
+        zr_flight_at_once(&tag->mark);
     return err;
 }
 
@@ -77,13 +79,14 @@ static int self_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
                                int n_seg, const struct zr_tag *tag)
 {
     struct self *m = self_of(c);
-    (void)tag;
     int err = zr_reduce_check("self reduce_scatter", 1, 0, m->arena_bytes, seg, n_seg);
     if (err || zr_first_code(&m->failure))
         return err;
     for (int i = 0; i < n_seg && !err; i++)
         err = reduce_one(m, s, &seg[i]);
     m->n_reduce_scatter += !err;
+    if (!err)
+        zr_flight_at_once(&tag->mark);
     return err;
 }
 
@@ -91,12 +94,14 @@ static int self_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
                           const struct zr_tag *tag)
 {
     struct self *m = self_of(c);
-    (void)s, (void)tag;
+    (void)s;
     if (root != 0)
         return zr_fail(ZR_ERR_ARG, "self broadcast: root is %d: 0 is allowed (of one rank)", root);
     int err = zr_range_check("self broadcast", m->arena_bytes, off, bytes, 1);
-    if (!err && !zr_first_code(&m->failure))
+    if (!err && !zr_first_code(&m->failure)) {
         m->n_broadcast++;
+        zr_flight_at_once(&tag->mark);
+    }
     return err;
 }
 
@@ -104,10 +109,12 @@ static int self_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
                          const struct zr_tag *tag)
 {
     struct self *m = self_of(c);
-    (void)s, (void)tag;
+    (void)s;
     int err = zr_range_check("self exchange", m->arena_bytes, off, slot_bytes, 1);
-    if (!err && !zr_first_code(&m->failure))
+    if (!err && !zr_first_code(&m->failure)) {
         m->n_exchange++;
+        zr_flight_at_once(&tag->mark);
+    }
     return err;
 }
 
@@ -115,10 +122,12 @@ static int self_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32
                       const struct zr_tag *tag)
 {
     struct self *m = self_of(c);
-    (void)s, (void)tag;
+    (void)s;
     int err = zr_agree_check("self agree", m->arena_bytes, off, n_sum, n_max);
-    if (!err && !zr_first_code(&m->failure))
+    if (!err && !zr_first_code(&m->failure)) {
         m->n_agree++;
+        zr_flight_at_once(&tag->mark);
+    }
     return err;
 }
 

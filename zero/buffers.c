@@ -88,6 +88,7 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
 
 int zero_sync_buffers(zero_ctx *z, int32_t how)
 {
+    ZR_IN_CALL(z, ZR_CALLED_SYNC_BUFFERS, false, -1);
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_sync_buffers: z is NULL");
     int err = zr_engine_check(z->engine);

@@ -52,16 +52,19 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
+    ZR_IN_CALL(z, ZR_CALLED_BEGIN, phase == ZERO_BACKWARD, unit);
     return bracket(z, ZR_EV_BEGIN, unit, phase);
 }
 
 int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
+    ZR_IN_CALL(z, ZR_CALLED_END, phase == ZERO_BACKWARD, unit);
     return bracket(z, ZR_EV_END, unit, phase);
 }
 
 int zero_micro(zero_ctx *z)
 {
+    ZR_IN_CALL(z, ZR_CALLED_MICRO, false, -1);
     int err = need_context(z, "zero_micro");
     if (!err)
         err = zr_awaited_refuse(z, "zero_micro", -1);
@@ -94,6 +97,7 @@ static int need_gradients(const struct zero_ctx *z, const char *call)
 
 int zero_norm(zero_ctx *z, double *norm)
 {
+    ZR_IN_CALL(z, ZR_CALLED_NORM, false, -1);
     int err = need_healthy(z, "zero_norm");
     if (err)
         return err;
@@ -107,6 +111,7 @@ int zero_norm(zero_ctx *z, double *norm)
 
 int zero_drop(zero_ctx *z)
 {
+    ZR_IN_CALL(z, ZR_CALLED_DROP, false, -1);
     int err = need_healthy(z, "zero_drop");
     return err ? err : zr_engine_drop(z->engine);
 }
@@ -120,6 +125,7 @@ static void report_progress(struct zero_ctx *z)
 
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
+    ZR_IN_CALL(z, ZR_CALLED_STEP, false, -1);
     int err = need_healthy(z, "zero_step");
     if (err)
         return err;
@@ -151,6 +157,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 
 int zero_carry(zero_ctx *z, const double *values, int32_t n)
 {
+    ZR_IN_CALL(z, ZR_CALLED_CARRY, false, -1);
     int err = need_healthy(z, "zero_carry");
     if (err)
         return err;
@@ -278,6 +285,7 @@ static int complete_gradients(struct zero_ctx *z)
 
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
+    ZR_IN_CALL(z, ZR_CALLED_READ, false, tensor);
     int kind = 0, err = check_range(z, "zero_read", tensor, value, first, n, &kind);
     if (err)
         return err;
@@ -292,6 +300,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
 
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
 {
+    ZR_IN_CALL(z, ZR_CALLED_WRITE, false, tensor);
     int kind = 0, err = check_range(z, "zero_write", tensor, value, first, n, &kind);
     if (err)
         return err;
@@ -308,6 +317,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)
 {
+    ZR_IN_CALL(z, ZR_CALLED_MEAN, false, -1);
     int err = need_healthy(z, "zero_mean");
     if (err)
         return err;

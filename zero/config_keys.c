@@ -145,10 +145,10 @@ static const struct field fields[] = {
 
 /* Variables that other parts read; never a misspelt field. */
 static const char *const other_variables[] = {
-    "ZERO_RANK",    "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK",   "ZERO_RENDEZVOUS",
-    "ZERO_JOB",     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",
-    "ZERO_ISA",     "ZERO_POISON",     "ZERO_FAIL_ALLOC",   "ZERO_LOG",
-    "ZERO_HOST_ID", "ZERO_PROGRESS",   "ZERO_INTERFACE",    "ZERO_MPI_SHIMS",
+    "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
+    "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
+    "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
+    "ZERO_MPI_SHIMS",  "ZERO_FLIGHT_DIR",   "ZERO_FLIGHT_FD",
 };
 
 union value {

@@ -3,6 +3,7 @@
 #define ZR_ZERO_CONTEXT_H
 
 #include "comm/backend.h"
+#include "comm/flight.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
 #include "kernels/host/host_memory.h"
@@ -46,6 +47,8 @@ struct zero_ctx {
     struct zr_comm *gathers;
 
     struct zr_engine *engine;
+    /* from when it is known who this rank is */
+    struct zr_flight *flight;
 
     /* Checkpoints. */
     /* the operating system's, unless a test put others here */
@@ -81,6 +84,24 @@ struct zero_ctx {
      * memory */
     void *from_all;
 };
+
+/* The program is in this call until the function that says so returns: for the flight recorder. subject:
+ * unit or tensor, -1: none. z may be NULL. */
+#define ZR_IN_CALL(z, name, backward, subject)                                                               \
+    __attribute__((cleanup(zr_leave_call), unused)) struct zero_ctx *zr_in_call =                            \
+        zr_enter_call(z, name, backward, subject)
+static inline struct zero_ctx *zr_enter_call(struct zero_ctx *z, enum zr_called_name name, bool backward,
+                                             int32_t subject)
+{
+    if (z)
+        zr_engine_enter(z->engine, name, backward, subject);
+    return z;
+}
+static inline void zr_leave_call(struct zero_ctx **z)
+{
+    if (*z)
+        zr_engine_leave((*z)->engine);
+}
 
 /* find_rank.c: who this rank is, by cfg, which was checked, and the environment. */
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out);

@@ -51,6 +51,7 @@ static int take_room(struct zero_ctx *z, int where)
 
 int zero_gather_all(zero_ctx *z, int where)
 {
+    ZR_IN_CALL(z, ZR_CALLED_GATHER_ALL, false, -1);
     int err = check_call(z, "zero_gather_all");
     if (err)
         return err;
@@ -75,6 +76,7 @@ int zero_gather_all(zero_ctx *z, int where)
 
 int zero_release_all(zero_ctx *z)
 {
+    ZR_IN_CALL(z, ZR_CALLED_RELEASE_ALL, false, -1);
     int err = check_call(z, "zero_release_all");
     return err ? err : zr_engine_all_release(z->engine);
 }

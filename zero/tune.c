@@ -126,6 +126,7 @@ int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value)
         err = check_kind(z, kind, knob, x);
     if (err)
         return err;
+    ZR_IN_CALL(z, knobs[knob].called, false, -1);
     const double said[] = {optimizer, (double)x};
     zr_engine_called(z->engine, knobs[knob].called, -1, XXH3_64bits(said, sizeof said));
     struct zr_tuned *next = zr_engine_tune(z->engine);
@@ -139,6 +140,7 @@ int zero_tune(zero_ctx *z, int32_t optimizer, const char *key, double value)
 
 int zero_set_step(zero_ctx *z, int64_t t)
 {
+    ZR_IN_CALL(z, ZR_CALLED_SET_STEP, false, -1);
     int err = check_moment(z, "zero_set_step");
     if (err)
         return err;

@@ -216,6 +216,7 @@ static void tear_down(struct zero_ctx *z)
     if (z->device && device_rests)
         z->device->ops->close(z->device);
     zr_engine_free(z->engine);
+    zr_flight_close(z->flight);
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
     zr_mesh_free(&z->mesh);
@@ -239,6 +240,7 @@ static int open_engine(struct zero_ctx *z)
                                     .loop = z->loop,
                                     .on_fail = report_ranks,
                                     .on_fail_arg = z,
+                                    .flight = z->flight,
                                     .native_stream = z->config.user.stream};
     memcpy(parts.comm, z->comm, sizeof parts.comm);
     int err = zr_engine_open(z->engine, &parts);
@@ -384,10 +386,24 @@ static int meet(struct zero_ctx *z, int err)
     return 0;
 }
 
+static int open_flight(struct zero_ctx *z)
+{
+    const struct zr_flight_owner owner = {
+        .rank = z->world.rank, .world = z->world.world, .attempt = z->world.attempt, .job = z->world.job};
+    char why[ZR_FLIGHT_TEXT];
+    int err = zr_flight_open(&owner, &z->flight, why);
+    if (why[0])
+        zr_warn(z->config.options.log, "%s: what this rank does is seen by no other process", why);
+    zr_flight_enter(z->flight, &(struct zr_called){.name = ZR_CALLED_WRAP, .subject = -1});
+    return err;
+}
+
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                         const struct zero_config *cfg)
 {
     int err = resolve(z, cfg);
+    if (!err)
+        err = open_flight(z);
     if (err && z->world.world == 1)
         return err;
     err = meet(z, err);
@@ -484,6 +500,18 @@ static void report_optimizers(const struct zero_ctx *z)
     }
 }
 
+/* Of a context that does not come about. Keeps this thread's message. */
+static void save_flight(struct zero_ctx *z, int err)
+{
+    struct zr_kept kept;
+    char path[ZR_FLIGHT_PATH];
+    zr_keep(&kept, err);
+    zr_flight_fail(z->flight, err, zr_error_text());
+    if (zr_flight_save(z->flight, path))
+        zr_warn(z->config.options.log, "what this rank did last could not be written: %s", zr_error_text());
+    zr_say_again(&kept);
+}
+
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,
               const struct zero_config *cfg)
 {
@@ -499,6 +527,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
         err = open_context(z, tensors, n_tensors, cfg);
     if (err) {
         zr_fail_more(err, "zero_wrap");
+        save_flight(z, err);
         tear_down(z);
         return err;
     }
@@ -511,6 +540,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     report_how_gradients_add_up(z);
     report_default_stream(z);
     zr_progress_open(&z->progress, z->config.options.log, z->config.options.grad_accum_steps);
+    zr_flight_leave(z->flight);
     *out = z;
     return 0;
 }
@@ -540,6 +570,7 @@ int zero_unwrap(zero_ctx **z)
         *z = NULL;
         return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
     }
+    zr_engine_enter(ctx->engine, ZR_CALLED_UNWRAP, false, -1);
     struct zr_kept save;
     zr_keep(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);
@@ -550,6 +581,7 @@ int zero_unwrap(zero_ctx **z)
     }
     if (!err && save.code)
         err = zr_say_again(&save);
+    zr_engine_leave(ctx->engine);
     zr_engine_unpoint(ctx->engine);
     tear_down(ctx);
     *z = NULL;

@@ -27,8 +27,10 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
                  c->backward ? "backward" : "forward", c->step);
     else if (c->subject >= 0)
         snprintf(text, ZR_CALLED_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
-    else
+    else if (c->step)
         snprintf(text, ZR_CALLED_CHARS, "%s in step %u", name, c->step);
+    else
+        snprintf(text, ZR_CALLED_CHARS, "%s", name);
 }
 
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
@@ -44,13 +46,13 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
 
 /* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as
  * they are kept is enough: calls that are far apart differ in their number. */
-static uint64_t pack(const struct zr_called *c)
+uint64_t zr_called_pack(const struct zr_called *c)
 {
     return (uint64_t)c->name << 58 | (uint64_t)c->backward << 57 | (uint64_t)(c->step & 0x1ffffffu) << 32 |
            (uint32_t)c->subject;
 }
 
-static struct zr_called unpack(uint64_t what, uint64_t args)
+struct zr_called zr_called_unpack(uint64_t what, uint64_t args)
 {
     return (struct zr_called){.name = (enum zr_called_name)(what >> 58),
                               .backward = what >> 57 & 1,
@@ -65,7 +67,7 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c)
     int i = (int)(n % ZR_CALLED_KEPT);
     atomic_store_explicit(&ring->at[i].n, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&ring->at[i].what, pack(c), memory_order_relaxed);
+    atomic_store_explicit(&ring->at[i].what, zr_called_pack(c), memory_order_relaxed);
     atomic_store_explicit(&ring->at[i].args, c->args, memory_order_relaxed);
     atomic_store_explicit(&ring->at[i].n, n, memory_order_release);
     atomic_store_explicit(&ring->n, n, memory_order_release);
@@ -82,7 +84,7 @@ static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called 
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&ring->at[i].n, memory_order_relaxed) != n)
         return false;
-    *out = unpack(what, args);
+    *out = zr_called_unpack(what, args);
     return true;
 }
 
@@ -99,7 +101,7 @@ void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *ou
     out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
     for (uint64_t n = oldest(out->n); n <= out->n; n++)
         if (get(ring, n, &c)) {
-            out->at[n % ZR_CALLED_KEPT].what = pack(&c);
+            out->at[n % ZR_CALLED_KEPT].what = zr_called_pack(&c);
             out->at[n % ZR_CALLED_KEPT].args = c.args;
         }
 }

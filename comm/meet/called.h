@@ -38,7 +38,8 @@
     X(LOAD, "zero_load")                                                                                     \
     X(EXPORT, "zero_export")                                                                                 \
     X(IMPORT, "zero_import")                                                                                 \
-    X(UNWRAP, "zero_unwrap")
+    X(UNWRAP, "zero_unwrap")                                                                                 \
+    X(WRAP, "zero_wrap")
 
 enum zr_called_name {
     ZR_CALLED_NONE,
@@ -54,7 +55,7 @@ struct zr_called {
     bool backward;
     /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
     int32_t subject;
-    /* 1-based: how many zero_step calls were made before it, and 1 */
+    /* 1-based: how many zero_step calls were made before it, and 1; 0: it is of no step, as zero_wrap is */
     uint32_t step;
     /* the other arguments that all ranks must give alike: one number itself, of several a hash; 0: there are
      * none */
@@ -84,6 +85,11 @@ struct zr_called_copy {
         uint64_t what, args;
     } at[ZR_CALLED_KEPT];
 };
+
+/* A call but its args as one word, so that it is read whole, and again: any word is some call, an unknown
+ * name that of no call. */
+uint64_t zr_called_pack(const struct zr_called *c);
+struct zr_called zr_called_unpack(uint64_t what, uint64_t args);
 
 /* "zero_begin(unit 3, backward) in step 12" */
 #define ZR_CALLED_CHARS 96

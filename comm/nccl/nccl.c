@@ -120,6 +120,7 @@ static int end_issue(struct issue *i, int err, ncclResult_t res)
         e->ledger = i->ledger;
         e->most = i->most;
         e->count = i->count;
+        e->mark = i->tag->mark;
         m->n_put++;
     }
     pthread_mutex_unlock(&p->lock);

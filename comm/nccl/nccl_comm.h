@@ -184,6 +184,7 @@ struct zr_nccl_pending {
     /* those ledgers are the largest of each word and of its complement, instead of every rank's */
     bool most;
     struct zr_comm_stats count;
+    struct zr_flight_mark mark;
 };
 
 /* The communicators of a context, by role. */

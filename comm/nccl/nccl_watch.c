@@ -14,6 +14,7 @@
  * peers, so that the streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck;
  * a communicator whose abort does not come back in time is left behind, memory included, and the log says so.
  */
+#include "comm/flight.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/within.h"
@@ -284,12 +285,17 @@ static void reap(struct zr_nccl *m)
     while (m->n_got < m->n_put && !zr_nccl_has_failed(m)) {
         struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
         int done = query(m, e, e->done);
-        if (!done && !e->begun_ns && query(m, e, e->begun) == 1)
+        if (!done && !e->begun_ns && query(m, e, e->begun) == 1) {
             e->begun_ns = zr_now_ns();
+            zr_flight_start(&e->mark);
+        }
         if (!done)
             return;
         if (done < 0)
             break;
+        if (!e->begun_ns)
+            zr_flight_start(&e->mark);
+        zr_flight_finish(&e->mark);
         add_counts(&m->done, &e->count);
         m->n_got++;
         if (e->ledger >= 0 && e->most)

@@ -46,6 +46,7 @@ static int issue(struct zr_shm *m, struct zr_stream *s, struct zr_shm_op *op, co
     op->post.unit = tag->unit;
     op->post.step = tag->step;
     op->post.call_hash = tag->call_hash;
+    op->mark = tag->mark;
     uint64_t put = zr_seg_ring_take(&m->ring, op->post.n_seg ? op->segs.end : m->ring.put);
     m->next_seq++;
     int err = m->dev->ops->call(s, zr_shm_run, op, sizeof *op);

@@ -77,6 +77,7 @@ struct zr_shm_op {
     /* offset, of an operation that has no segments */
     int64_t off;
     int32_t n_sum;
+    struct zr_flight_mark mark;
     struct zr_kept_segs segs;
 };
 

@@ -1,4 +1,5 @@
 /* shm_run.c: what an operation of the shared-memory communicator does when its stream comes to it. */
+#include "comm/flight.h"
 #include "comm/shm/shm.h"
 
 #include <string.h>
@@ -156,6 +157,7 @@ static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
                     "operations of one communicator were put on streams that ran them out of order");
         return;
     }
+    zr_flight_start(&op->mark);
     struct zr_shm_head *own = m->peer[m->base.group.rank].head;
     own->post[seq % ZR_SHM_POSTS] = op->post;
     pass_words(own, op->post.op, seq);
@@ -173,6 +175,7 @@ static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
             return;
     }
     atomic_store(&m->peer[m->base.group.rank].head->finished, (uint32_t)seq);
+    zr_flight_finish(&op->mark);
     m->wire_bytes += taken;
     m->n_done[op->post.op]++;
 }

@@ -39,6 +39,8 @@ struct zr_engine_parts {
      * rank gives to its zr_engine_remote_failure. Must not block. NULL: nobody is told. */
     void (*on_fail)(void *arg, int code, const char *text);
     void *on_fail_arg;
+    /* what records calls, jobs and operations; NULL: nothing does */
+    struct zr_flight *flight;
 };
 
 /* Memory alone: a loop is opened with its address. Free takes one that is not open; NULL is allowed. */
@@ -105,6 +107,11 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
 /* The program makes a call that every rank must make, besides those of zr_engine_call and zr_engine_step: for
  * messages. subject: the tensor, or -1; args: of what else must be equal. */
 void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args);
+
+/* The program is in a call from here on, which counts once its arguments were found to be right; and has left
+ * it. For the flight recorder. subject as in zr_engine_called. */
+void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject);
+void zr_engine_leave(struct zr_engine *e);
 
 /* The step: result may be NULL; if not, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);

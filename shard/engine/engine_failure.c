@@ -1,5 +1,6 @@
 /* engine_failure.c: the first failure of an engine: kept, told to the other ranks, found by every later call.
  */
+#include "comm/flight.h"
 #include "comm/fork.h"
 #include "shard/engine/engine_inside.h"
 
@@ -31,10 +32,23 @@ bool zr_engine_has_failed(const struct zr_engine *e)
 int zr_engine_fail(struct zr_engine *e, int code, const char *text)
 {
     if (zr_first_keep(&e->s.failure, code, text)) {
+        zr_flight_fail(e->flight, code, text);
         zr_roles_abort(e, code, text);
         report_others(e, code, text);
     }
     return code;
+}
+
+void zr_engine_save_flight(struct zr_engine *e)
+{
+    struct zr_kept kept;
+    char path[ZR_FLIGHT_PATH];
+    zr_keep(&kept, 0);
+    if (zr_flight_save(e->flight, path))
+        zr_warn(e->opt.log, "what this rank did last could not be written: %s", zr_error_text());
+    else if (path[0])
+        zr_info(e->opt.log, "what this rank did last is in %s (zero-bench flight reads it)", path);
+    zr_say_again(&kept);
 }
 
 void zr_engine_stuck(void *arg, int64_t ms)

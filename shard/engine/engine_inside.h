@@ -213,6 +213,8 @@ struct zr_engine {
     struct zr_loop *loop;
     void (*on_fail)(void *arg, int code, const char *text);
     void *on_fail_arg;
+    /* NULL: nothing is recorded */
+    struct zr_flight *flight;
     /* Of the world, for messages; and among the ranks of control, which counts world of them. */
     int rank, place, world;
     /* that place on the axes */
@@ -316,6 +318,11 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
 /* Waits for the event, or for the context to fail: on a GPU a collective that has failed may stand for ever.
  * Not on the loop's thread. */
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
+
+/* ---- engine_failure.c ---- */
+
+/* Once, where ZERO_FLIGHT_DIR asks for it. Keeps this thread's message. */
+void zr_engine_save_flight(struct zr_engine *e);
 
 /* ---- engine_model.c ---- */
 

@@ -1,6 +1,7 @@
 /* engine_issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce stream,
  * and on those between groups. */
 #include "shard/engine/engine_issue.h"
+#include "comm/flight.h"
 
 /* ---- gather ---- */
 
@@ -253,7 +254,9 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
         return; /* what waits for this job's events does not wait: they were never recorded */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
+    zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);
     int err = issue_job(e, job);
+    zr_flight_job_done(e->flight);
     atomic_store_explicit(&e->i.kind, 0, memory_order_relaxed);
     if (err)
         zr_engine_fail(e, err, zr_error_text());

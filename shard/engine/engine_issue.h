@@ -14,7 +14,8 @@
 
 static inline struct zr_tag zr_job_tag(const struct zr_job *job)
 {
-    return (struct zr_tag){.unit = job->action.unit, .step = job->step, .call_hash = job->call_hash};
+    return (struct zr_tag){
+        .unit = job->action.unit, .step = job->step, .call_hash = job->call_hash, .from = job->from};
 }
 
 static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int32_t unit, int32_t *n)

@@ -1,5 +1,7 @@
 /* engine_model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for
  * the loop. The step is engine_step.c's. */
+#include "comm/flight.h"
+#include "comm/fork.h"
 #include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
@@ -24,7 +26,8 @@ void zr_model_push(struct zr_engine *e, const struct zr_action *a)
                          .call_hash = zr_core_hash(e->m.core),
                          .step = e->m.step + e->m.norming,
                          .lr = e->m.lr,
-                         .t = e->m.t + 1};
+                         .t = e->m.t + 1,
+                         .from = zr_flight_queue(e->flight)};
     e->m.n_jobs++;
     if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
         job.tuned = &e->m.tuned[e->m.tuned_now];
@@ -292,6 +295,24 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
 {
     report_called(e,
                   &(struct zr_called){.name = name, .subject = subject, .step = e->m.step + 1, .args = args});
+}
+
+/* A forked child is refused, and has the same recorder. */
+void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
+{
+    if (e->flight && e->forks == zr_fork_depth())
+        zr_flight_enter(e->flight,
+                        &(struct zr_called){
+                            .name = name, .backward = backward, .subject = subject, .step = e->m.step + 1});
+}
+
+void zr_engine_leave(struct zr_engine *e)
+{
+    if (!e->flight || e->forks != zr_fork_depth())
+        return;
+    if (zr_engine_has_failed(e)) /* before the program can end for that; the call is the one that failed */
+        zr_engine_save_flight(e);
+    zr_flight_leave(e->flight);
 }
 
 /* zero_write and zero_save say so themselves. */

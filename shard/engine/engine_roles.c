@@ -1,4 +1,5 @@
 /* engine_roles.c: the communicators by what they are for; and what all of them are asked or told together. */
+#include "comm/flight.h"
 #include "shard/engine/engine_inside.h"
 
 #include <stdio.h>
@@ -19,6 +20,9 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
     e->world = all->size;
     e->place = all->rank;
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
+    for (int r = 0; r < ZR_ROLES; r++)
+        if (comm[r])
+            zr_flight_role(e->flight, (enum zr_role)r, &comm[r]->group);
 }
 
 void zr_roles_streams(struct zr_engine *e)
@@ -35,11 +39,25 @@ void zr_roles_streams(struct zr_engine *e)
 
 /* ---- collectives ---- */
 
+/* Records an operation that is about to be put on the role's communicator, which is given the tag that this
+ * returns. */
+static struct zr_tag mark(struct zr_engine *e, enum zr_role role, enum zr_op op, int64_t bytes,
+                          const struct zr_tag *tag)
+{
+    struct zr_tag marked = *tag;
+    zr_flight_issue(e->flight, role, op, bytes, &marked);
+    return marked;
+}
+
 int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *s,
                       const struct zr_gather_seg *seg, int n, const struct zr_tag *tag)
 {
     struct zr_comm *c = e->role[role].comm;
-    return c->ops->all_gather(c, s, seg, n, tag);
+    int64_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        bytes += seg[i].cut.total;
+    const struct zr_tag marked = mark(e, role, ZR_OP_ALL_GATHER, bytes, tag);
+    return c->ops->all_gather(c, s, seg, n, &marked);
 }
 
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
@@ -52,14 +70,19 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
                    const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
-    return r->comm->ops->reduce_scatter(r->comm, r->stream, seg, n, tag);
+    int64_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        bytes += seg[i].cut.total;
+    const struct zr_tag marked = mark(e, role, ZR_OP_REDUCE_SCATTER, bytes, tag);
+    return r->comm->ops->reduce_scatter(r->comm, r->stream, seg, n, &marked);
 }
 
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
-    return r->comm->ops->exchange(r->comm, r->stream, off, slot_bytes, tag);
+    const struct zr_tag marked = mark(e, role, ZR_OP_EXCHANGE, slot_bytes * r->comm->group.size, tag);
+    return r->comm->ops->exchange(r->comm, r->stream, off, slot_bytes, &marked);
 }
 
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag)
@@ -71,19 +94,23 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
      * used. The norm of the step before is not read any more, though that is on the reduce stream: each job
      * that has a barrier (SET_ASIDE, DROP_SUMS) comes behind a REDUCE_OUTER of its own step, which waits for
      * a REDUCE there, or behind a norm for which the host has waited. */
-    return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, tag);
+    const struct zr_tag marked = mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag);
+    return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
 
 int zr_control_broadcast(struct zr_engine *e, int64_t off, int64_t bytes, int root, const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
-    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, tag);
+    const struct zr_tag marked = mark(e, ZR_ROLE_CONTROL, ZR_OP_BROADCAST, bytes, tag);
+    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
 }
 
 int zr_control_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[ZR_ROLE_CONTROL];
-    return r->comm->ops->agree(r->comm, r->stream, off, n_sum, n_max, tag);
+    const struct zr_tag marked =
+        mark(e, ZR_ROLE_CONTROL, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);
+    return r->comm->ops->agree(r->comm, r->stream, off, n_sum, n_max, &marked);
 }
 
 /* ---- all of them ---- */

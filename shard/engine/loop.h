@@ -12,6 +12,7 @@
 #ifndef ZR_SHARD_LOOP_H
 #define ZR_SHARD_LOOP_H
 
+#include "comm/comm.h"
 #include "shard/core.h"
 
 #include <uv.h>
@@ -33,6 +34,8 @@ struct zr_job {
     uint32_t step;
     float lr;
     int64_t t;
+    /* for the flight recorder */
+    struct zr_flight_from from;
 };
 
 struct zr_loop;

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-ZERO_BENCH, ZERO_RUN = sys.argv[1:3]
+ZERO_BENCH, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]  # the rest is unittest's
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -11,9 +11,9 @@ import tempfile
 
 FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
 
-# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Three exceptions, all
-# outside the library: comm/sim/sim.h stands on the simulated device, zero-bench verify shows the schedule's own proof, and zero-bench
-# comm measures communicators, each by itself.
+# What a file of each floor may include: folders, or single files. comm also gets what kernels/device.h includes. Four exceptions, all
+# outside the library: comm/sim/sim.h stands on the simulated device, zero-bench verify shows the schedule's own proof, zero-bench
+# comm measures communicators, each by itself, and zero-bench flight reads what flight recorders have written.
 ALLOWED = {
     "kernels": {"kernels/"},
     "comm": {"comm/", "kernels/device.h", "kernels/asserts.h", "kernels/first_failure.h", "kernels/host/host_memory.h", "kernels/thread.h"},
@@ -39,6 +39,7 @@ EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
     "bench/verify_cmd.c": {"shard/verify/verify.h"},
     "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "kernels/thread.h"},
+    "bench/flight_merge.h": {"comm/flight_view.h"},
     "bench/comm_ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},
 }
 # Shows how a program is wrapped, so it uses of libzero what a program can.

@@ -273,16 +273,19 @@ static int save(zero_ctx *z, const char *dir, bool kept)
 
 int zero_save(zero_ctx *z, const char *dir)
 {
+    ZR_IN_CALL(z, ZR_CALLED_SAVE, false, -1);
     return save(z, dir, false);
 }
 
 int zero_save_kept(zero_ctx *z, const char *dir)
 {
+    ZR_IN_CALL(z, ZR_CALLED_SAVE_KEPT, false, -1);
     return save(z, dir, true);
 }
 
 int zero_save_wait(zero_ctx *z)
 {
+    ZR_IN_CALL(z, ZR_CALLED_SAVE_WAIT, false, -1);
     if (!z)
         return zr_fail(ZR_ERR_ARG, "zero_save_wait: z is NULL");
     int err = zr_engine_check(z->engine);

@@ -275,6 +275,7 @@ static int check_call(struct zero_ctx *z, const char *dir, const char *call, enu
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
+    ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
     int err = check_call(z, dir, "zero_export", ZR_CALLED_EXPORT);
     if (!err)
         err = zr_awaited_refuse(z, "zero_export", -1);
@@ -488,6 +489,7 @@ static int import_one(struct weights *ws, const struct sources *s, const struct 
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
+    ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
     int err = z ? zr_refuse_in_all(z, "zero_import") : 0;
     if (!err)
         err = check_call(z, dir, "zero_import", ZR_CALLED_IMPORT);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -65,6 +66,7 @@ enum {
     KEY_RESTARTS,
     KEY_MIN_RANKS,
     KEY_ALLOW,
+    KEY_FLIGHT,
     KEY_NODES,
     KEY_NODE,
     KEY_RDZV,
@@ -117,6 +119,16 @@ static bool parse_node_option(int key, const char *arg, struct zr_run_options *o
     }
 }
 
+/* The ranks find it in their environment. It is made where it is not there. */
+static void use_flight_folder(const char *arg)
+{
+    char *path = *arg && (mkdir(arg, 0777) == 0 || errno == EEXIST) ? realpath(arg, NULL) : NULL;
+    if (!path || access(path, W_OK | X_OK))
+        exit(usage_error("--flight is \"%s\": %s", arg, *arg ? strerror(errno) : "a folder is wanted"));
+    setenv("ZERO_FLIGHT_DIR", path, 1);
+    free(path);
+}
+
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
     struct zr_run_options *o = state->input;
@@ -142,6 +154,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case KEY_ALLOW:
         o->limits.allow_batch_change = true;
         break;
+    case KEY_FLIGHT:
+        use_flight_folder(arg);
+        break;
     case ARGP_KEY_ARGS:
         o->argv = state->argv + state->next;
         break;
@@ -163,6 +178,10 @@ static const struct argp_option options[] = {
      "After the loss of a node, restart with no fewer than M ranks; default: all", 0},
     {"allow-batch-change", KEY_ALLOW, NULL, 0,
      "Restart with fewer ranks even where micro-batches of a step cannot stay as many as they were", 0},
+    {"flight", KEY_FLIGHT, "DIR", 0,
+     "Folder for what ranks did last, when one fails or is killed (zero-bench flight reads it); default: "
+     "ZERO_FLIGHT_DIR, else none",
+     0},
     {"nnodes", KEY_NODES, "N", 0, "On how many nodes a zero-run is started; default: 1", 1},
     {"node-rank", KEY_NODE, "K", 0, "Which of them this is, 0 to N - 1", 1},
     {"rdzv", KEY_RDZV, "HOST:PORT", 0, "Where node 0 is, and a port that is free there", 1},
@@ -178,6 +197,8 @@ static const char doc[] =
     "other) in its "
     "environment, and OMP_NUM_THREADS, the number of cores divided by N, unless that is set already. "
     "Variables of other launchers are removed.\n\n"
+    "What a rank does last is kept until it ends (ZERO_FLIGHT_FD in its environment), so that the message of "
+    "a rank that fails or is killed says its last call of libzero.\n\n"
     "Output comes line by line, as it is written, with \"[rank] \" before it (lines above 1 MiB in pieces). "
     "For that a rank's standard output is a pseudo-terminal; TERM is dumb where zero-run's own is not a "
     "terminal. With --raw, or when pseudo-terminals run out, a program may hold lines back until it ends. "

@@ -11,6 +11,7 @@
  *     run_nodes.c  how nodes meet, compare what they were given, and talk
  *     run_progress.c   how far ranks have come, as they leave it behind
  *     run_ranks.c  the ranks of one attempt: started, signalled, ended
+ *     run_flight.c what a rank did last, for whoever asks why it ended
  *     run_lines.c  a rank's output, whole line by whole line
  *     run_terminal.c   a pseudo-terminal for a rank's standard output
  *
@@ -26,7 +27,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-enum { ZR_RUN_KEY_CHARS = 129 };
+enum { ZR_RUN_KEY_CHARS = 129, ZR_RUN_LAST_CHARS = 256 };
 /* Exit codes, as POSIX shells have them, of what is no program. */
 enum { ZR_RUN_NOT_RUNNABLE = 126, ZR_RUN_NOT_FOUND = 127 };
 
@@ -108,10 +109,23 @@ int zr_run_exec(int argc, char **argv);
 
 /* run_env.c */
 
+/* The descriptor by which a rank has its flight recorder's memory. */
+enum { ZR_RUN_FLIGHT_FD = 3 };
+
 /* The environment of one rank, NULL-terminated, in one allocation to be freed; NULL: out of memory.
- * progress: the path. */
+ * progress: the path; flight: it is given that descriptor. */
 char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
-                          const char *progress);
+                          const char *progress, bool flight);
+
+/* run_flight.c */
+
+/* The memory of a rank's recorder; a negative errno: there is none. */
+int zr_run_flight_make(void);
+/* A rank has ended, which had fd (negative: none): "; its last call was ..." to last, if it was in the
+ * library or between its calls, else ""; and the file, where ZERO_FLIGHT_DIR wants one: if it cannot be
+ * written, why, else "". */
+void zr_run_flight_end(int fd, int code, int signum, char last[ZR_RUN_LAST_CHARS],
+                       char why[ZR_RUN_LAST_CHARS]);
 
 /* run_job.c */
 

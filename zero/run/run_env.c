@@ -11,7 +11,7 @@
  * first eleven are set anew. A name ending in _ stands for all that begin so. */
 static const char *const launcher_variables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT", "ZERO_PROGRESS",
+    "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT", "ZERO_PROGRESS", "ZERO_FLIGHT_FD",
     /* ours, stronger than RANK */
     "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
     /* torchrun's */
@@ -38,7 +38,7 @@ struct entries {
     char **env, *text;
     size_t n;
 };
-enum { N_NEW = 13, NEW_BYTES = 320 };
+enum { N_NEW = 16, NEW_BYTES = 320 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
@@ -75,7 +75,7 @@ static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain
 }
 
 char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
-                          const char *progress)
+                          const char *progress, bool flight)
 {
     /* Their terminals are pipes to a file or a program: not a place for colours and moving cursors. */
     bool plain = !o->raw && !isatty(STDOUT_FILENO);
@@ -93,6 +93,8 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
     add(&e, "ZERO_JOB_KEY=%s", o->key);
     add(&e, "ZERO_ATTEMPT=%d", s->attempt);
     add(&e, "ZERO_PROGRESS=%s:%d", progress, local_rank);
+    if (flight)
+        add(&e, "ZERO_FLIGHT_FD=%d", ZR_RUN_FLIGHT_FD);
     if (s->accum)
         add(&e, "ZERO_GRAD_ACCUM_STEPS=%d", s->accum);
     if (plain)

@@ -43,12 +43,13 @@ static int n_alive(const struct zr_run_job *j)
 static void on_failed(void *arg, const struct zr_run_end *end)
 {
     struct zr_run_job *j = arg;
-    const struct zr_run_failure f = {.kind = ZR_RUN_RANK_ENDED,
-                                     .node = j->node.o->node,
-                                     .rank = end->rank,
-                                     .code = end->code,
-                                     .signal = end->signal,
-                                     .n_others = n_alive(j)};
+    struct zr_run_failure f = {.kind = ZR_RUN_RANK_ENDED,
+                               .node = j->node.o->node,
+                               .rank = end->rank,
+                               .code = end->code,
+                               .signal = end->signal,
+                               .n_others = n_alive(j)};
+    memcpy(f.last, end->last, sizeof f.last);
     j->role->on_failure(j, &f);
 }
 

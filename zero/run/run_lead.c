@@ -112,10 +112,11 @@ static void say_failure(const struct zr_run_job *j, const struct zr_run_failure 
     else if (f->kind == ZR_RUN_OUTPUT_LOST)
         snprintf(text, FAILURE_CHARS, "standard output%s: %s%s", where, strerror(f->code), others);
     else if (f->signal)
-        snprintf(text, FAILURE_CHARS, "rank %d%s was killed by signal %d (%s)%s", f->rank, where, f->signal,
-                 strsignal(f->signal), others);
+        snprintf(text, FAILURE_CHARS, "rank %d%s was killed by signal %d (%s)%.*s%s", f->rank, where,
+                 f->signal, strsignal(f->signal), ZR_RUN_LAST_CHARS - 1, f->last, others);
     else
-        snprintf(text, FAILURE_CHARS, "rank %d%s exited with code %d%s", f->rank, where, f->code, others);
+        snprintf(text, FAILURE_CHARS, "rank %d%s exited with code %d%.*s%s", f->rank, where, f->code,
+                 ZR_RUN_LAST_CHARS - 1, f->last, others);
 }
 
 /* A crash at a touch of memory that a bracket does not hold is what check mode explains. */

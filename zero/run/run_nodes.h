@@ -38,6 +38,8 @@ struct zr_run_failure {
     int signal;
     /* ranks of this node that live; known there alone */
     int n_others;
+    /* of a rank that ended: "; its last call was ...", or "" */
+    char last[ZR_RUN_LAST_CHARS];
 };
 
 struct zr_run_message {

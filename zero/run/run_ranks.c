@@ -28,6 +28,7 @@ struct rank {
     int pid;      /* also its process group's */
     bool spawned; /* process is a handle of the loop's */
     bool alive;
+    int flight; /* a descriptor of its flight recorder; negative: it has none of ours */
     struct zr_run_end end;
     struct zr_lines out[2]; /* standard output and error; not used when raw */
 };
@@ -200,13 +201,23 @@ static void on_grace_over(uv_timer_t *timer)
         start_timer(a, AFTER_KILL_MS); /* stuck in the kernel: it will go */
 }
 
+static void note_last(struct zr_run_attempt *a, struct rank *r)
+{
+    char why[ZR_RUN_LAST_CHARS];
+    zr_run_flight_end(r->flight, r->end.code, r->end.signal, r->end.last, why);
+    if (why[0])
+        zr_run_say(a->node, "%s", why);
+}
+
 static void on_exit_of(uv_process_t *process, int64_t code, int signum)
 {
     struct rank *r = process->data;
     struct zr_run_attempt *a = r->attempt;
     r->alive = false;
-    r->end = (struct zr_run_end){r->number, (int)code, signum, uv_hrtime()};
+    r->end =
+        (struct zr_run_end){.rank = r->number, .code = (int)code, .signal = signum, .at_ns = uv_hrtime()};
     a->n_alive--;
+    note_last(a, r);
     bool failed = code != 0 || signum != 0;
     if (failed && (!a->candidate || (signum && !a->candidate->end.signal)))
         a->candidate = r;
@@ -297,19 +308,19 @@ static char **arguments(const struct zr_run_options *o, char parent[16])
 }
 
 /* A session of its own: a terminal's Ctrl-C comes once, through us. */
-static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_stdio_container_t stdio[3])
+static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_stdio_container_t stdio[4])
 {
     const struct zr_run_options *o = a->node->o;
     char parent[16];
     char **args = arguments(o, parent),
-         **env = zr_run_environment(o, &a->start, local_rank, a->node->progress.path);
+         **env = zr_run_environment(o, &a->start, local_rank, a->node->progress.path, r->flight >= 0);
     uv_process_options_t options = {
         .exit_cb = on_exit_of,
         .file = "/proc/self/exe",
         .args = args,
         .env = env,
         .flags = UV_PROCESS_DETACHED,
-        .stdio_count = 3,
+        .stdio_count = r->flight >= 0 ? 4 : 3,
         .stdio = stdio,
     };
     int err = args && env ? 0 : UV_ENOMEM;
@@ -334,11 +345,17 @@ static int start_rank(struct zr_run_attempt *a, int local_rank)
     bool raw = a->node->o->raw;
     r->attempt = a;
     r->number = a->start.first_rank + local_rank;
+    r->flight = zr_run_flight_make();
+    if (r->flight < 0)
+        zr_run_say(a->node,
+                   "no memory for what rank %d does: %s; where it ends, its last call cannot be said",
+                   r->number, strerror(-r->flight));
     bool have_input = r->number == 0 && fcntl(0, F_GETFD) != -1;
-    uv_stdio_container_t stdio[3] = {
+    uv_stdio_container_t stdio[4] = {
         {.flags = have_input ? UV_INHERIT_FD : UV_IGNORE, .data.fd = 0}, /* ignored: /dev/null */
         {.flags = UV_INHERIT_FD, .data.fd = 1},
-        {.flags = UV_INHERIT_FD, .data.fd = 2}};
+        {.flags = UV_INHERIT_FD, .data.fd = 2},
+        [ZR_RUN_FLIGHT_FD] = {.flags = UV_INHERIT_FD, .data.fd = r->flight}};
     int err = raw ? 0 : open_output(a, r, stdio);
     if (!err)
         err = spawn(a, r, local_rank, stdio);
@@ -398,6 +415,9 @@ struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a)
 
 void zr_run_attempt_free(struct zr_run_attempt *a)
 {
+    for (int i = 0; i < a->n_started; i++)
+        if (a->ranks[i].flight >= 0)
+            close(a->ranks[i].flight);
     free(a->ranks);
     free(a);
 }

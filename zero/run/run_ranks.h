@@ -44,6 +44,8 @@ struct zr_run_end {
     int signal;
     /* uv_hrtime */
     uint64_t at_ns;
+    /* "; its last call was ...", or "" */
+    char last[ZR_RUN_LAST_CHARS];
 };
 
 struct zr_run_watch {

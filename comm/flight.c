@@ -1,0 +1,515 @@
+/* flight.c: see flight.h. */
+#include "comm/flight_view.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef F_ADD_SEALS
+#include <linux/fcntl.h>
+#endif
+
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
+
+/* number is 0 while the entry is written. */
+struct call {
+    _Atomic uint64_t number, call;
+    _Atomic int64_t entered_ns, left_ns;
+};
+
+struct op {
+    _Atomic uint64_t serial;
+    _Atomic uint64_t seq, what, where, bytes, call_hash, call;
+    _Atomic int64_t queued_ns, issued_ns, started_ns, finished_ns;
+};
+
+/* One cache line for each of those that write at the same time. */
+struct role {
+    _Alignas(64) _Atomic int32_t size;
+    _Atomic int32_t place, first;
+    _Atomic uint64_t group, issued;
+    _Alignas(64) _Atomic uint64_t started;
+    _Atomic uint64_t finished;
+};
+
+/* The memory that others read. */
+struct record {
+    /* the process whose it is; 0: nobody's */
+    _Atomic int32_t owner;
+    /* enum zr_flight_state; 0: nothing below is written */
+    _Atomic int32_t state;
+    int32_t rank, world, attempt, pid;
+    char job[ZR_FLIGHT_NAME], host[ZR_FLIGHT_NAME];
+    int64_t opened_ns, epoch_ns;
+    /* text is written before code */
+    _Atomic int32_t code;
+    char text[ZR_FLIGHT_TEXT];
+    struct role role[ZR_ROLES];
+    /* the model's thread */
+    _Alignas(64) _Atomic uint64_t n_calls;
+    _Atomic uint64_t n_queued;
+    _Atomic int64_t queued_ns;
+    /* the loop's; a name of two words */
+    _Alignas(64) _Atomic uint64_t job_name[ZR_FLIGHT_JOB / 8];
+    _Atomic int32_t job_unit;
+    _Atomic uint64_t n_done;
+    _Atomic int64_t job_ns;
+    /* whoever issues */
+    _Alignas(64) _Atomic uint64_t n_ops;
+    struct call call[ZR_FLIGHT_CALLS];
+    struct op op[ZR_FLIGHT_OPS];
+};
+
+struct zr_flight {
+    struct record *rec;
+    /* -1: memory of this process alone; given: zero-run's, which stays for the next context */
+    int fd;
+    bool given;
+    char folder[ZR_FLIGHT_PATH];
+    _Atomic bool failed, saved;
+    /* the model's thread: how deep it is in calls; the outermost */
+    int depth;
+    struct zr_flight_from now;
+};
+
+#define PUT(to, value)  atomic_store_explicit(&(to), (value), memory_order_relaxed)
+#define SHOW(to, value) atomic_store_explicit(&(to), (value), memory_order_release)
+#define GET(from)       atomic_load_explicit(&(from), memory_order_relaxed)
+
+/* ---- memory ---- */
+
+static size_t record_bytes(void)
+{
+    return (sizeof(struct record) + 4095) & ~(size_t)4095;
+}
+
+int zr_flight_make(void)
+{
+    int err, fd = memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    do /* at once, so that a lack of memory is no fault in the middle of a step */
+        err = posix_fallocate(fd, 0, (off_t)record_bytes());
+    while (err == EINTR);
+    if (!err && fcntl(fd, F_ADD_SEALS, SEALS))
+        err = errno;
+    if (!err)
+        return fd;
+    close(fd);
+    return -err;
+}
+
+/* NULL: it is none. */
+static struct record *map_record(int fd, int protection)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &st) || st.st_size != (off_t)record_bytes())
+        return NULL;
+    void *p = mmap(NULL, record_bytes(), protection, MAP_SHARED, fd, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* Nobody's, or of a process that is no more: of a program that a script ran before this one. */
+static bool claim(struct record *rec)
+{
+    int32_t owner = 0, own = (int32_t)getpid();
+    while (!atomic_compare_exchange_strong(&rec->owner, &owner, own))
+        if (owner == own || kill(owner, 0) == 0 || errno != ESRCH)
+            return false;
+    return true;
+}
+
+/* The one that zero-run made for this rank. */
+static struct record *take_given(int *fd)
+{
+    const char *text = getenv("ZERO_FLIGHT_FD");
+    char *end;
+    long given = text && *text ? strtol(text, &end, 10) : -1;
+    if (given < FIRST_FD || given > INT32_MAX || *end)
+        return NULL;
+    struct record *rec = map_record((int)given, PROT_READ | PROT_WRITE);
+    if (rec && !claim(rec)) {
+        munmap(rec, record_bytes());
+        rec = NULL;
+    }
+    *fd = rec ? (int)given : -1;
+    return rec;
+}
+
+static struct record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
+{
+    *fd = zr_flight_make();
+    struct record *rec = *fd < 0 ? NULL : map_record(*fd, PROT_READ | PROT_WRITE);
+    if (rec && claim(rec))
+        return rec;
+    snprintf(why, ZR_FLIGHT_TEXT, "no shared memory for the flight recorder: %s",
+             strerror(*fd < 0 ? -*fd : errno));
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    void *p = aligned_alloc(4096, record_bytes());
+    if (p)
+        memset(p, 0, record_bytes());
+    return p;
+}
+
+static int64_t epoch_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec - zr_now_ns();
+}
+
+static void begin_record(struct record *rec, const struct zr_flight_owner *owner)
+{
+    size_t first = offsetof(struct record, state);
+    memset((char *)rec + first, 0, sizeof *rec - first);
+    rec->rank = owner->rank;
+    rec->world = owner->world;
+    rec->attempt = owner->attempt;
+    rec->pid = (int32_t)getpid();
+    snprintf(rec->job, sizeof rec->job, "%s", owner->job);
+    gethostname(rec->host, sizeof rec->host - 1);
+    rec->opened_ns = zr_now_ns();
+    rec->epoch_ns = epoch_ns();
+    SHOW(rec->state, ZR_FLIGHT_OPEN);
+}
+
+int zr_flight_open(const struct zr_flight_owner *owner, struct zr_flight **out, char why[ZR_FLIGHT_TEXT])
+{
+    const char *folder = getenv("ZERO_FLIGHT_DIR");
+    struct zr_flight *f = calloc(1, sizeof *f);
+    *out = NULL;
+    why[0] = 0;
+    if (f)
+        f->rec = take_given(&f->fd);
+    if (f)
+        f->given = f->rec != NULL;
+    if (f && !f->rec)
+        f->rec = make_own(&f->fd, why);
+    if (!f || !f->rec) {
+        free(f);
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the flight recorder");
+    }
+    snprintf(f->folder, sizeof f->folder, "%s", folder ? folder : "");
+    begin_record(f->rec, owner);
+    *out = f;
+    return 0;
+}
+
+void zr_flight_close(struct zr_flight *f)
+{
+    if (!f)
+        return;
+    if (f->depth) { /* the last one does not come back to it */
+        f->depth = 1;
+        zr_flight_leave(f);
+    }
+    SHOW(f->rec->state, ZR_FLIGHT_CLOSED);
+    atomic_store(&f->rec->owner, 0);
+    if (f->fd < 0) {
+        free(f->rec);
+    } else {
+        munmap(f->rec, record_bytes());
+        if (!f->given)
+            close(f->fd);
+    }
+    free(f);
+}
+
+/* ---- the model's thread ---- */
+
+void zr_flight_enter(struct zr_flight *f, const struct zr_called *call)
+{
+    if (!f || f->depth++)
+        return;
+    f->now = (struct zr_flight_from){zr_now_ns(), zr_called_pack(call)};
+    uint64_t n = GET(f->rec->n_calls) + 1;
+    struct call *c = &f->rec->call[n % ZR_FLIGHT_CALLS];
+    PUT(c->number, 0);
+    atomic_thread_fence(memory_order_release);
+    PUT(c->call, f->now.call);
+    PUT(c->entered_ns, f->now.queued_ns);
+    PUT(c->left_ns, 0);
+    SHOW(c->number, n);
+    SHOW(f->rec->n_calls, n);
+}
+
+void zr_flight_leave(struct zr_flight *f)
+{
+    if (f && --f->depth == 0)
+        SHOW(f->rec->call[GET(f->rec->n_calls) % ZR_FLIGHT_CALLS].left_ns, zr_now_ns());
+}
+
+struct zr_flight_from zr_flight_queue(struct zr_flight *f)
+{
+    if (!f)
+        return (struct zr_flight_from){0};
+    if (!f->depth)
+        f->now = (struct zr_flight_from){zr_now_ns(), 0};
+    PUT(f->rec->queued_ns, f->now.queued_ns);
+    PUT(f->rec->n_queued, GET(f->rec->n_queued) + 1);
+    return f->now;
+}
+
+/* ---- the thread that carries out jobs ---- */
+
+static void name_job(struct record *rec, const char *name)
+{
+    uint64_t words[ZR_FLIGHT_JOB / 8] = {0};
+    memcpy(words, name, strnlen(name, ZR_FLIGHT_JOB - 1));
+    for (size_t i = 0; i < ZR_FLIGHT_JOB / 8; i++)
+        PUT(rec->job_name[i], words[i]);
+}
+
+void zr_flight_job(struct zr_flight *f, const char *name, int32_t unit)
+{
+    if (!f)
+        return;
+    PUT(f->rec->job_unit, unit);
+    PUT(f->rec->job_ns, zr_now_ns());
+    name_job(f->rec, name);
+}
+
+void zr_flight_job_done(struct zr_flight *f)
+{
+    if (!f)
+        return;
+    name_job(f->rec, "");
+    PUT(f->rec->n_done, GET(f->rec->n_done) + 1);
+}
+
+/* ---- operations ---- */
+
+void zr_flight_role(struct zr_flight *f, enum zr_role role, const struct zr_group *group)
+{
+    if (!f)
+        return;
+    struct role *r = &f->rec->role[role];
+    uint64_t members = 0;
+    for (int32_t i = 0; i < group->size; i++)
+        members = members * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)zr_group_member(group, i) + 1;
+    PUT(r->place, group->rank);
+    PUT(r->first, zr_group_member(group, 0));
+    PUT(r->group, members);
+    SHOW(r->size, group->size);
+}
+
+void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, int64_t bytes,
+                     struct zr_tag *tag)
+{
+    if (!f)
+        return;
+    struct role *r = &f->rec->role[role];
+    /* Two roles may be issued by two threads. */
+    uint64_t serial = atomic_fetch_add_explicit(&f->rec->n_ops, 1, memory_order_relaxed) + 1;
+    struct op *o = &f->rec->op[serial % ZR_FLIGHT_OPS];
+    struct zr_flight_from from = tag->from;
+    int64_t now = zr_now_ns();
+    if (!from.queued_ns)
+        from = (struct zr_flight_from){now, f->now.call};
+    PUT(o->serial, 0);
+    atomic_thread_fence(memory_order_release);
+    PUT(o->seq, GET(r->issued) + 1);
+    PUT(o->what, (uint64_t)role << 32 | (uint64_t)which);
+    PUT(o->where, (uint64_t)tag->step << 32 | (uint32_t)tag->unit);
+    PUT(o->bytes, (uint64_t)bytes);
+    PUT(o->call_hash, tag->call_hash);
+    PUT(o->call, from.call);
+    PUT(o->queued_ns, from.queued_ns);
+    PUT(o->issued_ns, now);
+    PUT(o->started_ns, 0);
+    PUT(o->finished_ns, 0);
+    SHOW(o->serial, serial);
+    PUT(r->issued, GET(r->issued) + 1);
+    tag->mark = (struct zr_flight_mark){f, serial};
+}
+
+/* NULL: so many came behind it that it is not kept any more. */
+static struct op *marked(const struct zr_flight_mark *m, struct role **role)
+{
+    if (!m->flight)
+        return NULL;
+    struct record *rec = m->flight->rec;
+    struct op *o = &rec->op[m->serial % ZR_FLIGHT_OPS];
+    *role = &rec->role[(GET(o->what) >> 32) % ZR_ROLES];
+    return GET(o->serial) == m->serial ? o : NULL;
+}
+
+void zr_flight_start(const struct zr_flight_mark *m)
+{
+    struct role *r;
+    struct op *o = marked(m, &r);
+    if (!o)
+        return;
+    SHOW(o->started_ns, zr_now_ns());
+    PUT(r->started, GET(o->seq));
+}
+
+void zr_flight_finish(const struct zr_flight_mark *m)
+{
+    struct role *r;
+    struct op *o = marked(m, &r);
+    if (!o)
+        return;
+    SHOW(o->finished_ns, zr_now_ns());
+    PUT(r->finished, GET(o->seq));
+}
+
+void zr_flight_at_once(const struct zr_flight_mark *m)
+{
+    struct role *r;
+    struct op *o = marked(m, &r);
+    if (!o)
+        return;
+    int64_t now = GET(o->issued_ns);
+    SHOW(o->started_ns, now);
+    SHOW(o->finished_ns, now);
+    PUT(r->started, GET(o->seq));
+    PUT(r->finished, GET(o->seq));
+}
+
+/* ---- failures ---- */
+
+void zr_flight_fail(struct zr_flight *f, int code, const char *text)
+{
+    if (!f || atomic_exchange(&f->failed, true))
+        return;
+    snprintf(f->rec->text, sizeof f->rec->text, "%s", text);
+    SHOW(f->rec->code, code);
+}
+
+int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH])
+{
+    path[0] = 0;
+    if (!f || !f->folder[0] || atomic_exchange(&f->saved, true))
+        return 0;
+    struct zr_flight_view *v = malloc(sizeof *v);
+    if (!v)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to copy the flight recorder");
+    zr_flight_copy(f, v);
+    int err = zr_flight_write_file(v, f->folder, path);
+    free(v);
+    return err;
+}
+
+/* ---- copies ---- */
+
+/* false: it is being written, or was meanwhile. */
+static bool copy_call(const struct call *c, uint64_t number, struct zr_flight_call *out)
+{
+    if (atomic_load_explicit(&c->number, memory_order_acquire) != number)
+        return false;
+    *out = (struct zr_flight_call){number, GET(c->call), GET(c->entered_ns), GET(c->left_ns)};
+    atomic_thread_fence(memory_order_acquire);
+    return GET(c->number) == number;
+}
+
+static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *out)
+{
+    if (atomic_load_explicit(&o->serial, memory_order_acquire) != serial)
+        return false;
+    uint64_t what = GET(o->what), where = GET(o->where);
+    *out = (struct zr_flight_op){.serial = serial,
+                                 .seq = GET(o->seq),
+                                 .role = (int32_t)(what >> 32),
+                                 .op = (int32_t)what,
+                                 .unit = (int32_t)where,
+                                 .step = (uint32_t)(where >> 32),
+                                 .bytes = (int64_t)GET(o->bytes),
+                                 .call_hash = GET(o->call_hash),
+                                 .call = GET(o->call),
+                                 .queued_ns = GET(o->queued_ns),
+                                 .issued_ns = GET(o->issued_ns),
+                                 .started_ns = GET(o->started_ns),
+                                 .finished_ns = GET(o->finished_ns)};
+    atomic_thread_fence(memory_order_acquire);
+    return GET(o->serial) == serial;
+}
+
+static void copy_roles(const struct record *rec, struct zr_flight_view *out)
+{
+    for (int i = 0; i < ZR_ROLES; i++) {
+        const struct role *r = &rec->role[i];
+        out->role[i] = (struct zr_flight_role_view){
+            .size = atomic_load_explicit(&r->size, memory_order_acquire),
+            .place = GET(r->place),
+            .first = GET(r->first),
+            .group = GET(r->group),
+            .issued = GET(r->issued),
+            .started = GET(r->started),
+            .finished = GET(r->finished),
+        };
+    }
+}
+
+static void copy_loop(const struct record *rec, struct zr_flight_loop *out)
+{
+    uint64_t words[ZR_FLIGHT_JOB / 8];
+    for (size_t i = 0; i < ZR_FLIGHT_JOB / 8; i++)
+        words[i] = GET(rec->job_name[i]);
+    memcpy(out->name, words, sizeof words);
+    out->name[ZR_FLIGHT_JOB - 1] = 0;
+    out->unit = GET(rec->job_unit);
+    out->n_queued = GET(rec->n_queued);
+    out->n_done = GET(rec->n_done);
+    out->since_ns = GET(rec->job_ns);
+    out->queued_ns = GET(rec->queued_ns);
+}
+
+static void copy_rings(const struct record *rec, struct zr_flight_view *out)
+{
+    uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
+    for (uint64_t i = n > ZR_FLIGHT_CALLS ? n - ZR_FLIGHT_CALLS + 1 : 1; i <= n; i++)
+        out->n_calls += copy_call(&rec->call[i % ZR_FLIGHT_CALLS], i, &out->calls[out->n_calls]);
+    n = atomic_load_explicit(&rec->n_ops, memory_order_acquire);
+    for (uint64_t i = n > ZR_FLIGHT_OPS ? n - ZR_FLIGHT_OPS + 1 : 1; i <= n; i++)
+        out->n_ops += copy_op(&rec->op[i % ZR_FLIGHT_OPS], i, &out->ops[out->n_ops]);
+}
+
+static void copy_record(const struct record *rec, struct zr_flight_view *out)
+{
+    memset(out, 0, sizeof *out);
+    out->magic = ZR_FLIGHT_MAGIC;
+    out->version = ZR_FLIGHT_VERSION;
+    out->head_bytes = (uint32_t)offsetof(struct zr_flight_view, ops);
+    out->state = atomic_load_explicit(&rec->state, memory_order_acquire);
+    out->rank = rec->rank;
+    out->world = rec->world;
+    out->attempt = rec->attempt;
+    out->pid = rec->pid;
+    memcpy(out->job, rec->job, sizeof out->job - 1);
+    memcpy(out->host, rec->host, sizeof out->host - 1);
+    out->code = atomic_load_explicit(&rec->code, memory_order_acquire);
+    if (out->code)
+        memcpy(out->text, rec->text, sizeof out->text - 1);
+    out->opened_ns = rec->opened_ns;
+    out->epoch_ns = rec->epoch_ns;
+    out->copied_ns = zr_now_ns();
+    copy_roles(rec, out);
+    copy_loop(rec, &out->loop);
+    copy_rings(rec, out);
+}
+
+void zr_flight_copy(struct zr_flight *f, struct zr_flight_view *out)
+{
+    copy_record(f->rec, out);
+}
+
+bool zr_flight_look(int fd, struct zr_flight_view *out)
+{
+    struct record *rec = map_record(fd, PROT_READ);
+    if (!rec)
+        return false;
+    copy_record(rec, out);
+    munmap(rec, record_bytes());
+    return out->state && zr_flight_check(out) == 0;
+}
