@@ -347,6 +347,16 @@ static void release(struct probe *p)
     free(p->lowest);
 }
 
+/* A rank that has ended meanwhile has no memory to open either, and is not another host: where one could not
+ * be opened, everybody is asked once more, and who does not answer is lost. */
+static int ask_who_is_left(const struct probe *p)
+{
+    int32_t r = 0;
+    while (r < p->world && p->findings[r].cannot < 0)
+        r++;
+    return r < p->world ? zr_rendezvous_exchange(p->rdv, &p->rank, sizeof p->rank, p->lowest) : 0;
+}
+
 /* Two exchanges: who is where; who could map whom. */
 static int ask(struct probe *p, int err, struct zr_topology *t)
 {
@@ -360,9 +370,10 @@ static int ask(struct probe *p, int err, struct zr_topology *t)
     find_lowest(p);
     look_at_others(p, &found);
     met = zr_rendezvous_exchange(p->rdv, &found, sizeof found, p->findings);
-    if (!met)
-        settle(p, t);
-    return met;
+    if (met)
+        return met;
+    settle(p, t);
+    return ask_who_is_left(p);
 }
 
 int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, int err,

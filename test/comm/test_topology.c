@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -476,6 +477,8 @@ struct failing {
     int lacks_memory;    /* the rank whose k-th allocation fails; -1: none */
     int k;
     int dies; /* the rank that is gone before it answers; -1: none */
+    /* The rank that is gone when it has answered, before the lowest looks at its memory; 0: none. */
+    int dies_later;
 };
 
 static _Thread_local int allocations_left = -1;
@@ -495,9 +498,35 @@ static int die(void *arg, int rank, int pid, int fd)
     return -1;
 }
 
+/* Ends a little later, when it has said what it found, and waits for the others. */
+static int die_later(void *arg, int rank, int pid, int fd)
+{
+    (void)arg, (void)rank;
+    const struct itimerval soon = {.it_value.tv_usec = 200000};
+    setitimer(ITIMER_REAL, &soon, NULL);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Comes too late for the memory of a rank that dies later. */
+static int open_late(void *arg, int rank, int pid, int fd)
+{
+    const struct failing *f = arg;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    int got = open(path, O_RDWR | O_CLOEXEC);
+    for (int i = 0; rank == f->dies_later && got >= 0 && i < 3000; i++) {
+        close(got);
+        usleep(10000);
+        got = open(path, O_RDWR | O_CLOEXEC);
+    }
+    return got;
+}
+
 static void probe_failing(struct rank *me)
 {
-    const struct failing *f = me->arg;
+    struct failing *f = me->arg;
     struct zr_identity id;
     struct zr_topology t;
     uv_loop_t loop;
@@ -505,6 +534,10 @@ static void probe_failing(struct rank *me)
     int err = f->err[me->w.rank];
     zr_identity_read(&id);
     id.open = f->dies == me->w.rank ? die : NULL;
+    if (f->dies_later > 0) {
+        id.open = f->dies_later == me->w.rank ? die_later : open_late;
+        id.arg = f;
+    }
     uv_loop_init(&loop);
     RANK_CHECK(me, zr_rendezvous_open(&loop, &me->w, 30000, &rdv) == 0, "%s", zr_error_text());
     if (err)
@@ -521,7 +554,8 @@ static void probe_failing(struct rank *me)
 
 static void mark_dying(struct rank *r)
 {
-    r->dies = ((const struct failing *)r->arg)->dies == r->w.rank;
+    const struct failing *f = r->arg;
+    r->dies = f->dies == r->w.rank || (f->dies_later > 0 && f->dies_later == r->w.rank);
 }
 
 static void test_failure_before(void **state)
@@ -551,6 +585,21 @@ static void test_failure_within(void **state)
     for (int i = 0; i < 4; i++)
         if (i != 2)
             expect_rank(&r[i], ZR_ERR_PEER, "rank 2");
+}
+
+/* It is a lost rank, not one on a host of its own. */
+static void test_dies_when_it_has_answered(void **state)
+{
+    (void)state;
+    struct failing f = {.lacks_memory = -1, .dies = -1};
+    for (f.dies_later = 1; f.dies_later < 4; f.dies_later++) {
+        char name[32];
+        snprintf(name, sizeof name, "rank %d", f.dies_later);
+        const struct rank *r = run_ranks(true, 4, probe_failing, &f, mark_dying);
+        for (int i = 0; i < 4; i++)
+            if (i != f.dies_later)
+                expect_rank(&r[i], ZR_ERR_PEER, name);
+    }
 }
 
 /* --- without anybody --- */
@@ -653,6 +702,7 @@ int main(void)
         cmocka_unit_test(test_containers),
         cmocka_unit_test(test_failure_before),
         cmocka_unit_test(test_failure_within),
+        cmocka_unit_test(test_dies_when_it_has_answered),
         cmocka_unit_test(test_assume),
         cmocka_unit_test(test_who_shares),
     };
