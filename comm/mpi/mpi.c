@@ -21,6 +21,7 @@ static int mpi_issue(struct zr_mpi *m, struct zr_stream *s, struct zr_mpi_op *op
     op->post.unit = tag->unit;
     op->post.step = tag->step;
     op->post.call_hash = tag->call_hash;
+    op->mark = tag->mark;
     uint64_t put = zr_seg_ring_take(&m->ring, op->post.n_seg ? op->segs.end : m->ring.put);
     m->next_seq++;
     int err = m->set->dev->ops->call(s, zr_mpi_run, op, sizeof *op);

@@ -112,6 +112,7 @@ struct zr_mpi_op {
     int64_t off;
     int32_t n_sum;
     struct zr_kept_segs segs;
+    struct zr_flight_mark mark;
 };
 
 static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)

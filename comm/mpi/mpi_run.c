@@ -1,4 +1,5 @@
 /* mpi_run.c: what an operation of MPI's communicators does when its stream comes to it. */
+#include "comm/flight.h"
 #include "comm/mpi/mpi_comm.h"
 
 #include <stdlib.h>
@@ -138,10 +139,12 @@ static void mpi_run_op(struct zr_mpi *m, const struct zr_mpi_op *op)
         return;
     }
     m->run_seq = op->post.seq;
+    zr_flight_start(&op->mark);
     note_op(m, &op->post);
     if (zr_mpi_meet(m, &op->post) || mpi_move(m, op, &taken))
         return;
     note_op(m, NULL);
+    zr_flight_finish(&op->mark);
     m->wire_bytes += taken;
     m->n_done[op->post.op]++;
 }

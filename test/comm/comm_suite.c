@@ -1,5 +1,6 @@
 /* comm_suite.c: see comm_suite.h. */
 #include "test/comm/comm_suite.h"
+#include "comm/flight_view.h"
 #include "comm/segment.h"
 #include "test/kernels/random.h"
 
@@ -386,13 +387,33 @@ static int open_plan(struct fixture *o, const struct rank *me, int64_t arena_byt
 
 /* --- one operation after the other, the whole arena checked after each --- */
 
+/* n operations, each of which was started and finished, in this order. Takes the recorder. */
+static void expect_finished(struct rank *me, struct zr_flight *f, int n)
+{
+    struct zr_flight_view *v = malloc(sizeof *v);
+    zr_flight_copy(f, v);
+    zr_flight_close(f);
+    RANK_CHECK(me, v->n_ops == n, "%d operations were recorded, not %d", v->n_ops, n);
+    for (int i = 0; i < n; i++) {
+        const struct zr_flight_op *o = &v->ops[i];
+        RANK_CHECK(me, o->started_ns >= o->issued_ns && o->finished_ns >= o->started_ns,
+                   "op %d (%s): issued at %lld, started at %lld, finished at %lld", i,
+                   zr_op_name((enum zr_op)o->op), (long long)o->issued_ns, (long long)o->started_ns,
+                   (long long)o->finished_ns);
+    }
+    free(v);
+}
+
 void comm_suite_conform(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
     struct fixture o;
     uint64_t seed;
-    char why[512];
+    char why[ZR_FLIGHT_TEXT];
+    struct zr_flight *flight;
     RANK_CHECK(me, open_plan(&o, me, ARENA_BYTES, &seed) == 0, "%s", zr_error_text());
+    const struct zr_flight_owner owner = {.rank = me->w.rank, .world = me->w.world, .job = ""};
+    RANK_CHECK(me, zr_flight_open(&owner, &flight, why) == 0, "%s", zr_error_text());
     int size = o.group.size, own = o.group.rank;
     char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
     for (int k = 0; k < 2; k++) {
@@ -417,6 +438,7 @@ void comm_suite_conform(struct rank *me)
         prepare(&d, seed, i, size, own, arena);
         memcpy(expected, arena, ARENA_BYTES);
         RANK_CHECK(me, fixture_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        zr_flight_issue(flight, (enum zr_role)k, d.op, d.wire, &d.tag);
         RANK_CHECK(me, put_on(c, o.stream[k], &d) == 0, "op %d: %s", i, zr_error_text());
         RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
         RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
@@ -435,6 +457,7 @@ void comm_suite_conform(struct rank *me)
         ++*counts[d.op];
         want[k].wire_bytes += d.wire;
         if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what will be overwritten now */
+            d.tag.mark = (struct zr_flight_mark){0};
             RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 0, &d.tag) == 0, "%s", zr_error_text());
             o.dev->ops->stream_sync(o.stream[k]);
             want[k].n_exchange++;
@@ -456,6 +479,7 @@ void comm_suite_conform(struct rank *me)
                    (long long)w->n_exchange, (long long)w->n_agree, (long long)w->wire_bytes);
     }
     RANK_CHECK(me, fixture_close(&o), "handles are left");
+    expect_finished(me, flight, p->n_ops);
 }
 
 /* --- one arena of two communicators --- */
