@@ -178,7 +178,7 @@ exec sleep 1000"""
         with Hosts(2) as net:
             nodes = start(net, '--rdzv-timeout', 1, at='host1')
             self.ends(nodes, 1, 1)
-            self.all_say(nodes[:1], rf'1 of 2 nodes did not come to host1:{PORT} in 1000 ms: node 1')
+            self.all_say(nodes[:1], rf'1 of 2 nodes did not come to host1:{PORT} \(on eth0 \(.*\)\) in 1000 ms: node 1')
             self.all_say(nodes[1:], rf'node 1 \(.*\) waited 1000 ms for node 0 at host1:{PORT}.*')
 
 
