@@ -7,9 +7,10 @@ A change of LIST (core_mutants.txt) names a function, which stands in one of the
 own; it is linked with the libraries and, before them, that source compiled anew with the change. A change is noticed when a test fails,
 or does not end (in twenty times what it takes without a change, and half a minute). All must be noticed, and without a change all
 tests must pass. One that is not noticed is either needless code or a hole in the tests.
-ONLY=TEXT in the environment: only changes with TEXT in their name."""
+In the environment: ONLY=TEXT: changes with TEXT in their name; N_CHANGES=N: N of them, drawn by SEED, which is printed."""
 import concurrent.futures
 import os
+import random
 import re
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def link(folder, cc, test, libraries):
 
 def noticed_by(folder, cc, tests, libraries, limits):
     """The first test that fails or goes beyond its limit in seconds; where it has none, its time sets one."""
-    env = {"SEED": "1", **os.environ, "MALLOC_PERTURB_": "0"}  # the same models in every run
+    env = {**os.environ, "SEED": "1", "MALLOC_PERTURB_": "0"}  # the same models in every run
     for t in tests:
         program = link(folder, cc, t, libraries)
         name = re.sub(r"^lib|\.a$", "", os.path.basename(t))
@@ -90,6 +91,11 @@ def main():
     if by:
         sys.exit(f"{by} fails without any change")
     only = os.environ.get("ONLY", "")
+    seed = int(os.environ.get("SEED") or time.time_ns() % 10**9)
+    chosen = [k for k, (m, _, _) in enumerate(mutants) if only in m["name"]]
+    if os.environ.get("N_CHANGES"):
+        print(f"SEED={seed}", flush=True)
+        chosen = sorted(random.Random(seed).sample(chosen, min(len(chosen), int(os.environ["N_CHANGES"]))))
 
     def one(k):
         m, path, text = mutants[k]
@@ -100,7 +106,7 @@ def main():
 
     survived = n = 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for m, by in pool.map(one, [k for k, (m, _, _) in enumerate(mutants) if only in m["name"]]):
+        for m, by in pool.map(one, chosen):
             n += 1
             survived += by is None
             print(f'{m["in"]}: {m["name"]}: {by or "SURVIVED"}', flush=True)
