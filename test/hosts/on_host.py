@@ -19,10 +19,13 @@ def ask(path, command):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         question = json.dumps({'command': command, 'env': dict(os.environ), 'cwd': os.getcwd()}).encode()
-        socket.send_fds(connection, [len(question).to_bytes(8, 'little')], [0, 1, 2])
-        connection.sendall(question)
+        # A signal that comes while this is asked is passed on behind the question: else it would end this process, though the command may run already.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         for number in PASSED_ON:
             signal.signal(number, lambda n, _: connection.send(bytes([n])))
+        socket.send_fds(connection, [len(question).to_bytes(8, 'little')], [0, 1, 2])
+        connection.sendall(question)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         line = connection.makefile().readline()
         return json.loads(line) if line else None
 
