@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-static int n_subsets = 30, every = 1;
+static int n_subsets = 20, every = 1;
 static int64_t first_call = 1; /* of those that fail */
 static uint64_t first_seed;
 
