@@ -351,7 +351,7 @@ void zr_flight_start(const struct zr_flight_mark *m)
     if (!o)
         return;
     SHOW(o->started_ns, zr_now_ns());
-    PUT(r->started, GET(o->seq));
+    SHOW(r->started, GET(o->seq));
 }
 
 void zr_flight_finish(const struct zr_flight_mark *m)
@@ -361,7 +361,7 @@ void zr_flight_finish(const struct zr_flight_mark *m)
     if (!o)
         return;
     SHOW(o->finished_ns, zr_now_ns());
-    PUT(r->finished, GET(o->seq));
+    SHOW(r->finished, GET(o->seq));
 }
 
 void zr_flight_at_once(const struct zr_flight_mark *m)
@@ -373,8 +373,8 @@ void zr_flight_at_once(const struct zr_flight_mark *m)
     int64_t now = GET(o->issued_ns);
     SHOW(o->started_ns, now);
     SHOW(o->finished_ns, now);
-    PUT(r->started, GET(o->seq));
-    PUT(r->finished, GET(o->seq));
+    SHOW(r->started, GET(o->seq));
+    SHOW(r->finished, GET(o->seq));
 }
 
 /* ---- failures ---- */
@@ -435,18 +435,21 @@ static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *ou
     return GET(o->serial) == serial;
 }
 
+/* The counts in the order in which no more are seen to have finished than started, nor started than issued. */
 static void copy_roles(const struct record *rec, struct zr_flight_view *out)
 {
     for (int i = 0; i < ZR_ROLES; i++) {
         const struct role *r = &rec->role[i];
+        uint64_t finished = atomic_load_explicit(&r->finished, memory_order_acquire);
+        uint64_t started = atomic_load_explicit(&r->started, memory_order_acquire);
         out->role[i] = (struct zr_flight_role_view){
             .size = atomic_load_explicit(&r->size, memory_order_acquire),
             .place = GET(r->place),
             .first = GET(r->first),
             .group = GET(r->group),
             .issued = GET(r->issued),
-            .started = GET(r->started),
-            .finished = GET(r->finished),
+            .started = started,
+            .finished = finished,
         };
     }
 }

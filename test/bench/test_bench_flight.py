@@ -60,6 +60,10 @@ class Flight(unittest.TestCase):
                 ranks = {s['rank']: s for s in said if 'state' in s}
                 self.assertEqual(ranks[victim]['state'], 'killed')
                 self.assertRegex(ranks[victim]['call'], rf'^{CALL}$')
+                for role in (role for s in ranks.values() for role in s['roles'].values()):
+                    self.assertEqual(role['size'], WORLD)
+                    self.assertTrue(role['issued'] >= role['started'] >= role['finished'], said)
+                self.assertTrue(all(s['roles']['control']['finished'] > 0 for s in ranks.values()), said)
                 for r in set(range(WORLD)) - {victim}:
                     # zero-run may end one before that has noticed anything
                     self.assertRegex(ranks[r]['failure'], rf'rank {victim} .*; its last call was {CALL}|^$')

@@ -121,11 +121,13 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
 
 /* The memory of a rank's recorder; a negative errno: there is none. */
 int zr_run_flight_make(void);
-/* A rank has ended, which had fd (negative: none): "; its last call was ..." to last, if it was in the
- * library or between its calls, else ""; and the file, where ZERO_FLIGHT_DIR wants one: if it cannot be
- * written, why, else "". */
-void zr_run_flight_end(int fd, int code, int signum, char last[ZR_RUN_LAST_CHARS],
-                       char why[ZR_RUN_LAST_CHARS]);
+/* "; its last call was ...", of a rank that has ended, had fd (negative: none), and was in the library or
+ * between its calls; else "". */
+void zr_run_flight_words(int fd, char last[ZR_RUN_LAST_CHARS]);
+/* Writes its file, where ZERO_FLIGHT_DIR wants one; blocks as long as its disk does. why: that it could not,
+ * else "". */
+struct zr_run_end;
+void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_LAST_CHARS]);
 
 /* run_job.c */
 

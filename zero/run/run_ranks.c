@@ -201,14 +201,6 @@ static void on_grace_over(uv_timer_t *timer)
         start_timer(a, AFTER_KILL_MS); /* stuck in the kernel: it will go */
 }
 
-static void note_last(struct zr_run_attempt *a, struct rank *r)
-{
-    char why[ZR_RUN_LAST_CHARS];
-    zr_run_flight_end(r->flight, r->end.code, r->end.signal, r->end.last, why);
-    if (why[0])
-        zr_run_say(a->node, "%s", why);
-}
-
 static void on_exit_of(uv_process_t *process, int64_t code, int signum)
 {
     struct rank *r = process->data;
@@ -217,7 +209,7 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
     r->end =
         (struct zr_run_end){.rank = r->number, .code = (int)code, .signal = signum, .at_ns = uv_hrtime()};
     a->n_alive--;
-    note_last(a, r);
+    zr_run_flight_words(r->flight, r->end.last);
     bool failed = code != 0 || signum != 0;
     if (failed && (!a->candidate || (signum && !a->candidate->end.signal)))
         a->candidate = r;
@@ -413,11 +405,23 @@ struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a)
     return zr_run_progress_read(&a->node->progress);
 }
 
+/* Now that all are gone: nobody waits for a disk. */
+static void write_last(struct zr_run_attempt *a, const struct rank *r)
+{
+    char why[ZR_RUN_LAST_CHARS] = "";
+    if (r->pid && !a->hurry)
+        zr_run_flight_write(r->flight, &r->end, why);
+    if (why[0])
+        zr_run_say(a->node, "%s", why);
+}
+
 void zr_run_attempt_free(struct zr_run_attempt *a)
 {
-    for (int i = 0; i < a->n_started; i++)
+    for (int i = 0; i < a->n_started; i++) {
+        write_last(a, &a->ranks[i]);
         if (a->ranks[i].flight >= 0)
             close(a->ranks[i].flight);
+    }
     free(a->ranks);
     free(a);
 }
