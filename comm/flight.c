@@ -435,7 +435,8 @@ static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *ou
     return GET(o->serial) == serial;
 }
 
-/* The counts in the order in which no more are seen to have finished than started, nor started than issued. */
+/* The counts are read in such an order that no more are seen to have finished than started, or to have
+ * started than were issued. */
 static void copy_roles(const struct record *rec, struct zr_flight_view *out)
 {
     for (int i = 0; i < ZR_ROLES; i++) {
