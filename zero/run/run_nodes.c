@@ -152,7 +152,9 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     snprintf(w.host, sizeof w.host, "%s", o->meet_host);
     w.port = o->meet_port;
     snprintf(w.job, sizeof w.job, "nodes of zero-run");
-    int err = zr_job_key_find(&w.key);
+    int err = zr_world_interface(NULL, &w);
+    if (!err)
+        err = zr_job_key_find(&w.key);
     if (err)
         return err;
     err = zr_rendezvous_open(loop, &w, o->meet_ms, &n->meet);

@@ -342,6 +342,10 @@ class BadInput(unittest.TestCase):
         self.assertNotEqual(n.end(), 0)
         self.assertIn('no.such.host.invalid', n.text())
 
+    def test_no_such_interface(self):
+        each = {1: {'variables': {'ZERO_INTERFACE': 'none9'}}}
+        self.refused('"none9"', options=['--rdzv-timeout', 1], each=each, nodes=[1])
+
     def test_port_in_use(self):
         with socket.create_server(('127.0.0.1', 0)) as s:
             port = s.getsockname()[1]
