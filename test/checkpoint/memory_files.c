@@ -618,6 +618,18 @@ unsigned char *memory_files_content(struct memory_files *m, const char *path, in
     return m->nodes[node].now.p;
 }
 
+bool memory_files_flip(struct memory_files *m, const char *path, int64_t n_behind, unsigned char bits)
+{
+    int64_t *n;
+    pthread_mutex_lock(&m->lock);
+    unsigned char *p = memory_files_content(m, path, &n);
+    bool there = p && *n > n_behind;
+    if (there)
+        p[*n - 1 - n_behind] ^= bits;
+    pthread_mutex_unlock(&m->lock);
+    return there;
+}
+
 void memory_files_put(struct memory_files *m, const char *path, const void *data, int64_t n)
 {
     int fd = do_open(m, path, O_CREAT | O_TRUNC | O_WRONLY, 0);

@@ -243,13 +243,9 @@ static void save_own(struct model_rank *m, void *arg)
 
 static void flip(struct model_rank *m, const char *path)
 {
-    int64_t *n;
     CHECK_OK(zr_engine_barrier(m->z->engine));
-    if (m->rank == 0) {
-        unsigned char *p = memory_files_content(disk, path, &n);
-        CHECK_THAT(p != NULL);
-        p[*n - 1 - (int64_t)(seed % 1000)] ^= 8; /* the data are its end */
-    }
+    if (m->rank == 0) /* the data are its end */
+        CHECK_THAT(memory_files_flip(disk, path, (int64_t)(seed % 1000), 8));
     CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
