@@ -123,10 +123,13 @@ static bool parse_node_option(int key, const char *arg, struct zr_run_options *o
 static void use_flight_folder(const char *arg)
 {
     char *path = *arg && (mkdir(arg, 0777) == 0 || errno == EEXIST) ? realpath(arg, NULL) : NULL;
-    if (!path || access(path, W_OK | X_OK))
-        exit(usage_error("--flight is \"%s\": %s", arg, *arg ? strerror(errno) : "a folder is wanted"));
-    setenv("ZERO_FLIGHT_DIR", path, 1);
+    bool usable = path && access(path, W_OK | X_OK) == 0;
+    int why = errno;
+    if (usable)
+        setenv("ZERO_FLIGHT_DIR", path, 1);
     free(path);
+    if (!usable)
+        exit(usage_error("--flight is \"%s\": %s", arg, *arg ? strerror(why) : "a folder is wanted"));
 }
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
