@@ -139,6 +139,7 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(start_timeout_ms, KIND_INT64, TEXT_AND_ENV, NULL, 1, COUNT_MAX,
                   "1 to 2147483647; auto (-1): timeout_ms, with cuda 600000 at least"),
     FIXED(interface, "a pointer: set the field itself, or ZERO_INTERFACE in the environment"),
+    FIXED(mpi_comm, POINTER),
     FIELD(mpi, KIND_INT32, TEXT_AND_ENV, mpi_names, 0, 2, "auto (0), ompi (1), mpich (2)"),
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)

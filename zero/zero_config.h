@@ -364,6 +364,12 @@ struct zero_config {
      * number that stands for it, or, where that is a name, on all interfaces, and the system's routes decide
      * for the others */
     const char *interface;
+    /* mpi: points to the program's own MPI_Comm, to make ours from; default NULL: MPI_COMM_WORLD. It says who
+     * the ranks are, and where they meet is told over it: rank, world and rendezvous need not be given, and
+     * where they are, or a launcher's variables are, rank and world must be its own. The program has begun
+     * MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with it; afterwards it may
+     * be used at any time, and freed */
+    void *mpi_comm;
     /* + mpi: enum zero_mpi: ompi, mpich. It may not contradict the MPI that the process has loaded, nor the
      * launcher that started it; default ZERO_MPI_AUTO: those decide. All ranks are processes of one mpirun or
      * mpiexec. Where the program has begun MPI, it has with MPI_THREAD_MULTIPLE, and calls MPI_Finalize after
