@@ -1,5 +1,6 @@
 /* mpi_stand_in_module.c: the stand-in as libzero's library for an MPI, which a program loads by itself: for
- * tests of the whole library. Ranks are threads that have called mpi_stand_in_be, which is found in it too. */
+ * tests of the whole library. Ranks are threads that have called mpi_stand_in_be, which is found in it
+ * too. */
 #include "test/stand_in/mpi_stand_in.h"
 
 #define SHOWN __attribute__((visibility("default")))

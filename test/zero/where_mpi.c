@@ -1,5 +1,5 @@
-/* where_mpi.c: see where.h. On the host, over the stand-in for MPI, of which each rank's thread says who it is.
- */
+/* where_mpi.c: see where.h. On the host, over the stand-in for MPI, to which each rank's thread says who it
+ * is. */
 #include "test/zero/where.h"
 
 #include <dlfcn.h>

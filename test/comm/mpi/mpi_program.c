@@ -4,11 +4,13 @@
  *
  * WHAT: lends, reordered (a communicator, in MPI's order or the other way round), serialized (it begins MPI
  * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
- * null (it lends MPI_COMM_NULL). Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
+ * null (it lends MPI_COMM_NULL). Prints, on each rank, what was to be seen: "rank 1: trained", or an
+ * error. */
 #include "zero/zero.h"
 
 #include <mpi.h>
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
