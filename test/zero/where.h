@@ -16,6 +16,14 @@ extern const bool where_has_gpu;
 void where_open(int rank, struct zero_config *cfg);
 void where_close(struct zero_config *cfg);
 
+/* Where ranks are processes: by the one that forks them, before and when all have ended; by each of them before
+ * the rest, on_host being the number of the host that it is to pose as, and at its end: false where the GPU's
+ * stand-in was misused, as text says. */
+void where_fork(void);
+void where_reap(void);
+void where_enter(int on_host);
+bool where_leave(char *text, size_t n_text);
+
 /* Waits until what zero_begin has put on cfg's stream is done: then the CPU may touch the unit. */
 void where_wait(const struct zero_config *cfg);
 
