@@ -39,8 +39,8 @@ int64_t memory_files_calls(const struct memory_files *m);
 int memory_files_n_open(const struct memory_files *m);
 /* The content of a file, to be changed in place or cut: NULL when there is none. */
 unsigned char *memory_files_content(struct memory_files *m, const char *path, int64_t **size);
-/* Changes bits of the byte that has n_behind others behind it, while others may read the file; false: there is
- * none. */
+/* Changes bits of the byte that has n_behind others behind it, while others may read the file; false:
+ * there is none. */
 bool memory_files_flip(struct memory_files *m, const char *path, int64_t n_behind, unsigned char bits);
 /* Makes a file hold these bytes. */
 void memory_files_put(struct memory_files *m, const char *path, const void *data, int64_t n);

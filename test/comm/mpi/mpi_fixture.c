@@ -10,8 +10,8 @@
 
 enum { START_MS = 60000 };
 
-/* What a communicator of MPI's leaves behind on purpose when it has failed: requests and threads still know it
- * (comm/mpi/README.md). Asked by AddressSanitizer. */
+/* What a communicator of MPI's leaves behind on purpose when it has failed: requests and threads still
+ * know it (comm/mpi/README.md). Asked by AddressSanitizer. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
