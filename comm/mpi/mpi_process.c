@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* BUSY_NS: so long after somebody polled the thread looks often. STOP_NS: how long it is waited for. END_MS:
+/* BUSY_NS: so long after somebody waited the thread looks often. STOP_NS: how long it is waited for. END_MS:
  * of MPI_Finalize, when the process ends. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
  * over. */
 enum { OFTEN_NS = 1000 * 1000, SELDOM_NS = 20 * 1000 * 1000, END_MS = 10000, LAST_LOOKS = 100 };
@@ -31,7 +31,8 @@ struct zr_mpi_process {
     /* a thread is inside; how many want to be; the watching thread is to end */
     bool inside, stop, has_stopped;
     int n_waiting;
-    int64_t polled_ns;
+    /* when somebody who waits polled last */
+    int64_t used_ns;
     _Atomic int state;
     int broken_class;
 
@@ -129,7 +130,8 @@ static void end_request(struct zr_mpi_process *p, const struct zr_mpi_done *d)
     atomic_fetch_sub(&b->n_left, 1);
 }
 
-bool zr_mpi_poll(struct zr_mpi_process *p)
+/* is_use: somebody waits for something. */
+static bool poll_once(struct zr_mpi_process *p, bool is_use)
 {
     pthread_mutex_lock(&p->lock);
     bool may = !p->inside && !p->n_waiting && atomic_load(&p->state) == WORKING;
@@ -145,7 +147,7 @@ bool zr_mpi_poll(struct zr_mpi_process *p)
         atomic_store(&p->state, BROKEN);
     }
     pthread_mutex_lock(&p->lock);
-    p->polled_ns = zr_now_ns();
+    p->used_ns = is_use ? zr_now_ns() : p->used_ns;
     p->inside = false;
     if (p->n_waiting)
         pthread_cond_broadcast(&p->moved);
@@ -153,24 +155,25 @@ bool zr_mpi_poll(struct zr_mpi_process *p)
     return n > 0;
 }
 
+bool zr_mpi_poll(struct zr_mpi_process *p)
+{
+    return poll_once(p, true);
+}
+
 /* ---- the thread that looks now and then ---- */
 
 static void look_now_and_then(void *arg)
 {
     struct zr_mpi_process *p = arg;
-    int64_t used_ns = zr_now_ns();
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
-        int64_t now = zr_now_ns(), polled = p->polled_ns;
-        if (now - polled < OFTEN_NS)
-            used_ns = polled;
-        else {
+        int64_t unused_ns = zr_now_ns() - p->used_ns;
+        if (unused_ns >= OFTEN_NS) {
             pthread_mutex_unlock(&p->lock);
-            zr_mpi_poll(p);
+            poll_once(p, false);
             pthread_mutex_lock(&p->lock);
-            p->polled_ns = polled; /* not a use */
         }
-        struct timespec until = zr_in_ns(now - used_ns < BUSY_NS ? OFTEN_NS : SELDOM_NS);
+        struct timespec until = zr_in_ns(unused_ns < BUSY_NS ? OFTEN_NS : SELDOM_NS);
         if (!p->stop)
             pthread_cond_timedwait(&p->moved, &p->lock, &until);
     }

@@ -40,6 +40,9 @@ struct zr_mpi_world {
     int index[ZR_MPI_SLOTS];
     int keyval;
     bool has_keyval;
+    /* of this rank alone, whose errors are returned: for a call where nothing is under way */
+    MPI_Comm alone;
+    bool has_alone;
     /* of these two */
     pthread_mutex_t lock;
     void (*fn)(void *arg);
@@ -142,7 +145,17 @@ static int finalize_begins(MPI_Comm comm, int keyval, void *value, void *extra)
     pthread_mutex_unlock(&w->lock);
     if (fn)
         fn(arg);
+    if (w->has_alone)
+        MPI_Comm_free(&w->alone);
+    w->has_alone = false;
     return MPI_SUCCESS;
+}
+
+static int make_alone(struct zr_mpi_world *w)
+{
+    int err = MPI_Comm_dup(MPI_COMM_SELF, &w->alone);
+    w->has_alone = !err;
+    return err ? err : MPI_Comm_set_errhandler(w->alone, MPI_ERRORS_RETURN);
 }
 
 static int shim_on_finalize(struct zr_mpi_world *w, void (*fn)(void *arg), void *arg)
@@ -157,6 +170,8 @@ static int shim_on_finalize(struct zr_mpi_world *w, void (*fn)(void *arg), void 
         if (!err)
             err = MPI_Comm_set_attr(MPI_COMM_SELF, w->keyval, w);
         w->has_keyval = !err;
+        if (!err)
+            err = make_alone(w);
     }
     return mpi_class_of(err);
 }
@@ -282,12 +297,19 @@ static MPI_Request *take_slot(struct zr_mpi_world *w, int32_t *slot)
     return &w->request[i];
 }
 
+static void lower_high(struct zr_mpi_world *w)
+{
+    while (w->high > 0 && w->request[w->high - 1] == MPI_REQUEST_NULL)
+        w->high--;
+}
+
 /* What was begun there, or was not. */
 static int begun_in(struct zr_mpi_world *w, int err, int32_t *slot)
 {
     if (err) {
         w->request[*slot] = MPI_REQUEST_NULL;
         *slot = -1;
+        lower_high(w);
     }
     return mpi_class_of(err);
 }
@@ -377,9 +399,9 @@ static int shim_reduce_block(struct zr_mpi_world *w, int32_t comm, const float *
 
 static int shim_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS])
 {
-    int n = 0;
-    if (w->high == 0)
-        return 0;
+    int n = 0, flag;
+    if (w->high == 0) /* what has ended here may still be on its way: any call lets MPI work */
+        return w->has_alone ? -mpi_class_of(MPI_Iprobe(0, 0, w->alone, &flag, MPI_STATUS_IGNORE)) : 0;
     int err = mpi_class_of(MPI_Testsome(w->high, w->request, &n, w->index, w->status));
     if (err && err != MPI_ERR_IN_STATUS)
         return -err;
@@ -390,8 +412,7 @@ static int shim_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOT
         done[i] = (struct zr_mpi_done){slot, err ? mpi_class_of(w->status[i].MPI_ERROR) : 0};
         w->request[slot] = MPI_REQUEST_NULL;
     }
-    while (w->high > 0 && w->request[w->high - 1] == MPI_REQUEST_NULL)
-        w->high--;
+    lower_high(w);
     return n;
 }
 
