@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-/* CLOSE_MS: of MPI_Comm_free, which waits for nobody in the libraries that there are. */
-enum { CLOSE_MS = 5000 };
+/* CLOSE_MS: of MPI_Comm_free, which waits for nobody in the libraries that there are. REST_NS: how long
+ * requests that are still under way are looked after when a communicator is closed. */
+enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000 };
 
 /* ---- what ranks tell each other ---- */
 
@@ -348,13 +350,24 @@ static void free_mpi_comm(struct zr_mpi *m)
         p->is_left = true;
 }
 
+/* What has been sent may have ended without anybody having looked. */
+static bool comes_to_rest(const struct zr_mpi *m)
+{
+    int64_t until = zr_now_ns() + REST_NS;
+    while (!zr_mpi_rests(m) && zr_now_ns() < until) {
+        zr_mpi_poll(m->set->process);
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    return zr_mpi_rests(m);
+}
+
 void zr_mpi_close(struct zr_comm *c)
 {
     if (!c)
         return;
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_mpi_set *p = m->set;
-    bool rests = zr_mpi_rests(m);
+    bool rests = comes_to_rest(m);
     p->n_open--;
     if (rests) {
         free_mpi_comm(m);

@@ -76,9 +76,9 @@ static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
 {
     struct zr_mpi_set *p = m->set;
     int64_t now = zr_now_ns();
-    int err = zr_first_code(&p->failure);
-    if (!err && zr_mpi_ended(p->process))
-        err = zr_mpi_fail_op(m, ZR_ERR_ORDER, zr_error_text());
+    int err = zr_first_code(&p->failure), ended = err ? 0 : zr_mpi_ended(p->process);
+    if (ended)
+        err = zr_mpi_fail_op(m, ended, zr_error_text());
     if (err)
         return err;
     if (left != w->left || !w->since_ns)

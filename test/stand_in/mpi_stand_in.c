@@ -182,6 +182,11 @@ static int fault(struct zr_mpi_world *w, const char *call)
     return msi.fail_class;
 }
 
+int msi_breaks_with(struct zr_mpi_world *w)
+{
+    return is_due(w, "progress") ? msi.fail_class : 0;
+}
+
 int msi_ends_with(struct zr_mpi_world *w)
 {
     return !msi.fail_hangs && is_due(w, "poll") ? msi.fail_class : 0;

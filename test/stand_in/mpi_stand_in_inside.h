@@ -131,6 +131,8 @@ int msi_enter(struct zr_mpi_world *w, const char *call, bool before_init);
 int msi_leave(struct zr_mpi_world *w, int res);
 /* The class with which the request that is about to end ends. Lock held. */
 int msi_ends_with(struct zr_mpi_world *w);
+/* 0, or the class with which this poll fails. Lock held. */
+int msi_breaks_with(struct zr_mpi_world *w);
 /* Forgets what is under way in it. Lock held. */
 void msi_forget(struct msi_team *team);
 

@@ -423,6 +423,9 @@ int msi_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS])
     int n = 0, err = msi_enter(w, "poll", false);
     if (err)
         return -err;
+    err = msi_breaks_with(w);
+    if (err)
+        return msi_leave(w, -err);
     int high = w->high, first = high ? (int)(w->random >> 33) % high : 0;
     for (int i = 0; i < high; i++) {
         int slot = (first + i) % high;
