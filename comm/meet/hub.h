@@ -203,6 +203,9 @@ void zr_hub_say_listening(const struct zr_rendezvous *r, char *text, size_t n_te
 /* Others: from which address to go to to[to_now]: 0, *from; 1: from any; UV_EADDRNOTAVAIL: the interface that
  * was asked for has none of that family. */
 int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from);
+/* Others: a name may stand for loopback on its own host (127.0.1.1): rank 0 is on this one then, and listens
+ * on the interface that was asked for, whose addresses take the place of those in to. */
+void zr_hub_leave_loopback(struct zr_rendezvous *r);
 /* That interface, or this host, has an address of the family that reaches beyond loopback and a link. */
 bool zr_hub_has_family(const struct zr_rendezvous *r, int family);
 /* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */

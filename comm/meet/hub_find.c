@@ -70,6 +70,8 @@ static void on_looked_up(void *arg, const struct zr_looked_up *found)
         memcpy(r->to, found->at, sizeof r->to);
         r->n_to = found->n;
         r->found_ms = zr_hub_now_ms(r);
+        if (r->w.rank != 0)
+            zr_hub_leave_loopback(r);
         go(r);
     } else {
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "no address for \"%.200s\": %s", r->w.host, found->why);

@@ -90,6 +90,24 @@ int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from)
     return UV_EADDRNOTAVAIL;
 }
 
+void zr_hub_leave_loopback(struct zr_rendezvous *r)
+{
+    struct zr_interfaces mine;
+    int n_found = r->n_to;
+    if (!is_asked_for(r) || zr_world_is_on_loopback(&r->w) || find_mine(r, &mine))
+        return;
+    r->n_to = 0;
+    for (int i = 0; i < n_found; i++)
+        if (!zr_address_is_loopback(&r->to[i]))
+            r->to[r->n_to++] = r->to[i];
+    if (r->n_to == n_found)
+        return;
+    for (int i = 0; i < mine.n && r->n_to < ZR_LOOKUP_MOST; i++) {
+        zr_address_set_port(&mine.of[i].address, r->w.port);
+        r->to[r->n_to++] = mine.of[i].address;
+    }
+}
+
 bool zr_hub_has_family(const struct zr_rendezvous *r, int family)
 {
     struct zr_interfaces mine;

@@ -65,6 +65,13 @@ class Meet(library.Ranks):
                            rf'1 of 2 ranks did not come to \[fd77:1::1\]:{PORT} \(on eth0 \(fd77:1::1\)\) in {SHORT_MS} ms: rank 1\n',
                            rf"rank 1 waited {SHORT_MS} ms for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to go there from: give rank 0's IPv4 address")
 
+    def test_name_that_is_loopback(self):
+        """As a host's own name often is in its own /etc/hosts."""
+        with Hosts(2) as net:
+            net.hosts[0].must(['sh', '-ec', 'sed "s/.* host0$/127.0.1.1 host0/" /etc/hosts >/run/own_hosts; mount --bind /run/own_hosts /etc/hosts'])
+            for asked in (None, 'eth0'):
+                self.all_say(start(net, [0, 0, 1], ZERO_INTERFACE=asked), APART % 2)
+
     def test_rank_0_without_ipv6(self):
         with Hosts(2) as net:
             if not net.has_ipv6:
