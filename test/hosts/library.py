@@ -1,5 +1,5 @@
-"""What tests of the library over several hosts have in common: ranks that are started by hand. Their arguments are PROGRAM, which is zero/examples/minimal.c, and
-what they want of their own; the rest is unittest's."""
+"""What tests of the library over several hosts have in common: ranks that are started by hand. The first of their arguments are
+paths; the rest is unittest's."""
 import os
 import sys
 import time
@@ -21,12 +21,13 @@ def take_paths(n):
 
 
 def start(program, net, ranks, **variables):
-    """A rank on each host that ranks (host numbers) names; all of a job of that many. Of a variable that is a list each rank has its own, None is not set."""
+    """A rank, which is the command program, on each host that ranks (host numbers) names; all of a job of that many. Of a variable that is a list each rank has its
+    own, None is not set."""
     more = {'ZERO_JOB_KEY': KEY, 'ZERO_RENDEZVOUS': f'tcp://host0:{PORT}', 'ZERO_WORLD_SIZE': len(ranks), 'ZERO_RANK': list(range(len(ranks))), **variables}
     started = []
     for rank, host in enumerate(ranks):
         own = {name: value[rank] if isinstance(value, list) else value for name, value in more.items()}
-        started.append(net.hosts[host].start([program], **{name: value for name, value in own.items() if value is not None}))
+        started.append(net.hosts[host].start(program, **{name: value for name, value in own.items() if value is not None}))
     return started
 
 

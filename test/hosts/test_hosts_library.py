@@ -19,7 +19,7 @@ RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where it is looked for
 
 
 def start(net, ranks, **variables):
-    return library.start(PROGRAM, net, ranks, **variables)
+    return library.start([PROGRAM], net, ranks, **variables)
 
 
 class Library(library.Ranks):

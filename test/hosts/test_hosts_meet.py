@@ -20,7 +20,7 @@ HOLD = 'import socket, sys; s = socket.create_server(("", int(sys.argv[1]))); pr
 
 
 def start(net, ranks, **variables):
-    return library.start(PROGRAM, net, ranks, **variables)
+    return library.start([PROGRAM], net, ranks, **variables)
 
 
 def at(address):
