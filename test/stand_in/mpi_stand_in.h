@@ -54,7 +54,8 @@ void mpi_stand_in_program_init(int rank, enum zr_mpi_level level);
 void mpi_stand_in_program_finalize(int rank);
 
 /* The rank's k-th call of that name (of the table's fields) from now on (1-based) returns class, once; one at
- * a time; k 0: none. "poll": the k-th request that ends, ends with it; "progress": the k-th poll returns it. */
+ * a time; k 0: none. "poll": the k-th request that ends, ends with it; "progress": the k-th poll returns
+ * it. */
 void mpi_stand_in_fail(const char *call, int rank, int k, int class);
 /* That call does not come back instead. */
 void mpi_stand_in_hang(const char *call, int rank, int k);
