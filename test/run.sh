@@ -34,13 +34,14 @@ done
 # Samples of what takes long (test/README.md has the full counts); what is set already stays. Instrumented programs are slow: fewer still. ThreadSanitizer looks at
 # who runs beside whom, which is the same at most failing calls.
 case $sanitize in
-none) export EVERY="${EVERY:-3}" N_CHANGES="${N_CHANGES:-40}" ;;
+none) export EVERY="${EVERY:-5}" N_CHANGES="${N_CHANGES:-40}" ;;
 address) export N_FLIPS=1000 N_SUBSETS=3 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=12 ;;
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 N_LOST=6 EVERY=12 ;;
 esac
 
-# What each build is made of, and which tests run in it. Invariants are checked in all of them. Laws of the tree are checked once, in the plain build; warnings are
-# errors there only, because instrumented code makes gcc see sizes that cannot be.
+# What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, and
+# programs that run a second time, watched or over another library (suite "again"). Warnings are errors there only, because instrumented code makes gcc see sizes
+# that cannot be.
 case $sanitize in
 none)
     build=build-test
@@ -53,7 +54,7 @@ address)
     set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
         -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
-    tests='--no-rebuild --no-suite lint'
+    tests='--no-rebuild --no-suite lint --no-suite again'
     slower=8
     export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
     export UBSAN_OPTIONS="print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
@@ -100,11 +101,12 @@ fi
 
 log=$build/meson-logs/testlog.json
 rm -f "$log"
-cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-[ "$cores" -le 8 ] || cores=8
+# Twice as many at a time as there are cores: half of them wait, for a deadline, a lost rank or a disk.
+processes=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2))
+[ "$processes" -le 8 ] || processes=8
 # A test that fails, and one that times out, is counted from the log below.
 # shellcheck disable=SC2086 # $together and $tests are lists of words
-$together meson test -C "$build" --print-errorlogs --num-processes "$cores" --timeout-multiplier "$slower" \
+$together meson test -C "$build" --print-errorlogs --num-processes "$processes" --timeout-multiplier "$slower" \
     $tests </dev/null || :
 
 [ -f "$log" ] || give_up "no test ran"
