@@ -83,8 +83,10 @@ struct zr_backend {
     const char *library;
     int64_t library_bytes;
 
-    /* Of the backend whose communicators a program may lend (cfg.nccl_comm), else NULL: what one says of its
-     * ranks, and how these meet (as zr_nccl_lent_world and zr_nccl_lent_meet). */
+    /* Of a backend whose communicators a program may lend, else NULL: the configuration's field for one
+     * ("nccl_comm"), what one says of its ranks, and how these meet (as zr_nccl_lent_world and
+     * zr_nccl_lent_meet). One backend for each device. */
+    const char *lent_name;
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);

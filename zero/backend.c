@@ -31,14 +31,6 @@ int32_t zr_backend_number(const struct zr_backend *row)
     return i;
 }
 
-const struct zr_backend *zr_backend_of_lent(void)
-{
-    int i = 1;
-    while (i < ZR_BACKEND_COUNT && !backends[i]->lent_world)
-        i++;
-    return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
-}
-
 static bool on_gpu(const struct zr_config *c)
 {
     return c->user.device == ZERO_DEVICE_CUDA;
@@ -47,6 +39,18 @@ static bool on_gpu(const struct zr_config *c)
 static const char *device_name(const struct zr_config *c)
 {
     return on_gpu(c) ? "cuda" : "host";
+}
+
+const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent)
+{
+    const char *device = c->device == ZERO_DEVICE_CUDA ? "cuda" : "host";
+    int i = 1;
+    *lent = c->device == ZERO_DEVICE_CUDA ? c->nccl_comm : c->mpi_comm;
+    if (!*lent)
+        return NULL;
+    while (i < ZR_BACKEND_COUNT && (!backends[i]->lent_world || strcmp(backends[i]->device, device)))
+        i++;
+    return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
 }
 
 /* Whether a program on the device may choose it, in a world of that size. */
@@ -73,7 +77,8 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
 {
     const char *device = device_name(config);
     char allowed[128];
-    bool lent = config->user.nccl_comm != NULL;
+    void *lent;
+    const struct zr_backend *of_lent = zr_backend_of_lent(&config->user, &lent);
     list_allowed(device, world, false, allowed, sizeof allowed);
     if (b->alone && world > 1)
         return zr_fail(ZR_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
@@ -82,7 +87,8 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
         return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s", b->name, device, allowed);
     list_allowed(device, world, true, allowed, sizeof allowed);
     if (lent && !b->lent_world)
-        return zr_fail(ZR_ERR_ARG, "backend is %s, but nccl_comm is set; allowed: %s", b->name, allowed);
+        return zr_fail(ZR_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of_lent->lent_name,
+                       allowed);
     return 0;
 }
 
@@ -91,8 +97,11 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 {
     const char *device = device_name(config);
     int i = 1;
-    while (i < ZR_BACKEND_COUNT &&
-           (!is_for(backends[i], device, world) || (config->user.nccl_comm && !backends[i]->lent_world)))
+    void *lent;
+    const struct zr_backend *of_lent = zr_backend_of_lent(&config->user, &lent);
+    if (of_lent)
+        return of_lent;
+    while (i < ZR_BACKEND_COUNT && !is_for(backends[i], device, world))
         i++;
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
 }
@@ -141,8 +150,8 @@ int zr_backend_check_hosts(const struct zero_ctx *z)
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
-    return on_gpu(&z->config) || z->lent ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device)
-                                         : zr_host_device_open(&z->device);
+    bool gpu = z->lent_of ? strcmp(z->lent_of->device, "cuda") == 0 : on_gpu(&z->config);
+    return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 
 /* Whose ranks a role joins; NULL: there are no groups, and it is nobody's or another's. */
@@ -169,7 +178,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                                                                      : -1,
                                              .mpi = z->config.user.mpi,
                                              .topology = &z->topology,
-                                             .lent = z->config.user.nccl_comm,
+                                             .lent = z->lent,
                                              .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];
     zr_backend_ask_roles(z->backend, z->layout, o, ask);

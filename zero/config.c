@@ -52,6 +52,9 @@ static int check_together(const struct zero_config *c)
     if (c->nccl_comm && c->device != ZERO_DEVICE_CUDA)
         return zr_fail(ZR_ERR_ARG,
                        "nccl_comm is set but device is host; allowed: device cuda, or nccl_comm NULL");
+    if (c->mpi_comm && c->device != ZERO_DEVICE_HOST)
+        return zr_fail(ZR_ERR_ARG,
+                       "mpi_comm is set but device is cuda; allowed: device host, or mpi_comm NULL");
     if (c->n_order < 0)
         return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->n_order);
     if (!c->order != (c->n_order == 0))

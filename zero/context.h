@@ -18,8 +18,9 @@ struct zero_ctx {
     struct zr_world world;
     /* how long opening waits for the others (cfg.start_timeout_ms) */
     int64_t start_ms;
-    /* cfg.nccl_comm */
+    /* cfg.nccl_comm or cfg.mpi_comm, and whose it is; NULL: there is none */
     void *lent;
+    const struct zr_backend *lent_of;
     /* who shares a host with whom, and the groups over its places */
     struct zr_topology topology;
     struct zr_mesh mesh;
@@ -134,14 +135,14 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 
 /* backend.c.
  *   row      of a number in ZERO_BACKEND_MAP; NULL for any other, as auto is. number: of a row
- *   of_lent  the row for cfg.nccl_comm
+ *   of_lent  the row for what a configuration lends on its device, which goes to *lent; NULL: nothing
  *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
  *            together is refused
  *   open     local for the device, collective and blocking for the communicators
  *   path     how bytes travel, once there are arenas */
 const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
-const struct zr_backend *zr_backend_of_lent(void);
+const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent);
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
 /* Whether z->backend can join the ranks, as they lie on hosts; else the message says how they do, and what
  * could. */

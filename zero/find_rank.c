@@ -4,11 +4,12 @@
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
 {
     int rank, world;
-    void *lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
-    if (!lent)
+    void *lent;
+    const struct zr_backend *of = zr_backend_of_lent(cfg, &lent);
+    if (!of)
         return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, out);
-    int err = zr_backend_of_lent()->lent_world(lent, zr_config_start_ms(cfg), &rank, &world);
-    return err ? err : zr_world_lent(cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
+    int err = of->lent_world(lent, zr_config_start_ms(cfg), &rank, &world);
+    return err ? err : zr_world_lent(of->lent_name, cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
 }
 
 static int resolve_and_find(const struct zero_config *cfg, struct zr_world *out)

@@ -38,7 +38,7 @@ static int user_update(void *arg, const struct zr_user_update *u)
 
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    z->lent = cfg->device == ZERO_DEVICE_CUDA ? cfg->nccl_comm : NULL;
+    z->lent_of = zr_backend_of_lent(cfg, &z->lent);
     z->start_ms = zr_config_start_ms(cfg);
     return zr_find_rank(cfg, &z->world);
 }
@@ -101,7 +101,7 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     int err = zr_backend_open_device(z);
     if (err)
         return err;
-    err = zr_backend_of_lent()->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
+    err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
     if (left) /* a call of NCCL's did not come back: the device is left to it */
         z->device = NULL;
     return err;

@@ -370,6 +370,12 @@ struct zero_config {
      * zero_unwrap; else MPI begins with zero_wrap, with MPI_THREAD_SERIALIZED where the program is not linked
      * with it, and is finalized when the process ends */
     int32_t mpi;
+    /* mpi: points to the program's own MPI_Comm, to make ours from; default NULL: MPI_COMM_WORLD. It says who
+     * the ranks are, and where they meet is told over it: rank, world and rendezvous need not be given, and
+     * where they are, or a launcher's variables are, rank and world must be its own. The program has begun
+     * MPI with MPI_THREAD_MULTIPLE. Every rank of the communicator calls zero_wrap with it; afterwards it may
+     * be used at any time, and freed */
+    void *mpi_comm;
 };
 
 /* Memory per rank, by category. N is the world's number of ranks; with a hybrid those of a group, but with

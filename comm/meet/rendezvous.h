@@ -31,7 +31,7 @@ struct zr_world {
      * at host and port */
     char file[1024];
     /* where it was found, for the log: "config", "ZERO_RANK", "torchrun", "Open MPI", "MPICH", "Slurm",
-     * "alone", "nccl_comm" */
+     * "alone", "nccl_comm", "mpi_comm" */
     char source[64];
     /* host was taken for this one, for nothing said on how many the ranks are */
     bool is_host_assumed;
@@ -56,12 +56,12 @@ struct zr_world {
  * allowed. */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
-/* The same where the program lends a communicator, which is rank comm_rank of comm_world: these count. What
- * the caller wants (want_world > 0), or a launcher's variables say, must be the same, else the error names
- * both. The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell each other over
- * the communicator, and host what MASTER_ADDR says, or "". */
-int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
-                  struct zr_world *w);
+/* The same where the program lends a communicator (name: "nccl_comm"), which is rank comm_rank of comm_world:
+ * these count. What the caller wants (want_world > 0), or a launcher's variables say, must be the same, else
+ * the error names both. The address is want_url's or ZERO_RENDEZVOUS; else port is 0, for the ranks to tell
+ * each other over the communicator, and host what MASTER_ADDR says, or "". */
+int zr_world_lent(const char *name, int want_rank, int want_world, const char *want_url, int comm_rank,
+                  int comm_world, struct zr_world *w);
 
 /* Sets w->interface: what ZERO_INTERFACE says, else want; NULL or "": any. ZR_ERR_ARG where world > 1 and
  * this host has no such, naming those it has, or the number of rank 0 is on another of its own; w is then as

@@ -88,8 +88,8 @@ static const struct zr_launcher *find_launcher(void)
     return NULL;
 }
 
-int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_rank, int comm_world,
-                  struct zr_world *w)
+int zr_world_lent(const char *name, int want_rank, int want_world, const char *want_url, int comm_rank,
+                  int comm_world, struct zr_world *w)
 {
     struct zr_world found = {.rank = comm_rank, .local_rank = comm_rank, .world = comm_world}, said = found;
     const struct zr_launcher *l = want_world > 0 ? NULL : find_launcher();
@@ -105,12 +105,12 @@ int zr_world_lent(int want_rank, int want_world, const char *want_url, int comm_
     if (said.rank != comm_rank || said.world != comm_world)
         return zr_fail(
             ZR_ERR_ARG,
-            "nccl_comm is rank %d of %d, but %s%s: rank %d of %d; they must be the same (if the "
+            "%s is rank %d of %d, but %s%s: rank %d of %d; they must be the same (if the "
             "communicator is of some of the ranks only, set rank and world of the configuration to its)",
-            comm_rank, comm_world, said.source, l ? "'s variables say" : " say", said.rank, said.world);
+            name, comm_rank, comm_world, said.source, l ? "'s variables say" : " say", said.rank, said.world);
     found.local_rank = l ? said.local_rank : comm_rank;
     found.has_local_rank = said.has_local_rank;
-    strcpy(found.source, "nccl_comm");
+    snprintf(found.source, sizeof found.source, "%s", name);
     if (comm_world > 1 && url)
         err = zr_meeting_url(want_url ? "rendezvous" : "ZERO_RENDEZVOUS", url, &found);
     else if (comm_world > 1 && master && strlen(master) < sizeof found.host)

@@ -14,7 +14,8 @@
  *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree
  *   mpi_wait.c    requests begun and waited for; posts compared; failing
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
- *   mpi_open.c    ranks meet, and communicators are made and closed */
+ *   mpi_open.c    ranks meet, and communicators are made and closed
+ *   mpi_lent.c    what a communicator that the program lends is asked for */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
@@ -25,6 +26,8 @@
 #include "kernels/first_failure.h"
 
 #include <pthread.h>
+
+struct zr_world;
 
 enum {
     /* of an arena's end, where communicators have their own */
@@ -155,5 +158,30 @@ int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a);
 extern const struct zr_comm_ops zr_mpi_ops;
 /* mpi_open.c */
 void zr_mpi_close(struct zr_comm *c);
+
+/* What a communicator of MPI's is made of. */
+struct zr_mpi_make {
+    /* for messages where it does not come back */
+    const char *what;
+    /* of whose n ranks, or MPI_COMM_WORLD's */
+    void *lent;
+    int n, tag;
+    int64_t ms;
+    /* the failure of another rank there ends the wait; NULL: none is looked for */
+    struct zr_rendezvous *look;
+};
+/* One of member[n], which is this call's to free; they all call. *left: it has not come back in time, and MPI
+ * can only be left to it. */
+int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t *member, int32_t *comm,
+                bool *left);
+/* comm < 0 is allowed. false: it does not come back. */
+bool zr_mpi_unmake(struct zr_mpi_process *p, int32_t comm);
+/* ZR_ERR_FAILED with MPI's words for a class of error. */
+int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
+
+/* mpi_lent.c: of the backend's row. */
+int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
+int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
+                     bool *left);
 
 #endif

@@ -73,11 +73,11 @@ static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
 
 /* ---- opening ---- */
 
-static int say_class(const struct zr_mpi_set *p, int class, const char *call)
+int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call)
 {
     char text[160];
-    zr_mpi_shim_of(p->process)->error(zr_mpi_world_of(p->process), class, text, sizeof text);
-    return zr_fail(ZR_ERR_FAILED, "%s: %s: %s", zr_mpi_shim_of(p->process)->name, call, text);
+    zr_mpi_shim_of(p)->error(zr_mpi_world_of(p), class, text, sizeof text);
+    return zr_fail(ZR_ERR_FAILED, "%s: %s: %s", zr_mpi_shim_of(p)->name, call, text);
 }
 
 static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library *lib)
@@ -107,7 +107,7 @@ static int ask_rank(struct zr_mpi_set *p, struct card *mine)
     zr_mpi_leave(p->process);
     mine->mpi_rank = rank;
     mine->mpi_size = size;
-    return class ? say_class(p, class, "the communicator's ranks") : 0;
+    return class ? zr_mpi_say(p->process, class, "the communicator's ranks") : 0;
 }
 
 /* MPI is begun on all ranks, or on none that did not have it already. */
@@ -135,7 +135,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     return err;
 }
 
-/* What is asked for in one role, by the thread that may be left behind in it. */
+/* What is asked for, by the thread that may be left behind in it. */
 struct making {
     struct zr_mpi_process *process;
     void *lent;
@@ -158,34 +158,47 @@ static int make_in_time(void *arg)
     return 0;
 }
 
+int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t *member, int32_t *comm,
+                bool *left)
+{
+    struct making k = {.process = p,
+                       .lent = ask->lent,
+                       .member = member,
+                       .n = ask->n,
+                       .tag = ask->tag,
+                       .ms = ask->ms,
+                       .comm = -1};
+    const struct zr_task_call call = {
+        .what = ask->what, .thread = "zero-mpi-make", .fn = make_in_time, .look = ask->look};
+    int res = 0, err = zr_within(&call, ask->ms, &k, sizeof k, &res, left);
+    if (*left) /* the thread reads them still */
+        return err;
+    free(member);
+    *comm = err ? -1 : k.comm;
+    err = err ? err : res;
+    return err ? err : k.class ? zr_mpi_say(p, k.class, "MPI_Comm_create_group") : 0;
+}
+
 /* A communicator of MPI's for the group. */
 static int make_mpi_comm(struct zr_mpi *m)
 {
     struct zr_mpi_set *p = m->set;
-    int n = m->base.group.size, res = 0;
-    bool left = false;
-    struct making k = {.process = p->process,
-                       .lent = p->opt.lent,
-                       .member = malloc((size_t)n * sizeof *k.member),
-                       .n = n,
-                       .tag = (int)m->base.role,
-                       .ms = p->opt.start_timeout_ms,
-                       .comm = -1};
-    const struct zr_task_call call = {
-        .what = "MPI_Comm_create_group", .thread = "zero-mpi-make", .fn = make_in_time, .look = p->rdv};
-    if (!k.member)
+    int n = m->base.group.size;
+    const struct zr_mpi_make ask = {.what = "MPI_Comm_create_group",
+                                    .lent = p->opt.lent,
+                                    .n = n,
+                                    .tag = (int)m->base.role,
+                                    .ms = p->opt.start_timeout_ms,
+                                    .look = p->rdv};
+    int32_t *member = malloc((size_t)n * sizeof *member);
+    bool left;
+    if (!member)
         return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, n);
     for (int i = 0; i < n; i++)
-        k.member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
-    int32_t *member = k.member;
-    int err = zr_within(&call, p->opt.start_timeout_ms, &k, sizeof k, &res, &left);
+        member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
+    int err = zr_mpi_make(p->process, &ask, member, &m->comm, &left);
     p->is_left |= left;
-    if (left) /* the thread reads them still */
-        return err;
-    free(member);
-    m->comm = err ? -1 : k.comm;
-    err = err ? err : res;
-    return err ? err : k.class ? say_class(p, k.class, "MPI_Comm_create_group") : 0;
+    return err;
 }
 
 static int64_t mpi_chunk_of(const struct zr_role_ask *ask)
@@ -336,18 +349,22 @@ static int free_in_time(void *arg)
     return class;
 }
 
-/* A rank that was lost would be waited for. */
-static void free_mpi_comm(struct zr_mpi *m)
+bool zr_mpi_unmake(struct zr_mpi_process *p, int32_t comm)
 {
-    struct zr_mpi_set *p = m->set;
-    struct freeing k = {p->process, m->comm};
+    struct freeing k = {p, comm};
     const struct zr_task_call call = {.what = "MPI_Comm_free", .thread = "zero-mpi-free", .fn = free_in_time};
     struct zr_task *task;
     int res;
-    if (m->comm < 0 || zr_first_code(&p->failure) || zr_mpi_ended(p->process))
-        return;
-    if (zr_task_start(&call, &k, sizeof k, &task) || !zr_task_await(task, CLOSE_MS, &k, &res))
-        p->is_left = true;
+    if (comm < 0 || zr_mpi_ended(p))
+        return true;
+    return !zr_task_start(&call, &k, sizeof k, &task) && zr_task_await(task, CLOSE_MS, &k, &res);
+}
+
+/* A rank that was lost would be waited for. */
+static void free_mpi_comm(struct zr_mpi *m)
+{
+    if (m->comm >= 0 && !zr_first_code(&m->set->failure) && !zr_mpi_unmake(m->set->process, m->comm))
+        m->set->is_left = true;
 }
 
 /* What has been sent may have ended without anybody having looked. */
@@ -414,4 +431,7 @@ const struct zr_backend zr_backend_mpi = {
     .reserve = zr_mpi_role_bytes,
     .open = mpi_open_roles,
     .path = mpi_path,
+    .lent_name = "mpi_comm",
+    .lent_world = zr_mpi_lent_world,
+    .lent_meet = zr_mpi_lent_meet,
 };

@@ -32,6 +32,7 @@ const struct zr_backend zr_backend_nccl = {
     .path = zr_nccl_path,
     .library = "NCCL",
     .library_bytes = (int64_t)CHANNEL_BYTES * CHANNELS,
+    .lent_name = "nccl_comm",
     .lent_world = zr_nccl_lent_world,
     .lent_meet = zr_nccl_lent_meet,
 };

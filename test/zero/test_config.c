@@ -611,9 +611,9 @@ static void test_unknown_key(void **state)
 static void test_not_settable(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"size",    "rendezvous",  "update",     "update_arg", "order",
-                                       "n_order", "stream",      "log",        "log_arg",    "nccl_comm",
-                                       "version", "tensor_size", "stats_size", "interface"};
+    static const char *const keys[] = {"size",     "rendezvous", "update",      "update_arg", "order",
+                                       "n_order",  "stream",     "log",         "log_arg",    "nccl_comm",
+                                       "mpi_comm", "version",    "tensor_size", "stats_size", "interface"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -721,7 +721,17 @@ static void test_backend_rows(void **state)
     assert_null(zr_backend_row(ZERO_BACKEND_AUTO));
     assert_null(zr_backend_row(ZR_BACKEND_COUNT));
     assert_null(zr_backend_row(-1));
-    assert_ptr_equal(zr_backend_of_lent(), zr_backend_row(ZERO_BACKEND_NCCL));
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    void *lent;
+    cfg.nccl_comm = &lent; /* of another device */
+    assert_null(zr_backend_of_lent(&cfg, &lent));
+    assert_null(lent);
+    cfg.mpi_comm = &cfg;
+    assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_MPI));
+    assert_ptr_equal(lent, &cfg);
+    cfg.device = ZERO_DEVICE_CUDA;
+    assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_NCCL));
+    assert_ptr_equal(lent, cfg.nccl_comm);
 }
 
 static void test_value_texts(void **state)

@@ -210,7 +210,7 @@ static void test_mpi_and_slurm(void **state)
 static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
 {
     struct zr_world w;
-    if (zr_world_lent(rank, world, url, 1, 3, &w))
+    if (zr_world_lent("nccl_comm", rank, world, url, 1, 3, &w))
         fail_msg("%s", zr_error_text());
     if (w.rank != 1 || w.world != 3 || w.local_rank != local_rank || strcmp(w.host, host) || w.port != port ||
         strcmp(w.source, "nccl_comm"))
@@ -221,7 +221,7 @@ static void expect_lent(int rank, int world, const char *url, int local_rank, co
 static void refuse_lent(int rank, int world, const char *text)
 {
     struct zr_world w;
-    assert_int_equal(zr_world_lent(rank, world, NULL, 1, 3, &w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_lent("nccl_comm", rank, world, NULL, 1, 3, &w), ZR_ERR_ARG);
     if (!strstr(zr_error_text(), text))
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
 }

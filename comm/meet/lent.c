@@ -1,0 +1,82 @@
+/* lent.c: see lent.h. */
+#include "comm/meet/lent.h"
+#include "comm/identity.h"
+#include "comm/meet/net_address.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+/* This machine, and the network that its process sees: containers of one machine may have two. */
+static uint64_t loopback_hash(void)
+{
+    struct zr_identity id;
+    struct stat net = {0};
+    zr_identity_read(&id);
+    stat("/proc/self/ns/net", &net);
+    return XXH3_64bits_withSeed(id.machine, strlen(id.machine), (uint64_t)net.st_ino);
+}
+
+/* A free port, kept by a socket that is bound and does not listen: others with SO_REUSEADDR, as libuv's are,
+ * may listen there meanwhile, and nobody who asks for any port gets it. */
+static int hold_port(int *held, int32_t *port)
+{
+    union zr_address a;
+    socklen_t n = sizeof a;
+    int fd = -EAFNOSUPPORT;
+    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
+        zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
+        fd = zr_address_bind(&a);
+    }
+    *held = fd < 0 ? -1 : fd;
+    if (fd < 0 || getsockname(fd, &a.any, &n))
+        return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
+                       strerror(fd < 0 ? -fd : errno));
+    *port = zr_address_port(&a);
+    return 0;
+}
+
+int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c)
+{
+    memset(c, 0, sizeof *c);
+    c->loopback = loopback_hash();
+    c->by_file = w->file[0] != 0;
+    if (w->rank != 0)
+        return 0;
+    snprintf(c->address, sizeof c->address, "%s", w->host);
+    c->port = w->port;
+    c->is_given = w->port != 0 || c->by_file;
+    int err = zr_job_key_make(&c->key);
+    return err || c->is_given ? err : hold_port(held, &c->port);
+}
+
+int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w)
+{
+    const struct zr_lent_card *zero = &all[0];
+    bool same_loopback = true;
+    int err = zr_verdict_first(all, w->world, w->rank);
+    if (err)
+        return err;
+    for (int r = 0; r < w->world; r++) {
+        same_loopback &= all[r].loopback == zero->loopback;
+        if (all[r].by_file != zero->by_file)
+            return zr_fail(ZR_ERR_ARG,
+                           "rank %d %s by a file:// and rank 0 %s: cfg.rendezvous, or ZERO_RENDEZVOUS, must "
+                           "be the same on all ranks",
+                           r, all[r].by_file ? "meets" : "does not meet",
+                           zero->by_file ? "does" : "does not");
+    }
+    if (!zero->is_given && !same_loopback && !zero->address[0])
+        return zr_fail(ZR_ERR_ARG,
+                       "the ranks of %s are on several hosts, and none but the program knows by which "
+                       "address they reach rank 0: set cfg.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
+                       name);
+    snprintf(w->host, sizeof w->host, "%.*s", (int)sizeof zero->address - 1,
+             zero->is_given || !same_loopback ? zero->address : "127.0.0.1");
+    w->port = zero->port;
+    w->key = zero->key;
+    return 0;
+}

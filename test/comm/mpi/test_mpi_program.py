@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Programs that have MPI themselves: they lend a communicator, or leave MPI to the library; and what they can do wrong is named.
+
+    test_mpi_program.py KEY PROGRAM
+"""
+import shutil
+import subprocess
+import sys
+import unittest
+
+import under_mpi
+
+KEY, PROGRAM = sys.argv[1:3]
+LAUNCHER = under_mpi.LAUNCHERS[KEY]
+RANKS = 3
+
+
+class Program(unittest.TestCase):
+    def told(self, what, code=0, **more):
+        done = subprocess.run([*LAUNCHER, "-n", str(RANKS), PROGRAM, what], env={**under_mpi.environment(), **more}, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=under_mpi.SECONDS)
+        if code is not None:
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("rank ")]
+
+    def every(self, told, text):
+        self.assertEqual(len(told), RANKS, told)
+        for line in told:
+            self.assertIn(text, line)
+
+    def test_lends(self):
+        for what in ("lends", "reordered"):
+            self.every(self.told(what), "trained")
+
+    def test_left_to_the_library(self):
+        self.every(self.told("begun_here"), "trained")
+
+    def test_too_weak(self):
+        self.every(self.told("serialized"), "with MPI_THREAD_SERIALIZED, but MPI_THREAD_MULTIPLE is needed")
+
+    def test_null(self):
+        self.every(self.told("null"), "mpi_comm points to MPI_COMM_NULL on this rank")
+
+    def test_finalized_early(self):
+        self.every(self.told("early", code=None), "the program called MPI_Finalize before zero_unwrap")
+
+    def test_contradicts(self):
+        """The configuration says something else than the communicator."""
+        self.every(self.told("other_rank"), "of 3; they must be the same")
+        self.every(self.told("lends", code=None, ZERO_BACKEND="shm"), "backend is shm, but mpi_comm is set; allowed: auto, mpi")
+
+
+if __name__ == "__main__":
+    if not shutil.which(LAUNCHER[0]):
+        sys.exit(under_mpi.skip(f"there is no {LAUNCHER[0]}"))
+    unittest.main(argv=sys.argv[:1])
