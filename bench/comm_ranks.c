@@ -234,8 +234,8 @@ static int open_backend(struct comm_ranks *r, const struct comm_asked *a, struct
                         int64_t slice_bytes, int64_t bytes)
 {
     struct zr_role_ask ask[ZR_ROLES];
-    const struct zr_backend_config config = {.timeout_ms = TIMEOUT_MS,
-                                             .deterministic = is_deterministic(a, b->row)};
+    const struct zr_backend_config config = {
+        .timeout_ms = TIMEOUT_MS, .deterministic = is_deterministic(a, b->row), .topology = &r->topology};
     ask_roles(r, b->row, slice_bytes, ask);
     int err = b->row->open(r->rdv, r->dev, &config, ask, b->comm);
     err = err ? err : give_arena(b, arena_bytes_of(r, a, b->row, slice_bytes, bytes));

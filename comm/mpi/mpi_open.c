@@ -411,8 +411,9 @@ static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
                           const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],
                           struct zr_comm *comm[ZR_ROLES])
 {
+    int64_t start_ms = config->start_timeout_ms ? config->start_timeout_ms : config->timeout_ms;
     const struct zr_mpi_options opt = {.timeout_ms = config->timeout_ms,
-                                       .start_timeout_ms = config->start_timeout_ms,
+                                       .start_timeout_ms = start_ms,
                                        .kind = (enum zr_mpi_kind)config->mpi,
                                        .lent = config->lent,
                                        .topology = config->topology,
