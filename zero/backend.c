@@ -199,6 +199,16 @@ const char *zr_backend_path(const struct zero_ctx *z)
     return z->backend->path ? z->backend->path(z->gathers) : z->backend->name;
 }
 
+void zr_backend_abort_comms(struct zero_ctx *z, int err)
+{
+    struct zr_kept why;
+    zr_keep(&why, err);
+    for (int r = 0; r < ZR_ROLES; r++)
+        if (z->comm[r])
+            z->comm[r]->ops->abort(z->comm[r], err, why.text);
+    zr_say_again(&why);
+}
+
 void zr_backend_close_comms(struct zero_ctx *z)
 {
     for (int r = 0; r < ZR_ROLES; r++)

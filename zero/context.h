@@ -139,6 +139,8 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
  *   choose   the row for a configuration, and with it the default of options.deterministic; what does not go
  *            together is refused
  *   open     local for the device, collective and blocking for the communicators
+ *   abort    before they are closed with a rank that may be gone, for which closing might wait: keeps this
+ *            thread's message, which is the cause
  *   path     how bytes travel, once there are arenas */
 const struct zr_backend *zr_backend_row(int32_t number);
 int32_t zr_backend_number(const struct zr_backend *row);
@@ -149,6 +151,7 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
 int zr_backend_check_hosts(const struct zero_ctx *z);
 int zr_backend_open_device(struct zero_ctx *z);
 int zr_backend_open_comms(struct zero_ctx *z);
+void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
 const char *zr_backend_path(const struct zero_ctx *z);
 

@@ -528,6 +528,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
     if (err) {
         zr_fail_more(err, "zero_wrap");
         save_flight(z, err);
+        zr_backend_abort_comms(z, err);
         tear_down(z);
         return err;
     }

@@ -384,6 +384,26 @@ static int nccl_status(struct zr_comm *c, char *why, size_t why_bytes)
     return zr_first_report(&zr_nccl_of(c)->failure, why, why_bytes);
 }
 
+/* What its stream has come to, as far as the watching thread has seen. */
+static bool nccl_last(struct zr_comm *c, char *text, size_t n_text)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    text[0] = 0;
+    pthread_mutex_lock(&m->set->lock);
+    const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+    bool inside = m->issuing || (m->n_got < m->n_put && e->begun_ns);
+    if (m->issuing)
+        zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, text, n_text);
+    else if (inside)
+        zr_op_describe(e->op, e->seq, e->unit, text, n_text);
+    else if (m->n_got > 0) {
+        e = &m->pending[(m->n_got - 1) % ZR_NCCL_PENDING];
+        zr_op_describe(e->op, e->seq, e->unit, text, n_text);
+    }
+    pthread_mutex_unlock(&m->set->lock);
+    return inside;
+}
+
 static void nccl_stats(struct zr_comm *c, struct zr_comm_stats *out)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -447,6 +467,7 @@ const struct zr_comm_ops zr_nccl_ops = {
     .abort = nccl_abort,
     .status = nccl_status,
     .stats = nccl_stats,
+    .last = nccl_last,
     .called = nccl_called,
     .compare = nccl_compare,
     .has_room = nccl_has_room,

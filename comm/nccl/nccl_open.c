@@ -310,6 +310,14 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     return p;
 }
 
+static bool is_stuck(struct zr_nccl_set *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool stuck = p->stuck;
+    pthread_mutex_unlock(&p->lock);
+    return stuck;
+}
+
 static void close_all(struct zr_nccl_set *p)
 {
     /* The last one frees p. */
@@ -341,6 +349,9 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
+        /* A rank may be dead, for which ncclCommDestroy would wait. */
+        for (int i = 0; i < p->n_open && !is_stuck(p); i++)
+            zr_nccl_fail(p->open[i], err, "%s", kept.text);
         close_all(p);
         return zr_say_again(&kept);
     }

@@ -346,8 +346,13 @@ static void check_async(struct zr_nccl *m)
     if (!m->comm || m->abort_wanted || p->api.CommGetAsyncError(m->comm, &res) || res == ncclSuccess ||
         res == ncclInProgress)
         return;
-    char what[48];
-    snprintf(what, sizeof what, "NCCL's %s communicator", m->name);
+    char op[96], what[160];
+    bool under_way = m->n_got < m->n_put;
+    const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+    if (under_way)
+        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+    snprintf(what, sizeof what, "%s%sNCCL's %s communicator", under_way ? op : "", under_way ? ": " : "",
+             m->name);
     int code = zr_nccl_say(p, m->comm, res, what);
     zr_nccl_doubt(m, code, zr_error_text());
 }

@@ -9,9 +9,7 @@
 
 #define AS_IT_COMES ((struct nccl_stand_in_machine){.version = 22809, .windows = true})
 
-struct nsi_state nsi = {.lock = PTHREAD_MUTEX_INITIALIZER,
-                        .moved = PTHREAD_COND_INITIALIZER,
-                        .machine = {.version = 22809, .windows = true}};
+struct nsi_state nsi = {.machine = {.version = 22809, .windows = true}};
 
 static _Thread_local struct {
     int depth;
@@ -28,13 +26,13 @@ struct nccl_stand_in_machine *nccl_stand_in_the_machine(void)
 
 static void set_fault(const char *call, int device, int k, ncclResult_t res, bool hangs)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     snprintf(nsi.fail_call, sizeof nsi.fail_call, "%s", call);
     nsi.fail_device = device;
     nsi.fail_k = k;
     nsi.fail_res = res;
     nsi.fail_hangs = hangs;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
 }
 
 void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res)
@@ -49,22 +47,22 @@ void nccl_stand_in_hang(const char *call, int device, int k)
 
 void nccl_stand_in_async(int device, ncclResult_t res)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
         if (c->device == device)
             c->async = res;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
 }
 
 void nccl_stand_in_counts(struct nccl_stand_in_counts *out)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     *out = nsi.counts;
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
         out->n_comms += c->alive;
     for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
         out->n_registered += w->alive;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
 }
 
 static bool something_runs(void)
@@ -77,13 +75,14 @@ static bool something_runs(void)
     return false;
 }
 
-void nccl_stand_in_end(void)
+bool nccl_stand_in_end(void)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
+    nsi.hung |= nsi.n_inside > 0;
     nsi.ending = true;
-    pthread_cond_broadcast(&nsi.moved);
+    nsi_wake();
     while (something_runs())
-        pthread_cond_wait(&nsi.moved, &nsi.lock);
+        nsi_wait();
     if (nsi.n_open_groups)
         stand_in_misuse("ncclGroupStart: %d groups were not ended", nsi.n_open_groups);
     for (struct ncclWindow_vidmem *w = nsi.windows, *next; w; w = next) {
@@ -98,20 +97,24 @@ void nccl_stand_in_end(void)
         next = c->next;
         free(c);
     }
-    for (struct nsi_team *k = nsi.teams, *next; k; k = next) {
+    for (struct nsi_team *k = nsi_shared->owner ? NULL : nsi_shared->teams, *next; k; k = next) {
         nsi_forget(k);
         next = k->next;
         free(k);
     }
     nsi.windows = NULL;
     nsi.comms = NULL;
-    nsi.teams = NULL;
+    if (!nsi_shared->owner)
+        nsi_shared->teams = NULL;
     nsi.n_open_groups = 0;
+    bool hung = nsi.hung;
     nsi.ending = nsi.hung = false;
     nsi.fail_call[0] = 0;
     nsi.counts = (struct nccl_stand_in_counts){0};
     nsi.machine = AS_IT_COMES;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
+    nsi_end_sharing();
+    return hung;
 }
 
 /* --- calls --- */
@@ -133,7 +136,7 @@ static ncclResult_t fault(const char *call, int device)
         nsi.hung = true;
         nsi.n_inside_device[device]--; /* left behind: no longer a call of the rank's */
         while (!nsi.ending)
-            pthread_cond_wait(&nsi.moved, &nsi.lock);
+            nsi_wait();
         nsi.n_inside_device[device]++;
     }
     return nsi.fail_res;
@@ -145,7 +148,7 @@ ncclResult_t nsi_enter(const char *call, struct ncclComm *comm)
 {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     inside_device = comm ? comm->device : device_now();
     if (nsi.n_inside_device[inside_device] > 0)
         stand_in_misuse("%s: another thread is inside NCCL for device %d", call, inside_device);
@@ -171,8 +174,8 @@ ncclResult_t nsi_leave(ncclResult_t res)
 {
     nsi.n_inside--;
     nsi.n_inside_device[inside_device]--;
-    pthread_cond_broadcast(&nsi.moved);
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_wake();
+    nsi_unlock();
     return res;
 }
 
@@ -186,8 +189,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 {
     NSI_BEGIN("ncclGetUniqueId", NULL);
     memset(uniqueId, 0, sizeof *uniqueId);
-    snprintf(uniqueId->internal, sizeof uniqueId->internal, "device %d, team %llu", inside_device,
-             (unsigned long long)++nsi.n_ids);
+    snprintf(uniqueId->internal, sizeof uniqueId->internal, "rank %d, team %llu", nsi_slot(inside_device),
+             (unsigned long long)++nsi_shared->n_ids);
     return nsi_leave(ncclSuccess);
 }
 
@@ -214,16 +217,16 @@ const char *ncclGetLastError(ncclComm_t comm)
 
 static struct nsi_team *team_of(const char *id, int n_ranks)
 {
-    for (struct nsi_team *k = nsi.teams; k; k = k->next)
+    for (struct nsi_team *k = nsi_shared->teams; k; k = k->next)
         if (memcmp(k->id, id, sizeof k->id) == 0)
             return k;
-    struct nsi_team *k = calloc(1, sizeof *k);
+    struct nsi_team *k = nsi_new(sizeof *k);
     memcpy(k->id, id, sizeof k->id);
     k->n_ranks = n_ranks;
     for (int i = 0; i < NSI_RANKS; i++)
-        k->device[i] = -1;
-    k->next = nsi.teams;
-    nsi.teams = k;
+        k->slot[i] = -1;
+    k->next = nsi_shared->teams;
+    nsi_shared->teams = k;
     return k;
 }
 
@@ -255,15 +258,16 @@ static bool has_root(int rank, int n_ranks, int n_ids)
 /* All ranks are here: who is to make an id has made it. */
 static void check_roots(const struct nsi_team *k, int rank)
 {
-    int nth = -1, device = -1;
+    int nth = -1, slot = -1;
     if (k->n_ids < 2 || !has_root(rank, k->n_ranks, k->n_ids))
         return;
     for (int r = 0; r <= rank; r++)
         nth += has_root(r, k->n_ranks, k->n_ids);
-    sscanf(k->ids[nth].internal, "device %d,", &device);
-    if (device != k->device[rank])
-        stand_in_misuse("ncclCommInitRankScalable: id %d of %d was made on device %d: rank %d is to make it",
-                        nth, k->n_ids, device, rank);
+    sscanf(k->ids[nth].internal, "rank %d,", &slot);
+    if (slot != k->slot[rank])
+        stand_in_misuse(
+            "ncclCommInitRankScalable: id %d of %d was made on GPU %d of the job: rank %d is to make it", nth,
+            k->n_ids, slot, rank);
 }
 
 static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclConfig_t *config,
@@ -273,33 +277,37 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
         rank < 0 || rank >= n_ranks || !can_hold(config))
         return ncclInvalidArgument;
     struct nsi_team *k = team_of(id, n_ranks);
-    int device = device_now();
+    int device = device_now(), slot = nsi_slot(device);
     bool is_first = true;
     for (struct ncclComm *c = nsi.comms; c; c = c->next)
         is_first &= !c->alive || c->device != device;
     if (is_first)
-        memset(nsi.n_issued[device], 0, sizeof nsi.n_issued[device]);
-    bool twice = k->n_ranks != n_ranks || k->device[rank] >= 0;
+        memset(nsi.n_issued[slot], 0, sizeof nsi.n_issued[slot]);
+    bool twice = k->n_ranks != n_ranks || k->slot[rank] >= 0;
     for (int i = 0; i < NSI_RANKS; i++)
-        twice |= k->device[i] == device;
+        twice |= k->slot[i] == slot;
     if (twice) {
         stand_in_misuse(
             "ncclCommInitRankConfig: rank %d of %d, device %d: the rank or its device is there already", rank,
             n_ranks, device);
         return ncclInvalidUsage;
     }
-    k->device[rank] = device;
+    k->slot[rank] = slot;
     k->n_here++;
-    pthread_cond_broadcast(&nsi.moved);
-    while (k->n_here < n_ranks && !nsi.ending)
-        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    nsi_wake();
+    while (k->n_here < n_ranks && !nsi.ending && !nsi_ring_is_broken(k, rank))
+        nsi_wait();
     if (k->n_here < n_ranks)
-        return ncclSystemError;
+        return nsi_ring_is_broken(k, rank) ? ncclRemoteError : ncclSystemError;
+    for (int i = 0; i < n_ranks; i++)
+        if (nsi_same_gpu(slot, k->slot[i]))
+            return ncclInvalidUsage; /* "Duplicate GPU detected", of all ranks that have it */
     check_roots(k, rank);
     struct ncclComm *c = calloc(1, sizeof *c);
     c->team = k;
     c->rank = rank;
     c->device = device;
+    c->slot = slot;
     c->alive = true;
     c->bytes = nsi.machine.comm_bytes;
     stand_in_use(device, c->bytes);
@@ -364,9 +372,9 @@ static const struct nsi_split *meet_split(struct ncclComm *comm, int color, int 
     s->color[comm->rank] = color;
     s->key[comm->rank] = key;
     s->n_here++;
-    pthread_cond_broadcast(&nsi.moved);
-    while (s->n_here < k->n_ranks && !comm->aborted && !nsi.ending)
-        pthread_cond_wait(&nsi.moved, &nsi.lock);
+    nsi_wake();
+    while (s->n_here < k->n_ranks && !comm->aborted && !nsi.ending && !nsi_ring_is_broken(k, comm->rank))
+        nsi_wait();
     return s->n_here < k->n_ranks ? NULL : s;
 }
 
@@ -399,7 +407,7 @@ static ncclResult_t split(struct ncclComm *comm, int color, int key, ncclComm_t 
     }
     const struct nsi_split *s = meet_split(comm, color, key);
     if (!s)
-        return ncclSystemError;
+        return nsi_ring_is_broken(comm->team, comm->rank) ? ncclRemoteError : ncclSystemError;
     nsi.counts.n_split++;
     *newcomm = NULL;
     if (color == NCCL_SPLIT_NOCOLOR)
@@ -441,8 +449,19 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     NSI_BEGIN("ncclCommDestroy", comm);
     if (comm->n_queued || comm->n_running)
         stand_in_misuse("ncclCommDestroy: rank %d has work under way", comm->rank);
+    if (nsi_any_is_dead(comm->team)) {
+        stand_in_misuse(
+            "ncclCommDestroy: a rank of the communicator of rank %d is dead: it is to be aborted, "
+            "this does not come back",
+            comm->rank);
+        nsi.hung = true;
+        while (!nsi.ending)
+            nsi_wait();
+        return nsi_leave(ncclInternalError);
+    }
     leave_windows(comm, "ncclCommDestroy");
     comm->alive = false;
+    comm->team->left[comm->rank] = true;
     stand_in_use(comm->device, -comm->bytes);
     comm->bytes = 0;
     return nsi_leave(ncclSuccess);
@@ -451,26 +470,26 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 /* From any thread, also while another is inside for this rank. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     if (!comm->alive)
         stand_in_misuse("ncclCommAbort: the communicator of rank %d is gone", comm->rank);
     nsi.n_inside++;
     if (nsi.machine.abort_sticks) {
         nsi.hung = true;
         while (!nsi.ending)
-            pthread_cond_wait(&nsi.moved, &nsi.lock);
+            nsi_wait();
     }
     comm->aborted = true;
-    pthread_cond_broadcast(&nsi.moved);
+    nsi_wake();
     while (comm->n_running)
-        pthread_cond_wait(&nsi.moved, &nsi.lock);
+        nsi_wait();
     leave_windows(comm, NULL);
     comm->alive = false;
     stand_in_use(comm->device, -comm->bytes);
     comm->bytes = 0;
     nsi.n_inside--;
-    pthread_cond_broadcast(&nsi.moved);
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_wake();
+    nsi_unlock();
     return ncclSuccess;
 }
 
@@ -478,7 +497,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
 {
     sigset_t blocked;
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     if (sigismember(&blocked, SIGSEGV))
         stand_in_misuse("ncclCommGetAsyncError: rank %d's thread blocks SIGSEGV: no handler would hear of a "
                         "crash in NCCL",
@@ -491,7 +510,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
     if (ends)
         comm->to = NULL;
     *asyncError = comm->n_polls > 0 ? ncclInProgress : comm->async;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
     return ncclSuccess;
 }
 
@@ -581,10 +600,13 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
             comm->rank, size, k->window_bytes[slot]);
     }
     k->n_windows++;
-    pthread_cond_broadcast(&nsi.moved);
-    while (k->n_windows < (number + 1) * (uint64_t)k->n_ranks && !nsi.ending)
-        pthread_cond_wait(&nsi.moved, &nsi.lock);
-    if (!nsi.machine.windows)
+    nsi_wake();
+    while (k->n_windows < (number + 1) * (uint64_t)k->n_ranks && !nsi.ending &&
+           !nsi_ring_is_broken(k, comm->rank))
+        nsi_wait();
+    if (k->n_windows < (number + 1) * (uint64_t)k->n_ranks)
+        return nsi_leave(nsi_ring_is_broken(k, comm->rank) ? ncclRemoteError : ncclSystemError);
+    if (!nsi.machine.windows || !nsi_on_one_host(k))
         return nsi_leave(ncclSuccess);
     struct ncclWindow_vidmem *w = calloc(1, sizeof *w);
     *w = (struct ncclWindow_vidmem){
@@ -648,9 +670,9 @@ static ncclResult_t put_group(void)
 
 ncclResult_t ncclGroupStart(void)
 {
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     nsi.n_open_groups += group.depth++ == 0;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
     return ncclSuccess;
 }
 
@@ -658,9 +680,9 @@ ncclResult_t ncclGroupEnd(void)
 {
     if (group.depth == 0)
         return ncclInvalidUsage;
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     nsi.n_open_groups -= group.depth == 1;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
     if (--group.depth > 0)
         return ncclSuccess;
     ncclResult_t res = group.error;
@@ -776,7 +798,7 @@ static ncclResult_t take(struct nsi_call c)
                : c.kind == NSI_RECV ? m->n_received[c.root]++
                                     : m->n_collectives++;
     for (int r = 0; c.kind < NSI_SEND && r < m->team->n_ranks; r++)
-        c.issue[r] = nsi.n_issued[m->device][m->team->device[r]]++;
+        c.issue[r] = nsi.n_issued[m->slot][m->team->slot[r]]++;
     note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
     struct nsi_call *kept = malloc(sizeof *kept);

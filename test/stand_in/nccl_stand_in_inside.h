@@ -1,4 +1,5 @@
-/* nccl_stand_in_inside.h: what the files of the NCCL stand-in share. One lock over all of it. */
+/* nccl_stand_in_inside.h: what the files of the NCCL stand-in share. One lock over all of it, also of ranks
+ * that are processes. */
 #ifndef ZR_TEST_NCCL_STAND_IN_INSIDE_H
 #define ZR_TEST_NCCL_STAND_IN_INSIDE_H
 
@@ -6,6 +7,8 @@
 #include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
 
 enum { NSI_RANKS = 16, NSI_POLLS = 3 };
 
@@ -55,8 +58,10 @@ struct nsi_team {
     int n_ids;
     ncclUniqueId ids[NSI_RANKS];
     int n_ranks, n_here;
-    /* -1: not here yet */
-    int device[NSI_RANKS];
+    /* who they are; -1: not here yet */
+    int slot[NSI_RANKS];
+    /* who has destroyed its communicator, and may end: the others need nothing more of it */
+    bool left[NSI_RANKS];
     /* registrations so far, of all ranks */
     uint64_t n_windows;
     /* of the first rank that came, for the even and the odd registration under way */
@@ -78,7 +83,8 @@ struct ncclWindow_vidmem {
 
 struct ncclComm {
     struct nsi_team *team;
-    int rank, device;
+    /* slot: who this rank is, in struct nsi_shared */
+    int rank, device, slot;
     bool alive, aborted, no_ctas;
     /* memory of the device that it takes */
     int64_t bytes;
@@ -114,17 +120,37 @@ struct nsi_call {
     struct nsi_call *next;
 };
 
-struct nsi_state {
+/* A rank's GPU: number device of that process, which poses as the host. */
+struct nsi_slot {
+    pid_t pid;
+    int device;
+    char host[64];
+};
+
+/* Of all ranks; those that are processes have it, and what it points to, in memory that they share. */
+struct nsi_shared {
     pthread_mutex_t lock;
-    pthread_cond_t moved;
-    struct nccl_stand_in_machine machine;
+    /* counts what others may wait for: a futex */
+    _Atomic uint32_t moved;
     struct nsi_team *teams;
+    uint64_t n_ids;
+    /* who forks the ranks; 0: they are threads, each device's slot has its number, the rest is not used */
+    pid_t owner;
+    struct nsi_slot slot[NSI_RANKS];
+    int n_slots;
+    /* bytes given out, from the struct on; and what came back, by the power of two that it has room for */
+    size_t used;
+    void *freed[64];
+};
+
+/* Of one process. */
+struct nsi_state {
+    struct nccl_stand_in_machine machine;
     struct ncclComm *comms;
     struct ncclWindow_vidmem *windows;
-    uint64_t n_ids;
     int n_open_groups;
-    /* [a][b]: collectives that device a has issued on communicators which b has a rank in too. */
-    uint64_t n_issued[STAND_IN_MOST_DEVICES][STAND_IN_MOST_DEVICES];
+    /* [a][b]: collectives that slot a, of this process, has issued on communicators in which slot b is too */
+    uint64_t n_issued[NSI_RANKS][NSI_RANKS];
     /* calls under way */
     int n_inside;
     /* batches put on streams and not dropped, which know their communicator */
@@ -139,6 +165,30 @@ struct nsi_state {
 };
 
 extern struct nsi_state nsi;
+extern struct nsi_shared *nsi_shared;
+
+/* ---- nccl_stand_in_share.c; all but nsi_lock with the lock held ---- */
+void nsi_lock(void);
+void nsi_unlock(void);
+/* Lets go of the lock until another thread calls nsi_wake, and a while at most where ranks may die. */
+void nsi_wait(void);
+void nsi_wake(void);
+/* Zeroed memory that all ranks have. */
+void *nsi_new(size_t bytes);
+void nsi_drop(void *at);
+/* Where this process was given the memory it stays; where it made it, that is gone. */
+void nsi_end_sharing(void);
+/* Who the calling process is with that device. */
+int nsi_slot(int device);
+bool nsi_same_host(int a, int b);
+/* Two processes of one host have it. */
+bool nsi_same_gpu(int a, int b);
+/* Of the team, of which whoever left is not counted: what rank notices of a death while communicators are
+ * made, and in a collective. */
+bool nsi_ring_is_broken(const struct nsi_team *k, int rank);
+bool nsi_network_is_broken(const struct nsi_team *k, int rank);
+bool nsi_any_is_dead(const struct nsi_team *k);
+bool nsi_on_one_host(const struct nsi_team *k);
 
 /* Begins a call that one thread of a rank may make at a time (comm NULL: none yet); the lock is held when it
  * returns ncclSuccess. */

@@ -23,7 +23,7 @@ static struct nsi_meeting *meeting_of(const struct nsi_call *c)
     for (struct nsi_meeting *m = k->meetings; m; m = m->next)
         if (m->number == c->number && m->from == from && m->to == to)
             return m;
-    struct nsi_meeting *m = calloc(1, sizeof *m);
+    struct nsi_meeting *m = nsi_new(sizeof *m);
     *m = (struct nsi_meeting){.kind = message ? NSI_SEND : c->kind,
                               .type = c->type,
                               .op = c->op,
@@ -95,7 +95,7 @@ static void give(struct nsi_meeting *m, const struct nsi_call *c)
     size_t n = bytes_given(c);
     compare(m, c);
     if (n) {
-        m->given[me] = malloc(n);
+        m->given[me] = nsi_new(n);
         memcpy(m->given[me], c->send, n);
     }
     m->here[me] = true;
@@ -191,8 +191,8 @@ static void take(const struct nsi_meeting *m, const struct nsi_call *c)
 static void free_meeting(struct nsi_meeting *m)
 {
     for (int i = 0; i < NSI_RANKS; i++)
-        free(m->given[i]);
-    free(m);
+        nsi_drop(m->given[i]);
+    nsi_drop(m);
 }
 
 static void leave(struct nsi_team *k, struct nsi_meeting *m, int me)
@@ -230,36 +230,40 @@ static void run_batch(void *arg)
     struct ncclComm *comm = calls->comm;
     if (nsi.machine.slow_us)
         usleep((useconds_t)nsi.machine.slow_us);
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     calls->has_run = true;
     comm->n_queued--;
     comm->n_running++;
     for (struct nsi_call *c = calls; c && !is_over(comm); c = c->next)
         give(meeting_of(c), c);
-    pthread_cond_broadcast(&nsi.moved);
+    nsi_wake();
     for (struct nsi_call *c = calls; c; c = c->next) {
         struct nsi_meeting *m = is_over(comm) ? NULL : meeting_of(c);
-        while (!is_over(comm) && !is_served(m, c))
-            pthread_cond_wait(&nsi.moved, &nsi.lock);
+        while (!is_over(comm) && !is_served(m, c)) {
+            /* its proxy thread is told by the network; the kernel goes on waiting */
+            if (nsi_network_is_broken(comm->team, comm->rank))
+                comm->async = ncclRemoteError;
+            nsi_wait();
+        }
         if (is_over(comm))
             break;
         take(m, c);
         leave(comm->team, m, comm->rank);
     }
     comm->n_running--;
-    pthread_cond_broadcast(&nsi.moved);
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_wake();
+    nsi_unlock();
 }
 
 /* It has run, or its device was lost. */
 static void drop_batch(void *arg)
 {
     struct nsi_call *c = arg;
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     c->comm->n_queued -= !c->has_run;
     nsi.n_batches--;
-    pthread_cond_broadcast(&nsi.moved);
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_wake();
+    nsi_unlock();
     for (struct nsi_call *next; c; c = next) {
         next = c->next;
         free(c);
@@ -273,11 +277,11 @@ ncclResult_t nsi_run(struct nsi_call *calls)
     comm->n_queued++;
     nsi.n_batches++;
     nsi.counts.n_groups++;
-    pthread_mutex_unlock(&nsi.lock);
+    nsi_unlock();
     cudaGetDevice(&before);
     cudaSetDevice(comm->device);
     cudaError_t err = stand_in_put(calls->stream, "nccl", run_batch, calls, drop_batch);
     cudaSetDevice(before);
-    pthread_mutex_lock(&nsi.lock);
+    nsi_lock();
     return err ? ncclUnhandledCudaError : ncclSuccess;
 }

@@ -2,10 +2,14 @@
  * stage and in groups, again and again: every other one's call ends with an error that names it, soon, and of
  * the job nothing is left. Some are only stopped, which time alone tells.
  *
+ * On the host they share memory; on a stand-in for GPUs NCCL's joins them, as one host or as two, by which it
+ * notices other deaths.
+ *
  * N_LOST=500 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has
  * to know; without them it is a sample, and the slowest is only printed. SEED repeats a run, VERBOSE=1 shows
  * what was said. */
 #include "test/zero/toy_net.h"
+#include "test/zero/where.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -25,7 +29,8 @@
 
 #include <cmocka.h>
 
-enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120000 };
+/* ANSWER_MS: after a timeout, for the ranks to compare what they called where they share no memory. */
+enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120000, ANSWER_MS = 8000 };
 
 /* What a rank is doing: a call, or some of one kind. */
 #define DOING_MAP(X)                                                                                         \
@@ -60,7 +65,7 @@ struct loss {
     uint32_t nth;
     double part;
     bool async; /* saves are */
-    int prefetch, timeout_ms;
+    int prefetch, timeout_ms, n_hosts;
     char folder[64];
 };
 
@@ -120,22 +125,29 @@ static void sleep_us(int64_t us)
         }                                                                                                    \
     } while (0)
 
+static const struct zero_config *of_this_rank;
+
+static void wait_for_unit(void)
+{
+    where_wait(of_this_rank);
+}
+
 /* Trains, saves and so on until a call fails: returns its code, and which it was. Without one it ends behind
  * the unwrap in which somebody was to die. */
-static int work(struct toy_rank *r, zero_ctx **z, struct toy *m, enum doing *in)
+static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struct toy *m, enum doing *in)
 {
     const struct loss *l = r->arg;
     struct view *v = &shared->view[r->rank];
     enum doing failed_in = NOTHING;
-    struct zero_config cfg = toy_config(r, l->stage);
     int err = 0;
     float x[8];
     double value = r->rank;
-    cfg.timeout_ms = l->timeout_ms;
-    cfg.save_async = l->async;
-    cfg.prefetch = l->prefetch;
-    cfg.save_keep = 2;
-    DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, &cfg));
+    cfg->timeout_ms = l->timeout_ms;
+    cfg->start_timeout_ms = l->timeout_ms;
+    cfg->save_async = l->async;
+    cfg->prefetch = l->prefetch;
+    cfg->save_keep = 2;
+    DO(WRAP, zero_wrap(z, m->table, TOY_TENSORS, cfg));
     for (uint32_t round = 0; !err && *z; round++) {
         for (int step = 0; step < 2; step++) {
             DO(BRACKETS, toy_forward(m, *z, true));
@@ -163,14 +175,20 @@ extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 /* The whole life of a rank's process. */
 static void live(struct toy_rank *r)
 {
+    const struct loss *l = r->arg;
     struct toy_holdings before = toy_holdings(), now;
+    struct zero_config cfg = toy_config(r, l->stage);
     struct toy m;
     zero_ctx *z = NULL;
     enum doing in;
-    char cause[sizeof r->text];
+    char cause[sizeof r->text], misuse[1024];
     toy_make(&m);
-    int err = work(r, &z, &m, &in);
-    while (!err && r->rank == ((const struct loss *)r->arg)->victim)
+    where_enter(r->rank * l->n_hosts / WORLD);
+    where_open(r->rank, &cfg);
+    of_this_rank = &cfg;
+    toy_wait = wait_for_unit;
+    int err = work(r, &cfg, &z, &m, &in);
+    while (!err && r->rank == l->victim)
         pause(); /* it is to be killed, if only now */
     r->ms = toy_now_ms() - atomic_load(&shared->lost_ms);
     toy_note(r, err);
@@ -181,6 +199,9 @@ static void live(struct toy_rank *r)
     if (z && (zero_unwrap(&z) != err || !strstr(cause, zero_last_error())))
         toy_wrong(r, "zero_unwrap says something else: %.300s", zero_last_error());
     toy_free(&m);
+    where_close(&cfg);
+    if (!where_leave(misuse, sizeof misuse))
+        toy_wrong(r, "%s", misuse);
     if (!toy_holds_no_more(before, &now))
         toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
                   before.n_threads, now.n_threads, before.n_maps, now.n_maps);
@@ -219,9 +240,10 @@ static void end_victim(const struct loss *l, pid_t pid)
     while (now_us() < at_us)
         ;
     atomic_store(&shared->lost_ms, toy_now_ms());
-    kill(pid, l->signal);
     if (l->signal == SIGSTOP)
-        waitpid(pid, NULL, WUNTRACED);
+        where_stop(pid);
+    else
+        kill(pid, l->signal);
 }
 
 /* Until all have ended; a victim that is stopped is killed when the others have. */
@@ -309,14 +331,17 @@ static bool is_of(enum doing what, const char *call)
     return false;
 }
 
-/* An error names a call: the last one of the victim, or zero_wrap, where it and they were. Of
- * a rank that is only stopped another's may be named, which waits for it. */
+/* An error names a call: the last one of the victim, or zero_wrap, where it and they were; over NCCL, where
+ * nobody sees what another rank calls, the collective that the survivor was in. Of a rank that is only
+ * stopped another's may be named, which waits for it. */
 static bool names_the_call(const struct loss *l, const char *text)
 {
     static const char last[] = "; its last call was ";
     const struct view *v = &shared->view[l->victim];
     enum doing at = (enum doing)atomic_load(&v->doing), before = (enum doing)atomic_load(&v->before);
     const char *said = strstr(text, last), *call = said ? said + strlen(last) : "";
+    if (where_has_gpu && strstr(text, " seq ")) /* the survivor's own operation */
+        return true;
     if (!said)
         return strstr(text, "zero_wrap: ") && (at == WRAP || before == WRAP);
     return l->signal == SIGSTOP || is_of(at, call) || is_of(before, call);
@@ -331,9 +356,11 @@ static void check_survivor(const struct loss *l, enum doing at, const struct toy
     /* Who has unwrapped with it has lost nothing. A rank that never came, or does not move, is found by its
      * time. */
     bool well = r->err == 0 && l->at == UNWRAP && (at == UNWRAP || at == NOTHING);
-    bool by_time = r->err == ZERO_ERR_TIMEOUT && (l->signal == SIGSTOP || at == WRAP);
-    allowed += by_time ? l->timeout_ms : 0;
-    bool named = (r->err == ZERO_ERR_PEER || by_time) && strstr(r->text, who) && names_the_call(l, r->text);
+    bool by_time = l->signal == SIGSTOP ? r->err == ZERO_ERR_TIMEOUT || where_has_gpu
+                                        : r->err == ZERO_ERR_TIMEOUT && at == WRAP;
+    allowed += by_time ? l->timeout_ms + (where_has_gpu ? ANSWER_MS : 0) : 0;
+    bool named = (r->err == ZERO_ERR_PEER || (r->err == ZERO_ERR_TIMEOUT && by_time)) &&
+                 strstr(r->text, who) && names_the_call(l, r->text);
     if (verbose)
         printf("  rank %d: %d in %s after %lld ms: %.300s\n", r->rank, r->err, doing_names[in],
                (long long)r->ms, r->text);
@@ -353,9 +380,11 @@ static void lose(struct loss *l)
     pid_t pid[WORLD];
     strcpy(l->folder, "/tmp/zero-kills-XXXXXX");
     assert_non_null(mkdtemp(l->folder));
+    where_fork();
     fork_ranks(l, pid);
     end_victim(l, pid[l->victim]);
     await_end(l, pid);
+    where_reap();
     enum doing at = (enum doing)atomic_load(&shared->view[l->victim].doing);
     nftw(l->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
     if (verbose)
@@ -380,7 +409,10 @@ static struct loss any_loss(int i, int signal)
                      .nth = 1 + (uint32_t)(draw() % 4),
                      .part = (double)(draw() % 1000) / 1000,
                      .async = draw() % 2,
-                     .prefetch = (int)(draw() % 2)}; /* more, and the toy is never gathered anew */
+                     .prefetch = (int)(draw() % 2), /* more, and the toy is never gathered anew */
+                     .n_hosts = 1};
+    if (where_has_gpu)
+        l.n_hosts += (int)(draw() % 2);
     /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */
     l.timeout_ms = signal == SIGSTOP || l.at == WRAP ? (int)short_ms : LONG_MS;
     return l;

@@ -1,6 +1,7 @@
 /* where_cuda.c: see where.h. On the stand-in for CUDA, whose device memory the CPU may touch. */
 #include "test/zero/where.h"
 
+#include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
 #include <cuda_runtime_api.h>
@@ -35,6 +36,39 @@ void where_close(struct zero_config *cfg)
         fprintf(stderr, "a context was made on GPU 0, which no rank works on\n");
         abort();
     }
+}
+
+void where_fork(void)
+{
+    nccl_stand_in_share();
+}
+
+void where_reap(void)
+{
+    nccl_stand_in_end();
+}
+
+void where_stop(pid_t pid)
+{
+    nccl_stand_in_stop(pid);
+}
+
+/* To the library, and to NCCL. */
+void where_enter(int on_host)
+{
+    char host[32];
+    snprintf(host, sizeof host, "host-%d", on_host);
+    setenv("ZERO_HOST_ID", host, 1);
+    setenv("NCCL_HOSTID", host, 1);
+}
+
+bool where_leave(char *text, size_t n_text)
+{
+    const char *misuse;
+    bool hung = nccl_stand_in_end(); /* a call was left behind with what it may use */
+    bool well = stand_in_end(&misuse) == 0 || hung;
+    snprintf(text, n_text, "%s", misuse);
+    return well;
 }
 
 void where_wait(const struct zero_config *cfg)
