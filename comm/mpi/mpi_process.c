@@ -6,11 +6,12 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 /* BUSY_NS: so long after somebody waited the thread looks often. STOP_NS: how long it is waited for. END_MS:
  * of MPI_Finalize, when the process ends. LAST_LOOKS: when nobody uses MPI any more, for what it has taken
- * over. */
+ * over; and before MPI_Finalize, OFTEN_NS apart. */
 enum { OFTEN_NS = 1000 * 1000, SELDOM_NS = 20 * 1000 * 1000, END_MS = 10000, LAST_LOOKS = 100 };
 static const int64_t BUSY_NS = 1000 * 1000 * 1000, STOP_NS = 1000 * 1000 * 1000;
 
@@ -230,6 +231,17 @@ static bool is_there(const struct zr_mpi_process *p)
     return p->shim->is_initialized(p->world) && !p->shim->is_finalized(p->world);
 }
 
+/* MPICH 4.0 ends connections in MPI_Finalize one by one, and lets UCX work no more on a rank whose own have
+ * ended: another then waits there for ever for what only that rank could answer, as over tcp where it had not
+ * come to it before (pmodels/mpich, pull request 6596). So all look on for a while first. */
+static void look_before_finalize(struct zr_mpi_process *p)
+{
+    for (int i = 0; i < LAST_LOOKS; i++) {
+        zr_mpi_poll(p);
+        nanosleep(&(struct timespec){.tv_nsec = OFTEN_NS}, NULL);
+    }
+}
+
 /* A process that has failed, or of which something is pending, may be waited for by nobody: it goes without.
  */
 static void end_process(struct zr_mpi_process *p)
@@ -240,6 +252,11 @@ static void end_process(struct zr_mpi_process *p)
     if (p->pid != getpid() || zr_mpi_enter(p, 1000))
         return;
     bool ends_here = p->is_ours && !p->is_disturbed && !p->n_open && is_there(p);
+    zr_mpi_leave(p);
+    if (ends_here)
+        look_before_finalize(p);
+    if (zr_mpi_enter(p, 1000))
+        return;
     if (ends_here)
         p->shim->on_finalize(p->world, NULL, NULL);
     atomic_store(&p->state, ENDING);
