@@ -1,32 +1,20 @@
 /* shm_arena.c: making, finding and mapping the segments of a shared-memory communicator.
  *
- * A segment is a memfd and not a name in /dev/shm: it has no name to be left behind when ranks are killed,
- * and it is not bound by the 64 MiB that containers give /dev/shm by default. Peers open it through
- * /proc/PID/fd/FD while its owner keeps the descriptor open, which is the same code for ranks that are
- * processes and for ranks that are threads of one. The pages are reserved at once, so that a lack of memory
- * is an error now and not a SIGBUS in the middle of a step.
- *
  * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
  * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
 #include "comm/meet/rendezvous.h"
+#include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
 #include "comm/verdict.h"
 #include "kernels/host/host_memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef F_ADD_SEALS
-#include <linux/fcntl.h>
-#endif
 
 _Static_assert(sizeof(struct zr_shm_head) <= ZR_SHM_HEAD_BYTES, "the header has its pages");
 _Static_assert(ZR_SHM_SIZE <= ZR_MAX_SOURCES, "sum_tree takes a source from every rank");
@@ -63,45 +51,12 @@ struct shm_arena {
     int fd; /* peers open it through this */
 };
 
-static int64_t segment_bytes(int64_t bytes)
-{
-    return (bytes + 4095) & ~(int64_t)4095;
-}
-
-static int reserve(int fd, int64_t bytes)
-{
-    /* In pieces: a signal makes the kernel give back what one call has taken so far. */
-    const int64_t piece = INT64_C(64) << 20;
-    for (int64_t at = 0; at < bytes;) {
-        int64_t n = bytes - at < piece ? bytes - at : piece;
-        if (fallocate(fd, 0, at, n) == 0)
-            at += n;
-        else if (errno != EINTR)
-            return zr_fail(errno == ENOSPC || errno == ENOMEM ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
-                           "reserving %lld bytes of shared memory: %s", (long long)bytes, strerror(errno));
-    }
-    return 0;
-}
-
 /* A file of that many bytes, mapped; *fd is closed by the caller, also after a failure. */
 static int make_segment(const struct zr_shm *m, const char *what, int64_t bytes, int *fd, char **at)
 {
     char name[64];
     snprintf(name, sizeof name, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
-    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
-    int err = reserve(*fd, segment_bytes(bytes));
-    if (err)
-        return err;
-    /* Nobody may make it smaller under us. */
-    fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (p == MAP_FAILED)
-        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s",
-                       (long long)segment_bytes(bytes), strerror(errno));
-    *at = p;
-    return 0;
+    return zr_shared_make(name, bytes, fd, at);
 }
 
 static int make_head(struct zr_shm *m, struct card *mine)
@@ -121,8 +76,7 @@ static int make_head(struct zr_shm *m, struct card *mine)
 static void free_shm_arena(struct zr_arena *a)
 {
     struct shm_arena *own = (struct shm_arena *)a;
-    if (a->base)
-        munmap(a->base, (size_t)segment_bytes(a->bytes));
+    zr_shared_unmap(a->base, a->bytes);
     if (own->fd >= 0)
         close(own->fd);
     free(own);
@@ -130,53 +84,27 @@ static void free_shm_arena(struct zr_arena *a)
 
 /* --- a peer's segments --- */
 
-/* What a peer keeps open as fd, mapped. ino 0: whatever its number. */
-static int map_peer(int rank, int pid, int fd_of_peer, int64_t bytes, uint64_t ino, int protection, char **at)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd_of_peer);
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0) {
-        int err = zr_fail(ZR_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", rank, path,
-                          strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return err;
-    }
-    if (st.st_size != segment_bytes(bytes) || (ino && (uint64_t)st.st_ino != ino)) {
-        close(fd);
-        return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
-                       (long long)st.st_size, rank);
-    }
-    char *p = mmap(NULL, (size_t)segment_bytes(bytes), protection, MAP_SHARED, fd, 0);
-    close(fd);
-    if (p == MAP_FAILED)
-        return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
-                       rank, strerror(errno));
-    *at = p;
-    return 0;
-}
-
 static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
 {
     struct zr_shm_peer *peer = &m->peer[place];
-    int rank = zr_comm_rank(&m->base, place);
+    struct zr_shared_at at = {.rank = zr_comm_rank(&m->base, place), .pid = card->pid, .fd = card->head_fd};
     char *p;
     peer->pid = card->pid;
     /* Before the segments are opened: if the number is another process's by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-    int err = map_peer(rank, card->pid, card->head_fd, ZR_SHM_HEAD_BYTES, 0, PROT_READ | PROT_WRITE, &p);
+    int err = zr_shared_map(&at, ZR_SHM_HEAD_BYTES, PROT_READ | PROT_WRITE, &p);
     if (err)
         return err;
     peer->head = (struct zr_shm_head *)p;
     if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
         return zr_fail(ZR_ERR_SYSTEM,
                        "what process %d has as descriptor %d is not the shared memory of rank %d", card->pid,
-                       card->head_fd, rank);
+                       card->head_fd, at.rank);
+    at.fd = card->arena_fd;
+    at.inode = card->arena_ino;
     /* For reading: a stray write is caught here. */
-    return map_peer(rank, card->pid, card->arena_fd, bytes, card->arena_ino, PROT_READ, &peer->arena);
+    return zr_shared_map(&at, bytes, PROT_READ, &peer->arena);
 }
 
 static int open_peers(struct zr_shm *m, const struct card *all)
@@ -192,10 +120,9 @@ void zr_shm_unmap(struct zr_shm *m)
 {
     for (int i = 0; i < m->base.group.size; i++) {
         struct zr_shm_peer *peer = &m->peer[i];
-        if (peer->head)
-            munmap(peer->head, ZR_SHM_HEAD_BYTES);
-        if (peer->arena && i != m->base.group.rank)
-            munmap(peer->arena, (size_t)segment_bytes(m->arena_bytes));
+        zr_shared_unmap(peer->head, ZR_SHM_HEAD_BYTES);
+        if (i != m->base.group.rank)
+            zr_shared_unmap(peer->arena, m->arena_bytes);
         if (peer->pidfd >= 0)
             close(peer->pidfd);
         *peer = (struct zr_shm_peer){.pidfd = -1};
@@ -300,12 +227,9 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 /* My header, and what peers need to find my arena. */
 static int show_mine(struct zr_shm *m, struct card *mine)
 {
-    struct stat st;
     mine->arena_fd = ((struct shm_arena *)m->held)->fd;
-    if (fstat(mine->arena_fd, &st) < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "the arena's file: %s", strerror(errno));
-    mine->arena_ino = (uint64_t)st.st_ino;
-    return make_head(m, mine);
+    int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
+    return err ? err : make_head(m, mine);
 }
 
 int zr_shm_map(struct zr_shm *m, struct zr_arena *a)

@@ -1,0 +1,95 @@
+/* shared_memory.c: see shared_memory.h. */
+#include "comm/shared_memory.h"
+#include "kernels/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef F_ADD_SEALS
+#include <linux/fcntl.h>
+#endif
+
+static int64_t segment_bytes(int64_t bytes)
+{
+    return (bytes + 4095) & ~(int64_t)4095;
+}
+
+static int reserve(int fd, int64_t bytes)
+{
+    /* In pieces: a signal makes the kernel give back what one call has taken so far. */
+    const int64_t piece = INT64_C(64) << 20;
+    for (int64_t at = 0; at < bytes;) {
+        int64_t n = bytes - at < piece ? bytes - at : piece;
+        if (fallocate(fd, 0, at, n) == 0)
+            at += n;
+        else if (errno != EINTR)
+            return zr_fail(errno == ENOSPC || errno == ENOMEM ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM,
+                           "reserving %lld bytes of shared memory: %s", (long long)bytes, strerror(errno));
+    }
+    return 0;
+}
+
+int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
+{
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0)
+        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", strerror(errno));
+    int err = reserve(*fd, segment_bytes(bytes));
+    if (err)
+        return err;
+    /* Nobody may make it smaller under us. */
+    fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (p == MAP_FAILED)
+        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s",
+                       (long long)segment_bytes(bytes), strerror(errno));
+    *at = p;
+    return 0;
+}
+
+int zr_shared_inode(int fd, uint64_t *inode)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return zr_fail(ZR_ERR_SYSTEM, "the arena's file: %s", strerror(errno));
+    *inode = (uint64_t)st.st_ino;
+    return 0;
+}
+
+int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protection, char **at)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", where->pid, where->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        int err = zr_fail(ZR_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", where->rank, path,
+                          strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return err;
+    }
+    if (st.st_size != segment_bytes(bytes) || (where->inode && (uint64_t)st.st_ino != where->inode)) {
+        close(fd);
+        return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
+                       (long long)st.st_size, where->rank);
+    }
+    char *p = mmap(NULL, (size_t)segment_bytes(bytes), protection, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED)
+        return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
+                       where->rank, strerror(errno));
+    *at = p;
+    return 0;
+}
+
+void zr_shared_unmap(void *at, int64_t bytes)
+{
+    if (at)
+        munmap(at, (size_t)segment_bytes(bytes));
+}
