@@ -131,7 +131,8 @@ struct zr_tag {
 struct zr_comm_stats {
     /* completed on this rank */
     int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
-    /* bytes this rank took from other ranks' arenas */
+    /* bytes this rank took from other ranks' arenas; of a sum each rank's part, also where several of another
+     * host came as their sum */
     int64_t wire_bytes;
     /* that its library holds on the device for it besides arenas, by the library's own count when it was last
      * asked; 0: nobody counts */

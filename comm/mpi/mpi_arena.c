@@ -1,15 +1,22 @@
-/* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, with what
- * each communicator has for itself at its end. */
+/* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, or where
+ * hosts have several ranks, such as those of a host map; with what each communicator has for itself at its
+ * end. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "comm/plain_arena.h"
+#include "comm/shared_memory.h"
 #include "comm/verdict.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 struct mpi_arena {
     struct zr_arena base;
     struct zr_device *dev;
+    /* of memory that others map; -1: of the device's */
+    int fd;
     /* bytes at the end, of those that it is attached to */
     int64_t taken;
 };
@@ -17,26 +24,42 @@ struct mpi_arena {
 static void free_mpi_arena(struct zr_arena *a)
 {
     const struct mpi_arena *own = (struct mpi_arena *)a;
-    own->dev->ops->free(own->dev, a->base, a->bytes);
+    if (own->fd >= 0) {
+        zr_shared_unmap(a->base, a->bytes);
+        close(own->fd);
+    } else if (a->base) {
+        own->dev->ops->free(own->dev, a->base, a->bytes);
+    }
     free(a);
+}
+
+/* All zero. */
+static int alloc_arena(struct zr_mpi_set *p, struct mpi_arena *a)
+{
+    char name[48];
+    void *at;
+    if (p->tiers) {
+        snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
+        return zr_shared_make(name, a->base.bytes, &a->fd, &a->base.base);
+    }
+    int err = p->dev->ops->alloc(p->dev, a->base.bytes, &at);
+    if (err)
+        return err;
+    a->base.base = at;
+    return zr_plain_zero(p->dev, at, a->base.bytes);
 }
 
 static int make_mpi_arena(struct zr_mpi_set *p, int64_t bytes, struct zr_arena **out)
 {
-    void *at;
-    if (bytes <= 0)
+    if (bytes <= 0 || bytes > INT64_MAX / 2)
         return zr_fail(ZR_ERR_ARG, "mpi: the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
     struct mpi_arena *a = calloc(1, sizeof *a);
     if (!a)
         return zr_fail(ZR_ERR_NOMEM, "mpi: no memory for an arena of %lld bytes", (long long)bytes);
-    int err = p->dev->ops->alloc(p->dev, bytes, &at);
-    if (err) {
-        free(a);
-        return err;
-    }
-    a->base = (struct zr_arena){.free = free_mpi_arena, .base = at, .bytes = bytes, .n_held = 1};
+    a->base = (struct zr_arena){.free = free_mpi_arena, .bytes = bytes, .n_held = 1};
     a->dev = p->dev;
-    err = zr_plain_zero(p->dev, at, bytes);
+    a->fd = -1;
+    int err = alloc_arena(p, a);
     if (err)
         zr_arena_drop(&a->base);
     else
@@ -48,21 +71,28 @@ static int make_mpi_arena(struct zr_mpi_set *p, int64_t bytes, struct zr_arena *
 struct card {
     int64_t bytes;
     int32_t role;
+    /* where its arena is found by others of its host */
+    int32_t pid, fd;
+    uint64_t inode;
     ZR_VERDICT(240);
 };
 
+static struct card *new_mpi_cards(const struct zr_mpi *m)
+{
+    struct card *all = calloc((size_t)m->set->world, sizeof *all);
+    if (!all)
+        zr_rendezvous_fail(m->set->rdv,
+                           zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, m->set->world));
+    return all;
+}
+
 /* All ranks of the world go on or none does. err: of this rank's step. */
-static int agree_mpi_cards(struct zr_mpi *m, int err, int64_t bytes)
+static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
-    struct card mine = {.bytes = bytes, .role = (int32_t)m->base.role},
-                *all = calloc((size_t)p->world, sizeof *all);
-    if (!all)
-        return zr_rendezvous_fail(p->rdv,
-                                  zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, p->world));
-    zr_verdict_put(&mine, err);
-    int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    met = zr_verdict(met, &mine, all, p->world, p->rank);
+    zr_verdict_put(mine, err);
+    int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
+    met = zr_verdict(met, mine, all, p->world, p->rank);
     for (int i = 1; i < p->world && !met; i++)
         if (all[i].role != all[0].role)
             met =
@@ -71,7 +101,6 @@ static int agree_mpi_cards(struct zr_mpi *m, int err, int64_t bytes)
         else if (all[i].bytes != all[0].bytes)
             met = zr_fail(ZR_ERR_MISMATCH, "mpi %s: the arena has %lld bytes on rank %d, %lld on rank 0",
                           m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
-    free(all);
     return met;
 }
 
@@ -79,7 +108,11 @@ int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_arena *a = NULL;
-    int err = agree_mpi_cards(m, make_mpi_arena(m->set, bytes, &a), bytes);
+    struct card mine = {.bytes = bytes, .role = (int32_t)c->role}, *all = new_mpi_cards(m);
+    if (!all)
+        return ZR_ERR_NOMEM;
+    int err = agree_mpi_cards(m, make_mpi_arena(m->set, bytes, &a), &mine, all);
+    free(all);
     if (err)
         zr_arena_drop(a);
     else
@@ -87,25 +120,68 @@ int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return err;
 }
 
+void zr_mpi_unmap(struct zr_mpi *m)
+{
+    for (int i = 0; m->peer && i < m->base.group.size; i++) {
+        if (m->peer[i] && i != m->base.group.rank)
+            zr_shared_unmap(m->peer[i], m->held->bytes);
+        m->peer[i] = NULL;
+    }
+}
+
+/* The arenas of the group's members on this host: for reading, so that a stray write is caught here. */
+static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
+{
+    int err = 0;
+    for (int i = 0; i < m->spread.size && !err; i++) {
+        int32_t rank = zr_comm_rank(&m->base, i);
+        const struct zr_shared_at where = {rank, all[rank].pid, all[rank].fd, all[rank].inode};
+        if (i == m->base.group.rank)
+            m->peer[i] = m->arena;
+        else if (m->spread.host_of[i] == m->spread.host)
+            err = zr_shared_map(&where, m->held->bytes, PROT_READ, &m->peer[i]);
+    }
+    return err;
+}
+
+static int check_mpi_arena(const struct zr_mpi *m, const struct zr_arena *a, int64_t taken)
+{
+    if (a->bytes > taken && (!taken || a->bytes % ZR_MPI_ALIGN == 0))
+        return 0;
+    return zr_fail(ZR_ERR_ARG,
+                   "mpi %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
+                   m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
+}
+
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     struct mpi_arena *own = (struct mpi_arena *)a;
     int64_t taken = own->taken + m->reserve;
-    int err = 0;
     if (m->held)
         return zr_fail(ZR_ERR_ORDER, "mpi %s: an arena is attached once", m->name);
-    if (a->bytes <= taken || (taken && a->bytes % ZR_MPI_ALIGN))
-        err = zr_fail(ZR_ERR_ARG,
-                      "mpi %s: the arena is %lld bytes: more than what is ours of it (%lld)%s is allowed",
-                      m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
-    err = agree_mpi_cards(m, err, a->bytes);
-    if (err)
+    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = own->fd},
+                *all = new_mpi_cards(m);
+    if (!all)
+        return ZR_ERR_NOMEM;
+    int err = check_mpi_arena(m, a, taken);
+    if (!err && own->fd >= 0)
+        err = zr_shared_inode(own->fd, &mine.inode);
+    err = agree_mpi_cards(m, err, &mine, all);
+    if (!err) {
+        m->held = a;
+        m->arena = a->base;
+        if (m->set->tiers)
+            err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
+    }
+    free(all);
+    if (err) {
+        zr_mpi_unmap(m);
+        m->held = NULL;
         return err;
+    }
     atomic_fetch_add(&a->n_held, 1);
     own->taken = taken;
-    m->held = a;
-    m->arena = a->base;
     m->usable = a->bytes - taken;
     m->own = a->base + m->usable;
     return 0;

@@ -12,6 +12,7 @@
  *   mpi.c         the vtable: checks, numbering, and putting operations on the stream
  *   mpi_run.c     what an operation does when its turn comes
  *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree
+ *   mpi_tiers.c   gathers and sums of hosts with several ranks: shared memory inside, MPI between
  *   mpi_wait.c    requests begun and waited for; posts compared; failing
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
  *   mpi_open.c    ranks meet, and communicators are made and closed
@@ -23,6 +24,7 @@
 #include "comm/mpi/mpi_process.h"
 #include "comm/post.h"
 #include "comm/seg_ring.h"
+#include "comm/spread.h"
 #include "kernels/first_failure.h"
 
 #include <pthread.h>
@@ -42,7 +44,7 @@ enum {
 };
 
 /* Of messages, in each communicator. */
-enum { ZR_MPI_TAG_POST = 1, ZR_MPI_TAG_DATA };
+enum { ZR_MPI_TAG_POST = 1, ZR_MPI_TAG_DATA, ZR_MPI_TAG_HOST };
 
 /* What the communicators of a context share. */
 struct zr_mpi_set {
@@ -57,12 +59,14 @@ struct zr_mpi_set {
     int32_t *mpi_rank;
     /* there is a core for every thread that waits */
     bool spins;
+    /* There are several hosts, some with several ranks: arenas are memory that a host's ranks map. */
+    bool tiers;
     int n_open;
     /* something of it is pending for ever */
     bool is_left;
     struct zr_first failure;
     _Atomic uint32_t alarm;
-    char path[ZR_MPI_VERSION_BYTES];
+    char path[ZR_MPI_VERSION_BYTES + 32];
 };
 
 struct zr_mpi {
@@ -80,6 +84,12 @@ struct zr_mpi {
     char *own;
     /* of what is summed in one message, at most */
     int64_t chunk;
+    /* How its ranks lie on hosts, where some host has several; size 0: each is by itself. */
+    struct zr_spread spread;
+    /* Sums are made host by host. */
+    bool sums_by_host;
+    /* (size) of the members on this host, mapped for reading, and my own; NULL: of another host's */
+    char **peer;
 
     /* issuing thread */
     uint64_t next_seq;
@@ -141,11 +151,21 @@ int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_m
 int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left);
 /* Tells the others what this rank is about to do, and compares what they are. 0 or the failure. */
 int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine);
+/* Until the members of this host are all here, in the operation that they have met for. What they wrote to
+ * their arenas before is there then. 0 or the failure. */
+int zr_mpi_meet_host(struct zr_mpi *m);
 /* Nothing of the communicator is under way. */
 bool zr_mpi_rests(const struct zr_mpi *m);
 
 /* mpi_reduce.c */
 int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g);
+
+/* mpi_tiers.c. */
+/* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
+int zr_mpi_spread(struct zr_mpi *m);
+/* Segments of one operation. */
+int zr_mpi_gather_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
+int zr_mpi_reduce_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
 
 /* mpi_run.c: fn of ops->call. */
 void zr_mpi_run(void *op);
@@ -153,6 +173,8 @@ void zr_mpi_run(void *op);
 /* mpi_arena.c. Both collective over the world. */
 int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a);
+/* The arenas of this host's other members. */
+void zr_mpi_unmap(struct zr_mpi *m);
 
 /* mpi.c */
 extern const struct zr_comm_ops zr_mpi_ops;

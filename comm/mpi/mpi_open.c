@@ -5,7 +5,6 @@
 #include "comm/fold.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
-#include "comm/topology.h"
 #include "comm/verdict.h"
 #include "comm/within.h"
 
@@ -125,7 +124,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     err = err ? err : check_same_mpi(p, all);
     if (err)
         return err;
-    snprintf(p->path, sizeof p->path, "%s", lib.version);
+    snprintf(p->path, sizeof p->path, "%s%s", lib.version, p->tiers ? ", shared inside hosts" : "");
     err = zr_mpi_process_open(&lib, p->opt.log, &p->process);
     err = err ? err : ask_rank(p, &mine);
     err = exchange_cards(p, err, &mine, all);
@@ -234,7 +233,10 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     *out = &m->base;
     m->post = calloc((size_t)ask->group->size, sizeof *m->post);
     m->from = calloc((size_t)ask->group->size, sizeof *m->from);
-    return m->post && m->from ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
+    m->peer = calloc((size_t)ask->group->size, sizeof *m->peer);
+    if (!m->post || !m->from || !m->peer)
+        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
+    return zr_mpi_spread(m);
 }
 
 /* Waiting threads look for a while before they sleep, if there is a core for each. */
@@ -243,6 +245,12 @@ static bool has_cores(const struct zr_mpi_options *opt, int world, int n_streams
     cpu_set_t set;
     int own = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
     return (opt->topology ? opt->topology->local_size : world) * n_streams <= own;
+}
+
+/* One host alone has shared memory of its own (comm/shm). */
+static bool has_tiers(const struct zr_topology *t)
+{
+    return t && t->n_hosts > 1 && t->n_hosts < t->world;
 }
 
 static void drop_set(struct zr_mpi_set *p)
@@ -270,6 +278,7 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
     p->timeout_ns = opt->timeout_ms * 1000000;
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
+    p->tiers = has_tiers(opt->topology);
     p->mpi_rank = calloc((size_t)p->world, sizeof *p->mpi_rank);
     return p->mpi_rank ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
 }
@@ -388,12 +397,15 @@ void zr_mpi_close(struct zr_comm *c)
     p->n_open--;
     if (rests) {
         free_mpi_comm(m);
+        zr_mpi_unmap(m);
         zr_arena_drop(m->held);
         zr_seg_ring_close(&m->ring);
         pthread_mutex_destroy(&m->lock);
         free(m->words);
         free(m->post);
         free(m->from);
+        free(m->peer);
+        zr_spread_free(&m->spread);
         free(m);
     } else { /* MPI has memory of it and of its arena, for as long as the process lives */
         zr_warn(p->opt.log,

@@ -15,7 +15,8 @@ struct zr_mpi_options {
     enum zr_mpi_kind kind;
     /* NULL, or the program's own MPI_Comm *, of which all ranks of the rendezvous are members */
     void *lent;
-    /* NULL: all ranks share a host, as far as their cores are concerned */
+    /* Of the world; it outlives the communicators. NULL: all ranks share a host, as far as their cores are
+     * concerned. */
     const struct zr_topology *topology;
     /* NULL: found by kind */
     const struct zr_mpi_library *library;

@@ -33,14 +33,13 @@ static int gather_places(struct zr_mpi *m, char *region, const struct zr_cut *cu
     return err ? err : zr_mpi_await(m, &m->data[0], 0);
 }
 
-static int mpi_run_gather(struct zr_mpi *m, const struct zr_gather_seg *g, int64_t *taken)
+static int mpi_run_gather(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     char *region = at_of(m, g->dst), *own = at_of(m, zr_gather_own(g, me)),
          *there = region + zr_cut_at(&g->cut, me);
     int64_t mine = zr_cut_bytes(&g->cut, me);
     bool equal = !g->cut.at && g->cut.total == g->cut.each * size;
-    *taken += g->cut.total - mine;
     if (g->cut.total == 0)
         return 0;
     if (equal && size > 1)
@@ -48,6 +47,33 @@ static int mpi_run_gather(struct zr_mpi *m, const struct zr_gather_seg *g, int64
     if (own != there && mine)
         m->set->kernels->copy(there, own, mine);
     return size > 1 ? gather_places(m, region, &g->cut) : 0;
+}
+
+static int mpi_run_gathers(struct zr_mpi *m, const struct zr_mpi_op *op, int64_t *taken)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < op->post.n_seg; i++) {
+        const struct zr_cut *cut = &op->segs.seg[i].gather.cut;
+        *taken += cut->total - zr_cut_bytes(cut, m->base.group.rank);
+    }
+    if (m->spread.size)
+        return zr_mpi_gather_by_host(m, op->segs.seg, op->post.n_seg);
+    for (uint32_t i = 0; i < op->post.n_seg && !err; i++)
+        err = mpi_run_gather(m, &op->segs.seg[i].gather);
+    return err;
+}
+
+/* What is taken is each member's part of a sum, also where a host has put its members' together. */
+static int mpi_run_reduces(struct zr_mpi *m, const struct zr_mpi_op *op, int64_t *taken)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < op->post.n_seg; i++)
+        *taken += zr_cut_bytes(&op->segs.seg[i].reduce.cut, m->base.group.rank) * (m->base.group.size - 1);
+    if (m->sums_by_host)
+        return zr_mpi_reduce_by_host(m, op->segs.seg, op->post.n_seg);
+    for (uint32_t i = 0; i < op->post.n_seg && !err; i++)
+        err = zr_mpi_reduce(m, &op->segs.seg[i].reduce);
+    return err;
 }
 
 static int mpi_run_broadcast(struct zr_mpi *m, const struct zr_mpi_op *op, int64_t *taken)
@@ -96,15 +122,10 @@ static int mpi_move(struct zr_mpi *m, const struct zr_mpi_op *op, int64_t *taken
     int err = 0;
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
-        for (uint32_t i = 0; i < op->post.n_seg && !err; i++)
-            err = mpi_run_gather(m, &op->segs.seg[i].gather, taken);
+        err = mpi_run_gathers(m, op, taken);
         break;
     case ZR_OP_REDUCE_SCATTER:
-        for (uint32_t i = 0; i < op->post.n_seg && !err; i++) {
-            const struct zr_reduce_seg *g = &op->segs.seg[i].reduce;
-            err = zr_mpi_reduce(m, g);
-            *taken += zr_cut_bytes(&g->cut, m->base.group.rank) * (m->base.group.size - 1);
-        }
+        err = mpi_run_reduces(m, op, taken);
         break;
     case ZR_OP_BROADCAST:
         err = mpi_run_broadcast(m, op, taken);

@@ -270,28 +270,36 @@ static bool has_come(const struct zr_mpi *m, int place)
     return atomic_load(&m->from[place].n_left) == 0;
 }
 
-static int at_distance(const struct zr_mpi *m, int k)
+/* Whom a rank meets: all of the group, about an operation that begins; or the members of its host, in it. */
+struct meeting {
+    bool in_host;
+    /* how many; this rank's number among them */
+    int n, me;
+};
+
+static int at_distance(const struct zr_mpi *m, const struct meeting *w, int k)
 {
-    int size = m->base.group.size;
-    return (m->base.group.rank + k + size) % size;
+    int i = (w->me + k + w->n) % w->n;
+    return w->in_host ? zr_spread_place(&m->spread, m->spread.host, i) : i;
 }
 
 /* Of the places that should have come by now, at distances from first to end. */
-static int fail_missing(struct zr_mpi *m, int first, int end)
+static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
+    const struct zr_post *there = w->in_host ? &m->last : &m->before; /* as far as all of them have come */
     char where[128] = "not at its first operation yet", more[48] = "", what[320];
     int n = 0, place = -1;
     for (int k = first; k < end; k++)
-        if (!has_come(m, at_distance(m, -k))) {
-            place = place < 0 ? at_distance(m, -k) : place;
+        if (!has_come(m, at_distance(m, w, -k))) {
+            place = place < 0 ? at_distance(m, w, -k) : place;
             n++;
         }
-    if (m->before.seq && m->before.unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)m->before.seq,
-                 zr_op_name((enum zr_op)m->before.op), m->before.unit);
-    else if (m->before.seq)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)m->before.seq,
-                 zr_op_name((enum zr_op)m->before.op));
+    if (there->seq && there->unit >= 0)
+        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)there->seq,
+                 zr_op_name((enum zr_op)there->op), there->unit);
+    else if (there->seq)
+        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)there->seq,
+                 zr_op_name((enum zr_op)there->op));
     if (n > 1)
         snprintf(more, sizeof more, ", and for %d more", n - 1);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d, which is %s%s", m->set->rank,
@@ -300,11 +308,12 @@ static int fail_missing(struct zr_mpi *m, int first, int end)
 }
 
 /* Of those that have come. */
-static int compare_posts(struct zr_mpi *m, const struct zr_post *mine, int first, int end)
+static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
+    const struct zr_post *mine = &m->post[m->base.group.rank];
     char what[512];
     for (int k = first; k < end; k++) {
-        int i = at_distance(m, -k);
+        int i = at_distance(m, w, -k);
         if (!has_come(m, i) || zr_post_same(mine, &m->post[i]))
             continue;
         zr_post_differ(zr_comm_rank(&m->base, i), &m->post[i], m->set->rank, mine, what, sizeof what);
@@ -314,33 +323,49 @@ static int compare_posts(struct zr_mpi *m, const struct zr_post *mine, int first
 }
 
 /* Those at distances from first to end: to the ones ahead, from the ones behind. */
-static int meet_some(struct zr_mpi *m, const struct zr_post *mine, int first, int end)
+static int meet_some(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
-    int res = 0;
+    int res = 0, tag = w->in_host ? ZR_MPI_TAG_HOST : ZR_MPI_TAG_POST;
     for (int k = first; k < end && !res; k++) {
-        int from = at_distance(m, -k);
-        res = zr_mpi_receive(m, &m->post[from], sizeof *m->post, from, ZR_MPI_TAG_POST, &m->from[from]);
+        int from = at_distance(m, w, -k);
+        res = zr_mpi_receive(m, &m->post[from], sizeof *m->post, from, tag, &m->from[from]);
     }
     for (int k = first; k < end && !res; k++)
-        res = zr_mpi_send(m, &m->post[m->base.group.rank], sizeof *m->post, at_distance(m, k),
-                          ZR_MPI_TAG_POST, &m->sent);
+        res = zr_mpi_send(m, &m->post[m->base.group.rank], sizeof *m->post, at_distance(m, w, k), tag,
+                          &m->sent);
     for (int k = first; k < end && !res; k++)
-        res = await_batch(m, &m->from[at_distance(m, -k)], 0);
+        res = await_batch(m, &m->from[at_distance(m, w, -k)], 0);
     if (res < 0)
         return res;
-    int err = compare_posts(m, mine, first, end);
+    int err = compare_posts(m, w, first, end);
     if (!err && res)
-        err = fail_missing(m, first, end);
+        err = fail_missing(m, w, first, end);
     return err;
+}
+
+static int meet_members(struct zr_mpi *m, const struct meeting *w)
+{
+    int err = 0;
+    for (int first = 1; first < w->n && !err; first += PEERS)
+        err = meet_some(m, w, first, first + PEERS < w->n ? first + PEERS : w->n);
+    return err ? err : zr_mpi_await(m, &m->sent, 0);
 }
 
 int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine)
 {
-    int size = m->base.group.size, err = 0;
-    m->post[m->base.group.rank] = *mine;
-    for (int first = 1; first < size && !err; first += PEERS)
-        err = meet_some(m, mine, first, first + PEERS < size ? first + PEERS : size);
-    return err ? err : zr_mpi_await(m, &m->sent, 0);
+    const struct meeting all = {.n = m->base.group.size, .me = m->base.group.rank};
+    m->post[all.me] = *mine;
+    return meet_members(m, &all);
+}
+
+/* That messages have come says that what was written before them is there: MPI itself passes them through
+ * shared memory. */
+int zr_mpi_meet_host(struct zr_mpi *m)
+{
+    const struct zr_spread *s = &m->spread;
+    const struct meeting here = {
+        .in_host = true, .n = s->n_local[s->host], .me = s->local_of[m->base.group.rank]};
+    return meet_members(m, &here);
 }
 
 bool zr_mpi_rests(const struct zr_mpi *m)

@@ -17,7 +17,7 @@
 
 #include "comm/mpi/mpi_shim.h"
 
-enum { MPI_STAND_IN_RANKS = 16 };
+enum { MPI_STAND_IN_RANKS = 18 };
 
 /* Classes of errors that it returns. */
 enum { MPI_STAND_IN_COMM = 5, MPI_STAND_IN_OTHER = 16 };

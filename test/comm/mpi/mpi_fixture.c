@@ -1,5 +1,6 @@
 /* mpi_fixture.c: see mpi_fixture.h. */
 #include "test/comm/mpi/mpi_fixture.h"
+#include "comm/topology.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <setjmp.h>
@@ -9,6 +10,22 @@
 #include <cmocka.h>
 
 enum { START_MS = 60000 };
+
+/* n_hosts 0: it is not said. */
+static struct zr_topology hosts;
+
+void mpi_fixture_hosts(int world, const int32_t *host_of)
+{
+    zr_topology_free(&hosts);
+    memset(&hosts, 0, sizeof hosts);
+    if (!host_of || zr_topology_assume(world, 1, &hosts))
+        return;
+    hosts.n_hosts = 0;
+    for (int i = 0; i < world; i++) {
+        hosts.host_of[i] = host_of[i];
+        hosts.n_hosts = host_of[i] >= hosts.n_hosts ? host_of[i] + 1 : hosts.n_hosts;
+    }
+}
 
 /* What a communicator of MPI's leaves behind on purpose when it has failed: requests and threads still
  * know it (comm/mpi/README.md). Asked by AddressSanitizer. */
@@ -72,15 +89,18 @@ static int open_pair(struct fixture *o, const struct zr_mpi_options *opt)
 static int open_stand_in(struct fixture *o, int n, int64_t timeout_ms)
 {
     struct zr_mpi_library lib = mpi_fixture_library();
-    const struct zr_mpi_options opt = {
-        .timeout_ms = timeout_ms, .start_timeout_ms = START_MS, .library = &lib};
+    const struct zr_mpi_options opt = {.timeout_ms = timeout_ms,
+                                       .start_timeout_ms = START_MS,
+                                       .topology = hosts.n_hosts ? &hosts : NULL,
+                                       .library = &lib};
     (void)n; /* a pair */
     return open_pair(o, &opt);
 }
 
 static int open_real(struct fixture *o, int n, int64_t timeout_ms)
 {
-    const struct zr_mpi_options opt = {.timeout_ms = timeout_ms, .start_timeout_ms = START_MS};
+    const struct zr_mpi_options opt = {
+        .timeout_ms = timeout_ms, .start_timeout_ms = START_MS, .topology = hosts.n_hosts ? &hosts : NULL};
     (void)n;
     return open_pair(o, &opt);
 }

@@ -12,6 +12,10 @@ enum { MPI_SLICE_BYTES = 2048 };
 /* Over the stand-in; over whatever MPI this process has. */
 extern const struct fixture_kind fixture_mpi, fixture_real_mpi;
 
+/* From now on the ranks of a world lie on hosts so: of each rank the number of its host, which are counted as
+ * they come; NULL: nobody says how. Until it is called again. */
+void mpi_fixture_hosts(int world, const int32_t *host_of);
+
 /* The library of the calling thread's rank of the stand-in. */
 struct zr_mpi_library mpi_fixture_library(void);
 void mpi_fixture_ask(const struct fixture *o, struct zr_role_ask ask[ZR_ROLES]);

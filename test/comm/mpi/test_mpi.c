@@ -1,6 +1,6 @@
 /* test_mpi.c: MPI's communicators over the stand-in: the suite of comm_suite.h; worlds that are wider than a
  * block of the tree; communicators that are lent, opening that fails, and MPI's beginning and end. */
-#include "comm/mpi/mpi_process.h"
+#include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/mpi/mpi_fixture.h"
@@ -46,6 +46,77 @@ static void test_mixed(void **state)
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, mixed")};
     for (int world = 2; world <= 5; world++)
         mpi_run_ranks(world, comm_suite_mixed, &p);
+}
+
+/* --- hosts with several ranks --- */
+
+struct layout {
+    int world;
+    int32_t host_of[MOST_RANKS];
+    /* Sums of all are made host by host; gathers use shared memory. */
+    bool by_host, shared;
+};
+
+static void expect_tiers(struct rank *me)
+{
+    const struct layout *l = me->arg;
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int i = 0; i < 2; i++) {
+        const struct zr_mpi *m = (struct zr_mpi *)o.comm[i];
+        RANK_CHECK(me, m->sums_by_host == l->by_host && (m->spread.size > 0) == l->shared,
+                   "by host %d, shared %d", m->sums_by_host, m->spread.size > 0);
+        for (int k = 0; k < me->w.world && l->shared; k++)
+            RANK_CHECK(me, (m->peer[k] != NULL) == (l->host_of[k] == l->host_of[me->w.rank]),
+                       "rank %d's arena is %p", k, (void *)m->peer[k]);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* The bits of all ranks' sources added in one tree, wherever they are. 9 hosts: more than a block of it. */
+static void test_hosts(void **state)
+{
+    (void)state;
+    static const struct layout layouts[] = {
+        {4, {0, 0, 1, 1}, true, true},
+        {4, {0, 1, 0, 1}, false, true},
+        {4, {0, 1, 2, 3}, false, false},
+        {4, {0, 0, 0, 0}, false, false},
+        {5, {0, 0, 1, 1, 2}, false, true},
+        {6, {0, 0, 1, 1, 2, 2}, true, true},
+        {6, {0, 0, 0, 1, 1, 1}, false, true},
+        {8, {0, 0, 0, 0, 1, 1, 1, 1}, true, true},
+        {12, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}, true, true},
+        {18, {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8}, true, true},
+    };
+    struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, hosts"), .n_ops = 20};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        struct layout l = layouts[i];
+        mpi_fixture_hosts(l.world, l.host_of);
+        mpi_run_ranks(l.world, expect_tiers, &l);
+        mpi_stand_in_the_machine()->short_bytes = i % 2 ? 0 : 4096;
+        mpi_run_ranks(l.world, comm_suite_conform, &p);
+    }
+    mpi_fixture_hosts(0, NULL);
+}
+
+/* Groups in any order over hosts, one arena of two groups, and many operations at once. */
+static void test_hosts_groups(void **state)
+{
+    (void)state;
+    static const int32_t host_of[] = {0, 0, 1, 1, 1, 1, 2, 2};
+    struct fixture_groups g;
+    struct comm_plan p = {
+        .kind = &fixture_mpi, .seed = fresh_seed("mpi, groups on hosts"), .n_ops = 20, .groups = &g};
+    for (int world = 5; world <= 8; world++) {
+        comm_suite_deal(&g, p.seed + (uint64_t)world, world);
+        mpi_fixture_hosts(world, host_of);
+        mpi_run_ranks(world, comm_suite_conform, &p);
+        mpi_run_ranks(world, comm_suite_mixed, &p);
+        mpi_run_ranks(world, comm_suite_shared, &p);
+    }
+    mpi_fixture_hosts(0, NULL);
 }
 
 /* --- MPI's beginning and end --- */
@@ -266,6 +337,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conform),    cmocka_unit_test(test_groups),
         cmocka_unit_test(test_mixed),      cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_hosts),      cmocka_unit_test(test_hosts_groups),
         cmocka_unit_test(test_lent),       cmocka_unit_test(test_finalized_early),
         cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
         cmocka_unit_test(test_arenas),

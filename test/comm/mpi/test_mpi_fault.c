@@ -197,6 +197,43 @@ static void test_faults(void **state)
     }
 }
 
+/* --- hosts with several ranks --- */
+
+/* Rank 1 of two hosts with two ranks sends the others what it is about to do (3 messages), its host's part of
+ * rank 3's sum in four chunks, and then tells rank 0 that it reads its memory no more. */
+static void lose_host_mate(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 4};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZR_BF16};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    struct zr_comm *c = o.comm[1];
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->w.rank == 1)
+        mpi_stand_in_fail("send", 1, 8, MPI_STAND_IN_OTHER);
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    o.dev->ops->stream_sync(o.stream[1]);
+    note_status(me, c);
+    RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_loses_host_mate(void **state)
+{
+    (void)state;
+    static const int32_t host_of[] = {0, 0, 1, 1};
+    mpi_fixture_hosts(4, host_of);
+    struct rank *r = mpi_run_disturbed(4, lose_host_mate, NULL);
+    mpi_fixture_hosts(0, NULL);
+    expect_rank(&r[1], ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: ");
+    expect_rank(&r[0], ZR_ERR_TIMEOUT,
+                "rank 0 waited 800 ms for rank 1, which is at seq 1 (reduce_scatter unit 4)");
+    expect_rank(&r[2], 0, "");
+    expect_rank(&r[3], 0, "");
+}
+
 /* --- abort --- */
 
 static void abort_while_waiting(struct rank *me)
@@ -231,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_operations_differ),
         cmocka_unit_test(test_stays_away),
         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_loses_host_mate),
         cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests_name("mpi fault", tests, NULL, NULL);

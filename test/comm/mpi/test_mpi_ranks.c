@@ -1,7 +1,7 @@
 /* test_mpi_ranks.c: the suite of comm_suite.h over MPI's communicators, as one rank of those that an MPI's
  * own launcher has started.
  *
- *     test_mpi_ranks SEED WORLD */
+ *     test_mpi_ranks SEED WORLD [RANKS_OF_A_HOST] */
 #include "test/comm/comm_suite.h"
 #include "test/comm/mpi/mpi_fixture.h"
 
@@ -32,6 +32,12 @@ int main(int n_args, char **args)
     if (n_args > 2 && me.w.world != atoi(args[2])) {
         fprintf(stderr, "the launcher has started a world of %d\n", me.w.world);
         return 1;
+    }
+    if (n_args > 3) {
+        int32_t host_of[MOST_RANKS];
+        for (int i = 0; i < me.w.world && i < MOST_RANKS; i++)
+            host_of[i] = i / atoi(args[3]);
+        mpi_fixture_hosts(me.w.world, host_of);
     }
     bool right = run(comm_suite_conform, &p, "conform") && run(comm_suite_mixed, &p, "mixed");
     comm_suite_deal(&g, p.seed, me.w.world);

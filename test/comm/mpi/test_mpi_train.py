@@ -43,6 +43,21 @@ class Train(unittest.TestCase):
         self.assertEqual({row["op"] for row in rows}, {"all_gather", "reduce_scatter", "agree"}, out)
         self.assertEqual([row["wrong"] for row in rows], [0] * len(rows))
 
+    def test_same_bits_on_hosts(self):
+        """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
+        whole = ["--stage=3", "--accum=2"]
+        by_host, by_rank = "2 ranks on each of 2 hosts: shared memory inside a host", "sums are made rank by rank over MPI"
+        for n, arguments, said in ((4, whole, by_host), (4, [*whole, "--dtype=bf16"], by_host), (3, whole, by_rank),
+                                   (4, [*whole, "--hybrid=hsdp", "--shard-group=2"], "shared memory among the 2 ranks of a group")):
+            with self.subTest(n=n, arguments=arguments):
+                script = 'export ZERO_HOST_ID=$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} / 2)); exec "$@"'
+                code, out, err = call([*LAUNCHER, "-n", str(n), "sh", "-c", script, "sh", BENCH, *TRAIN, *arguments], ZERO_BACKEND="mpi",
+                                      ZERO_LOG="stderr", ZERO_DETERMINISTIC="1")
+                self.assertEqual(code, 0, out + err)
+                self.assertIn(said, out + err)
+                self.assertRegex(out, r"(?m)^total +(\S+ MB) +\1$")  # what the plan says, staging with it, is what there is
+                self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
+
     def test_no_launcher_of_an_mpi(self):
         """zero-run starts ranks that MPI knows nothing of."""
         code, out, err = call([RUN, "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi", ZERO_MPI=KEY)
