@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""A random one of four ranks over MPI is killed at a random moment of its training, at every stage and in groups, where the launcher is told to let
+the others live: each of them ends soon, with an error that names it, and nothing of the job is left. Where the launcher is not told so, it ends the job.
+
+    test_mpi_kills.py KEY ZERO_BENCH
+
+N_LOST=50 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has to end; without them it is a sample, and the
+slowest is only printed. SEED repeats the draws, VERBOSE=1 shows what was said.
+"""
+import glob
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import under_mpi
+
+KEY, BENCH = sys.argv[1], os.path.abspath(sys.argv[2])
+WORLD = 4
+LIVES_ON = {"ompi": ["--enable-recovery"], "mpich": ["-disable-auto-cleanup"]}[KEY]
+KINDS = [["--stage=0"], ["--stage=1"], ["--stage=2"], ["--stage=3"], ["--stage=3", "--hybrid=hsdp", "--shard-group=2"],
+         ["--stage=3", "--hybrid=hfsdp", "--shard-group=2"]]
+N_LOST = int(os.environ.get("N_LOST", 2))
+MOST_MS = int(os.environ.get("MOST_MS", 60000))
+SEED = int(os.environ.get("SEED", time.time()))
+PATIENCE_S = 120  # for what has no bar
+# Each rank is known by its process, and has its errors for itself; its output is the launcher's.
+RANK = 'r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; cd "$0"; echo $$ > $r.tmp; mv $r.tmp $r.pid; exec "$@" 2> $r.err'
+# MPICH's launcher, told not to clean up, still kills all ranks where one that it has started itself is killed, and tells them of one whose connection to it
+# was closed by SIGUSR1: so a shell is between, which ends well, and the signal is ignored.
+GUARDED = 'r=$PMI_RANK; cd "$0"; trap "" USR1; "$@" 2> $r.err & echo $! > $r.tmp; mv $r.tmp $r.pid; wait; exit 0'
+
+
+def until(what, fn, seconds=PATIENCE_S):
+    end = time.monotonic() + seconds
+    while not fn():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not after {seconds} s")
+        time.sleep(0.002)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(") ", 1)[1][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def in_session(session):
+    """Its processes that live; ranks may be in sessions of their own."""
+    found = []
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            with open(stat) as f:
+                fields = f.read().rsplit(") ", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(stat.split("/")[2]))
+    return found
+
+
+class Job:
+    """Four ranks that train until somebody ends them, in a folder."""
+
+    def __init__(self, options, script, kind):
+        self.folder = tempfile.mkdtemp(prefix="zero-mpi-kills-")
+        train = [BENCH, "train", "--steps=1000000", "--layers=2", "--threads=1", *kind]
+        command = [*under_mpi.LAUNCHERS[KEY], *options, "-n", str(WORLD), "sh", "-c", script, self.folder, *train]
+        env = {**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_RENDEZVOUS": f"file://{self.folder}/meet"}
+        env["ZERO_MPI_SHIMS"] = os.path.abspath(env["ZERO_MPI_SHIMS"])  # ranks are in the folder
+        with open(f"{self.folder}/launcher", "wb") as said:
+            self.launcher = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        self.pid = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for pid in [*filter(is_alive, self.pid), *in_session(self.launcher.pid)]:
+            os.kill(pid, signal.SIGKILL)
+        self.launcher.wait()
+        shutil.rmtree(self.folder)
+
+    def read(self, name):
+        try:
+            with open(f"{self.folder}/{name}", errors="replace") as f:
+                return f.read()
+        except FileNotFoundError:
+            return ""
+
+    def await_steps(self):
+        until("every rank's process", lambda: all(self.read(f"{r}.pid") for r in range(WORLD)))
+        self.pid = [int(self.read(f"{r}.pid")) for r in range(WORLD)]
+        until("the first step", lambda: "step " in self.read("launcher") or not all(map(is_alive, self.pid)))
+        if not all(map(is_alive, self.pid)):
+            raise AssertionError(f"it ended before anybody was killed: {self.told()}")
+
+    def lose(self, victim):
+        """Kills it, and returns after how many milliseconds each of the others has ended, by rank."""
+        others = {r: self.pid[r] for r in range(WORLD) if r != victim}
+        took = {}
+        begin = time.monotonic()
+        os.kill(self.pid[victim], signal.SIGKILL)
+
+        def all_ended():
+            for r, pid in others.items():
+                if r not in took and not is_alive(pid):
+                    took[r] = (time.monotonic() - begin) * 1000
+            return len(took) == len(others)
+
+        try:
+            until("the other ranks' end", all_ended)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self.told()}") from None
+        return took
+
+    def told(self):
+        return {name: self.read(name)[-1000:] for name in ["launcher", *(f"{r}.err" for r in range(WORLD))]}
+
+
+class Kills(unittest.TestCase):
+    def kill_one(self, draw, options, script, kind):
+        before = set(glob.glob("/dev/shm/zero*"))
+        with Job(options, script, kind) as job:
+            job.await_steps()
+            time.sleep(draw.uniform(0, 0.5))
+            victim = draw.randrange(WORLD)
+            took = job.lose(victim)
+            told = job.told()
+            what = f"{KEY} {' '.join(kind)}, rank {victim} killed: {told}"
+            if os.environ.get("VERBOSE"):
+                print(what, took)
+            until(f"the launcher's end: {what}", lambda: job.launcher.poll() is not None)
+            until(f"nothing is left: {what}", lambda: not in_session(job.launcher.pid))
+            self.assertFalse([pid for pid in job.pid if is_alive(pid)], what)
+        self.assertEqual(set(glob.glob("/dev/shm/zero*")) - before, set(), what)
+        return victim, took, told, what
+
+    def test_others_are_told(self):
+        print(f"SEED={SEED}", flush=True)
+        draw = random.Random(SEED)
+        slowest = 0
+        first = draw.randrange(len(KINDS))
+        for i in range(N_LOST):
+            victim, took, told, what = self.kill_one(draw, LIVES_ON, GUARDED if KEY == "mpich" else RANK, KINDS[(first + i) % len(KINDS)])
+            for r, ms in took.items():
+                slowest = max(slowest, ms)
+                self.assertLessEqual(ms, MOST_MS, what)
+                self.assertRegex(told[f"{r}.err"], rf"(?m)^zero-bench train: rank {r}: rank {victim} was lost (during|after) \w+ seq \d+", what)
+        print(f"{N_LOST} killed; the slowest of the others had ended after {slowest:.0f} ms", flush=True)
+
+    def test_launcher_ends_the_job(self):
+        self.kill_one(random.Random(SEED), [], RANK, KINDS[3])
+
+
+if __name__ == "__main__":
+    if not shutil.which(under_mpi.LAUNCHERS[KEY][0]):
+        sys.exit(under_mpi.skip(f"there is no {under_mpi.LAUNCHERS[KEY][0]}"))
+    unittest.main(argv=sys.argv[:1])
