@@ -80,7 +80,8 @@ static int n_communicators(const struct zero_ctx *z)
 {
     int n = 0;
     for (int r = 0; r < ZR_ROLES; r++)
-        n += z->comm[r] && (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]);
+        n += z->comm[r] && z->comm[r]->group.size > 1 &&
+             (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]);
     return n;
 }
 

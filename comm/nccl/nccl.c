@@ -216,8 +216,9 @@ static int nccl_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const str
     if (err)
         return err < 0 ? end_issue(&i, err, ncclSuccess) : 0;
     ncclResult_t res = ncclSuccess;
-    err = m->set->opt.deterministic ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res)
-                                    : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
+    /* which calls nothing of NCCL's alone */
+    bool fixed = m->set->opt.deterministic || zr_nccl_is_alone(m);
+    err = fixed ? zr_nccl_reduce_fixed(m, s, seg, n_seg, &res) : zr_nccl_reduce_fast(m, s, seg, n_seg, &res);
     return end_issue(&i, err, res);
 }
 
@@ -251,7 +252,7 @@ static int nccl_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, i
         return err < 0 ? err : 0;
     i.count.wire_bytes = c->group.rank == root ? 0 : bytes;
     ncclResult_t res = ncclSuccess;
-    if (bytes > 0)
+    if (bytes > 0 && !zr_nccl_is_alone(m))
         res = m->set->api.Broadcast(m->arena + off, m->arena + off, (size_t)bytes, ncclInt8, root, m->comm,
                                     i.native);
     return end_issue(&i, 0, res);
@@ -290,7 +291,7 @@ static int nccl_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, in
         err = d->put(s, all + c->group.rank * size, &p->ledger, size);
     }
     ncclResult_t res = ncclSuccess;
-    if (!err && (ledgers || slot_bytes > 0)) {
+    if (!err && !zr_nccl_is_alone(m) && (ledgers || slot_bytes > 0)) {
         res = p->api.GroupStart();
         if (!res) {
             if (slot_bytes > 0)
@@ -360,7 +361,7 @@ static int nccl_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32
     ncclResult_t res = ncclSuccess;
     if (ledgers)
         err = put_ledger(&i);
-    if (!err && (ledgers || n_sum > 0 || n_max > 0))
+    if (!err && !zr_nccl_is_alone(m) && (ledgers || n_sum > 0 || n_max > 0))
         res = agree_all(&i, m->arena + off, n_sum, n_max, ledgers);
     if (ledgers && !err && !res) {
         i.ledger = free_ledgers(p);

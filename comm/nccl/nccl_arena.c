@@ -200,6 +200,8 @@ static bool can_register(const struct zr_nccl_api *api)
 static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
 {
     const struct zr_nccl_set *p = m->set;
+    if (zr_nccl_is_alone(m))
+        return "one rank, no communicator";
     if (p->opt.deterministic && zr_role_reduces(m->base.role))
         return "plain, sums in the fixed tree";
     if (!can_register(&p->api) || p->api.version < ZR_NCCL_HAS_WINDOWS)

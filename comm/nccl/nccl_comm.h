@@ -196,7 +196,7 @@ struct zr_nccl {
     struct zr_nccl_set *set;
     /* "gather", "reduce outer" */
     const char *name;
-    /* NULL: there is none, or it was aborted. Changed under set->lock. */
+    /* NULL: there is none, as for a group of one, or it was aborted. Changed under set->lock. */
     ncclComm_t comm;
     /* the caller's own: not ours to abort or destroy */
     bool lent;
@@ -288,6 +288,12 @@ struct zr_nccl_set {
 static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
 {
     return (struct zr_nccl *)c;
+}
+
+/* A group of one rank has no communicator of NCCL's: what is to move is copied, the rest is there. */
+static inline bool zr_nccl_is_alone(const struct zr_nccl *m)
+{
+    return m->base.group.size == 1;
 }
 
 static inline bool zr_nccl_has_failed(const struct zr_nccl *m)

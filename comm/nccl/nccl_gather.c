@@ -67,9 +67,21 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
     return res;
 }
 
+static int gather_alone(const struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg,
+                        int n_seg)
+{
+    int err = 0;
+    for (int i = 0; i < n_seg && !err; i++)
+        if (seg[i].cut.total > 0 && !in_place(m, &seg[i]))
+            err = m->set->dev->ops->copy(s, m->arena + seg[i].dst, own_slice(m, &seg[i]), seg[i].cut.total);
+    return err;
+}
+
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res)
 {
+    if (zr_nccl_is_alone(m))
+        return gather_alone(m, s, seg, n_seg);
     const struct zr_nccl_api *api = &m->set->api;
     cudaStream_t native = m->set->dev->ops->stream_native(s);
     struct zr_nccl_pack p;

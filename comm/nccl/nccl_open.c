@@ -33,10 +33,10 @@ static int open_one(void *arg)
                                            &o->config);
     if (!o->parent)
         return o->api.CommInitRankConfig(o->out, o->group.size, o->ids[0], o->group.rank, &o->config);
-    /* Groups have no member in common, so a member's rank tells them apart. */
-    int color = zr_group_member(&o->group, 0);
+    /* Groups have no member in common, so a member's rank tells them apart. A rank alone makes none. */
+    int color = o->group.size > 1 ? zr_group_member(&o->group, 0) : NCCL_SPLIT_NOCOLOR;
     ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, &o->config);
-    return zr_nccl_await(&o->api, o->parent, res, o->out, o->until_ns);
+    return zr_nccl_await(&o->api, o->parent, res, o->group.size > 1 ? o->out : NULL, o->until_ns);
 }
 
 /* Where NCCL puts a communicator, and what it reads to make one. Where a call has not come back and may still
@@ -66,7 +66,7 @@ int zr_nccl_n_ids(const struct zr_nccl *m)
 {
     const struct zr_nccl_set *p = m->set;
     int per_id = p->opt.ranks_per_id ? p->opt.ranks_per_id : ZR_NCCL_RANKS_PER_ID, size = m->base.group.size;
-    if (p->opt.lent || zr_nccl_splits(m))
+    if (p->opt.lent || zr_nccl_splits(m) || zr_nccl_is_alone(m))
         return 0;
     return p->api.CommInitRankScalable ? (size - 1) / per_id + 1 : 1;
 }
@@ -119,9 +119,11 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     if (m->copy_engine)
         o.config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
 #endif
-    m->lent = p->opt.lent && !p->api.CommSplit;
+    m->lent = p->opt.lent && !p->api.CommSplit && !zr_nccl_is_alone(m);
     if (m->lent) {
         m->comm = p->opt.lent;
+    } else if (zr_nccl_is_alone(m) && !o.parent) {
+        /* nobody to meet */
     } else if (!out) {
         err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
@@ -241,7 +243,7 @@ static int prepare(struct zr_nccl_set *p)
     if (!has_copy_engine)
         p->opt.copy_engine = -1;
     for (int i = 0; i < p->n_open; i++)
-        p->open[i]->copy_engine = wants_engine(p->open[i], version);
+        p->open[i]->copy_engine = !zr_nccl_is_alone(p->open[i]) && wants_engine(p->open[i], version);
     return o->lent ? check_lent(p) : 0;
 }
 

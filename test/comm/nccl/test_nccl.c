@@ -29,6 +29,20 @@ static void test_conform(void **state)
     }
 }
 
+/* A world of one rank calls nothing of NCCL's but for memory. */
+static void test_alone(void **state)
+{
+    (void)state;
+    struct comm_plan p = {.seed = fresh_seed("nccl alone"), .n_ops = 40};
+    for (int fixed = 0; fixed < 2; fixed++) {
+        struct nccl_stand_in_counts c;
+        p.kind = fixed ? &fixture_nccl_fixed : &fixture_nccl;
+        run_ranks(false, 1, comm_suite_conform, &p, NULL);
+        nccl_stand_in_counts(&c);
+        assert_int_equal(c.n_made + c.n_split + c.n_calls + c.n_groups, 0);
+    }
+}
+
 /* Groups of some ranks, in an order of their own: two of them side by side, each with its own bytes. */
 static void test_groups(void **state)
 {
@@ -951,6 +965,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_conform),
         TEST(test_mixed),
+        TEST(test_alone),
         TEST(test_groups),
         TEST(test_lent_groups),
         TEST(test_lent_by_file),
