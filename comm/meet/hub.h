@@ -1,12 +1,13 @@
 /* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, exchanging, detaching, closing. hub_find.c holds at which
- * addresses ranks meet, hub_file.c those that a file says, hub_interface.c by which of this host's
- * interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how rank 0 lets ranks in and keeps unidentified
- * connections out, hub_reach.c how the others reach it, hub.c who is lost or fails and how it ends,
- * hub_calls.c how ranks compare what their programs called, hub_message.c messages of whoever uses it,
- * hub_beat.c how a silent end is found. The first failure is kept; before the detach it is what the blocking
- * calls return, after it what on_failed is told, unless it is this rank's own. */
+ * rendezvous.c holds what callers see: opening, detaching, closing; hub_exchange.c exchanging; hub_wait.c how
+ * they wait. hub_find.c holds at which addresses ranks meet, hub_file.c those that a file says,
+ * hub_interface.c by which of this host's interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how
+ * rank 0 lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it, hub.c who
+ * is lost or fails and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c
+ * messages of whoever uses it, hub_beat.c how a silent end is found. The first failure is kept; before the
+ * detach it is what the blocking calls return, after it what on_failed is told, unless it is this rank's
+ * own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
@@ -188,6 +189,18 @@ void zr_hub_start(struct zr_rendezvous *r);
 int64_t zr_hub_now_ms(struct zr_rendezvous *r);
 /* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
+
+/* hub_wait.c. Runs the loop until done or failed; say_late fails when the time is over. Returns the
+ * failure. */
+int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
+                     void (*say_late)(struct zr_rendezvous *r));
+/* `late` is false, and true in ms. */
+void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
+/* How much longer others than rank 0 wait. */
+int64_t zr_hub_grace_ms(const struct zr_rendezvous *r);
+/* "rank 2, rank 5" of those that missing() names; returns their number. */
+int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
+                      char *text, size_t n_text);
 
 /* hub_find.c. Finds the addresses of w.host, at once or later, and then listens or connects. */
 void zr_hub_find(struct zr_rendezvous *r);

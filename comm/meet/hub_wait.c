@@ -1,0 +1,65 @@
+/* hub_wait.c: how the blocking calls of a rendezvous wait: they run the caller's loop until what they wait
+ * for is there, something failed or the time is over. Ranks other than 0 wait a little longer than they are
+ * told: rank 0 knows who is missing, and its message should be the one seen. */
+#include "comm/meet/hub.h"
+
+#include <stdio.h>
+
+enum { GRACE_MS = 1000 };
+
+static void on_deadline(uv_timer_t *t)
+{
+    struct zr_rendezvous *r = t->data;
+    r->late = true;
+}
+
+void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms)
+{
+    r->late = false;
+    uv_update_time(r->loop);
+    uv_timer_start(&r->deadline, on_deadline, (uint64_t)ms, 0);
+}
+
+/* At most a fourth of the time that ranks wait. */
+int64_t zr_hub_grace_ms(const struct zr_rendezvous *r)
+{
+    return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
+}
+
+int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
+                     void (*say_late)(struct zr_rendezvous *r))
+{
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    int64_t grace = r->w.rank == 0 ? 0 : zr_hub_grace_ms(r);
+    zr_hub_start_deadline(r, r->timeout_ms + grace);
+    while (!r->code && !done(r)) {
+        if (r->late)
+            say_late(r);
+        else
+            uv_run(r->loop, UV_RUN_ONCE);
+    }
+    uv_timer_stop(&r->deadline);
+    zr_sigpipe_release(&hold);
+    /* A result that has arrived whole is returned, even where a rank failed just after it: the next call
+     * reports that. */
+    return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
+}
+
+int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
+                      char *text, size_t n_text)
+{
+    int n = 0;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 1; i < r->w.world; i++) {
+        if (!missing(r, i))
+            continue;
+        if (n < 8)
+            used += (size_t)snprintf(text + used, n_text - used, "%srank %d", n ? ", " : "", i);
+        else if (n == 8)
+            snprintf(text + used, n_text - used, ", ...");
+        n++;
+    }
+    return n;
+}
