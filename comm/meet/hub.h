@@ -213,6 +213,9 @@ void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 bool zr_hub_take_interface(struct zr_rendezvous *r);
 /* Rank 0: on what it listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))"; "": loopback alone. */
 void zr_hub_say_listening(const struct zr_rendezvous *r, char *text, size_t n_text);
+/* By which addresses a socket that is bound there is reached: all by which other hosts may come, those of one
+ * link alone left out, and loopback last; or the one that was bound. Returns their number, 1 and more. */
+int zr_hub_reachable_at(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST]);
 /* Others: from which address to go to to[to_now]: 0, *from; 1: from any; UV_EADDRNOTAVAIL: the interface that
  * was asked for has none of that family. */
 int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from);

@@ -29,37 +29,6 @@ void zr_hub_listen_for_file(struct zr_rendezvous *r)
     zr_hub_listen(r);
 }
 
-static void add_address(struct zr_meeting_file *f, int most, const union zr_address *at, int port)
-{
-    if (f->n == most)
-        return;
-    f->at[f->n] = *at;
-    zr_address_set_port(&f->at[f->n++], port);
-}
-
-/* All by which other hosts may come, those of one link alone left out, and loopback last; or the one that was
- * bound. */
-static void list_addresses(const struct zr_rendezvous *r, const union zr_address *bound,
-                           struct zr_meeting_file *f)
-{
-    struct zr_interfaces here;
-    union zr_address loopback;
-    bool all = zr_address_is_any(bound), any = all && bound->any.sa_family == AF_INET6;
-    if (!all) {
-        add_address(f, ZR_LOOKUP_MOST, bound, r->w.port);
-        return;
-    }
-    if (zr_interfaces_all(&here))
-        here.n = 0;
-    for (int i = 0; i < here.n; i++) {
-        const union zr_address *at = &here.of[i].address;
-        if (zr_address_reaches_far(at) && (any || at->any.sa_family == AF_INET))
-            add_address(f, ZR_LOOKUP_MOST - 1, at, r->w.port);
-    }
-    zr_address_parse("127.0.0.1", 0, &loopback);
-    add_address(f, ZR_LOOKUP_MOST, &loopback, r->w.port);
-}
-
 void zr_hub_write_file(struct zr_rendezvous *r)
 {
     union zr_address bound;
@@ -70,7 +39,7 @@ void zr_hub_write_file(struct zr_rendezvous *r)
     }
     r->w.port = zr_address_port(&bound);
     zr_meeting_file_begin(&r->w, &r->file);
-    list_addresses(r, &bound, &r->file);
+    r->file.n = zr_hub_reachable_at(&bound, r->file.at);
     err = zr_meeting_file_write(&r->w, &r->file);
     r->has_written = !err;
     if (err) {

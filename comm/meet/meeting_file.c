@@ -1,5 +1,6 @@
 /* meeting_file.c: see meeting_file.h. */
 #include "comm/meet/meeting_file.h"
+#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
 
 #include <errno.h>
@@ -101,22 +102,6 @@ static bool take_text(struct text *t, const char *name, char *out, size_t n_out)
     return true;
 }
 
-/* "10.77.0.1:4000" or "[fd77::1]:4000"; an address of one host only, with a zone, is none. */
-static bool read_address(char *text, union zr_address *out)
-{
-    char *colon = strrchr(text, ':'), *host = text;
-    int port;
-    if (!colon || colon == text || strchr(text, '%') || !read_digits(colon + 1, 1, 65535, &port))
-        return false;
-    bool in_brackets = *text == '[' && colon[-1] == ']';
-    *colon = 0;
-    if (in_brackets) {
-        host++;
-        colon[-1] = 0;
-    }
-    return zr_address_parse(host, port, out) && (out->any.sa_family == AF_INET6) == in_brackets;
-}
-
 bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *out)
 {
     const size_t n_first = sizeof first_line - 1;
@@ -132,7 +117,7 @@ bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *o
         !take_text(&t, "host", f.host, sizeof f.host))
         return false;
     while (take_value(&t, "at", at))
-        if (f.n == ZR_LOOKUP_MOST || !read_address(at, &f.at[f.n++]))
+        if (f.n == ZR_LOOKUP_MOST || !zr_address_read(at, strlen(at), &f.at[f.n++]))
             return false;
     /* Without its last line it is only a part of what was written. */
     if (f.n == 0 || t.end - t.at != 4 || memcmp(t.at, "end\n", 4) != 0)

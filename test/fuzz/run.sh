@@ -53,7 +53,7 @@ fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c sha
 fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
 fuzz flight comm/flight_view.c comm/post.c comm/segment.c comm/meet/called.c kernels/error.c
 fuzz hostlist comm/meet/hostlist.c kernels/error.c
-fuzz meeting_file comm/meet/meeting_file.c comm/meet/handshake.c comm/meet/net_address.c kernels/error.c
+fuzz meeting_file comm/meet/meeting_file.c comm/meet/address_list.c comm/meet/handshake.c comm/meet/net_address.c kernels/error.c
 wait
 passed=0 failed=0
 for name in $names; do
