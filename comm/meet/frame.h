@@ -20,6 +20,8 @@ enum {
     ZR_FRAME_SMALL_BYTES = 64 * 1024,
 };
 
+/* In a tree (tree.h) "0 -> rank" goes from each rank to those below it, and "rank -> 0" to the one above it,
+ * which passes it on. */
 enum zr_frame_type {
     /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
     ZR_FRAME_CHALLENGE = 1,
@@ -32,7 +34,7 @@ enum zr_frame_type {
     /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. Without any payload
      * to an unidentified connection */
     ZR_FRAME_REFUSE,
-    /* rank -> 0: my blob of an exchange */
+    /* rank -> 0: my blob of an exchange; in a tree those of all below me too, in rank order */
     ZR_FRAME_GIVE,
     /* 0 -> rank: everyone's, in rank order */
     ZR_FRAME_ALL,
@@ -55,7 +57,18 @@ enum zr_frame_type {
     ZR_FRAME_BEAT,
     /* rank -> 0: how it went here; 0 -> rank: what that comes to. about: the code, payload: the rank that
      * speaks (int32_t) and its message */
-    ZR_FRAME_VERDICT
+    ZR_FRAME_VERDICT,
+    /* Of a tree alone, and not passed on. rank -> 0: where ranks below me find me, a text (address_list.h);
+     * none: nobody is below me */
+    ZR_FRAME_LISTENS,
+    /* 0 -> rank: where the rank above you listens, likewise; none: it has not come yet */
+    ZR_FRAME_ABOVE,
+    /* to the rank above: all below me are linked with me */
+    ZR_FRAME_JOINED,
+    /* to a rank below: for which ranks do you wait? about: ms in which to answer */
+    ZR_FRAME_ASK_MISSING,
+    /* to the rank above: for these; payload: int32_t of each */
+    ZR_FRAME_MISSING
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */

@@ -16,7 +16,7 @@ static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type
                       const void *payload, size_t n)
 {
     struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
-    struct zr_link *l = r->members[rank].link;
+    struct zr_link *l = r->members[zr_hub_towards(r, rank)].link;
     return l ? zr_link_send(l, f, payload, n) : 0;
 }
 
@@ -38,7 +38,8 @@ int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, cons
 int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                       const void *payload, size_t n)
 {
-    bool here = r->members[rank].state == ZR_MEMBER_HERE;
+    bool here = r->members[rank].state == ZR_MEMBER_HERE &&
+                r->members[zr_hub_towards(r, rank)].state == ZR_MEMBER_HERE;
     return here ? send_frame(r, rank, type, about, payload, n) : 0;
 }
 
@@ -51,9 +52,9 @@ int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     vsnprintf(r->text, sizeof r->text, fmt, ap);
     va_end(ap);
     r->code = code;
-    for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
-        if (r->members[i].state == ZR_MEMBER_HERE)
-            (void)send_frame(r, i, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    (void)zr_hub_send_below(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    if (r->is_tree)
+        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
 }
 
@@ -61,8 +62,8 @@ int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
     zr_hub_fail(r, code, "rank %d: %s", r->w.rank, text);
-    if (first && r->w.rank != 0 && r->members[0].state == ZR_MEMBER_HERE)
-        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    if (first && !r->is_tree) /* there zr_hub_fail has done it */
+        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return r->code;
 }
 
@@ -90,8 +91,8 @@ void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
         return;
     r->reported = true;
     zr_hub_fail(r, code, "%s", text);
-    if (r->w.rank != 0 && r->members[0].state == ZR_MEMBER_HERE)
-        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    if (!r->is_tree)
+        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
 }
 
 /* --- ranks that go --- */
@@ -131,9 +132,9 @@ static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 {
     char text[ZR_FRAME_TEXT_BYTES];
     say_how_lost(r, rank, why, text);
-    for (int i = 1; r->w.rank == 0 && i < r->w.world; i++)
-        if (r->members[i].state == ZR_MEMBER_HERE)
-            (void)send_frame(r, i, ZR_FRAME_LOST, rank, text, strlen(text));
+    (void)zr_hub_send_below(r, ZR_FRAME_LOST, rank, text, strlen(text));
+    if (r->is_tree)
+        (void)zr_hub_send_above(r, ZR_FRAME_LOST, rank, text, strlen(text));
     if (r->on_lost && !r->closing)
         r->on_lost(r->arg, rank, text);
 }
@@ -179,6 +180,13 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
     take_as_lost(r, rank, why, true);
 }
 
+void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why)
+{
+    r->heard_from = from;
+    take_as_lost(r, rank, why, false);
+    r->heard_from = -1;
+}
+
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     zr_link_drop(l);
@@ -213,20 +221,46 @@ static bool is_deaf(const struct zr_rendezvous *r)
 }
 
 /* A rank tells that it cannot go on; it is still here, and its goodbye will follow. */
-static void on_fail(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
+static void on_fail(struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f,
+                    const char *text)
 {
     bool first = !r->code;
+    r->heard_from = r->is_tree ? l->rank : -1;
     zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_FAILED, "%s", text);
+    r->heard_from = -1;
     if (first)
         zr_hub_report_failure(r);
 }
 
-/* From a rank that is here. */
+/* Whose a frame is: the other end's of the link, or, where it is passed on, that of a rank behind it. */
+static bool is_from(const struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f)
+{
+    bool is_passed_on = f->type == ZR_FRAME_MESSAGE || f->type == ZR_FRAME_CALLS;
+    bool is_below = zr_tree_child_to(&r->tree, f->rank) >= 0;
+    return is_passed_on ? is_below && zr_hub_towards(r, f->rank) == l->rank : f->rank == l->rank;
+}
+
+static bool on_calls(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
+{
+    return r->w.rank == 0 ? zr_hub_on_calls(r, f->rank, f->about, payload, f->n_bytes)
+                          : zr_hub_pass_on(r, 0, f, payload);
+}
+
+/* For rank 0. */
+static bool on_message_up(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
+{
+    if (f->about != 0 || !payload)
+        return false;
+    return r->w.rank == 0 ? zr_hub_message(r, f->rank, payload, f->n_bytes)
+                          : zr_hub_pass_on(r, 0, f, payload);
+}
+
+/* From a rank below that is here. */
 static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *payload)
 {
     struct zr_member *member = &r->members[l->rank];
-    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
+    bool ours = f->world == r->w.world && is_from(r, l, f) && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_GOODBYE) {
         leave(r, l->rank);
     } else if (ours && (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && payload &&
@@ -236,64 +270,98 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         member->n_given = f->n_bytes;
         member->given_about = f->about;
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, f, payload ? payload : "");
+        on_fail(r, l, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         /* That it came is all it says. */
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
-    } else if (ours && f->type == ZR_FRAME_CALLS &&
-               zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes)) {
-        /* The calls are kept. */
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && f->about == 0 && payload &&
-               zr_hub_message(r, l->rank, payload, f->n_bytes)) {
+    } else if (ours && f->type == ZR_FRAME_CALLS && on_calls(r, f, payload)) {
+        /* The calls are kept, or on their way. */
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_up(r, f, payload)) {
         /* It is told, or will be. */
+    } else if (ours && zr_hub_from_below(r, l, f, payload)) {
+        /* It is of a tree, and done. */
     } else {
         zr_link_drop(l);
         lose(r, l->rank, "it sent a frame that makes no sense here");
     }
 }
 
-/* From rank 0. */
+static void on_ready(struct zr_rendezvous *r)
+{
+    r->ready = true;
+    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
+    if (zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0))
+        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
+    if (r->tree.n_children)
+        zr_hub_seal(r);
+    zr_hub_all_here(r);
+}
+
+/* The result of the exchange under way, which is for those below too. */
+static void on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
+{
+    r->all = zr_link_take_payload(l);
+    r->n_all = f->n_bytes;
+    r->all_about = f->about;
+    r->phase = ZR_PHASE_IDLE;
+    r->n_expected = 0; /* those below may begin the next exchange as soon as they have it */
+    if (zr_hub_send_below(r, f->type, f->about, r->all, r->n_all))
+        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
+}
+
+/* From rank 0: to all below too (-1), to this rank, or to one below. */
+static bool on_message_down(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
+{
+    bool to_all = f->about == -1 && r->is_tree, to_below = zr_tree_child_to(&r->tree, f->about) >= 0;
+    if (!payload || (!to_all && !to_below && f->about != r->w.rank))
+        return false;
+    if (to_below) {
+        struct zr_frame own = *f;
+        own.rank = r->w.rank;
+        return zr_hub_pass_on(r, f->about, &own, payload);
+    }
+    if (to_all && zr_hub_send_below(r, ZR_FRAME_MESSAGE, -1, payload, f->n_bytes))
+        return false;
+    return zr_hub_message(r, 0, payload, f->n_bytes);
+}
+
+/* From the rank above. */
 static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                          const char *payload)
 {
     const char *text = payload ? payload : "";
-    bool ours = f->world == r->w.world && f->rank == 0 && f->version == ZR_FRAME_VERSION;
+    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
     if (ours && f->type == ZR_FRAME_READY && !r->ready) {
-        r->ready = true;
-        r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
-        for (int i = 0; i < r->w.world; i++)
-            if (r->members[i].state == ZR_MEMBER_EMPTY)
-                r->members[i].state = ZR_MEMBER_HERE;
+        on_ready(r);
     } else if (ours && f->type == (r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of) &&
                payload && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
-        r->all = zr_link_take_payload(l);
-        r->n_all = f->n_bytes;
-        r->all_about = f->about;
-        r->phase = ZR_PHASE_IDLE;
+        on_result(r, l, f);
     } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, f, text);
-    } else if (ours && f->type == ZR_FRAME_LOST && f->about > 0 && f->about < r->w.world &&
-               f->about != r->w.rank) {
+        on_fail(r, l, f, text);
+    } else if (ours && f->type == ZR_FRAME_LOST && f->about >= 0 && f->about < r->w.world &&
+               f->about != r->w.rank && f->about != l->rank) {
         char why[ZR_FRAME_TEXT_BYTES];
         snprintf(why, sizeof why, "%s", text);
-        take_as_lost(r, f->about, why, false);
+        zr_hub_heard_lost(r, l->rank, f->about, why);
     } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
+        (void)zr_hub_send_below(r, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
         zr_hub_asked(r);
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && f->about == r->w.rank && payload &&
-               zr_hub_message(r, 0, payload, f->n_bytes)) {
+    } else if (ours && f->type == ZR_FRAME_ASK_MISSING && r->is_tree) {
+        zr_hub_on_ask_missing(r, f->about);
+    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_down(r, f, payload)) {
         /* It is told, or will be. */
     } else if (ours && f->type == ZR_FRAME_BEAT) {
         /* That it came is all it says. */
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
-        lose(r, 0, exited);
+        lose(r, l->rank, exited);
     } else if (ours && f->type == ZR_FRAME_GOODBYE) {
-        leave(r, 0);
+        leave(r, l->rank);
     } else {
         zr_link_drop(l);
-        lose(r, 0, "it sent a frame that makes no sense here");
+        lose(r, l->rank, "it sent a frame that makes no sense here");
     }
 }
 
@@ -302,9 +370,9 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     struct zr_rendezvous *r = l->owner;
     if (is_deaf(r))
         return;
-    if (r->w.rank != 0 && r->accepted)
+    if (l->is_outgoing && r->accepted)
         on_hub_frame(r, l, f, payload);
-    else if (r->w.rank != 0)
+    else if (l->is_outgoing)
         zr_hub_answer(r, l, f, payload);
     else if (l->rank > 0)
         on_rank_frame(r, l, f, payload);
@@ -312,39 +380,49 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
         zr_hub_hello(r, l, f, payload);
 }
 
-/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large for
- * this exchange is of another one than ours, which is a failure of all ranks. */
+/* A rank may send its blob of the next exchange before the one above has begun it. A frame that is too large
+ * for this exchange is of another one than ours, which is a failure of all ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_rendezvous *r = l->owner;
-    if (r->closing || r->detached || r->w.rank != 0 || l->rank < 1 || f->type != ZR_FRAME_GIVE)
+    if (r->closing || r->detached || l->is_outgoing || l->rank < 1 || f->type != ZR_FRAME_GIVE)
         return false;
     if (r->n_expected)
         zr_hub_differ(r, l->rank, f->type, f->n_bytes);
     return true;
 }
 
+size_t zr_hub_expected(const struct zr_rendezvous *r, int rank)
+{
+    int k = zr_tree_child_to(&r->tree, rank);
+    size_t n_ranks = (size_t)(k < 0 ? r->w.world : zr_tree_child_span(&r->tree, k));
+    return r->exchange_of == ZR_FRAME_GIVE ? r->n_expected * n_ranks : r->n_expected;
+}
+
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n)
 {
+    const size_t its = n / (size_t)zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank));
+    const int me = r->w.rank;
     if (type == ZR_FRAME_GIVE && r->exchange_of == ZR_FRAME_GIVE)
-        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank, n,
-                           r->n_expected);
+        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank %d gives %zu", rank,
+                           its, me, r->n_expected);
     if (type == ZR_FRAME_GIVE)
         return zr_hub_fail(r, ZR_ERR_MISMATCH,
-                           "exchange: rank %d gives %zu bytes, rank 0 compares how it went", rank, n);
-    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
-                       rank, r->n_expected);
+                           "exchange: rank %d gives %zu bytes, rank %d compares how it went", rank, its, me);
+    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank %d gives %zu bytes",
+                       rank, me, r->n_expected);
 }
 
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
 {
-    uint32_t most = n > ZR_FRAME_SMALL_BYTES ? (uint32_t)n : ZR_FRAME_SMALL_BYTES;
     r->n_expected = n;
     r->exchange_of = of;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_link *l = r->members[i].link;
         if (!l || r->members[i].state != ZR_MEMBER_HERE)
             continue;
+        size_t expected = zr_hub_expected(r, i);
+        uint32_t most = expected > ZR_FRAME_SMALL_BYTES ? (uint32_t)expected : ZR_FRAME_SMALL_BYTES;
         if (n && l->held && l->in.head.n_bytes > most)
             (void)on_large(l, &l->in.head);
         else if (n || !l->held)
@@ -357,21 +435,21 @@ static void on_end(struct zr_link *l, int code, const char *why)
     struct zr_rendezvous *r = l->owner;
     if (is_deaf(r))
         return;
-    bool known = r->w.rank == 0 ? l->rank > 0 : r->accepted;
+    bool known = l->is_outgoing ? r->accepted : l->rank > 0;
     if (known && code == ZR_ERR_NOMEM && !r->detached) {
         zr_hub_fail_all(r, code, why);
         zr_link_finish(l); /* what is on its way there is still read there */
     } else if (known) {
         lose(r, l->rank, why);
-    } else if (r->w.rank != 0 && code == ZR_ERR_NOMEM) {
+    } else if (l->is_outgoing && code == ZR_ERR_NOMEM) {
         /* Rank 0 may have let us in already. */
         zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
         (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
         zr_link_finish(l);
-    } else if (r->w.rank != 0) {
+    } else if (l->is_outgoing) {
         /* Whoever listens there now is not our rank 0, or not yet. */
         zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
-        r->members[0].link = NULL;
+        r->members[r->goal].link = NULL;
         zr_hub_retry(r);
     }
 }
@@ -387,7 +465,7 @@ static void on_closed(struct zr_link *l)
         r->links = l->next;
     if (l->next)
         l->next->prev = l->prev;
-    if (r->w.rank == 0 && l->rank < 0)
+    if (!l->is_outgoing && l->rank < 0)
         r->n_unidentified--;
     if (l->rank >= 0 && r->members[l->rank].link == l)
         r->members[l->rank].link = NULL;

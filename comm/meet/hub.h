@@ -1,13 +1,14 @@
-/* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank.
+/* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank; of a large world to
+ * some, which have links to others below them.
  *
  * rendezvous.c holds what callers see: opening, detaching, closing; hub_exchange.c exchanging; hub_wait.c how
  * they wait. hub_find.c holds at which addresses ranks meet, hub_file.c those that a file says,
  * hub_interface.c by which of this host's interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how
- * rank 0 lets ranks in and keeps unidentified connections out, hub_reach.c how the others reach it, hub.c who
- * is lost or fails and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c
- * messages of whoever uses it, hub_beat.c how a silent end is found. The first failure is kept; before the
- * detach it is what the blocking calls return, after it what on_failed is told, unless it is this rank's
- * own. */
+ * ranks are let in and unidentified connections kept out, hub_reach.c how the others reach rank 0, hub_tree.c
+ * a world too large for one rank's links, hub_missing.c who does not come there, hub.c who is lost or fails
+ * and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of
+ * whoever uses it, hub_beat.c how a silent end is found. The first failure is kept; before the detach it is
+ * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
@@ -16,6 +17,7 @@
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/net_lookup.h"
 #include "comm/meet/rendezvous.h"
+#include "comm/meet/tree.h"
 
 /* That a rank leaves is a failure at once only while all ranks wait for each other; between exchanges it may
  * have had nothing left to do here. */
@@ -34,7 +36,8 @@ enum zr_trouble {
 
 enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBER_LOST };
 
-/* What is known of one rank. Rank 0 has a link in every member but its own, the others in member 0 only. */
+/* What is known of one rank. A rank has links in the members below it, which for rank 0 of a star are all
+ * others, and in the one above it. */
 struct zr_member {
     enum zr_member_state state;
     struct zr_link *link;
@@ -49,6 +52,15 @@ struct zr_member {
     bool unreported;
     /* how; NULL: it was not, or there was no memory for it */
     char *how;
+    /* rank 0 of a tree: it has come, whether or not it is linked with whoever is above it; and where it
+     * listens, as text, NULL: nobody is below it, or it has not come */
+    bool came;
+    char *listens;
+    /* of one below this rank, in a tree: all below it are linked with it */
+    bool has_joined;
+    /* of one below this rank: it was asked for whom it waits, and has not answered. Of any: it is one for
+     * whom ranks wait */
+    bool is_asked, is_missing;
     /* rank 0, of a comparison: the calls of its program; NULL: they are not here yet */
     struct zr_called_ring *calls;
 };
@@ -61,7 +73,18 @@ struct zr_comparison {
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
-/* Rank 0: an address at which others connect. */
+/* Who has not come to where ranks wait for each other, as those above them know. */
+struct zr_missing {
+    /* rank 0: nobody was asked yet, or answers may still come, or none will */
+    enum { ZR_MISSING_UNKNOWN, ZR_MISSING_ASKED, ZR_MISSING_KNOWN } state;
+    /* ranks below this one that were asked and have not answered */
+    int n_waiting;
+    /* those that are missing, the first of them */
+    int n;
+    int32_t ranks[64];
+};
+
+/* An address at which others connect. */
 struct zr_listener {
     uv_tcp_t tcp;
     /* closed in forked children */
@@ -74,22 +97,36 @@ struct zr_rendezvous {
     uv_loop_t *loop;
     struct zr_world w;
     int64_t timeout_ms;
+    /* This rank among the others. A star, in which all are below rank 0, unless there are more than one rank
+     * is linked with. */
+    struct zr_tree tree;
+    bool is_tree;
+    /* links between it and rank 0 */
+    int depth;
+    /* others: the rank that they try to reach, or have reached: the one above, or rank 0, to ask where that
+     * is */
+    int goal;
+    /* in a tree: from whom what is passed on has come; -1: it began here */
+    int heard_from;
     enum zr_phase phase;
     /* (world), by rank */
     struct zr_member *members;
     /* all that are not closed yet, unidentified connections included */
     struct zr_link *links;
-    /* rank 0: links that have not proved to be a rank's */
+    /* incoming links that are not a rank's that is below this one */
     int n_unidentified;
-    /* members taken, rank 0's own included */
+    /* This rank, and those below it that are linked with it or with one below it. */
     int n_here;
+    /* that these are all was said above */
+    bool said_joined;
+    struct zr_missing missing;
 
-    /* rank 0: one, or one of each family */
+    /* rank 0: one, or one of each family; others with ranks below them: one */
     struct zr_listener listener[2];
     uv_timer_t deadline, retry;
     /* how long the other end of a link may take to prove what it is */
     uv_timer_t patience;
-    /* rank 0: how long ranks may take to send their calls */
+    /* how long ranks may take to send their calls, or to say who is missing */
     uv_timer_t answers;
     /* rank 0: until the next one is let in, where there are too many unidentified connections */
     uv_timer_t admit;
@@ -123,8 +160,12 @@ struct zr_rendezvous {
     bool ready;
     /* others: rank 0 knows us, and we know it */
     bool accepted;
-    /* the most bytes of one frame of the exchange under way; 0: none is under way */
+    /* the bytes of each rank in the exchange under way, for VERDICT the most; 0: none is under way */
     size_t n_expected;
+    /* when it began */
+    int64_t exchange_ms;
+    /* this rank waits for what those below it send for it */
+    bool is_gathering;
     /* of the frames that the others send for it: GIVE or VERDICT */
     enum zr_frame_type exchange_of;
     /* others: the result of the exchange under way */
@@ -176,10 +217,10 @@ struct zr_rendezvous {
     struct zr_comparison comparison;
 };
 
-/* Keeps the failure if it is the first; rank 0 tells it to everyone who is here. Returns code. */
+/* Keeps the failure if it is the first; those below are told, and in a tree the one above. Returns code. */
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, and the rank that finds it tells it to rank 0, if it can be told. Before the detach. */
+/* The same, of what this rank finds, and the one above is told, if it can be. Before the detach. */
 int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
@@ -190,14 +231,18 @@ int64_t zr_hub_now_ms(struct zr_rendezvous *r);
 /* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
 struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
 
-/* hub_wait.c. Runs the loop until done or failed; say_late fails when the time is over. Returns the
- * failure. */
+/* hub_wait.c. Runs the loop until done or failed; say_late fails when the time is over that ranks wait, from
+ * now on or since from_ms. Returns the failure. */
 int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
                      void (*say_late)(struct zr_rendezvous *r));
+int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
+                    void (*say_late)(struct zr_rendezvous *r));
 /* `late` is false, and true in ms. */
 void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
 /* How much longer others than rank 0 wait. */
 int64_t zr_hub_grace_ms(const struct zr_rendezvous *r);
+/* How long a rank that has failed stays to tell those who come. */
+int64_t zr_hub_stay_ms(const struct zr_rendezvous *r);
 /* "rank 2, rank 5" of those that missing() names; returns their number. */
 int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
                       char *text, size_t n_text);
@@ -205,7 +250,7 @@ int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struc
 /* hub_find.c. Finds the addresses of w.host, at once or later, and then listens or connects. */
 void zr_hub_find(struct zr_rendezvous *r);
 /* Where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)". */
-enum { ZR_PLACE_CHARS = 512 };
+enum { ZR_PLACE_CHARS = 768 };
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 
 /* hub_interface.c. Rank 0: where it is to listen, into to, by the interface that was asked for; that this
@@ -240,16 +285,61 @@ int zr_hub_file_again_ms(struct zr_rendezvous *r);
 /* As zr_hub_say_place. */
 void zr_hub_say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
 
-/* hub_listen.c: rank 0. */
+/* hub_listen.c. Rank 0. */
 void zr_hub_listen(struct zr_rendezvous *r);
+/* fd, which is bound and listens, is taken over. Returns a libuv error. */
+int zr_hub_hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd);
 /* Stops, whether anybody came or not. */
 void zr_hub_stop_listening(struct zr_rendezvous *r);
 
+/* hub_tree.c. Where this rank is among the others. */
+void zr_hub_take_position(struct zr_rendezvous *r);
+/* The next rank on the way to another. */
+int zr_hub_towards(const struct zr_rendezvous *r, int rank);
+/* It is linked with this one, and below it. */
+bool zr_hub_is_child(const struct zr_rendezvous *r, int rank);
+/* To all ranks below that are here, or to the one above; not back to heard_from. What cannot be sent is
+ * returned. */
+int zr_hub_send_below(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                      size_t n);
+int zr_hub_send_above(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                      size_t n);
+/* READY, or rank 0 has heard of all: every rank is here. */
+void zr_hub_all_here(struct zr_rendezvous *r);
+/* What came goes on as it is, towards a rank. false: there is no memory for it. */
+bool zr_hub_pass_on(struct zr_rendezvous *r, int towards, const struct zr_frame *f, const char *payload);
+/* A rank is one of those below: it is asked for no more. */
+void zr_hub_joined(struct zr_rendezvous *r, int rank);
+/* This rank knows rank 0, or the one above: it says where it listens. */
+void zr_hub_say_listens(struct zr_rendezvous *r, struct zr_link *l);
+/* If all below are here, and the one above is known, it is told. */
+void zr_hub_say_joined(struct zr_rendezvous *r);
+/* Rank 0: what a rank asks that is to join another one. */
+void zr_hub_on_listens(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                       const char *payload);
+/* Rank 0's answer. */
+void zr_hub_on_above(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                     const char *payload);
+/* Frames of a tree alone, from a rank below. false: it makes no sense. */
+bool zr_hub_from_below(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                       const char *payload);
+
+/* hub_missing.c. Rank 0 of a tree has waited too long: asks those below for whom they wait, once for each
+ * wait. true: answers may still come. */
+bool zr_hub_asks_below(struct zr_rendezvous *r);
+/* A wait begins. */
+void zr_hub_forget_missing(struct zr_rendezvous *r);
+/* How long answers may take. */
+int64_t zr_hub_answers_ms(const struct zr_rendezvous *r);
+void zr_hub_on_ask_missing(struct zr_rendezvous *r, int32_t ms);
+/* false: it makes no sense. */
+bool zr_hub_on_missing(struct zr_rendezvous *r, int rank, const char *payload, size_t n);
+
 /* hub_meet.c. Rank 0: somebody waits at a listener. */
 void zr_hub_admit(struct zr_rendezvous *r);
-/* Rank 0: drops links that have taken too long to prove what they are. */
+/* Drops incoming links that have taken too long to prove what they are. */
 void zr_hub_drop_slow(struct zr_rendezvous *r);
-/* Rank 0: everyone is here: no more unidentified connections. */
+/* Everyone is here: no more unidentified connections. */
 void zr_hub_seal(struct zr_rendezvous *r);
 /* Rank 0: a frame of a connection that has not proved to be a rank's. */
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
@@ -260,10 +350,16 @@ void zr_hub_connect(struct zr_rendezvous *r);
 void zr_hub_on_connect(struct zr_link *l, int status);
 /* A frame from there, before both sides know each other. */
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
-/* Tries again in a moment. */
+/* Tries again in so many ms, or in a moment. */
+void zr_hub_retry_in(struct zr_rendezvous *r, int ms);
 void zr_hub_retry(struct zr_rendezvous *r);
+/* A link does not lead to the goal any more. */
+void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l);
 /* Gives a link up that says nothing, and tries again. */
 void zr_hub_give_up_slow(struct zr_rendezvous *r);
+
+/* hub.c: the rank that is linked with this one as `from` says that another was lost. */
+void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why);
 
 extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
@@ -272,16 +368,19 @@ int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, cons
  * connection that is broken is told later. */
 int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
                       const void *payload, size_t n);
-/* An exchange begins whose frames have n bytes each, or, for VERDICT, at most; 0: it is over. What is large
- * and waits is read now. */
+/* An exchange begins of n bytes from each rank, or, for VERDICT, at most; 0: it is over. What is large and
+ * waits is read now. */
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
-/* Rank 0: fails, for what a rank sent for it is not what rank 0 does. */
+/* Of a frame of it that comes from this rank, above or below. */
+size_t zr_hub_expected(const struct zr_rendezvous *r, int rank);
+/* Fails, for what a rank below sent for it is not what this one does. */
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n);
 /* The link leads to a rank of ours: if this process exits, that rank is told. */
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
 /* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
 int zr_hub_check(struct zr_rendezvous *r);
-/* Tells on_lost, and on rank 0 the others, of ranks lost before the detach, and on_failed of a failure. */
+/* Tells on_lost, and whoever is linked with this rank, of ranks lost before the detach, and on_failed of a
+ * failure. */
 void zr_hub_report_unreported(struct zr_rendezvous *r);
 /* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);

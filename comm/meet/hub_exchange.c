@@ -1,5 +1,5 @@
-/* hub_exchange.c: ranks exchange small blobs, and agree on how something went (rendezvous.h). Every
- * rank sends rank 0 what it gives, and rank 0 sends all what it makes of it. */
+/* hub_exchange.c: ranks exchange small blobs, and agree on how something went (rendezvous.h). What a rank and
+ * those below it give goes up together, in rank order, and what rank 0 makes of it comes down to all. */
 #include "comm/meet/hub.h"
 #include "comm/verdict.h"
 
@@ -11,28 +11,30 @@ enum { MOST_EXCHANGE_BYTES = 1 << 30 };
 
 /* --- exchanging --- */
 
+/* In a tree rank 0 has asked; the others know of those below them. */
 static bool has_not_given(const struct zr_rendezvous *r, int rank)
 {
-    return !r->members[rank].gave;
+    const struct zr_member *member = &r->members[rank];
+    return r->is_tree && r->w.rank == 0 ? member->is_missing : !member->gave && zr_hub_is_child(r, rank);
 }
 
 static void late_to_exchange(struct zr_rendezvous *r)
 {
-    if (r->w.rank == 0) {
+    if (r->w.rank == 0 || r->is_gathering) {
         char who[256];
         int n = zr_hub_list_ranks(r, has_not_given, who, sizeof who);
         zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: %d of %d ranks did not come in %lld ms: %s", n, r->w.world,
                     (long long)r->timeout_ms, who);
     } else {
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank 0", r->w.rank,
-                    (long long)r->timeout_ms);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "exchange: rank %d waited %lld ms for rank %d", r->w.rank,
+                    (long long)r->timeout_ms, r->tree.parent);
     }
 }
 
 static bool all_given(const struct zr_rendezvous *r)
 {
-    for (int i = 1; i < r->w.world; i++)
-        if (!r->members[i].gave)
+    for (int k = 0; k < r->tree.n_children; k++)
+        if (!r->members[zr_tree_child(&r->tree, k)].gave)
             return false;
     return true;
 }
@@ -57,17 +59,29 @@ static void late_to_send(struct zr_rendezvous *r)
                 (long long)r->timeout_ms);
 }
 
-/* Rank 0 has what the ranks sent, and is then ready for the next: a fast rank may send what is of the next
- * exchange while a slow one still reads. */
+/* This rank has what those below it sent. Rank 0 is then ready for the next: a fast rank may send what is of
+ * the next exchange while a slow one still reads; so is any other when it has the result. */
 static int gather(struct zr_rendezvous *r)
 {
-    int err = r->code ? r->code : zr_hub_run_until(r, all_given, late_to_exchange);
-    for (int i = 1; i < r->w.world && !err; i++) {
+    r->is_gathering = true;
+    int err = r->code ? r->code : zr_hub_run_from(r, r->exchange_ms, all_given, late_to_exchange);
+    r->is_gathering = false;
+    for (int k = 0; k < r->tree.n_children && !err; k++) {
+        int i = zr_tree_child(&r->tree, k);
         const struct zr_member *member = &r->members[i];
         if (member->gave != r->exchange_of ||
-            (member->gave == ZR_FRAME_GIVE && member->n_given != r->n_expected))
+            (member->gave == ZR_FRAME_GIVE && member->n_given != zr_hub_expected(r, i)))
             err = zr_hub_differ(r, i, member->gave, member->n_given);
     }
+    if (r->w.rank == 0 || err)
+        zr_hub_expect(r, r->exchange_of, 0);
+    return err;
+}
+
+/* What rank 0 has made of it. */
+static int await_result(struct zr_rendezvous *r)
+{
+    int err = zr_hub_run_from(r, r->exchange_ms, has_all, late_to_exchange);
     zr_hub_expect(r, r->exchange_of, 0);
     return err;
 }
@@ -87,23 +101,6 @@ static int send_to_the_end(struct zr_rendezvous *r)
     return all_sent(r) ? 0 : zr_hub_run_until(r, all_sent, late_to_send);
 }
 
-static int exchange_as_center(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
-{
-    zr_hub_expect(r, ZR_FRAME_GIVE, n);
-    int err = gather(r);
-    memcpy(all, mine, n);
-    for (int i = 1; i < r->w.world; i++) {
-        if (!err)
-            memcpy(all + (size_t)i * n, r->members[i].given, n);
-        forget_given(&r->members[i]);
-    }
-    for (int i = 1; i < r->w.world && !err; i++)
-        err = zr_hub_send(r, i, ZR_FRAME_ALL, all, n * (size_t)r->w.world);
-    if (!err)
-        err = send_to_the_end(r);
-    return err ? zr_fail(r->code, "%s", r->text) : 0;
-}
-
 static void forget_result(struct zr_rendezvous *r)
 {
     free(r->all);
@@ -111,12 +108,62 @@ static void forget_result(struct zr_rendezvous *r)
     r->n_all = 0;
 }
 
-static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+/* What this rank and those below it give, in rank order, into run. */
+static void put_with_below(struct zr_rendezvous *r, const void *mine, size_t n, char *run)
 {
-    zr_hub_expect(r, ZR_FRAME_GIVE, n * (size_t)r->w.world);
-    (void)zr_hub_send(r, 0, ZR_FRAME_GIVE, mine, n);
-    int err = zr_hub_run_until(r, has_all, late_to_exchange);
-    zr_hub_expect(r, ZR_FRAME_GIVE, 0);
+    memcpy(run, mine, n);
+    for (int k = 0; k < r->tree.n_children; k++) {
+        int i = zr_tree_child(&r->tree, k);
+        memcpy(run + (size_t)(i - r->w.rank) * n, r->members[i].given, r->members[i].n_given);
+    }
+}
+
+static void forget_all_given(struct zr_rendezvous *r)
+{
+    for (int k = 0; k < r->tree.n_children; k++)
+        forget_given(&r->members[zr_tree_child(&r->tree, k)]);
+}
+
+static int exchange_as_first(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_hub_expect(r, ZR_FRAME_GIVE, n);
+    int err = gather(r);
+    if (!err)
+        put_with_below(r, mine, n, all);
+    forget_all_given(r);
+    int sent = err ? 0 : zr_hub_send_below(r, ZR_FRAME_ALL, 0, all, n * (size_t)r->w.world);
+    if (sent)
+        err = zr_hub_fail_all(r, sent, zr_error_text());
+    if (!err)
+        err = send_to_the_end(r);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+/* What is below this rank goes with its own. */
+static int give_with_below(struct zr_rendezvous *r, const void *mine, size_t n)
+{
+    const size_t n_run = n * (size_t)r->tree.span;
+    char *run = r->tree.n_children ? malloc(n_run) : NULL;
+    int err = 0;
+    if (run)
+        put_with_below(r, mine, n, run);
+    if (run || !r->tree.n_children)
+        (void)zr_hub_send(r, r->tree.parent, ZR_FRAME_GIVE, run ? run : mine, n_run);
+    else
+        err = zr_hub_fail_all(r, ZR_ERR_NOMEM, "exchange: no memory for what ranks below give");
+    free(run);
+    return err;
+}
+
+static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_hub_expect(r, ZR_FRAME_GIVE, n);
+    int err = r->tree.n_children ? gather(r) : 0;
+    if (!err)
+        err = give_with_below(r, mine, n);
+    forget_all_given(r);
+    if (!err)
+        err = await_result(r);
     if (!err && r->n_all != n * (size_t)r->w.world)
         err = zr_hub_fail(r, ZR_ERR_MISMATCH,
                           "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each", r->n_all,
@@ -124,6 +171,8 @@ static int exchange_as_ray(struct zr_rendezvous *r, const void *mine, size_t n, 
     if (!err)
         memcpy(all, r->all, r->n_all);
     forget_result(r);
+    if (!err && r->tree.n_children)
+        err = send_to_the_end(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
@@ -134,7 +183,10 @@ static int begin_exchange(struct zr_rendezvous *r)
         return zr_fail(ZR_ERR_ORDER, "exchange: the rendezvous is %s", r->closing ? "closed" : "detached");
     if (r->w.world > 1 && (r->code || zr_hub_check(r)))
         return zr_fail(r->code, "%s", r->text);
-    r->phase = r->w.world > 1 ? ZR_PHASE_EXCHANGE : ZR_PHASE_IDLE;
+    if (r->w.world == 1)
+        return 0;
+    r->phase = ZR_PHASE_EXCHANGE;
+    r->exchange_ms = zr_hub_now_ms(r);
     return 0;
 }
 
@@ -150,7 +202,7 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
     if (r->w.world == 1)
         memcpy(all, mine, n);
     else
-        err = r->w.rank == 0 ? exchange_as_center(r, mine, n, all) : exchange_as_ray(r, mine, n, all);
+        err = r->w.rank == 0 ? exchange_as_first(r, mine, n, all) : exchange_as_other(r, mine, n, all);
     r->phase = ZR_PHASE_IDLE;
     return err;
 }
@@ -163,11 +215,9 @@ struct said {
     char text[ZR_ERROR_BYTES];
 };
 
-static int send_verdict(struct zr_rendezvous *r, int to, int32_t code, const struct said *s)
+static size_t said_bytes(const struct said *s)
 {
-    size_t n = offsetof(struct said, text) + strlen(s->text);
-    int err = zr_hub_send_about(r, to, ZR_FRAME_VERDICT, code, s, n);
-    return err ? zr_hub_fail_all(r, err, zr_error_text()) : 0;
+    return offsetof(struct said, text) + strlen(s->text);
 }
 
 /* Of what another rank sent. */
@@ -178,14 +228,13 @@ static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct 
     return zr_verdict_code(code);
 }
 
-/* The lowest rank that failed speaks. */
-static int agree_as_center(struct zr_rendezvous *r, int32_t *code, struct said *s)
+/* Of this rank and those below it the lowest that failed speaks. */
+static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};
-    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof other);
     int err = gather(r);
-    for (int i = 1; i < r->w.world; i++) {
-        struct zr_member *member = &r->members[i];
+    for (int k = 0; k < r->tree.n_children; k++) {
+        struct zr_member *member = &r->members[zr_tree_child(&r->tree, k)];
         int32_t its = err ? 0 : read_verdict(member->given, member->n_given, member->given_about, &other);
         if (zr_verdict_rather(*code, its)) {
             *code = its;
@@ -193,26 +242,37 @@ static int agree_as_center(struct zr_rendezvous *r, int32_t *code, struct said *
         }
         forget_given(member);
     }
-    for (int i = 1; i < r->w.world && !err; i++)
-        err = send_verdict(r, i, *code, s);
+    return err;
+}
+
+static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s)
+{
+    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
+    int err = gather_verdicts(r, code, s);
+    int sent = err ? 0 : zr_hub_send_below(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+    if (sent)
+        err = zr_hub_fail_all(r, sent, zr_error_text());
     return err ? err : send_to_the_end(r);
 }
 
-static int agree_as_ray(struct zr_rendezvous *r, int32_t *code, struct said *s)
+static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
-    (void)send_verdict(r, 0, *code, s);
-    int err = zr_hub_run_until(r, has_all, late_to_exchange);
-    zr_hub_expect(r, ZR_FRAME_VERDICT, 0);
+    int err = r->tree.n_children ? gather_verdicts(r, code, s) : 0;
+    int sent = err ? 0 : zr_hub_send_above(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+    if (sent)
+        err = zr_hub_fail_all(r, sent, zr_error_text());
+    if (!err)
+        err = await_result(r);
     if (!err)
         *code = read_verdict(r->all, r->n_all, r->all_about, s);
     forget_result(r);
-    return err;
+    return !err && r->tree.n_children ? send_to_the_end(r) : err;
 }
 
 static int take_verdict(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
-    int err = r->w.rank == 0 ? agree_as_center(r, code, s) : agree_as_ray(r, code, s);
+    int err = r->w.rank == 0 ? agree_as_first(r, code, s) : agree_as_other(r, code, s);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
 }
 

@@ -1,5 +1,6 @@
 /* hub_find.c: at which addresses the ranks of a rendezvous meet: those of the name or number that stands for
  * rank 0, of either family. Rank 0 listens there, the others try one after the other. */
+#include "comm/meet/address_list.h"
 #include "comm/meet/hub.h"
 
 #include <stdio.h>
@@ -113,6 +114,7 @@ static void find_by_file(struct zr_rendezvous *r)
 
 void zr_hub_find(struct zr_rendezvous *r)
 {
+    r->goal = 0;
     if (r->w.file[0]) {
         find_by_file(r);
         return;
@@ -137,6 +139,12 @@ void zr_hub_find(struct zr_rendezvous *r)
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 {
     const char *host = r->w.host;
+    if (r->goal) { /* not rank 0: where it is said to listen */
+        char list[ZR_ADDRESS_LIST_CHARS];
+        zr_address_list_print(r->to, r->n_to < 4 ? r->n_to : 4, list);
+        snprintf(text, ZR_PLACE_CHARS, "%s", list);
+        return;
+    }
     if (r->w.file[0]) {
         zr_hub_say_file(r, text);
         return;

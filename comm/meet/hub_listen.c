@@ -44,7 +44,7 @@ void zr_hub_stop_listening(struct zr_rendezvous *r)
 }
 
 /* fd listens already: whatever can go wrong with an address has gone well. */
-static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
+int zr_hub_hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
 {
     int err = uv_tcp_init(r->loop, &s->tcp);
     if (!err) {
@@ -155,7 +155,7 @@ void zr_hub_listen(struct zr_rendezvous *r)
     if (!err) {
         for (int i = 0; i < 2; i++)
             if (fd[i] >= 0 && !err)
-                err = hand_over(r, &r->listener[i], fd[i]);
+                err = zr_hub_hand_over(r, &r->listener[i], fd[i]);
             else if (fd[i] >= 0)
                 close(fd[i]);
         if (err)

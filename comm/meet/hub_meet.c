@@ -1,5 +1,6 @@
 /* hub_meet.c: how the ranks of a rendezvous come together: rank 0 listens (hub_listen.c), asks everybody who
- * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c).
+ * comes for a proof that he is of this job, and lets ranks in; the others reach it (hub_reach.c). In a tree
+ * so does every rank that has others below it (hub_tree.c).
  *
  * An unidentified connection must not stop a job, nor learn of it more than that it is there. Who does not
  * prove that he has the job's key is sent away without a word of why; who says nothing for seconds is
@@ -49,7 +50,7 @@ static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *wh
 /* A rank that has proved what it is. */
 static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const char *text)
 {
-    struct zr_frame f = {.type = ZR_FRAME_REFUSE, .rank = 0, .world = r->w.world, .about = code};
+    struct zr_frame f = {.type = ZR_FRAME_REFUSE, .rank = r->w.rank, .world = r->w.world, .about = code};
     char proof_and_text[ZR_PROOF_BYTES + ZR_FRAME_TEXT_BYTES];
     char *said = proof_and_text + ZR_PROOF_BYTES;
     snprintf(said, ZR_FRAME_TEXT_BYTES, "%s", text);
@@ -77,13 +78,31 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
     r->n_unidentified--;
     r->members[rank].link = l;
     r->members[rank].state = ZR_MEMBER_HERE;
-    r->n_here++;
+    r->members[rank].came = true;
     (void)zr_hub_send(r, rank, ZR_FRAME_ACCEPT, proof, sizeof proof);
+    if (zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank)) == 1)
+        zr_hub_joined(r, rank);
+}
+
+/* Rank 0: a rank that is to join another one may ask where that is. */
+static void let_ask(struct zr_rendezvous *r, struct zr_link *l)
+{
+    struct zr_frame f = {.type = ZR_FRAME_ACCEPT, .rank = 0, .world = r->w.world};
+    uint8_t proof[ZR_PROOF_BYTES];
+    zr_shake_prove(&r->w, &l->shake, ZR_FRAME_ACCEPT, 0, "", proof);
+    r->members[l->shake.rank].came = true;
+    l->asks = true;
+    if (zr_link_send(l, f, proof, sizeof proof))
+        zr_link_drop(l); /* it comes again */
 }
 
 void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     char text[sizeof r->text + 64];
+    if (l->asks) {
+        zr_hub_on_listens(r, l, f, payload);
+        return;
+    }
     if (f->type != ZR_FRAME_HELLO) {
         zr_link_drop(l);
         return;
@@ -118,6 +137,11 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
         if (r->members[s->rank].state == ZR_MEMBER_EMPTY)
             r->members[s->rank].state = ZR_MEMBER_LEFT;
         refuse(r, l, r->code, text);
+    } else if (r->w.rank != 0 && !zr_hub_is_child(r, s->rank)) {
+        snprintf(text, sizeof text, "rank %d at %s is not to join rank %d", s->rank, l->peer, r->w.rank);
+        refuse(r, l, ZR_ERR_MISMATCH, text);
+    } else if (r->w.rank == 0 && !zr_hub_is_child(r, s->rank)) {
+        let_ask(r, l);
     } else if (r->members[s->rank].state != ZR_MEMBER_EMPTY) {
         const struct zr_link *first = r->members[s->rank].link;
         snprintf(text, sizeof text, "rank %d is there twice: at %s and at %s", s->rank,
@@ -132,7 +156,7 @@ static struct zr_link *oldest_unidentified(struct zr_rendezvous *r)
 {
     struct zr_link *oldest = NULL;
     for (struct zr_link *s = r->links; s; s = s->next)
-        if (s->rank < 0 && !uv_is_closing((uv_handle_t *)&s->tcp))
+        if (s->rank < 0 && !s->is_outgoing && !uv_is_closing((uv_handle_t *)&s->tcp))
             oldest = s; /* new ones are put in front */
     return oldest;
 }
@@ -141,7 +165,7 @@ void zr_hub_drop_slow(struct zr_rendezvous *r)
 {
     int64_t now = zr_hub_now_ms(r);
     for (struct zr_link *s = r->links; s; s = s->next)
-        if (s->rank < 0 && now - s->since_ms >= UNIDENTIFIED_MS)
+        if (s->rank < 0 && !s->is_outgoing && now - s->since_ms >= UNIDENTIFIED_MS)
             zr_link_drop(s);
 }
 
@@ -165,7 +189,7 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
 {
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        zr_hub_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
+        zr_hub_fail(r, ZR_ERR_NOMEM, "rank %d: rendezvous: no memory for a connection", r->w.rank);
         zr_hub_stop_listening(r);
         return;
     }
@@ -179,11 +203,13 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
         zr_link_drop(l);
 }
 
-/* Now, or when the oldest of too many unidentified connections has had its time. */
+/* Now, or when the oldest of too many unidentified connections has had its time; a rank that does not know
+ * the one above yet could not say there that one of these is wrong. */
 void zr_hub_admit(struct zr_rendezvous *r)
 {
     struct zr_listener *s = find_awaited(r);
-    if (r->closing || !s)
+    bool knows_above = r->w.rank == 0 || r->accepted || r->code;
+    if (r->closing || !s || !knows_above)
         return;
     struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
     int64_t left = oldest ? oldest->since_ms + FAIR_MS - zr_hub_now_ms(r) : 0;
@@ -205,7 +231,7 @@ void zr_hub_seal(struct zr_rendezvous *r)
     uv_timer_stop(&r->patience);
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
-        if (l->rank < 0 && !l->finishing) /* the refused may still read why */
+        if (l->rank < 0 && !l->is_outgoing && !l->finishing) /* the refused may still read why */
             zr_link_drop(l);
 }
 
@@ -214,9 +240,8 @@ void zr_hub_seal(struct zr_rendezvous *r)
 static void on_patience(uv_timer_t *t)
 {
     struct zr_rendezvous *r = t->data;
-    if (r->w.rank == 0)
-        zr_hub_drop_slow(r);
-    else
+    zr_hub_drop_slow(r);
+    if (r->w.rank != 0)
         zr_hub_give_up_slow(r);
 }
 
@@ -226,7 +251,8 @@ void zr_hub_start(struct zr_rendezvous *r)
     uv_timer_start(&r->patience, on_patience, SWEEP_MS, SWEEP_MS);
     if (r->w.rank == 0) {
         r->members[0].state = ZR_MEMBER_HERE;
-        r->n_here = 1;
+        r->members[0].came = true;
     }
+    r->n_here = 1;
     zr_hub_find(r);
 }

@@ -17,6 +17,8 @@ struct zr_message {
 static int send_to_all(struct zr_rendezvous *r, const void *data, size_t n)
 {
     int err = 0;
+    if (r->is_tree)
+        return zr_hub_send_below(r, ZR_FRAME_MESSAGE, -1, data, n);
     for (int i = 1; i < r->w.world && !err; i++)
         err = zr_hub_send_about(r, i, ZR_FRAME_MESSAGE, i, data, n);
     return err;
@@ -32,8 +34,11 @@ int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t
         return zr_fail(ZR_ERR_ORDER, "sending: the rendezvous is %s", r->closing ? "closed" : "not detached");
     if (to < 0)
         return send_to_all(r, data, n);
+    const int next = zr_hub_towards(r, to);
     if (r->members[to].state != ZR_MEMBER_HERE)
         return zr_fail(ZR_ERR_PEER, "rank %d is not here any more", to);
+    if (r->members[next].state != ZR_MEMBER_HERE)
+        return zr_fail(ZR_ERR_PEER, "rank %d, by which rank %d is reached, is not here any more", next, to);
     return zr_hub_send_about(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 

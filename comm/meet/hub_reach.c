@@ -28,7 +28,7 @@ static void connect_again(uv_timer_t *t)
         zr_hub_find(r);
 }
 
-static void retry_in(struct zr_rendezvous *r, int ms)
+void zr_hub_retry_in(struct zr_rendezvous *r, int ms)
 {
     if (!r->code && !r->closing)
         uv_timer_start(&r->retry, connect_again, (uint64_t)ms, 0);
@@ -36,13 +36,13 @@ static void retry_in(struct zr_rendezvous *r, int ms)
 
 void zr_hub_retry(struct zr_rendezvous *r)
 {
-    retry_in(r, RETRY_MS);
+    zr_hub_retry_in(r, RETRY_MS);
 }
 
-static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
+void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l)
 {
-    if (r->members[0].link == l)
-        r->members[0].link = NULL;
+    if (r->members[r->goal].link == l)
+        r->members[r->goal].link = NULL;
     l->rank = -1;
     zr_link_drop(l);
 }
@@ -53,24 +53,25 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     const union zr_address *to = &r->to[r->to_now];
     bool no_way = status == UV_ENETUNREACH || status == UV_EADDRNOTAVAIL || status == UV_EAFNOSUPPORT;
     int version = to->any.sa_family == AF_INET6 ? 6 : 4;
-    char which[ZR_ADDRESS_CHARS] = "";
+    char which[ZR_ADDRESS_CHARS] = "", gone[64] = "";
     const char *colon = r->n_to > 1 ? ": " : "", *asked = r->w.interface;
     if (r->n_to > 1)
         zr_address_print_host(to, which);
+    if (status == UV_ECONNREFUSED)
+        snprintf(gone, sizeof gone, ": rank %d has not started, or has given up and left", r->goal);
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
     if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))
-        zr_hub_note(r, ZR_TROUBLE_NOBODY,
-                    "%s%s%s: %s%s has no IPv%d address to go there from: give rank 0's IPv%d address, or "
-                    "IPv%d to this host",
-                    which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
-                    10 - version, version);
+        zr_hub_note(
+            r, ZR_TROUBLE_NOBODY,
+            "%s%s%s: %s%s has no IPv%d address to go there from: %s IPv%d address, or IPv%d to this host",
+            which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
+            r->goal ? "give that one's host an" : "give rank 0's", 10 - version, version);
     else if (status == UV_EINVAL && *asked)
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s: interface %s does not lead there", which, colon,
                     uv_strerror(status), asked);
     else
-        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s%s", which, colon, uv_strerror(status),
-                    status == UV_ECONNREFUSED ? ": rank 0 has not started, or has given up and left" : "");
+        zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s%s", which, colon, uv_strerror(status), gone);
     zr_link_drop(l);
     zr_hub_retry(r);
 }
@@ -82,6 +83,7 @@ void zr_hub_connect(struct zr_rendezvous *r)
         zr_hub_fail(r, ZR_ERR_NOMEM, "rendezvous: no memory for a connection");
         return;
     }
+    l->is_outgoing = true;
     l->since_ms = zr_hub_now_ms(r);
     if (!r->worst)
         zr_hub_note(r, ZR_TROUBLE_NONE, "nobody there has taken the connection yet");
@@ -101,9 +103,9 @@ void zr_hub_on_connect(struct zr_link *l, int status)
         return;
     }
     zr_hub_note(r, ZR_TROUBLE_SILENT, "it took the connection but does not answer");
-    l->rank = 0;
+    l->rank = r->goal;
     l->since_ms = zr_hub_now_ms(r);
-    r->members[0].link = l;
+    r->members[r->goal].link = l;
 }
 
 /* A connection that nobody takes or refuses: packets are lost, or the host is down. Begun anew it is not for
@@ -111,7 +113,7 @@ void zr_hub_on_connect(struct zr_link *l, int status)
 static void give_up_connecting(struct zr_rendezvous *r)
 {
     struct zr_link *l = r->links;
-    while (l && uv_is_closing((uv_handle_t *)&l->tcp))
+    while (l && (!l->is_outgoing || uv_is_closing((uv_handle_t *)&l->tcp)))
         l = l->next;
     if (l && zr_hub_now_ms(r) - l->since_ms >= (r->n_to > 1 ? NEXT_MS : CONNECT_MS))
         give_address_up(r, l, UV_ETIMEDOUT);
@@ -119,13 +121,15 @@ static void give_up_connecting(struct zr_rendezvous *r)
 
 void zr_hub_give_up_slow(struct zr_rendezvous *r)
 {
-    struct zr_link *l = r->members[0].link;
+    struct zr_link *l = r->members[r->goal].link;
+    if (r->accepted)
+        return;
     if (!l)
         give_up_connecting(r);
     bool asked = l && l->shake.world;
     if (!l || r->accepted || l->finishing || zr_hub_now_ms(r) - l->since_ms < (asked ? ANSWER_MS : SILENT_MS))
         return;
-    leave_place(r, l);
+    zr_hub_leave_place(r, l);
     zr_hub_retry(r);
 }
 
@@ -135,7 +139,7 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
 static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_trouble trouble, const char *text)
 {
     zr_hub_note(r, trouble, "%s", text);
-    leave_place(r, l);
+    zr_hub_leave_place(r, l);
     if (trouble != ZR_TROUBLE_REFUSED) {
         if (r->to_now == r->refused_at)
             r->refused_ms = 0;
@@ -151,9 +155,10 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     if (now - r->refused_ms > patience && !r->w.file[0]) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank %d at %s: %s", r->w.rank, r->goal, place,
+                    text);
     }
-    retry_in(r, REFUSED_RETRY_MS);
+    zr_hub_retry_in(r, REFUSED_RETRY_MS);
 }
 
 static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char *nonce)
@@ -173,12 +178,35 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
         zr_hub_fail(r, err, "rank %d: %s", r->w.rank, zr_error_text());
 }
 
+/* What is at the goal is what it should be. */
+static void accept_goal(struct zr_rendezvous *r, struct zr_link *l)
+{
+    l->asks = r->goal != r->tree.parent;
+    if (l->asks || (r->is_tree && r->goal == 0))
+        zr_hub_say_listens(r, l);
+    if (l->asks)
+        return;
+    r->accepted = true;
+    r->members[r->goal].state = ZR_MEMBER_HERE;
+    zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
+    zr_hub_keep(r, l);
+    if (!r->tree.n_children)
+        uv_timer_stop(&r->patience);
+    zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
+    if (r->code) /* while nobody could be told */
+        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
+    zr_hub_say_joined(r);
+    zr_hub_admit(r);
+}
+
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
     const char *text;
     char why[256];
     bool asked = l->shake.world;
-    if (f->version != ZR_FRAME_VERSION) {
+    if (l->asks) {
+        zr_hub_on_above(r, l, f, payload);
+    } else if (f->version != ZR_FRAME_VERSION) {
         snprintf(
             why, sizeof why,
             "it speaks version %u of the protocol, this rank version %d: all ranks need the same libzero",
@@ -187,17 +215,17 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     } else if (f->type == ZR_FRAME_CHALLENGE && !asked && f->n_bytes == ZR_NONCE_BYTES) {
         on_challenge(r, l, payload);
     } else if (asked && zr_shake_answer(&r->w, &l->shake, f, payload, &text)) {
-        if (f->type == ZR_FRAME_REFUSE) {
-            zr_link_finish(l);
-            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank 0 refused: %s", text);
+        if (f->rank != r->goal) { /* an address may stand for something else on this host */
+            snprintf(why, sizeof why, "it is rank %d of this job", f->rank);
+            is_another(r, l, ZR_TROUBLE_STRANGE, why);
             return;
         }
-        r->accepted = true;
-        r->members[0].state = ZR_MEMBER_HERE;
-        zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
-        zr_hub_keep(r, l);
-        uv_timer_stop(&r->patience);
-        zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
+        if (f->type == ZR_FRAME_REFUSE) {
+            zr_link_finish(l);
+            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank %d refused: %s", r->goal, text);
+            return;
+        }
+        accept_goal(r, l);
     } else if (asked && (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_ACCEPT)) {
         snprintf(why, sizeof why, "%s of another job, or with another key: %s must be the same on all ranks",
                  f->type == ZR_FRAME_REFUSE ? "it refused this rank as one" : "it is one",

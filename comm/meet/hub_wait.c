@@ -17,24 +17,34 @@ void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms)
 {
     r->late = false;
     uv_update_time(r->loop);
-    uv_timer_start(&r->deadline, on_deadline, (uint64_t)ms, 0);
+    uv_timer_start(&r->deadline, on_deadline, ms > 0 ? (uint64_t)ms : 0, 0);
 }
 
-/* At most a fourth of the time that ranks wait. */
-int64_t zr_hub_grace_ms(const struct zr_rendezvous *r)
+int64_t zr_hub_stay_ms(const struct zr_rendezvous *r)
 {
     return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
 }
 
-int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
-                     void (*say_late)(struct zr_rendezvous *r))
+/* At most a fourth of the time that ranks wait; in a tree also what rank 0 takes to ask who is missing, which
+ * is half of that at most. The further below, the longer: who waits for one that is late should be the first
+ * to say so. */
+int64_t zr_hub_grace_ms(const struct zr_rendezvous *r)
+{
+    int64_t ms = zr_hub_stay_ms(r);
+    ms = ms > 2 * zr_hub_answers_ms(r) ? ms : 2 * zr_hub_answers_ms(r);
+    return r->depth > 1 ? ms * r->depth : ms;
+}
+
+int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
+                    void (*say_late)(struct zr_rendezvous *r))
 {
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
     int64_t grace = r->w.rank == 0 ? 0 : zr_hub_grace_ms(r);
-    zr_hub_start_deadline(r, r->timeout_ms + grace);
+    zr_hub_forget_missing(r);
+    zr_hub_start_deadline(r, from_ms + r->timeout_ms + grace - zr_hub_now_ms(r));
     while (!r->code && !done(r)) {
-        if (r->late)
+        if (r->late && !zr_hub_asks_below(r))
             say_late(r);
         else
             uv_run(r->loop, UV_RUN_ONCE);
@@ -44,6 +54,12 @@ int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rende
     /* A result that has arrived whole is returned, even where a rank failed just after it: the next call
      * reports that. */
     return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
+}
+
+int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
+                     void (*say_late)(struct zr_rendezvous *r))
+{
+    return zr_hub_run_from(r, zr_hub_now_ms(r), done, say_late);
 }
 
 int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),

@@ -211,13 +211,59 @@ int zr_link_accept(struct zr_link *l, uv_stream_t *server)
 struct sending {
     uv_write_t req;
     struct zr_frame frame;
+    /* NULL: the payload is behind it */
+    struct zr_shared_bytes *shared;
     char payload[];
 };
+
+struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
+{
+    struct zr_shared_bytes *s = malloc(sizeof *s + n);
+    if (!s)
+        return NULL;
+    s->n_users = 1;
+    s->n = n;
+    if (n)
+        memcpy(s->bytes, bytes, n);
+    return s;
+}
+
+void zr_shared_bytes_leave(struct zr_shared_bytes *s)
+{
+    if (s && --s->n_users == 0)
+        free(s);
+}
+
+static void free_sending(struct sending *s)
+{
+    zr_shared_bytes_leave(s->shared);
+    free(s);
+}
 
 static void sent(uv_write_t *req, int status)
 {
     (void)status; /* a broken connection is reported by the reading side */
-    free(req->data);
+    free_sending(req->data);
+}
+
+/* Takes s over, whose payload is at bytes. */
+static int write_frame(struct zr_link *l, struct sending *s, struct zr_frame f, char *bytes, size_t n)
+{
+    f.magic = ZR_FRAME_MAGIC;
+    f.version = ZR_FRAME_VERSION;
+    f.n_bytes = (uint32_t)n;
+    s->frame = f;
+    s->req.data = s;
+    uv_buf_t buf = uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame);
+    uv_buf_t bufs[2] = {buf, uv_buf_init(bytes, (unsigned)n)};
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, n ? 2 : 1, sent);
+    zr_sigpipe_release(&hold);
+    if (!err)
+        return 0;
+    free_sending(s);
+    return zr_fail(ZR_ERR_IO, "rendezvous: could not send to %s: %s", l->peer, uv_strerror(err));
 }
 
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
@@ -225,23 +271,20 @@ int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size
     struct sending *s = malloc(sizeof *s + n);
     if (!s)
         return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
-    f.magic = ZR_FRAME_MAGIC;
-    f.version = ZR_FRAME_VERSION;
-    f.n_bytes = (uint32_t)n;
-    s->frame = f;
-    s->req.data = s;
+    s->shared = NULL;
     if (n)
         memcpy(s->payload, payload, n);
-    uv_buf_t buf = uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame);
-    uv_buf_t bufs[2] = {buf, uv_buf_init(s->payload, (unsigned)n)};
-    struct zr_sigpipe_hold hold;
-    zr_sigpipe_hold(&hold);
-    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, n ? 2 : 1, sent);
-    zr_sigpipe_release(&hold);
-    if (!err)
-        return 0;
-    free(s);
-    return zr_fail(ZR_ERR_IO, "rendezvous: could not send to %s: %s", l->peer, uv_strerror(err));
+    return write_frame(l, s, f, s->payload, n);
+}
+
+int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *shared)
+{
+    struct sending *s = malloc(sizeof *s);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", shared->n);
+    s->shared = shared;
+    shared->n_users++;
+    return write_frame(l, s, f, shared->bytes, shared->n);
 }
 
 static void shut(uv_shutdown_t *req, int status)

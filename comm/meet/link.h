@@ -46,6 +46,10 @@ struct zr_link {
     struct zr_link *prev, *next;
     /* of the other end; -1: not known yet */
     int rank;
+    /* this end has connected, so the other is rank 0, or the rank above this one */
+    bool is_outgoing;
+    /* the owner's: the other end, or this one, has proved that it is a rank, and asks rank 0 where to go */
+    bool asks;
     /* our last frame is on its way, what comes in is ignored */
     bool finishing;
     /* a large frame waits for zr_link_allow; its head is in.head */
@@ -77,6 +81,17 @@ int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 /* Sends a copy of f and n bytes after it. 0, ZR_ERR_NOMEM or ZR_ERR_IO with a message; a connection that is
  * found broken later is told by on_end. */
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);
+/* The same of bytes that go to several: each of them is sent as it is, and freed when nobody needs it. */
+struct zr_shared_bytes {
+    /* who needs it: whoever made it, and each frame that is on its way */
+    int n_users;
+    size_t n;
+    char bytes[];
+};
+/* A copy of n bytes, for the caller to leave. NULL: no memory. */
+struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n);
+void zr_shared_bytes_leave(struct zr_shared_bytes *s);
+int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *s);
 /* Payloads of up to most_bytes from now on; one that waited is read. */
 void zr_link_allow(struct zr_link *l, uint32_t most_bytes);
 /* Sends what is queued, then closes when the other end does. Nothing more is delivered. */

@@ -19,7 +19,9 @@ int zr_rendezvous_world(const struct zr_rendezvous *r)
 
 static bool has_not_come(const struct zr_rendezvous *r, int rank)
 {
-    return r->members[rank].state == ZR_MEMBER_EMPTY;
+    const struct zr_member *member = &r->members[rank];
+    bool came = member->state != ZR_MEMBER_EMPTY || (r->is_tree && member->came);
+    return !came || member->is_missing;
 }
 
 static void late_to_meet(struct zr_rendezvous *r)
@@ -34,31 +36,34 @@ static void late_to_meet(struct zr_rendezvous *r)
                     place, (long long)r->timeout_ms, who, because, r->trouble);
     } else {
         zr_hub_say_self(r, self);
-        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank 0 at %s%s%s%s%s", r->w.rank, self,
-                    (long long)r->timeout_ms, place, because, r->trouble, before, r->trouble_before);
+        zr_hub_fail(r, ZR_ERR_TIMEOUT, "rank %d%s waited %lld ms for rank %d at %s%s%s%s%s", r->w.rank, self,
+                    (long long)r->timeout_ms, r->goal, place, because, r->trouble, before, r->trouble_before);
     }
 }
 
+/* All that come here first. */
 static bool all_came(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (has_not_come(r, i))
+        if (r->w.rank == 0 ? has_not_come(r, i)
+                           : zr_hub_is_child(r, i) && r->members[i].state == ZR_MEMBER_EMPTY)
             return false;
     return true;
 }
 
 static bool all_here(const struct zr_rendezvous *r)
 {
-    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
+    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready; /* n_here: with those below those below */
 }
 
-/* Rank 0 has failed. Ranks that connect a moment later are told why, so that they do not look for it until
- * their own time is over. */
+/* Rank 0, or one with others below it, has failed. Ranks that connect a moment later are told why, so that
+ * they do not look for it until their own time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    zr_hub_start_deadline(r, zr_hub_grace_ms(r));
+    zr_hub_start_deadline(r, zr_hub_stay_ms(r));
+    zr_hub_admit(r);
     while (!r->late && r->n_listening && !all_came(r))
         uv_run(r->loop, UV_RUN_ONCE);
     uv_timer_stop(&r->deadline);
@@ -69,13 +74,13 @@ static int meet_ranks(struct zr_rendezvous *r)
 {
     zr_hub_start(r);
     int err = zr_hub_run_until(r, all_here, late_to_meet);
-    if (r->w.rank != 0)
-        return err;
-    if (!err)
+    if (!err && r->w.rank == 0) {
         zr_hub_seal(r);
-    for (int i = 1; i < r->w.world && !err; i++)
-        if (r->members[i].state == ZR_MEMBER_HERE)
-            err = zr_hub_send(r, i, ZR_FRAME_READY, NULL, 0);
+        err = zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0);
+        zr_hub_all_here(r);
+        if (err)
+            zr_hub_fail_all(r, err, zr_error_text());
+    }
     if (err)
         stay_to_refuse(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
@@ -111,6 +116,7 @@ static void free_tables(struct zr_rendezvous *r)
     for (int i = 0; i < r->w.world; i++) {
         free(r->members[i].given);
         free(r->members[i].how);
+        free(r->members[i].listens);
     }
     zr_hub_forget_comparison(r);
     zr_hub_forget_messages(r);
@@ -145,6 +151,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     r->loop = loop;
     r->w = *w;
     r->timeout_ms = timeout_ms;
+    zr_hub_take_position(r);
     if (w->world == 1) {
         r->ready = true;
         *out = r;

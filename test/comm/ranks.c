@@ -85,8 +85,8 @@ static void *thread_main(void *arg)
 
 static void run_threads(struct rank *r, int n, void (*fn)(struct rank *r))
 {
-    pthread_t id[MOST_RANKS];
-    struct task task[MOST_RANKS];
+    pthread_t id[MANY_RANKS];
+    struct task task[MANY_RANKS];
     for (int i = 0; i < n; i++) {
         task[i] = (struct task){fn, &r[i]};
         assert_int_equal(pthread_create(&id[i], NULL, thread_main, &task[i]), 0);
@@ -97,7 +97,7 @@ static void run_threads(struct rank *r, int n, void (*fn)(struct rank *r))
 
 static void run_processes(struct rank *r, int n, void (*fn)(struct rank *r))
 {
-    pid_t id[MOST_RANKS];
+    pid_t id[MANY_RANKS];
     fflush(NULL);
     for (int i = 0; i < n; i++) {
         id[i] = fork();
@@ -129,11 +129,11 @@ struct rank *run_ranks(bool forked, int n, void (*fn)(struct rank *r), void *arg
 {
     static struct rank *shared;
     if (!shared) {
-        shared = mmap(NULL, MOST_RANKS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+        shared = mmap(NULL, MANY_RANKS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                       -1, 0);
         assert_true(shared != MAP_FAILED);
     }
-    memset(shared, 0, MOST_RANKS * sizeof *shared);
+    memset(shared, 0, (size_t)n * sizeof *shared);
     int port = held_port();
     for (int i = 0; i < n; i++) {
         struct rank *r = &shared[i];

@@ -1,6 +1,7 @@
 /* fuzz_frames.c: any bytes as what another process sends to a rendezvous. The first byte says in which pieces
  * they come; however that is, they are the same frames. Handshakes are also tried with the proof that they
  * should have, to get past it; without it nothing is believed. */
+#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
 
 #include <stdlib.h>
@@ -42,6 +43,21 @@ static void try_answer(const struct zr_frame *f, char *payload)
     demand(zr_shake_answer(&world, &s, f, payload, &text));
 }
 
+/* What a rank says where it listens: what is read is what was written. */
+static void try_list(const struct zr_frame *f, const char *payload)
+{
+    union zr_address at[ZR_LOOKUP_MOST], again[ZR_LOOKUP_MOST];
+    char text[ZR_ADDRESS_LIST_CHARS];
+    int n = zr_address_list_read(payload ? payload : "", f->n_bytes, at);
+    demand(n >= -1 && n <= ZR_LOOKUP_MOST && (n == 0) == (f->n_bytes == 0));
+    if (n < 1)
+        return;
+    zr_address_list_print(at, n, text);
+    demand(zr_address_list_read(text, strlen(text), again) == n);
+    for (int i = 0; i < n; i++)
+        demand(zr_address_same(&at[i], &again[i]));
+}
+
 /* Reads all of it, at most piece bytes at a time. Returns a sum over the frames and how it ended. */
 static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
 {
@@ -67,6 +83,7 @@ static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
         if (try) {
             try_hello(&r.head, r.payload);
             try_answer(&r.head, r.payload);
+            try_list(&r.head, r.payload);
         }
         zr_frame_next(&r);
         state = ZR_FRAME_UNFINISHED;

@@ -50,7 +50,7 @@ fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
 fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/error.c kernels/log.c kernels/optimizers.c
-fuzz frames comm/meet/frame.c comm/meet/handshake.c kernels/error.c
+fuzz frames comm/meet/frame.c comm/meet/handshake.c comm/meet/address_list.c comm/meet/net_address.c kernels/error.c
 fuzz flight comm/flight_view.c comm/post.c comm/segment.c comm/meet/called.c kernels/error.c
 fuzz hostlist comm/meet/hostlist.c kernels/error.c
 fuzz meeting_file comm/meet/meeting_file.c comm/meet/address_list.c comm/meet/handshake.c comm/meet/net_address.c kernels/error.c

@@ -147,7 +147,8 @@ static int check_sum(const struct card *c, int n, int min_ranks)
 static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
                         struct card *all)
 {
-    struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node};
+    /* Node 0 is linked with all: a node that goes takes no other with it. */
+    struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node, .fan_out = o->n_nodes};
     struct card own = own_card(o);
     snprintf(w.host, sizeof w.host, "%s", o->meet_host);
     w.port = o->meet_port;
