@@ -1,0 +1,135 @@
+"""Training over MPI on several hosts, two ranks on each, all started by one launcher of an MPI: it ends in the bits of the same training over shared memory on one host,
+also where a link is cut for a second in the middle of it; cut for good, every rank names the host behind it.
+
+    test_hosts_train.py KEY ZERO_BENCH ZERO_RUN SHIMS        KEY: ompi or mpich; SHIMS: the folder that has libzero's library for it
+
+In the environment: N_HOSTS (2); TIMEOUT_MS (4000), in which a cut for good is found; ALL, for all that is here instead of one hybrid and one cut, which SEED draws."""
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import unittest
+
+import hosts
+import library
+from hosts import Hosts
+
+KEY = sys.argv.pop(1)
+BENCH, RUN, SHIMS = library.take_paths(3)
+N_HOSTS = int(os.environ.get('N_HOSTS', 2))
+TIMEOUT_MS = int(os.environ.get('TIMEOUT_MS', 4000))
+PATIENT_MS = 60000
+LIMIT = 4 * hosts.LIMIT
+WORLD = 2 * N_HOSTS
+DRAW = random.Random(library.SEED)
+HYBRIDS = ['hsdp', 'hfsdp'] if os.environ.get('ALL') else [DRAW.choice(['hsdp', 'hfsdp'])]
+CUTS = ['for a second', 'for good'] if os.environ.get('ALL') else [DRAW.choice(['for a second', 'for good'])]
+
+LAUNCHER = {'ompi': 'mpirun.openmpi', 'mpich': 'mpiexec.hydra'}[KEY]
+# What a launcher starts something on another host with, as with ssh: from /run/hosts, which they all see.
+SHELL = f'#!/bin/sh\nexec {hosts.PYTHON} -IS {hosts.HERE}/on_host.py --shell "$@"\n'
+# A rank that fails does not end the others before they can say what they have found, as it would with the launchers' own settings.
+LAUNCH = {
+    'ompi': ['--allow-run-as-root', '--bind-to', 'none', '--enable-recovery', '--mca', 'plm_rsh_agent', '/run/hosts/shell', '--mca', 'plm_rsh_no_tree_spawn', '1',
+             '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'btl', 'self,vader,tcp', '--mca', 'btl_tcp_if_include', 'eth0', '--host'],
+    'mpich': ['-disable-auto-cleanup', '-launcher', 'rsh', '-launcher-exec', '/run/hosts/shell', '-iface', 'eth0', '-hosts'],
+}[KEY]
+SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'ZERO_MPI_SHIMS': SHIMS, 'ZERO_JOB_KEY': library.KEY}
+# Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. MPICH's sends SIGUSR1 to the others where one has ended.
+RANK = 'trap "" USR1; exec "$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"'
+TRAIN = ['train', '--json', '--layers=3', '--prefetch=0', '--threads=1', f'--data={os.path.abspath(__file__)}', '--stage=3']
+SILENT = r'host {host} \("host{host}", ranks {ranks}\) is silent: no heartbeat from rank \d+ \(\S+\) for \d+ ms'
+
+
+def without_leaks():
+    """Of a sanitizer no report of what MPI does not free, nor of what a failed communicator leaves to it."""
+    return {'ASAN_OPTIONS': ':'.join(filter(None, [os.environ.get('ASAN_OPTIONS'), 'detect_leaks=0']))}
+
+
+def launch(net, name, arguments, **variables):
+    """One job over all hosts."""
+    port = library.PORT + len(net.commands)
+    own = {**SETTINGS, **without_leaks(), 'ZERO_BACKEND': 'mpi', 'ZERO_RENDEZVOUS': f'tcp://host0:{port}', **variables}
+    exported = [word for variable in own for word in ('-x', variable)] if KEY == 'ompi' else []
+    return net.hosts[0].start([LAUNCHER, *LAUNCH, ','.join(f'{host.name}:2' for host in net.hosts), '-n', WORLD, *exported, 'sh', '-c', RANK, name, BENCH, *TRAIN,
+                               *arguments], **own)
+
+
+def said(net, name, rank):
+    try:
+        with open(f'{net.run_folder}/{name}.{rank}', encoding='utf-8') as file:
+            return file.read()
+    except FileNotFoundError:
+        return ''
+
+
+def bits(text):
+    found = re.search('^(?:\\[0\\] )?({"event":"summary".*})$', text, re.MULTILINE)
+    return json.loads(found[1])['state_sha256']
+
+
+class Train(unittest.TestCase):
+    def start_hosts(self):
+        net = self.enterContext(Hosts(N_HOSTS))
+        with open(f'{net.run_folder}/shell', 'w', encoding='ascii') as shell:
+            shell.write(SHELL)
+        os.chmod(shell.name, 0o755)
+        return net
+
+    def ends(self, net, name, job):
+        if job.end(LIMIT).returncode:
+            job.fail(f'exit code {job.returncode}; the ranks: {[said(net, name, rank) for rank in range(WORLD)]}')
+        return bits(job.stdout)
+
+    def alone(self, net, arguments):
+        return bits(net.hosts[0].must([RUN, '-n', WORLD, BENCH, *TRAIN, *arguments], LIMIT, ZERO_BACKEND='shm'))
+
+    def test_same_bits(self):
+        """Groups are those of a host, as it is found."""
+        net = self.start_hosts()
+        for hybrid in HYBRIDS:
+            arguments = ['--steps=3', f'--hybrid={hybrid}', '--accum=2', '--deterministic=on']
+            self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, arguments)), self.alone(net, [*arguments, '--shard-group=2']))
+
+    @unittest.skipUnless('for a second' in CUTS, 'not drawn')
+    def test_cut_for_a_second(self):
+        net = self.start_hosts()
+        job = launch(net, 'flat', ['--steps=30'], ZERO_TIMEOUT_MS=PATIENT_MS)
+        job.expect('"step":2,', LIMIT)
+        net.cut(net.hosts[1])
+        time.sleep(1)
+        self.assertNotIn('"step":30', job.stdout)
+        net.mend()
+        self.assertEqual(self.ends(net, 'flat', job), self.alone(net, ['--steps=30']))
+
+    @unittest.skipUnless('for good' in CUTS, 'not drawn')
+    def test_cut_for_good(self):
+        """Ranks of the host that was cut name rank 0's, the others the one that was cut. The launcher is not waited for: with --enable-recovery
+        Open MPI's stays."""
+        net = self.start_hosts()
+        job = launch(net, 'cut', ['--steps=100000'], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS)
+        job.expect('"step":2,', LIMIT)
+        net.cut(net.hosts[1])
+        cut, left = time.monotonic(), set(range(WORLD))
+        while left:
+            for rank in sorted(left):
+                silent = 0 if rank // 2 == 1 else 1
+                pattern = SILENT.format(host=silent, ranks=f'{2 * silent}, {2 * silent + 1}')
+                found = re.search(f'^.*{pattern}.*$', said(net, 'cut', rank), re.MULTILINE)
+                if found:
+                    left.remove(rank)
+                    print(f'{KEY}, {time.monotonic() - cut:.1f} s after the cut: {found[0]}')
+            if left and time.monotonic() > cut + LIMIT:
+                job.fail(f'not named by {left}; the ranks: {[said(net, "cut", rank) for rank in range(WORLD)]}')
+            time.sleep(0.01)
+
+
+if __name__ == '__main__':
+    if not shutil.which(LAUNCHER):
+        print(f'there is no {LAUNCHER}')
+        sys.exit(1 if os.environ.get('CHECKS_MUST_RUN') else 77)
+    print(f'SEED={library.SEED}: {", ".join([*HYBRIDS, *CUTS])}')
+    hosts.main()
