@@ -41,7 +41,7 @@ int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
     if (err)
         return err;
     err = ask_lent(p, lent, timeout_ms, rank, world);
-    zr_mpi_process_drop(p, true);
+    zr_mpi_process_drop(p, NULL, true);
     return err;
 }
 
@@ -147,7 +147,7 @@ int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, stru
     struct zr_kept kept;
     zr_keep(&kept, err);
     bool rests = !stuck && (!g || !atomic_load(&g->batch.n_left));
-    zr_mpi_process_drop(p, rests);
+    zr_mpi_process_drop(p, NULL, rests);
     if (rests)
         free(g);
     return zr_say_again(&kept);

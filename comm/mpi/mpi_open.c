@@ -257,7 +257,7 @@ static void drop_set(struct zr_mpi_set *p)
 {
     if (p->n_open)
         return;
-    zr_mpi_process_drop(p->process, !p->is_left && !zr_first_code(&p->failure));
+    zr_mpi_process_drop(p->process, p->opt.log, !p->is_left && !zr_first_code(&p->failure));
     if (p->is_left) /* requests, and threads, still know it */
         return;
     free(p->mpi_rank);

@@ -26,6 +26,8 @@ struct zr_mpi_process {
     bool is_ours, is_disturbed;
     /* who have opened it; of the list's lock */
     int n_open;
+    /* of the one that did so last and is still there, or NULL */
+    struct zr_log *log;
 
     pthread_mutex_t lock;
     pthread_cond_t moved;
@@ -207,11 +209,14 @@ static void stop_thread(struct zr_mpi_process *p)
 
 /* ---- its beginning and its end ---- */
 
-/* Where any thread calls MPI_Finalize, before that does anything. */
+/* Where any thread calls MPI_Finalize, before that does anything. That is said at once where a context is
+ * open: MPICH 4.0 may abort the process for it, when another thread was inside at that moment. */
 static void stop_before_finalize(void *arg)
 {
     struct zr_mpi_process *p = arg;
     pthread_mutex_lock(&p->lock);
+    if (p->log)
+        zr_warn(p->log, "the program calls MPI_Finalize before zero_unwrap: what follows will fail");
     bool entered = go_inside(p, END_MS);
     atomic_store(&p->state, FINALIZED);
     if (entered)
@@ -356,6 +361,15 @@ static struct zr_mpi_process *find_process(const struct zr_mpi_world *world)
     return p;
 }
 
+/* MPI_Finalize may look at it at any time. */
+static void set_log(struct zr_mpi_process *p, const struct zr_log *from, struct zr_log *to)
+{
+    pthread_mutex_lock(&p->lock);
+    if (p->log == from)
+        p->log = to;
+    pthread_mutex_unlock(&p->lock);
+}
+
 int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, struct zr_mpi_process **out)
 {
     pthread_mutex_lock(&processes_lock);
@@ -366,8 +380,11 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, st
         err = zr_thread_start(&p->thread, "zero-mpi", look_now_and_then, p);
         p->has_thread = !err;
     }
-    if (!err)
+    if (!err) {
         p->n_open++;
+        if (log)
+            set_log(p, p->log, log);
+    }
     pthread_mutex_unlock(&processes_lock);
     if (!err && is_new)
         zr_info(log, "mpi: %s",
@@ -376,13 +393,14 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, st
     return err;
 }
 
-void zr_mpi_process_drop(struct zr_mpi_process *p, bool in_order)
+void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order)
 {
     if (!p)
         return;
     for (int i = 0; i < LAST_LOOKS; i++)
         zr_mpi_poll(p);
     pthread_mutex_lock(&processes_lock);
+    set_log(p, log, NULL);
     p->is_disturbed |= !in_order;
     if (--p->n_open == 0)
         stop_thread(p);

@@ -25,9 +25,10 @@ struct zr_mpi_batch {
 /* Begins MPI, if nobody has; blocks until all processes of the job do. To be dropped. ZR_ERR_ORDER: it has
  * been finalized; ZR_ERR_NOTSUP: threads are not allowed what is needed. */
 int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, struct zr_mpi_process **out);
-/* in_order: nothing of who drops it is pending, and no peer was lost. Else MPI_Finalize could wait for ever,
- * and the process ends without it. NULL is allowed. */
-void zr_mpi_process_drop(struct zr_mpi_process *p, bool in_order);
+/* log: that with which it was opened, which is told until then if the program calls MPI_Finalize. in_order:
+ * nothing of who drops it is pending, and no peer was lost. Else MPI_Finalize could wait for ever, and the
+ * process ends without it. p NULL is allowed. */
+void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order);
 
 /* The shim's calls are made between these two. Any thread. 0; else nothing may be called: MPI_Finalize was,
  * or the process ends (ZR_ERR_ORDER), or a call does not come back (ZR_ERR_TIMEOUT, after ms). */

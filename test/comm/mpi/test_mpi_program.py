@@ -21,6 +21,7 @@ class Program(unittest.TestCase):
                               capture_output=True, text=True, timeout=under_mpi.SECONDS)
         if code is not None:
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.warned = [line for line in done.stderr.splitlines() if ": warning: " in line]
         return [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("rank ")]
 
     def every(self, told, text):
@@ -42,7 +43,11 @@ class Program(unittest.TestCase):
         self.every(self.told("null"), "mpi_comm points to MPI_COMM_NULL on this rank")
 
     def test_finalized_early(self):
-        self.every(self.told("early", code=None), "the program called MPI_Finalize before zero_unwrap")
+        """Said at once, and with every call that follows, if the process comes to that: MPICH 4.0 may abort it."""
+        told = self.told("early", code=None)
+        if KEY == "ompi" or len(told) == RANKS:
+            self.every(told, "the program called MPI_Finalize before zero_unwrap")
+        self.every([line for line in self.warned if "MPI_Finalize" in line], "the program calls MPI_Finalize before zero_unwrap")
 
     def test_contradicts(self):
         """The configuration says something else than the communicator."""
