@@ -38,8 +38,9 @@ LAUNCH = {
     'mpich': ['-disable-auto-cleanup', '-launcher', 'rsh', '-launcher-exec', '/run/hosts/shell', '-iface', 'eth0', '-hosts'],
 }[KEY]
 SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'ZERO_MPI_SHIMS': SHIMS, 'ZERO_JOB_KEY': library.KEY}
-# Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. MPICH's sends SIGUSR1 to the others where one has ended.
-RANK = 'trap "" USR1; exec "$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"'
+# Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. In a job that is cut a rank's shell stays, and with it the
+# connection to MPICH's launcher: where one is closed MPICH 4.0 asks that launcher who has died, inside any call, and over a link that is cut waits for ever.
+RANK = '"$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; code=$?; [ "$0" = cut ] && exec sleep 600; exit $code'
 TRAIN = ['train', '--json', '--layers=3', '--prefetch=0', '--threads=1', f'--data={os.path.abspath(__file__)}', '--stage=3']
 SILENT = r'host {host} \("host{host}", ranks {ranks}\) is silent: no heartbeat from rank \d+ \(\S+\) for \d+ ms'
 
