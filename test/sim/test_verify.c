@@ -55,11 +55,11 @@ static void once_failed(void **state)
 static void seeds(void **state)
 {
     (void)state;
-    const char *given = getenv("SEED");
-    uint64_t first = given ? strtoull(given, NULL, 0) : 1;
+    const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
+    uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
     int n_hybrid[3] = {0};
-    for (uint64_t s = first; s < first + 1000; s++) {
+    for (uint64_t s = first; s < first + n_seeds; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
         zr_verify_case_random(s, &c);
@@ -77,7 +77,9 @@ static void seeds(void **state)
         "HSDP, %d HFSDP\n",
         (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
         (long long)n_refused, n_hybrid[1], n_hybrid[2]);
-    assert_true(n_ops > 100000);
+    assert_true(n_ops > 100 * (int64_t)n_seeds);
+    if (n_seeds < 1000) /* too few for some of everything */
+        return;
     assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
