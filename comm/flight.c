@@ -40,7 +40,7 @@ struct role {
 };
 
 /* The memory that others read. */
-struct record {
+struct zr_flight_record {
     /* the process whose it is; 0: nobody's */
     _Atomic int32_t owner;
     /* enum zr_flight_state; 0: nothing below is written */
@@ -68,7 +68,7 @@ struct record {
 };
 
 struct zr_flight {
-    struct record *rec;
+    struct zr_flight_record *rec;
     /* -1: memory of this process alone; given: zero-run's, which stays for the next context */
     int fd;
     bool given;
@@ -87,7 +87,7 @@ struct zr_flight {
 
 static size_t record_bytes(void)
 {
-    return (sizeof(struct record) + 4095) & ~(size_t)4095;
+    return (sizeof(struct zr_flight_record) + 4095) & ~(size_t)4095;
 }
 
 int zr_flight_make(void)
@@ -107,7 +107,7 @@ int zr_flight_make(void)
 }
 
 /* NULL: it is none. */
-static struct record *map_record(int fd, int protection)
+static struct zr_flight_record *map_record(int fd, int protection)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -118,7 +118,7 @@ static struct record *map_record(int fd, int protection)
 }
 
 /* Nobody's, or of a process that is no more: of a program that a script ran before this one. */
-static bool claim(struct record *rec)
+static bool claim(struct zr_flight_record *rec)
 {
     int32_t owner = 0, own = (int32_t)getpid();
     while (!atomic_compare_exchange_strong(&rec->owner, &owner, own))
@@ -128,14 +128,14 @@ static bool claim(struct record *rec)
 }
 
 /* The one that zero-run made for this rank. */
-static struct record *take_given(int *fd)
+static struct zr_flight_record *take_given(int *fd)
 {
     const char *text = getenv("ZERO_FLIGHT_FD");
     char *end;
     long given = text && *text ? strtol(text, &end, 10) : -1;
     if (given < FIRST_FD || given > INT32_MAX || *end)
         return NULL;
-    struct record *rec = map_record((int)given, PROT_READ | PROT_WRITE);
+    struct zr_flight_record *rec = map_record((int)given, PROT_READ | PROT_WRITE);
     if (rec && !claim(rec)) {
         munmap(rec, record_bytes());
         rec = NULL;
@@ -144,10 +144,10 @@ static struct record *take_given(int *fd)
     return rec;
 }
 
-static struct record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
+static struct zr_flight_record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
 {
     *fd = zr_flight_make();
-    struct record *rec = *fd < 0 ? NULL : map_record(*fd, PROT_READ | PROT_WRITE);
+    struct zr_flight_record *rec = *fd < 0 ? NULL : map_record(*fd, PROT_READ | PROT_WRITE);
     if (rec && claim(rec))
         return rec;
     snprintf(why, ZR_FLIGHT_TEXT, "no shared memory for the flight recorder: %s",
@@ -168,9 +168,9 @@ static int64_t epoch_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec - zr_now_ns();
 }
 
-static void begin_record(struct record *rec, const struct zr_flight_owner *owner)
+static void begin_record(struct zr_flight_record *rec, const struct zr_flight_owner *owner)
 {
-    size_t first = offsetof(struct record, state);
+    size_t first = offsetof(struct zr_flight_record, state);
     memset((char *)rec + first, 0, sizeof *rec - first);
     rec->rank = owner->rank;
     rec->world = owner->world;
@@ -262,7 +262,7 @@ struct zr_flight_from zr_flight_queue(struct zr_flight *f)
 
 /* ---- the thread that carries out jobs ---- */
 
-static void name_job(struct record *rec, const char *name)
+static void name_job(struct zr_flight_record *rec, const char *name)
 {
     uint64_t words[ZR_FLIGHT_JOB / 8] = {0};
     memcpy(words, name, strnlen(name, ZR_FLIGHT_JOB - 1));
@@ -338,7 +338,7 @@ static struct op *marked(const struct zr_flight_mark *m, struct role **role)
 {
     if (!m->flight)
         return NULL;
-    struct record *rec = m->flight->rec;
+    struct zr_flight_record *rec = m->flight->rec;
     struct op *o = &rec->op[m->serial % ZR_FLIGHT_OPS];
     *role = &rec->role[(GET(o->what) >> 32) % ZR_ROLES];
     return GET(o->serial) == m->serial ? o : NULL;
@@ -437,7 +437,7 @@ static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *ou
 
 /* The counts are read in such an order that no more are seen to have finished than started, or to have
  * started than were issued. */
-static void copy_roles(const struct record *rec, struct zr_flight_view *out)
+static void copy_roles(const struct zr_flight_record *rec, struct zr_flight_view *out)
 {
     for (int i = 0; i < ZR_ROLES; i++) {
         const struct role *r = &rec->role[i];
@@ -455,7 +455,7 @@ static void copy_roles(const struct record *rec, struct zr_flight_view *out)
     }
 }
 
-static void copy_loop(const struct record *rec, struct zr_flight_loop *out)
+static void copy_loop(const struct zr_flight_record *rec, struct zr_flight_loop *out)
 {
     uint64_t words[ZR_FLIGHT_JOB / 8];
     for (size_t i = 0; i < ZR_FLIGHT_JOB / 8; i++)
@@ -469,7 +469,7 @@ static void copy_loop(const struct record *rec, struct zr_flight_loop *out)
     out->queued_ns = GET(rec->queued_ns);
 }
 
-static void copy_rings(const struct record *rec, struct zr_flight_view *out)
+static void copy_rings(const struct zr_flight_record *rec, struct zr_flight_view *out)
 {
     uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
     for (uint64_t i = n > ZR_FLIGHT_CALLS ? n - ZR_FLIGHT_CALLS + 1 : 1; i <= n; i++)
@@ -479,7 +479,7 @@ static void copy_rings(const struct record *rec, struct zr_flight_view *out)
         out->n_ops += copy_op(&rec->op[i % ZR_FLIGHT_OPS], i, &out->ops[out->n_ops]);
 }
 
-static void copy_record(const struct record *rec, struct zr_flight_view *out)
+static void copy_record(const struct zr_flight_record *rec, struct zr_flight_view *out)
 {
     memset(out, 0, sizeof *out);
     out->magic = ZR_FLIGHT_MAGIC;
@@ -508,9 +508,50 @@ void zr_flight_copy(struct zr_flight *f, struct zr_flight_view *out)
     copy_record(f->rec, out);
 }
 
+/* ---- other ranks of its host ---- */
+
+bool zr_flight_where(const struct zr_flight *f, struct zr_shared_at *out)
+{
+    memset(out, 0, sizeof *out); /* it travels */
+    out->fd = -1;
+    if (!f || f->fd < 0 || zr_shared_inode(f->fd, &out->inode))
+        return false;
+    out->rank = f->rec->rank;
+    out->pid = (int32_t)getpid();
+    out->fd = f->fd;
+    return true;
+}
+
+int zr_flight_map(const struct zr_shared_at *where, const struct zr_flight_record **out)
+{
+    char *at = NULL;
+    int err = zr_shared_map(where, (int64_t)record_bytes(), PROT_READ, &at);
+    *out = (const void *)at;
+    return err;
+}
+
+void zr_flight_unmap(const struct zr_flight_record *rec)
+{
+    zr_shared_unmap((void *)(uintptr_t)rec, (int64_t)record_bytes());
+}
+
+const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f)
+{
+    return f ? f->rec : NULL;
+}
+
+/* One that was ended while it wrote a call has made the one before. */
+bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out)
+{
+    uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
+    return n && copy_call(&rec->call[n % ZR_FLIGHT_CALLS], n, out);
+}
+
+/* ---- zero-run ---- */
+
 bool zr_flight_look(int fd, struct zr_flight_view *out)
 {
-    struct record *rec = map_record(fd, PROT_READ);
+    struct zr_flight_record *rec = map_record(fd, PROT_READ);
     if (!rec)
         return false;
     copy_record(rec, out);

@@ -15,6 +15,7 @@
 #define ZR_COMM_FLIGHT_H
 
 #include "comm/comm.h"
+#include "comm/shared_memory.h"
 
 enum {
     ZR_FLIGHT_OPS = 4096,
@@ -80,6 +81,22 @@ void zr_flight_fail(struct zr_flight *f, int code, const char *text);
 /* Writes the file that ZERO_FLIGHT_DIR asks for, once for a recorder; without that variable nothing. Blocks.
  * *path, else "", is what was written. Any thread. */
 int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH]);
+
+/* ---- other ranks of its host (flight_peers.h) ---- */
+
+/* Where they find its memory while its rank lives. false: no other process sees it, and out->fd is -1. */
+bool zr_flight_where(const struct zr_flight *f, struct zr_shared_at *out);
+
+/* The memory of a recorder, to be read: it stays what it was when its rank was killed. */
+struct zr_flight_record;
+/* Another rank's. ZR_ERR_SYSTEM, ZR_ERR_NOMEM. NULL may be unmapped. */
+int zr_flight_map(const struct zr_shared_at *where, const struct zr_flight_record **out);
+void zr_flight_unmap(const struct zr_flight_record *rec);
+/* This one's, until it is closed. */
+const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f);
+struct zr_flight_call;
+/* The call that its program is in, or was in last; false: it made none. Any thread. */
+bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 
 /* ---- zero-run ---- */
 

@@ -178,6 +178,14 @@ const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v)
     return found;
 }
 
+void zr_flight_describe_call(const struct zr_flight_call *c, char text[ZR_FLIGHT_CALL_CHARS])
+{
+    const struct zr_called called = zr_called_unpack(c->call, 0);
+    char call[ZR_CALLED_CHARS];
+    zr_called_describe(&called, call);
+    snprintf(text, ZR_FLIGHT_CALL_CHARS, "%s%s", call, c->left_ns ? ", which had returned" : "");
+}
+
 void zr_flight_describe_op(const struct zr_flight_op *o, char *text, size_t n_text)
 {
     char op[96];
@@ -189,15 +197,14 @@ void zr_flight_last_words(const struct zr_flight_view *v, char *text, size_t n_t
 {
     const struct zr_flight_call *c = zr_flight_last_call(v);
     const struct zr_flight_op *o = zr_flight_last_op(v);
-    char call[ZR_CALLED_CHARS], op[160] = "", described[128];
+    char call[ZR_FLIGHT_CALL_CHARS], op[160] = "", described[128];
     text[0] = 0;
     if (!c)
         return;
-    const struct zr_called called = zr_called_unpack(c->call, 0);
-    zr_called_describe(&called, call);
+    zr_flight_describe_call(c, call);
     if (o) {
         zr_flight_describe_op(o, described, sizeof described);
         snprintf(op, sizeof op, "; %s had %s", described, o->started_ns ? "begun" : "not begun");
     }
-    snprintf(text, n_text, "; its last call was %s%s%s", call, c->left_ns ? ", which had returned" : "", op);
+    snprintf(text, n_text, "; its last call was %s%s", call, op);
 }

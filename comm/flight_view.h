@@ -88,6 +88,9 @@ const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v)
 /* The latest operation that has begun and not ended; else the latest that was issued and not begun; NULL:
  * there is neither. */
 const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v);
+/* "zero_end(unit 3, backward) in step 12, which had returned" */
+enum { ZR_FLIGHT_CALL_CHARS = ZR_CALLED_CHARS + 24 };
+void zr_flight_describe_call(const struct zr_flight_call *c, char text[ZR_FLIGHT_CALL_CHARS]);
 /* "all_gather seq 7 unit 2 of gather" */
 void zr_flight_describe_op(const struct zr_flight_op *o, char *text, size_t n_text);
 /* "; its last call was zero_end(unit 3, backward) in step 12, which had returned; all_gather seq 7 unit 2 of

@@ -56,7 +56,7 @@ int zr_shared_inode(int fd, uint64_t *inode)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "the arena's file: %s", strerror(errno));
+        return zr_fail(ZR_ERR_SYSTEM, "a shared memory file: %s", strerror(errno));
     *inode = (uint64_t)st.st_ino;
     return 0;
 }

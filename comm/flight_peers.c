@@ -1,0 +1,71 @@
+/* flight_peers.c: see flight_peers.h. */
+#include "comm/flight_peers.h"
+#include "comm/flight_view.h"
+#include "comm/meet/rendezvous.h"
+#include "comm/topology.h"
+#include "kernels/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct zr_flight_peers {
+    int32_t world, rank;
+    /* (world) by rank, this one's own too; NULL: it is of another host, or could not be had */
+    const struct zr_flight_record *of[];
+};
+
+static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int32_t rank, struct zr_log *log)
+{
+    where->rank = rank;
+    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* else that rank has said so itself */
+        zr_warn(log, "where rank %d is lost, its last call cannot be said: %s", rank, zr_error_text());
+}
+
+int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t, const struct zr_flight *f,
+                         struct zr_log *log, struct zr_flight_peers **out)
+{
+    const int32_t world = zr_rendezvous_world(rdv), rank = zr_rendezvous_rank(rdv);
+    struct zr_flight_peers *p = calloc(1, sizeof *p + (size_t)world * sizeof *p->of);
+    struct zr_shared_at mine, *all = calloc((size_t)world, sizeof *all);
+    *out = NULL;
+    if (!p || !all) {
+        free(p);
+        free(all);
+        return zr_rendezvous_fail(
+            rdv, zr_fail(ZR_ERR_NOMEM, "no memory for the flight recorders of %d ranks", world));
+    }
+    p->world = world;
+    p->rank = rank;
+    p->of[rank] = zr_flight_record_of(f);
+    (void)zr_flight_where(f, &mine);
+    int err = zr_rendezvous_exchange(rdv, &mine, sizeof mine, all);
+    for (int32_t r = 0; r < world && !err; r++)
+        if (r != rank && t->host_of[r] == t->host)
+            map_peer(p, &all[r], r, log);
+    free(all);
+    if (!err)
+        *out = p;
+    else
+        free(p);
+    return err;
+}
+
+void zr_flight_peers_close(struct zr_flight_peers *p)
+{
+    for (int32_t r = 0; p && r < p->world; r++)
+        if (r != p->rank)
+            zr_flight_unmap(p->of[r]);
+    free(p);
+}
+
+void zr_flight_peers_last_call(const struct zr_flight_peers *p, int32_t rank, char *text, size_t n_text)
+{
+    const struct zr_flight_record *rec = rank >= 0 && rank < p->world ? p->of[rank] : NULL;
+    struct zr_flight_call last;
+    char call[ZR_FLIGHT_CALL_CHARS];
+    text[0] = 0;
+    if (!rec || !zr_flight_read_call(rec, &last))
+        return;
+    zr_flight_describe_call(&last, call);
+    snprintf(text, n_text, "%s", call);
+}
