@@ -14,7 +14,10 @@
 
 /* A rank that returns an error may have missed another that was killed on another node, of which the word is
  * still on its way. */
-enum { HEARSAY_MS = 200, FAILURE_CHARS = 640 };
+#ifndef ZR_RUN_HEARSAY_MS
+#define ZR_RUN_HEARSAY_MS 200
+#endif
+enum { FAILURE_CHARS = 640 };
 
 struct zr_run_lead {
     /* (n_nodes) */
@@ -171,7 +174,7 @@ static void on_failure(struct zr_run_job *j, const struct zr_run_failure *f)
     if (l->n_nodes == 1 || weight(f) > 1)
         judge(j);
     else if (!uv_is_active((uv_handle_t *)&l->hearsay))
-        uv_timer_start(&l->hearsay, on_hearsay_over, HEARSAY_MS, 0);
+        uv_timer_start(&l->hearsay, on_hearsay_over, ZR_RUN_HEARSAY_MS, 0);
 }
 
 /* --- attempts --- */

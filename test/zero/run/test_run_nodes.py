@@ -1,5 +1,5 @@
-"""test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version. Nothing here asserts on
-time, but what does not end within a minute has failed."""
+"""test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version, which also waits
+half a minute, not 200 ms, for word of a rank that was killed. Nothing here asserts on time, but what does not end within a minute has failed."""
 import os
 import re
 import signal
@@ -154,10 +154,14 @@ else:
             self.all_say(job, f'rank 2 on node 1 ({HOST}) exited with code 5; ending all ranks')
 
     def test_who_was_killed_is_the_cause(self):
-        # Rank 0 returns an error because rank 1, on another node, is killed; what it says is heard first.
+        # Rank 0 returns an error because rank 1, on another node, is killed; what it says is heard first: rank 1 goes on until node 0 has
+        # asked how rank 0 ended.
         with tempfile.TemporaryDirectory() as d:
-            code = f'test $RANK = 0 && {{ until test -e {d}/now; do sleep 0.01; done; exit 1; }}; touch {d}/now; sleep 0.1; kill -9 $$'
-            with Job([1, 1], code) as job:
+            code = f"""if test $RANK = 0; then echo $$ > {d}/new; mv {d}/new {d}/0; exit 1; fi
+until test -e {d}/0; do sleep 0.01; done
+while kill -0 $(cat {d}/0) 2> /dev/null; do sleep 0.01; done
+kill -9 $$"""
+            with Job([1, 1], code, each={i: {'program': LATER} for i in (0, 1)}) as job:
                 self.assertEqual(job.ends(), [137, 137])
                 self.all_say(job, f'rank 1 on node 1 ({HOST}) was killed by signal 9 (Killed); ending all ranks')
 
@@ -239,7 +243,7 @@ class Lost(unittest.TestCase):
 
     def test_a_silent_one(self):
         """One that is stopped says nothing, and closes nothing. When it goes on its ranks are ended there, too."""
-        with Job([1, 1, 1], WAIT, '--node-timeout', 1) as job:
+        with Job([1, 1, 1], WAIT, '--node-timeout', 5) as job:
             pids = job.pids(1, 1, 1)
             job.nodes[2].process.send_signal(signal.SIGSTOP)
             self.assertEqual([job.nodes[0].end(), job.nodes[1].end()], [1, 1])
@@ -287,12 +291,12 @@ class BadInput(unittest.TestCase):
 
     def test_a_missing_node(self):
         each = {1: {'program': '/bin/false'}}
-        self.refused(r'1 of 3 nodes did not come to 127.0.0.1:\d+ in 1000 ms: node 1', ranks=(1, 1, 1), options=['--rdzv-timeout', 1], each=each,
+        self.refused(r'1 of 3 nodes did not come to 127.0.0.1:\d+ in 5000 ms: node 1', ranks=(1, 1, 1), options=['--rdzv-timeout', 5], each=each,
                      nodes=[0, 2])
 
     def test_wrong_key(self):
         each = {1: {'variables': {'ZERO_JOB_KEY': 'ab' * 16}}}
-        self.refused('ZERO_JOB_KEY', options=['--rdzv-timeout', 2], each=each)
+        self.refused('ZERO_JOB_KEY', options=['--rdzv-timeout', 5], each=each)
 
     def test_no_key(self):
         each = {i: {'variables': {'ZERO_JOB_KEY': None}} for i in (0, 1)}
