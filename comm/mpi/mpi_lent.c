@@ -12,14 +12,14 @@
 enum { MEETING_TAG = ZR_ROLES };
 
 /* MPI has begun, or there could be no communicator. To be dropped. */
-static int open_lent(struct zr_mpi_process **out)
+static int open_lent(int64_t ms, struct zr_mpi_process **out)
 {
     struct zr_mpi_library lib;
     int err = zr_mpi_load(ZR_MPI_AUTO, NULL, &lib);
     *out = NULL;
     if (!err && !lib.shim->is_initialized(lib.world))
         err = zr_fail(ZR_ERR_ORDER, "mpi_comm is set, but MPI has not begun: MPI_Init_thread comes first");
-    return err ? err : zr_mpi_process_open(&lib, NULL, out);
+    return err ? err : zr_mpi_process_open(&lib, ms, NULL, NULL, out);
 }
 
 static int ask_lent(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *world)
@@ -37,7 +37,7 @@ static int ask_lent(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank,
 int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
     struct zr_mpi_process *p;
-    int err = open_lent(&p);
+    int err = open_lent(timeout_ms, &p);
     if (err)
         return err;
     err = ask_lent(p, lent, timeout_ms, rank, world);
@@ -133,7 +133,7 @@ int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, stru
     (void)dev;
     *held = -1;
     *left = false; /* the device has nothing of it */
-    int err = g ? open_lent(&p) : zr_fail(ZR_ERR_NOMEM, "mpi_comm: no memory to meet over it");
+    int err = g ? open_lent(timeout_ms, &p) : zr_fail(ZR_ERR_NOMEM, "mpi_comm: no memory to meet over it");
     if (!err) {
         zr_verdict_put(&g->mine, zr_lent_fill(w, held, &g->mine));
         err = exchange_lent(p, lent, w->world, g, timeout_ms, &stuck);

@@ -125,7 +125,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     if (err)
         return err;
     snprintf(p->path, sizeof p->path, "%s%s", lib.version, p->tiers ? ", shared inside hosts" : "");
-    err = zr_mpi_process_open(&lib, p->opt.log, &p->process);
+    err = zr_mpi_process_open(&lib, p->opt.start_timeout_ms, p->rdv, p->opt.log, &p->process);
     err = err ? err : ask_rank(p, &mine);
     err = exchange_cards(p, err, &mine, all);
     err = err ? err : check_ranks(p, all);

@@ -15,7 +15,8 @@
 enum { OFTEN_NS = 1000 * 1000, SELDOM_NS = 20 * 1000 * 1000, END_MS = 10000, LAST_LOOKS = 100 };
 static const int64_t BUSY_NS = 1000 * 1000 * 1000, STOP_NS = 1000 * 1000 * 1000;
 
-enum state { WORKING, FINALIZED, ENDING, BROKEN };
+/* STUCK: a thread was left behind in MPI_Init_thread. */
+enum state { WORKING, FINALIZED, ENDING, BROKEN, STUCK };
 
 struct zr_mpi_process {
     struct zr_mpi_process *next;
@@ -75,6 +76,9 @@ int zr_mpi_ended(struct zr_mpi_process *p)
     case BROKEN:
         p->shim->error(p->world, p->broken_class, text, sizeof text);
         return zr_fail(ZR_ERR_FAILED, "%s: MPI_Testsome: %s", p->shim->name, text);
+    case STUCK:
+        return zr_fail(ZR_ERR_TIMEOUT,
+                       "MPI_Init_thread of an earlier zero_wrap has not come back: the process should end");
     }
     return 0;
 }
@@ -231,6 +235,16 @@ static int finalize(void *arg)
     return p->shim->finalize(p->world);
 }
 
+/* It may wait for ranks that do not come. */
+static void finalize_in_time(struct zr_mpi_process *p)
+{
+    const struct zr_task_call call = {.what = "MPI_Finalize", .thread = "zero-mpi", .fn = finalize};
+    struct zr_task *task;
+    int res;
+    if (!zr_task_start(&call, &p, sizeof p, &task))
+        zr_task_await(task, END_MS, &p, &res);
+}
+
 static bool is_there(const struct zr_mpi_process *p)
 {
     return p->shim->is_initialized(p->world) && !p->shim->is_finalized(p->world);
@@ -251,9 +265,6 @@ static void look_before_finalize(struct zr_mpi_process *p)
  */
 static void end_process(struct zr_mpi_process *p)
 {
-    const struct zr_task_call call = {.what = "MPI_Finalize", .thread = "zero-mpi", .fn = finalize};
-    struct zr_task *task;
-    int res;
     if (p->pid != getpid() || zr_mpi_enter(p, 1000))
         return;
     bool ends_here = p->is_ours && !p->is_disturbed && !p->n_open && is_there(p);
@@ -267,8 +278,8 @@ static void end_process(struct zr_mpi_process *p)
     atomic_store(&p->state, ENDING);
     zr_mpi_leave(p);
     stop_thread(p);
-    if (ends_here && !zr_task_start(&call, &p, sizeof p, &task))
-        zr_task_await(task, END_MS, &p, &res);
+    if (ends_here)
+        finalize_in_time(p);
 }
 
 static void end_all(void)
@@ -293,20 +304,56 @@ static int refuse_level(const struct zr_mpi_library *lib, bool is_ours, enum zr_
                    lib->version, names[level]);
 }
 
+/* MPI_Init_thread, as the thread sees it that may be left behind in it. */
+struct beginning {
+    struct zr_mpi_process *process;
+    enum zr_mpi_level want, level;
+};
+
+static int init_in_time(void *arg)
+{
+    struct beginning *k = arg;
+    return k->process->shim->init(k->process->world, k->want, &k->level);
+}
+
+/* It has no time limit of its own, and a rank that died on its way to it is waited for. */
+static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, int64_t ms,
+                    struct zr_rendezvous *look, enum zr_mpi_level *level, int *class)
+{
+    struct beginning k = {.process = p,
+                          /* a program that has MPI may use it too, once it has begun */
+                          .want = lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED,
+                          .level = ZR_MPI_FUNNELED_OR_LESS};
+    const struct zr_task_call call = {
+        .what = "MPI_Init_thread (it waits for every rank that the launcher has started)",
+        .thread = "zero-mpi-init",
+        .fn = init_in_time,
+        .look = look};
+    bool left = false;
+    int err = zr_within(&call, ms, &k, sizeof k, class, &left);
+    if (left)
+        atomic_store(&p->state, STUCK);
+    *level = k.level;
+    return err;
+}
+
 /* Begins MPI where nobody has. */
-static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib)
+static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, int64_t ms,
+                     struct zr_rendezvous *look)
 {
     const struct zr_mpi_shim *shim = p->shim;
     enum zr_mpi_level level = ZR_MPI_FUNNELED_OR_LESS;
     char text[128];
-    int class = 0;
+    int class = 0, err = 0;
     if (shim->is_finalized(p->world))
         return zr_fail(ZR_ERR_ORDER, "MPI_Finalize was called before zero_wrap: MPI cannot begin again");
     p->is_ours = !shim->is_initialized(p->world);
-    if (!p->is_ours)
+    if (p->is_ours)
+        err = init_mpi(p, lib, ms, look, &level, &class);
+    else
         level = shim->thread_level(p->world);
-    else /* a program that has MPI may use it too, once it has begun */
-        class = shim->init(p->world, lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED, &level);
+    if (err)
+        return err;
     if (!class && level < (p->is_ours ? ZR_MPI_SERIALIZED : ZR_MPI_MULTIPLE))
         return refuse_level(lib, p->is_ours, level);
     if (!class)
@@ -320,13 +367,25 @@ static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib)
 /* What was begun here ends here. MPI may have been told of p. */
 static int give_up(struct zr_mpi_process *p, int err)
 {
+    struct zr_kept kept;
+    zr_keep(&kept, err);
     atomic_store(&p->state, ENDING);
     if (p->is_ours && p->shim->is_initialized(p->world))
-        p->shim->finalize(p->world);
-    return err;
+        finalize_in_time(p);
+    return zr_say_again(&kept);
 }
 
-static int make_process(const struct zr_mpi_library *lib, struct zr_mpi_process **out)
+/* Known from now on. */
+static void add_process(struct zr_mpi_process *p)
+{
+    if (!processes)
+        atexit(end_all);
+    p->next = processes;
+    processes = p;
+}
+
+static int make_process(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
+                        struct zr_mpi_process **out)
 {
     struct zr_mpi_process *p = calloc(1, sizeof *p);
     if (!p)
@@ -336,21 +395,19 @@ static int make_process(const struct zr_mpi_library *lib, struct zr_mpi_process 
     p->pid = getpid();
     pthread_mutex_init(&p->lock, NULL);
     zr_cond_init(&p->moved);
-    int err = begin_mpi(p, lib);
-    if (err)
+    int err = begin_mpi(p, lib, ms, look);
+    if (atomic_load(&p->state) != STUCK && err)
         return give_up(p, err);
-    if (!processes)
-        atexit(end_all);
-    p->next = processes;
-    processes = p;
+    add_process(p); /* stuck, so that nobody begins it once more */
     *out = p;
-    return 0;
+    return err;
 }
 
 /* What it knows is of the MPI that is there, and not of one before that, as in tests. */
 static bool is_current(const struct zr_mpi_process *p)
 {
-    return atomic_load(&p->state) == FINALIZED ? p->shim->is_finalized(p->world) : is_there(p);
+    int state = atomic_load(&p->state);
+    return state == STUCK || (state == FINALIZED ? p->shim->is_finalized(p->world) : is_there(p));
 }
 
 static struct zr_mpi_process *find_process(const struct zr_mpi_world *world)
@@ -370,12 +427,13 @@ static void set_log(struct zr_mpi_process *p, const struct zr_log *from, struct 
     pthread_mutex_unlock(&p->lock);
 }
 
-int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, struct zr_mpi_process **out)
+int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
+                        struct zr_log *log, struct zr_mpi_process **out)
 {
     pthread_mutex_lock(&processes_lock);
     struct zr_mpi_process *p = find_process(lib->world);
     bool is_new = !p;
-    int err = p ? zr_mpi_ended(p) : make_process(lib, &p);
+    int err = p ? zr_mpi_ended(p) : make_process(lib, ms, look, &p);
     if (!err && !p->has_thread) {
         err = zr_thread_start(&p->thread, "zero-mpi", look_now_and_then, p);
         p->has_thread = !err;

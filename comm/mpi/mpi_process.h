@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 struct zr_mpi_process;
+struct zr_rendezvous;
 
 /* Requests that are waited for together. It stays where it is until all have ended. */
 struct zr_mpi_batch {
@@ -22,9 +23,11 @@ struct zr_mpi_batch {
     _Atomic int32_t error;
 };
 
-/* Begins MPI, if nobody has; blocks until all processes of the job do. To be dropped. ZR_ERR_ORDER: it has
- * been finalized; ZR_ERR_NOTSUP: threads are not allowed what is needed. */
-int zr_mpi_process_open(const struct zr_mpi_library *lib, struct zr_log *log, struct zr_mpi_process **out);
+/* Begins MPI, if nobody has; blocks until all processes of the job do, at most ms, or until a rank of look
+ * (before the detach; may be NULL) is lost or fails: then it is never used any more. To be dropped.
+ * ZR_ERR_ORDER: it has been finalized; ZR_ERR_NOTSUP: threads are not allowed what is needed. */
+int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
+                        struct zr_log *log, struct zr_mpi_process **out);
 /* log: that with which it was opened, which is told until then if the program calls MPI_Finalize. in_order:
  * nothing of who drops it is pending, and no peer was lost. Else MPI_Finalize could wait for ever, and the
  * process ends without it. p NULL is allowed. */

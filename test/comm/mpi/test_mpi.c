@@ -286,6 +286,33 @@ static void test_open_fails(void **state)
                "MPI_Comm_create_group has not come back after 1500 ms");
 }
 
+/* MPI_Init_thread does not come back on one rank: the others, who have begun it, go no further, and that one
+ * does not begin it again, whoever asks. So its MPI is of no use to another test. */
+static void open_twice(struct rank *me)
+{
+    struct zr_mpi_options opt = {.start_timeout_ms = 1500};
+    struct fixture o;
+    note_error(me, open_rank(me, &o, &opt));
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    struct zr_mpi_library lib = mpi_fixture_library();
+    struct zr_mpi_process *p;
+    int err = zr_mpi_process_open(&lib, 1500, NULL, NULL, &p);
+    RANK_CHECK(me, me->w.rank != 1 || (err == ZR_ERR_TIMEOUT && strstr(zr_error_text(), "of an earlier")),
+               "%d \"%s\"", err, zr_error_text());
+    if (!err)
+        zr_mpi_process_drop(p, NULL, true);
+}
+
+static void test_init_hangs(void **state)
+{
+    (void)state;
+    mpi_stand_in_hang("init", 1, 1);
+    expect_all(mpi_run_disturbed(3, open_twice, NULL), 3, ZR_ERR_TIMEOUT,
+               "MPI_Init_thread (it waits for every rank that the launcher has started) has not come back "
+               "after 1500 ms");
+}
+
 /* Ranks of another MPI, or of another release of it. */
 static void open_other(struct rank *me)
 {
@@ -340,7 +367,7 @@ int main(void)
         cmocka_unit_test(test_hosts),      cmocka_unit_test(test_hosts_groups),
         cmocka_unit_test(test_lent),       cmocka_unit_test(test_finalized_early),
         cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
-        cmocka_unit_test(test_arenas),
+        cmocka_unit_test(test_arenas),     cmocka_unit_test(test_init_hangs), /* last */
     };
     return cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
 }
