@@ -368,8 +368,10 @@ ZERO_API int zero_get_saved(zero_ctx *z, const char **path);
  * budget loads what any other saved, bit by bit; each rank reads what it owns, and checks every block's
  * checksums. Tensors are matched by name; names, dtypes, shapes, which are frozen, and each one's optimizer
  * must be the same. Needs host memory for what this rank owns, for the time of the call (but for buffers
- * alone with ZERO_INIT_LATER on the host, before any zero_write). On failure (ZERO_ERR_IO, ZERO_ERR_ARG for
- * another model; the file and the tensor are named) nothing is changed. Outside brackets, between steps. */
+ * alone with ZERO_INIT_LATER on the host, before any zero_write). Rank 0 says which it is, and all ranks must
+ * find the same files there, on one file system or as copies: their manifests are compared. On failure
+ * (ZERO_ERR_IO, ZERO_ERR_ARG for another model; the file and the tensor, or the rank that finds something
+ * else, are named) nothing is changed. Outside brackets, between steps. */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
 /* The program's own bytes (at most 64 KiB, copied): rank 0's travel with every checkpoint saved afterwards,

@@ -1,5 +1,6 @@
 /* test_checkpoint_folders.c: ranks that see other file systems by the same path, as they may on several
- * hosts: a save is refused on all of them, before anything is written into a wrong folder. */
+ * hosts: a save is refused on all of them, before anything is written into a wrong folder, and a load before
+ * anything is changed. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint/checkpoint_dir.h"
@@ -14,6 +15,7 @@
 #include <cmocka.h>
 
 #define HIDDEN "run/.save-00000001-step-00000001"
+#define SAVED  "run/save-00000001-step-00000001"
 
 enum { RANKS = 3 };
 
@@ -106,8 +108,117 @@ static void test_ranks_that_see_other_folders(void **state)
     }
 }
 
+/* ---- loading ---- */
+
+static char one[] = "one", two[] = "two";
+
+/* What one rank has instead of the others' checkpoint. */
+enum instead { NO_FOLDER, CUT_FILE, ANOTHER_SAVE, COPY };
+
+struct two_saves {
+    enum instead instead;
+    int who;
+    struct memory_files *disk, *other;
+};
+
+static void not_said(void *arg, const char *line)
+{
+    (void)arg, (void)line;
+}
+
+/* With these bytes of the program's own, in which alone two saves of one step differ. */
+static void save_with(struct model_rank *m, void *arg)
+{
+    CHECK_OK(model_steps(m, 1));
+    CHECK_OK(zero_set_user_data(m->z, arg, (int64_t)strlen(arg)));
+    CHECK_OK(zero_save(m->z, "run"));
+}
+
+/* The words on the rank that speaks, before which others name it. */
+static void load_words(const struct two_saves *d, char starts[256], const char **ends)
+{
+    *ends = "; all ranks must find the same files there";
+    if (d->instead == ANOTHER_SAVE) { /* which every rank finds by itself */
+        snprintf(starts, 256, SAVED ": rank %d finds another checkpoint there than rank 0; all ",
+                 d->who ? d->who : 1);
+        return;
+    }
+    if (d->who == 0) { /* nobody knows that others have one */
+        *ends = "";
+        strcpy(starts, "run: not a checkpoint: ");
+        return;
+    }
+    *ends = "; rank 0 sees a checkpoint there: all ranks must find the same files there";
+    strcpy(starts, d->instead == CUT_FILE ? SAVED "/shard-00002-of-00003.safetensors: has "
+                                          : SAVED ": not a checkpoint: it has no manifest.json; ");
+}
+
+static void check_load_words(const struct model_rank *m, const struct two_saves *d)
+{
+    char starts[256], before[64] = "zero_load: ";
+    const char *text = zero_last_error(), *ends;
+    load_words(d, starts, &ends);
+    if (m->rank != d->who && d->instead != ANOTHER_SAVE)
+        snprintf(before, sizeof before, "zero_load: rank %d: ", d->who);
+    size_t n_before = strlen(before), n = strlen(text), n_ends = strlen(ends);
+    bool well = !strncmp(text, before, n_before) && !strncmp(text + n_before, starts, strlen(starts)) &&
+                n > n_ends && !strcmp(text + n - n_ends, ends);
+    if (!well)
+        printf("rank %d: %s\n", m->rank, text);
+    CHECK_THAT(well);
+}
+
+static void load_apart(struct model_rank *m, void *arg)
+{
+    const struct two_saves *d = arg;
+    const void *own;
+    int64_t n_own;
+    uint64_t before = model_hash(m);
+    m->z->files = memory_files_table(m->rank == d->who ? d->other : d->disk);
+    if (d->instead != COPY) {
+        CHECK_THAT(zero_load(m->z, "run") == ZERO_ERR_IO);
+        check_load_words(m, d);
+        CHECK_THAT(model_hash(m) == before);
+        m->z->files = memory_files_table(d->disk);
+    }
+    CHECK_OK(zero_load(m->z, "run"));
+    CHECK_THAT(model_hash(m) != before);
+    CHECK_OK(zero_get_user_data(m->z, &own, &n_own));
+    CHECK_THAT(n_own == 3 && !memcmp(own, one, 3));
+    CHECK_OK(model_steps(m, 1));
+}
+
+static void test_ranks_that_load_other_folders(void **state)
+{
+    (void)state;
+    for (int k = 0; k < RANKS * (COPY + 1); k++) {
+        int64_t *size;
+        struct two_saves d = {.instead = (enum instead)(k / RANKS),
+                              .who = k % RANKS,
+                              .disk = memory_files_open(),
+                              .other = memory_files_open()};
+        struct model_options o = {.stage = 1 + k % 3, .world = RANKS, .log = not_said};
+        o.files = memory_files_table(d.disk);
+        model_run(&o, save_with, one);
+        o.files = memory_files_table(d.other);
+        if (d.instead != NO_FOLDER)
+            model_run(&o, save_with, d.instead == ANOTHER_SAVE ? two : one);
+        if (d.instead == CUT_FILE) {
+            assert_non_null(memory_files_content(d.other, SAVED "/shard-00002-of-00003.safetensors", &size));
+            --*size;
+        }
+        o.scrambled = true;
+        model_run(&o, load_apart, &d);
+        assert_int_equal(memory_files_n_open(d.disk), 0);
+        assert_int_equal(memory_files_n_open(d.other), 0);
+        memory_files_close(d.disk);
+        memory_files_close(d.other);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks_that_see_other_folders)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ranks_that_see_other_folders),
+                                       cmocka_unit_test(test_ranks_that_load_other_folders)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

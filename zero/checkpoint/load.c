@@ -1,5 +1,5 @@
-/* load.c: zero_load. First everything is read and checked, into memory of its own; then the ranks agree that
- * all of them could; only then is anything changed.
+/* load.c: zero_load. The ranks compare what they find by one path. Then everything is read and checked, into
+ * memory of its own; then they agree that all of them could; only then is anything changed.
  *
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies, checks that
  * they cover the model once, and reads the parts that meet what it keeps. */
@@ -30,18 +30,34 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
     return err;
 }
 
-/* That all ranks have read the same manifest, and that none has failed. */
-static int agree(struct zero_ctx *z, const struct zr_loading *l, int err)
+/* Ranks of several hosts may have file systems of their own there. A copy of the same files will do. */
+#define SAME_FILES "all ranks must find the same files there"
+
+struct opened {
+    struct zr_checksum manifest;
+    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - sizeof(struct zr_checksum));
+};
+
+static int open_chosen(struct zr_loading *l)
 {
-    err = zr_agree_in_run(z, err);
-    if (err || z->world.world == 1)
-        return err;
-    uint64_t mine[] = {(uint64_t)l->manifest.t, l->manifest.files[0].blocks.xxh3, l->manifest.layout_hash};
-    uint64_t(*all)[3] = z->from_all;
-    err = zr_engine_exchange(z->engine, mine, sizeof mine, all);
+    bool broken;
+    int err = zr_checkpoint_open(l->z->files, l->folder, &broken, &l->manifest);
+    return err && broken && l->z->world.rank != 0
+               ? zr_fail(err, "%s; rank 0 sees a checkpoint there: " SAME_FILES, zr_error_text())
+               : err;
+}
+
+/* That all ranks could open it, and have read the same manifest: before anything else of it is read. */
+static int compare(struct zero_ctx *z, const struct zr_loading *l, int err)
+{
+    struct opened mine = {.manifest = l->manifest.sum}, *all = z->from_all;
+    zr_verdict_put(&mine, err);
+    err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
+    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
     for (int r = 1; !err && r < z->world.world; r++)
-        if (memcmp(all[r], all[0], sizeof *all) != 0)
-            err = zr_fail(ZR_ERR_IO, "%s: rank %d finds another checkpoint there than rank 0", l->folder, r);
+        if (!zr_checksum_equal(&all[r].manifest, &all[0].manifest))
+            err = zr_fail(ZR_ERR_IO, "%s: rank %d finds another checkpoint there than rank 0; " SAME_FILES,
+                          l->folder, r);
     return err;
 }
 
@@ -115,14 +131,13 @@ static int load(struct zero_ctx *z, const char *given)
     err = zr_agree_in_run(z, 0);
     if (!err)
         err = choose(z, path, l);
+    if (!err)
+        err = compare(z, l, open_chosen(l));
     if (!err) {
-        bool broken;
-        err = zr_checkpoint_open(z->files, l->folder, &broken, &l->manifest);
-        if (!err)
-            err = zr_loaded_ranks_prepare(z, l->folder, &l->manifest, &l->ranks);
+        err = zr_loaded_ranks_prepare(z, l->folder, &l->manifest, &l->ranks);
         if (!err)
             err = zr_loading_read(l);
-        err = agree(z, l, err);
+        err = zr_agree_in_run(z, err);
         if (err && l->direct)
             give_up(z);
     }

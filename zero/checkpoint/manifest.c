@@ -428,6 +428,8 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
         err = check_again(file, text, n, out);
     if (err)
         zr_manifest_free(out);
+    else
+        out->sum = zr_checksum_of(text, n);
     return err;
 }
 

@@ -62,6 +62,8 @@ struct zr_manifest {
     unsigned char *user;
 
     int64_t n_user;
+    /* of the text that it was read from; zero of one that was not */
+    struct zr_checksum sum;
 };
 
 /* A zeroed one is allowed. */
