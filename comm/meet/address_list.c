@@ -59,3 +59,18 @@ int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOK
     }
     return found;
 }
+
+int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_address *bound, int most,
+                             union zr_address *at)
+{
+    const bool is_v6 = bound->any.sa_family == AF_INET6; /* which has the others with it */
+    int n = 0;
+    for (int i = 0; i < mine->n && n < most; i++) {
+        const union zr_address *one = &mine->of[i].address;
+        if (!zr_address_reaches_far(one) || (!is_v6 && one->any.sa_family != AF_INET))
+            continue;
+        at[n] = *one;
+        zr_address_set_port(&at[n++], zr_address_port(bound));
+    }
+    return n;
+}

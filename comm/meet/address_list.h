@@ -16,4 +16,9 @@ void zr_address_list_print(const union zr_address *at, int n, char text[ZR_ADDRE
 /* n characters; "" is a list of none. Their number, or -1: it is no such list. */
 int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MOST]);
 
+/* By which addresses of mine other hosts reach a socket that is bound on all addresses of its family, with
+ * its port, most at most: loopback's and those of one link alone are left out. Returns their number. */
+int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_address *bound, int most,
+                             union zr_address *at);
+
 #endif

@@ -87,10 +87,16 @@ static void add_number(struct zr_rendezvous *r, const char *number)
 }
 
 /* Addresses for which nobody has to be asked. What is rank 0's name may stand for loopback here and for a
- * network interface elsewhere, so with a name rank 0 listens on all addresses, if there is a key. */
+ * network interface elsewhere, so with a name rank 0 listens on all addresses, if there is a key; and so it
+ * does where it has told the others a list. */
 static bool find_at_once(struct zr_rendezvous *r)
 {
     bool listens = r->w.rank == 0;
+    if (!listens && r->w.n_at) {
+        memcpy(r->to, r->w.at, sizeof r->to);
+        r->n_to = r->w.n_at;
+        return true;
+    }
     r->n_to = 0;
     add_number(r, r->w.host);
     if (!r->n_to && listens && strcmp(r->w.host, "localhost") == 0) {
@@ -136,20 +142,30 @@ void zr_hub_find(struct zr_rendezvous *r)
         zr_hub_fail(r, err, "rank %d: rendezvous: %s", r->w.rank, zr_error_text());
 }
 
+/* The first of them. */
+static int say_list(const union zr_address *at, int n, char text[ZR_PLACE_CHARS])
+{
+    char list[ZR_ADDRESS_LIST_CHARS];
+    zr_address_list_print(at, n < 4 ? n : 4, list);
+    return snprintf(text, ZR_PLACE_CHARS, "%s", list);
+}
+
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS])
 {
     const char *host = r->w.host;
     if (r->goal) { /* not rank 0: where it is said to listen */
-        char list[ZR_ADDRESS_LIST_CHARS];
-        zr_address_list_print(r->to, r->n_to < 4 ? r->n_to : 4, list);
-        snprintf(text, ZR_PLACE_CHARS, "%s", list);
+        say_list(r->to, r->n_to, text);
         return;
     }
     if (r->w.file[0]) {
         zr_hub_say_file(r, text);
         return;
     }
-    int n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
+    int n;
+    if (r->w.n_at)
+        n = say_list(r->w.at, r->w.n_at, text);
+    else
+        n = snprintf(text, ZR_PLACE_CHARS, strchr(host, ':') ? "[%.255s]:%d" : "%.255s:%d", host, r->w.port);
     if (r->w.is_host_assumed)
         snprintf(text + n, (size_t)(ZR_PLACE_CHARS - n),
                  " (this host, for the launcher does not say how many there are: if they are several, set "

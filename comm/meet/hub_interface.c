@@ -2,6 +2,7 @@
  * addresses, the others connect from them. Which one it is may be asked for (struct zr_world), on each host
  * by itself; without that rank 0 listens where hub_find.c says, and the routes of the system decide for the
  * others. What goes over loopback has no other way. */
+#include "comm/meet/address_list.h"
 #include "comm/meet/hub.h"
 
 #include <stdio.h>
@@ -75,36 +76,18 @@ void zr_hub_say_listening(const struct zr_rendezvous *r, char *text, size_t n_te
 
 /* --- a port that was bound --- */
 
-static void add_reachable(union zr_address at[ZR_LOOKUP_MOST], int *n, int most, const union zr_address *one,
-                          int port)
-{
-    if (*n == most)
-        return;
-    at[*n] = *one;
-    zr_address_set_port(&at[(*n)++], port);
-}
-
 int zr_hub_reachable_at(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST])
 {
     struct zr_interfaces here;
-    union zr_address loopback;
-    const int port = zr_address_port(bound);
-    const bool is_v6 = bound->any.sa_family == AF_INET6;
-    int n = 0;
     if (!zr_address_is_any(bound)) {
         at[0] = *bound;
         return 1;
     }
     if (zr_interfaces_all(&here))
         here.n = 0;
-    for (int i = 0; i < here.n; i++) {
-        const union zr_address *one = &here.of[i].address;
-        if (zr_address_reaches_far(one) && (is_v6 || one->any.sa_family == AF_INET))
-            add_reachable(at, &n, ZR_LOOKUP_MOST - 1, one, port);
-    }
-    zr_address_parse("127.0.0.1", 0, &loopback);
-    add_reachable(at, &n, ZR_LOOKUP_MOST, &loopback, port);
-    return n;
+    int n = zr_address_list_reaching(&here, bound, ZR_LOOKUP_MOST - 1, at);
+    zr_address_parse("127.0.0.1", zr_address_port(bound), &at[n]);
+    return n + 1;
 }
 
 /* --- the others --- */

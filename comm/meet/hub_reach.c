@@ -152,7 +152,8 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
         r->refused_ms = now;
         r->refused_at = r->to_now;
     }
-    if (now - r->refused_ms > patience && !r->w.file[0]) {
+    bool may_be_elsewhere = r->w.file[0] || r->w.n_at > 1; /* in another file, or at the next address */
+    if (now - r->refused_ms > patience && !may_be_elsewhere) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
         zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank %d at %s: %s", r->w.rank, r->goal, place,

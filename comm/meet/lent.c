@@ -22,21 +22,43 @@ static uint64_t loopback_hash(void)
 
 /* A free port, kept by a socket that is bound and does not listen: others with SO_REUSEADDR, as libuv's are,
  * may listen there meanwhile, and nobody who asks for any port gets it. */
-static int hold_port(int *held, int32_t *port)
+static int hold_port(int *held, union zr_address *bound)
 {
     union zr_address a;
-    socklen_t n = sizeof a;
+    socklen_t n = sizeof *bound;
     int fd = -EAFNOSUPPORT;
     for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
         zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
         fd = zr_address_bind(&a);
     }
     *held = fd < 0 ? -1 : fd;
-    if (fd < 0 || getsockname(fd, &a.any, &n))
+    if (fd < 0 || getsockname(fd, &bound->any, &n))
         return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
                        strerror(fd < 0 ? -fd : errno));
-    *port = zr_address_port(&a);
     return 0;
+}
+
+/* By which addresses other hosts may reach that port. */
+static int offer_own(const struct zr_world *w, const union zr_address *bound,
+                     char text[ZR_ADDRESS_LIST_CHARS])
+{
+    union zr_address at[ZR_LOOKUP_MOST];
+    struct zr_interfaces mine;
+    int err =
+        w->interface[0] ? zr_interfaces_find("interface", w->interface, &mine) : zr_interfaces_all(&mine);
+    if (!err)
+        zr_address_list_print(at, zr_address_list_reaching(&mine, bound, ZR_LOOKUP_MOST, at), text);
+    return err;
+}
+
+static int take_port(const struct zr_world *w, int *held, struct zr_lent_card *c)
+{
+    union zr_address bound;
+    int err = hold_port(held, &bound);
+    if (err)
+        return err;
+    c->port = zr_address_port(&bound);
+    return c->address[0] ? 0 : offer_own(w, &bound, c->at);
 }
 
 int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c)
@@ -50,7 +72,7 @@ int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c)
     c->port = w->port;
     c->is_given = w->port != 0 || c->by_file;
     int err = zr_job_key_make(&c->key);
-    return err || c->is_given ? err : hold_port(held, &c->port);
+    return err || c->is_given ? err : take_port(w, held, c);
 }
 
 int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w)
@@ -69,14 +91,17 @@ int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_w
                            r, all[r].by_file ? "meets" : "does not meet",
                            zero->by_file ? "does" : "does not");
     }
-    if (!zero->is_given && !same_loopback && !zero->address[0])
+    bool by_list = !zero->is_given && !same_loopback && !zero->address[0];
+    int n_at = by_list ? zr_address_list_read(zero->at, strnlen(zero->at, sizeof zero->at), w->at) : 0;
+    if (by_list && n_at < 1)
         return zr_fail(ZR_ERR_ARG,
-                       "the ranks of %s are on several hosts, and none but the program knows by which "
-                       "address they reach rank 0: set cfg.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
+                       "the ranks of %s are on several hosts, and rank 0's, or its interface, has no address "
+                       "that leads beyond it: set cfg.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
                        name);
     snprintf(w->host, sizeof w->host, "%.*s", (int)sizeof zero->address - 1,
              zero->is_given || !same_loopback ? zero->address : "127.0.0.1");
     w->port = zero->port;
+    w->n_at = n_at;
     w->key = zero->key;
     return 0;
 }

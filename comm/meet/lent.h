@@ -2,10 +2,13 @@
  *
  * The ranks of a communicator have found each other already, so nothing else has to tell them how to: rank 0
  * takes a free port, and where that is goes to all by one all-gather over it, with a new key for the job that
- * keeps others out. From then on the rendezvous is as always, for it is also how a lost rank is noticed. */
+ * keeps others out. On several hosts nobody can say by which of rank 0's addresses the others reach it: it
+ * gives those that lead beyond its host, or those of the interface that was asked for, and they try them.
+ * From then on the rendezvous is as always, for it is also how a lost rank is noticed. */
 #ifndef ZR_COMM_MEET_LENT_H
 #define ZR_COMM_MEET_LENT_H
 
+#include "comm/meet/address_list.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/verdict.h"
 
@@ -17,19 +20,22 @@ struct zr_lent_card {
     int32_t port, is_given;
     /* ranks meet by a file that the user names */
     int32_t by_file;
-    /* of rank 0: "" when it knows none beyond its host */
-    char address[256];
+    /* of rank 0, as MASTER_ADDR or the user says; "": nobody does. And a list of its own by which other hosts
+     * may reach it where nobody does: of its interface, or all; "": it has none */
+    char address[256], at[ZR_ADDRESS_LIST_CHARS];
     /* of rank 0 */
     struct zr_job_key key;
     ZR_VERDICT(256);
 };
 
-/* w: from zr_world_lent. *held: -1 before; of rank 0, a socket that keeps its port until the rendezvous
- * listens there, to be closed then. Local. The result is to be put into the card (zr_verdict_put). */
+/* w: from zr_world_lent, with its interface. *held: -1 before; of rank 0, a socket that keeps its port until
+ * the rendezvous listens there, to be closed then. Local. The result is to be put into the card
+ * (zr_verdict_put). */
 int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c);
 
-/* all: (w->world) cards, by rank. Completes w: address, port and key. All ranks have the same cards and come
- * to the same end. name: the configuration's, "nccl_comm". */
+/* all: (w->world) cards, by rank. Completes w: where rank 0 is, port and key. Ranks that have one loopback
+ * meet there. All ranks have the same cards and come to the same end. name: of the communicator,
+ * "nccl_comm". */
 int zr_lent_choose(const struct zr_lent_card *all, const char *name, struct zr_world *w);
 
 #endif

@@ -132,7 +132,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     *out = NULL;
     if (w->world < 1 || w->rank < 0 || w->rank >= w->world)
         return zr_fail(ZR_ERR_ARG, "rendezvous: rank is %d: 0 to %d are allowed", w->rank, w->world - 1);
-    if (w->world > 1 && !w->file[0] && (!w->host[0] || w->port < 1 || w->port > 65535))
+    if (w->world > 1 && !w->file[0] && ((!w->host[0] && !w->n_at) || w->port < 1 || w->port > 65535))
         return zr_fail(ZR_ERR_ARG,
                        "rendezvous: rank 0 is at \"%s\" port %d: a host and a port of 1 to 65535 are allowed",
                        w->host, w->port);

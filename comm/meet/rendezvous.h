@@ -13,6 +13,7 @@
 
 #include "comm/meet/called.h"
 #include "comm/meet/job_key.h"
+#include "comm/meet/net_lookup.h"
 #include "kernels/error.h"
 
 #include <stdbool.h>
@@ -25,10 +26,15 @@ struct zr_world {
     /* as a launcher says; has_local_rank false: none does, and it is the rank */
     int local_rank;
     bool has_local_rank;
-    /* of rank 0; "" when world == 1, or where there is a file */
+    /* of rank 0; "" when world == 1, or where there is a file or a list */
     char host[256];
 
     int port;
+    /* Where rank 0 itself has said that it can be reached, with that port: it listens at all of its
+     * addresses, or of its interface, and the others try these one after the other. 0: host says where
+     * it is. */
+    int n_at;
+    union zr_address at[ZR_LOOKUP_MOST];
     /* where rank 0 writes at which address it waits, and the others read it: a file, or a folder for it; "":
      * at host and port */
     char file[1024];

@@ -1,0 +1,215 @@
+/* test_lent.c: where ranks meet that have a communicator: on loopback, at what the user says, or at one of
+ * the addresses that rank 0 gives. */
+#include "comm/meet/lent.h"
+#include "test/comm/ranks.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* --- the cards --- */
+
+/* Of a world of two: what rank 0 fills in goes to *w, and both cards to c. */
+static void fill(struct zr_world *w, struct zr_lent_card c[2])
+{
+    const struct zr_world other = {.rank = 1, .world = 2};
+    int held, none = -1;
+    w->world = 2;
+    assert_int_equal(zr_verdict_put(&c[0], zr_lent_fill(w, &held, &c[0])), 0);
+    assert_int_equal(zr_verdict_put(&c[1], zr_lent_fill(&other, &none, &c[1])), 0);
+    assert_int_equal(none, -1);
+    if (held >= 0)
+        close(held);
+}
+
+static void choose(const struct zr_lent_card c[2], struct zr_world *w)
+{
+    *w = (struct zr_world){.rank = 1, .world = 2};
+    if (zr_lent_choose(c, "nccl_comm", w))
+        fail_msg("%s", zr_error_text());
+    assert_int_equal(w->key.n_bytes, c[0].key.n_bytes);
+    assert_memory_equal(w->key.bytes, c[0].key.bytes, sizeof w->key.bytes);
+}
+
+static void test_one_loopback(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0};
+    struct zr_lent_card c[2];
+    fill(&w, c);
+    assert_true(c[0].port > 0 && c[0].key.n_bytes > 0);
+    choose(c, &w);
+    assert_string_equal(w.host, "127.0.0.1");
+    assert_int_equal(w.port, c[0].port);
+    assert_int_equal(w.n_at, 0);
+}
+
+/* What rank 0 gives leads beyond its host, to the port that it has. */
+static void test_own_addresses(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0};
+    struct zr_lent_card c[2];
+    union zr_address at[ZR_LOOKUP_MOST];
+    fill(&w, c);
+    int n = zr_address_list_read(c[0].at, strlen(c[0].at), at);
+    assert_true(n >= 0); /* none, on a machine without a network */
+    for (int i = 0; i < n; i++)
+        assert_true(zr_address_reaches_far(&at[i]) && zr_address_port(&at[i]) == c[0].port);
+    strcpy(w.interface, "lo");
+    fill(&w, c);
+    assert_string_equal(c[0].at, "");
+    w.interface[0] = 0;
+    strcpy(w.host, "node7"); /* MASTER_ADDR */
+    fill(&w, c);
+    assert_string_equal(c[0].at, "");
+    c[1].loopback++;
+    choose(c, &w);
+    assert_string_equal(w.host, "node7");
+    assert_true(w.n_at == 0 && w.port == c[0].port);
+}
+
+static void test_several_hosts(void **state)
+{
+    (void)state;
+    struct zr_world w = {.rank = 0};
+    struct zr_lent_card c[2];
+    union zr_address want;
+    fill(&w, c);
+    c[1].loopback++;
+    snprintf(c[0].at, sizeof c[0].at, "10.77.0.1:%d [fd77::1]:%d", (int)c[0].port, (int)c[0].port);
+    choose(c, &w);
+    assert_string_equal(w.host, "");
+    assert_true(w.n_at == 2 && w.port == c[0].port);
+    assert_true(zr_address_parse("10.77.0.1", w.port, &want) && zr_address_same(&w.at[0], &want));
+    assert_true(zr_address_parse("fd77::1", w.port, &want) && zr_address_same(&w.at[1], &want));
+    c[0].at[0] = 0;
+    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_ARG);
+    assert_string_equal(zr_error_text(),
+                        "the ranks of nccl_comm are on several hosts, and rank 0's, or its interface, has no "
+                        "address that leads beyond it: set cfg.rendezvous or ZERO_RENDEZVOUS to "
+                        "tcp://host:port");
+}
+
+/* --- meeting by a list --- */
+
+enum { PATIENT_MS = 60000, SHORT_MS = 600, REFUSED_MS = 3000 };
+
+/* Ports that are bound, where nobody listens but who asks to. */
+struct ports {
+    int fd[2];
+    union zr_address at[2];
+};
+
+static void take_ports(struct ports *p)
+{
+    for (int i = 0; i < 2; i++) {
+        socklen_t n = sizeof p->at[i];
+        zr_address_parse("127.0.0.1", 0, &p->at[i]);
+        p->fd[i] = zr_address_bind(&p->at[i]);
+        assert_true(p->fd[i] >= 0);
+        assert_int_equal(getsockname(p->fd[i], &p->at[i].any, &n), 0);
+    }
+}
+
+static void drop_ports(const struct ports *p)
+{
+    close(p->fd[0]);
+    close(p->fd[1]);
+}
+
+/* Rank 0 is at the second. */
+static void take_list(struct zr_world *w, const struct ports *p)
+{
+    w->host[0] = 0;
+    w->n_at = 2;
+    memcpy(w->at, p->at, sizeof p->at);
+    w->port = zr_address_port(&p->at[1]);
+}
+
+static void open_rank(struct rank *me, const struct zr_world *w, int64_t timeout_ms)
+{
+    struct zr_rendezvous *rdv = NULL;
+    uv_loop_t loop;
+    uv_loop_init(&loop);
+    note_error(me, zr_rendezvous_open(&loop, w, timeout_ms, &rdv));
+    zr_rendezvous_free(rdv);
+    RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
+}
+
+static void meet(struct rank *me)
+{
+    take_list(&me->w, me->arg);
+    open_rank(me, &me->w, PATIENT_MS);
+}
+
+static void miss(struct rank *me)
+{
+    take_list(&me->w, me->arg);
+    if (me->w.rank != 0)
+        open_rank(me, &me->w, SHORT_MS);
+}
+
+static void test_meet_by_list(void **state)
+{
+    (void)state;
+    struct ports p;
+    char both[ZR_ADDRESS_LIST_CHARS];
+    take_ports(&p);
+    zr_address_list_print(p.at, 2, both);
+    struct rank *r = run_ranks(false, 4, meet, &p, NULL);
+    for (int i = 0; i < 4; i++)
+        expect_rank(&r[i], 0, "");
+    r = run_ranks(false, 2, miss, &p, NULL);
+    expect_rank(&r[1], ZR_ERR_TIMEOUT, both);
+    drop_ports(&p);
+}
+
+/* Ranks 0 and 1 are one job, 2 and 3 another, which waits at the first address of their list, and refuses
+ * rank 1 for longer than a rank alone would stand; then rank 0 comes to the second. */
+static void pass_over(struct rank *me)
+{
+    const struct ports *p = me->arg;
+    struct zr_world w = me->w;
+    bool is_other = me->w.rank >= 2;
+    w.rank = me->w.rank % 2;
+    w.world = 2;
+    if (is_other) {
+        strcpy(w.host, "127.0.0.1");
+        w.port = zr_address_port(&p->at[0]);
+        w.key.bytes[0]++;
+    } else {
+        take_list(&w, p);
+    }
+    if (me->w.rank == 0)
+        sleep_ms(REFUSED_MS + 600);
+    if (me->w.rank == 3)
+        RANK_CHECK(me, wait_stage(&me->all[1], 1), "rank 1 does not end");
+    open_rank(me, &w, PATIENT_MS);
+    if (me->w.rank == 1)
+        atomic_store(&me->stage, 1);
+}
+
+static void test_another_job_is_there(void **state)
+{
+    (void)state;
+    struct ports p;
+    take_ports(&p);
+    struct rank *r = run_ranks(false, 4, pass_over, &p, NULL);
+    for (int i = 0; i < 4; i++)
+        expect_rank(&r[i], 0, "");
+    drop_ports(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_loopback),         cmocka_unit_test(test_own_addresses),
+        cmocka_unit_test(test_several_hosts),        cmocka_unit_test(test_meet_by_list),
+        cmocka_unit_test(test_another_job_is_there),
+    };
+    return cmocka_run_group_tests_name("lent", tests, NULL, NULL);
+}
