@@ -187,9 +187,6 @@ struct zr_comm_ops {
     /* The program makes a call that every rank must make: kept, so that an error can name the first calls
      * that were not the same. One thread per communicator. NULL: it names collectives only. */
     void (*called)(struct zr_comm *c, const struct zr_called *call);
-    /* The latest that the program of another rank made, which need not be alive; NONE: it made none yet;
-     * false: it is not known. Any thread. NULL: only its rank knows. */
-    bool (*called_last)(struct zr_comm *c, int32_t rank, struct zr_called *out);
     /* It is known that ranks have made other calls, as what says: the communicator fails, within a bound,
      * with the first calls that were not the same, or where they cannot be found, with code and what. Any
      * thread, does not wait. NULL: calls are compared as collectives meet. */

@@ -4,6 +4,7 @@
 
 #include "comm/backend.h"
 #include "comm/flight.h"
+#include "comm/flight_peers.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
 #include "kernels/host/host_memory.h"
@@ -50,6 +51,8 @@ struct zero_ctx {
     struct zr_engine *engine;
     /* from when it is known who this rank is */
     struct zr_flight *flight;
+    /* those of this host's ranks; NULL: there is nobody to meet */
+    struct zr_flight_peers *flight_peers;
 
     /* Checkpoints. */
     /* the operating system's, unless a test put others here */

@@ -117,17 +117,22 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
-/* What the program of a rank that is lost did last. */
+/* What the program of a rank did last: of one that is lost, for the others. */
 static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
 {
-    struct zero_ctx *z = arg;
-    struct zr_called last;
-    char call[ZR_CALLED_CHARS];
-    text[0] = 0;
-    if (!zr_engine_called_last(z->engine, rank, &last))
-        return;
-    zr_called_describe(&last, call);
-    snprintf(text, n_text, "; its last call was %s", last.name == ZR_CALLED_NONE ? "zero_wrap" : call);
+    zr_flight_peers_last_call(arg, rank, text, n_text);
+}
+
+/* From here on every rank can say what each other one of its host does last. */
+static int open_flight_peers(struct zero_ctx *z)
+{
+    if (!z->rendezvous)
+        return 0;
+    int err =
+        zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log, &z->flight_peers);
+    if (!err)
+        zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
+    return err;
 }
 
 static void on_lost(void *arg, int rank, const char *why)
@@ -216,6 +221,7 @@ static void tear_down(struct zero_ctx *z)
     if (z->device && device_rests)
         z->device->ops->close(z->device);
     zr_engine_free(z->engine);
+    zr_flight_peers_close(z->flight_peers);
     zr_flight_close(z->flight);
     zr_plan_free(z->plan);
     zr_layout_free(z->layout);
@@ -262,7 +268,6 @@ static int start(struct zero_ctx *z)
 {
     if (z->rendezvous) {
         zr_rendezvous_limit(z->rendezvous, z->config.options.timeout_ms);
-        zr_rendezvous_describe(z->rendezvous, describe_last_call, z);
         zr_rendezvous_detach(z->rendezvous, on_lost, on_failed, z);
     }
     int err = z->loop ? zr_loop_start(z->loop, loop_spin_ns(&z->topology), on_start, z) : 0;
@@ -410,6 +415,8 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
     if (err)
         return err;
     err = zr_agree_on_plan(z, prepare(z, tensors, n_tensors));
+    if (!err)
+        err = open_flight_peers(z);
     if (!err) /* all ranks are here, so what they had before is free */
         err = zr_agree_on_success(z, zr_memory_check_groups(z));
     if (!err)

@@ -104,15 +104,16 @@ static const char *doing(const struct zr_rendezvous *r)
                                        : "during an exchange";
 }
 
-/* How a rank was lost, as all ranks are told: where this one saw it first, with what it knows of the other's
- * last call. */
+/* How a rank was lost, as this one has it and tells it on, with the other's last call: whoever saw it first
+ * may be of another host, and not know that. */
 static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
 {
-    char last[256] = "";
-    if (r->describe && r->members[rank].seen_lost)
-        r->describe(r->describe_arg, rank, last, sizeof last);
-    snprintf(text, ZR_FRAME_TEXT_BYTES, "%.*s%s", (int)(ZR_FRAME_TEXT_BYTES - sizeof last),
-             why ? why : "there is no memory to say how", last);
+    char last[ZR_LAST_CALL_CHARS] = "";
+    why = why ? why : "there is no memory to say how";
+    if (!strstr(why, ZR_HUB_LAST_CALL))
+        zr_rendezvous_last_call(r, rank, last);
+    snprintf(text, ZR_FRAME_TEXT_BYTES, "%.*s%s", (int)(ZR_FRAME_TEXT_BYTES - (last[0] ? sizeof last : 1)),
+             why, last);
 }
 
 int zr_hub_check(struct zr_rendezvous *r)
@@ -157,13 +158,12 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
     }
 }
 
-static void take_as_lost(struct zr_rendezvous *r, int rank, const char *why, bool seen)
+static void lose(struct zr_rendezvous *r, int rank, const char *why)
 {
     struct zr_member *member = &r->members[rank];
     if (member->state == ZR_MEMBER_LOST || member->state == ZR_MEMBER_LEFT)
         return;
     member->state = ZR_MEMBER_LOST;
-    member->seen_lost = seen;
     if (r->detached) {
         report_lost(r, rank, why);
         return;
@@ -174,16 +174,10 @@ static void take_as_lost(struct zr_rendezvous *r, int rank, const char *why, boo
         zr_hub_check(r);
 }
 
-/* This rank is the first to see it. */
-static void lose(struct zr_rendezvous *r, int rank, const char *why)
-{
-    take_as_lost(r, rank, why, true);
-}
-
 void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why)
 {
     r->heard_from = from;
-    take_as_lost(r, rank, why, false);
+    lose(r, rank, why);
     r->heard_from = -1;
 }
 

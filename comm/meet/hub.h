@@ -46,8 +46,6 @@ struct zr_member {
     char *given;
     size_t n_given;
     int32_t given_about;
-    /* this rank was the first to see that it was lost */
-    bool seen_lost;
     /* it was lost before the detach, and on_lost is still to be called */
     bool unreported;
     /* how; NULL: it was not, or there was no memory for it */
@@ -206,7 +204,8 @@ struct zr_rendezvous {
     bool reported;
     char report_text[ZR_FRAME_TEXT_BYTES];
 
-    /* the calls of this rank's program */
+    /* The calls of this rank's program that every rank must make, which is what is compared. The flight
+     * recorder has no arguments, few calls, and those that were refused, so it cannot stand in for it. */
     struct zr_called_ring calls;
     /* What this rank wants compared: likewise from any thread to the loop's. */
     /* with report_lock: the first doubt; 0: there is none */
@@ -360,6 +359,8 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r);
 
 /* hub.c: the rank that is linked with this one as `from` says that another was lost. */
 void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why);
+/* What stands before a rank's last call in messages. */
+#define ZR_HUB_LAST_CALL "; its last call was "
 
 extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */

@@ -179,6 +179,14 @@ void zr_rendezvous_describe(struct zr_rendezvous *r,
     r->describe_arg = arg;
 }
 
+void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS])
+{
+    char call[ZR_LAST_CALL_CHARS - sizeof ZR_HUB_LAST_CALL] = "";
+    if (r->describe)
+        r->describe(r->describe_arg, rank, call, sizeof call);
+    snprintf(text, ZR_LAST_CALL_CHARS, "%s%s", call[0] ? ZR_HUB_LAST_CALL : "", call);
+}
+
 void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
 {
     r->hosts = t;

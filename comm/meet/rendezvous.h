@@ -89,11 +89,15 @@ struct zr_topology;
 int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
                        struct zr_rendezvous **out);
 
-/* describe(arg, rank, text, n_text), on the loop's thread, writes what this process knows of a rank's last
- * call, as "; its last call was zero_step in step 12", or "": it stands behind the message of the rank's loss
- * that all ranks get from the one that sees it first. Before the detach. */
+/* describe(arg, rank, text, n_text), on any thread, writes what this process knows of a rank's last call, as
+ * "zero_step in step 12", or "". It stands behind the message of a rank's loss ("; its last call was "),
+ * where the rank knows it that sees the loss, or one that is told of it. Before the detach, and before
+ * another thread uses r. */
 void zr_rendezvous_describe(struct zr_rendezvous *r,
                             void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg);
+/* "; its last call was zero_step in step 12", or "": as describe has it. Any thread, until r is freed. */
+enum { ZR_LAST_CALL_CHARS = 224 };
+void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS]);
 
 /* Which rank is on which host. After the detach both ends of a link send a beat every timeout_ms / 16 (10 to
  * 1000 ms), and an end that has heard nothing for three fourths of timeout_ms is lost, with all of its host

@@ -194,16 +194,6 @@ static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
-static bool shm_called_last(struct zr_comm *c, int32_t rank, struct zr_called *out)
-{
-    int place = zr_shm_place_of(shm_of(c), rank);
-    *out = (struct zr_called){.name = ZR_CALLED_NONE};
-    if (place < 0)
-        return false;
-    const struct zr_called_ring *calls = &shm_of(c)->peer[place].head->called;
-    return zr_called_last(calls, out) || !atomic_load(&calls->n);
-}
-
 static void shm_called(struct zr_comm *c, const struct zr_called *call)
 {
     if (shm_of(c)->mapped)
@@ -276,7 +266,6 @@ static const struct zr_comm_ops shm_ops = {
     .stats = shm_stats,
     .last = shm_last,
     .called = shm_called,
-    .called_last = shm_called_last,
     .has_room = shm_has_room,
     .close = shm_close,
 };

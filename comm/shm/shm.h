@@ -57,7 +57,9 @@ struct zr_shm_head {
      * the rank waits for in each of them, by role; 0: nobody, else the rank of the world, and 1. */
     _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_post post[ZR_SHM_POSTS];
-    /* what this rank's program called; only in the one of linked communicators that is asked to keep it */
+    /* What this rank's program called that every rank must call, to be compared; only in the one of linked
+     * communicators that is asked to keep it. The flight recorder has no arguments, few calls, and those that
+     * were refused, so it cannot stand in for it. */
     struct zr_called_ring called;
 };
 

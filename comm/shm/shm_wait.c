@@ -5,6 +5,7 @@
  * coming: a failure somewhere, a process that has ended, a communicator that was closed, the deadline. The
  * first failure is kept and written into the own header, where every peer finds it; so all ranks fail with
  * one cause. */
+#include "comm/meet/rendezvous.h"
 #include "comm/shm/shm.h"
 #include "kernels/asserts.h"
 
@@ -116,20 +117,6 @@ static const struct zr_called_ring *calls_of(const struct zr_shm *m, int place)
     return &m->peer[place].head->called;
 }
 
-enum { LAST_CALL_CHARS = ZR_CALLED_CHARS + 24 };
-
-/* "; its last call was zero_step in step 12"; "" where it made none. */
-static void describe_last_call(const struct zr_shm *m, int place, char text[LAST_CALL_CHARS])
-{
-    struct zr_called latest;
-    char call[ZR_CALLED_CHARS];
-    text[0] = 0;
-    if (!zr_called_last(calls_of(m, place), &latest))
-        return;
-    zr_called_describe(&latest, call);
-    snprintf(text, LAST_CALL_CHARS, "; its last call was %s", call);
-}
-
 /* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
 static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
@@ -229,11 +216,12 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
         m->ended_ns = m->ended_ns ? m->ended_ns : now;
         if (!closed && now - m->ended_ns < EXPLAIN_NS)
             continue;
-        char what[128 + LAST_CALL_CHARS], last[LAST_CALL_CHARS];
-        describe_last_call(m, i, last);
+        int32_t rank = zr_comm_rank(&m->base, i);
+        char what[128 + ZR_LAST_CALL_CHARS], last[ZR_LAST_CALL_CHARS];
+        zr_rendezvous_last_call(m->rdv, rank, last);
         snprintf(what, sizeof what,
                  closed ? "rank %d has closed its communicator%s" : "rank %d was lost: its process ended%s",
-                 zr_comm_rank(&m->base, i), last);
+                 rank, last);
         return fail_op(m, ZR_ERR_PEER, mine, what);
     }
     return zr_first_code(&m->failure);
@@ -336,8 +324,8 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
             there = other;
         }
     }
-    char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[768], op[96];
-    char last[LAST_CALL_CHARS], waits[192] = "";
+    char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[896], op[96];
+    char last[ZR_LAST_CALL_CHARS], waits[192] = "";
     zr_shm_last(m, place, &here);
     if (here.seq && here.unit >= 0)
         snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
@@ -352,7 +340,7 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
             snprintf(besides, sizeof besides, " here and waits for rank %d in %s: %s", zr_shm_self(m),
                      there.in->name, op);
     }
-    describe_last_call(m, place, last);
+    zr_rendezvous_last_call(m->rdv, zr_comm_rank(&m->base, place), last);
     if (n_more)
         snprintf(more, sizeof more, ", and for %d more", n_more);
     if (!there.for_me)

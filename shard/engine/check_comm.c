@@ -204,12 +204,6 @@ static void called(struct zr_comm *c, const struct zr_called *call)
         inner->ops->called(inner, call);
 }
 
-static bool called_last(struct zr_comm *c, int32_t rank, struct zr_called *out)
-{
-    struct zr_comm *inner = of(c)->inner;
-    return inner->ops->called_last && inner->ops->called_last(inner, rank, out);
-}
-
 static void compare(struct zr_comm *c, int code, const char *what)
 {
     struct zr_comm *inner = of(c)->inner;
@@ -256,7 +250,6 @@ static const struct zr_comm_ops checked_ops = {
     .stats = stats,
     .last = last,
     .called = called,
-    .called_last = called_last,
     .compare = compare,
     .has_room = has_room,
     .stuck = stuck,

@@ -193,9 +193,6 @@ void zr_engine_report_least(struct zr_engine *e, uint64_t number);
 uint64_t zr_engine_least(const struct zr_engine *e);
 /* Blocking: cfg.trace. */
 int zr_engine_trace_write(struct zr_engine *e, const char *path);
-/* The latest call of another rank's program since zero_wrap (NONE: it made none), where a communicator sees
- * it; false: it is not known. Any thread. */
-bool zr_engine_called_last(const struct zr_engine *e, int32_t rank, struct zr_called *out);
 /* "during all_gather seq 12 unit 3", or "after ..."; "" where no communicator can tell. Any thread. */
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n);
 

@@ -198,12 +198,6 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e)
     return bytes;
 }
 
-bool zr_engine_called_last(const struct zr_engine *e, int32_t rank, struct zr_called *out)
-{
-    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    return control->ops->called_last && control->ops->called_last(control, rank, out);
-}
-
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)
 {
     char last[96];

@@ -299,12 +299,20 @@ static void test_waits_around(void **state)
 
 /* --- a rank that dies --- */
 
+/* As the flight recorder has it. */
+static void say_last_call(void *arg, int rank, char *text, size_t n_text)
+{
+    const struct rank *me = arg;
+    snprintf(text, n_text, "zero_step in step 100, says rank %d of rank %d", me->w.rank, rank);
+}
+
 static void die(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = 7};
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
+    zr_rendezvous_describe(o.rdv, say_last_call, me);
     struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZR_BF16};
     for (int i = 0; i < 2000; i++)
         for (int k = 0; k < 2; k++) {
@@ -342,7 +350,8 @@ static void test_death(void **state)
             if (i == 1)
                 continue;
             expect_rank(&r[i], ZR_ERR_PEER,
-                        "rank 1 was lost: its process ended; its last call was zero_step in step 100");
+                        "rank 1 was lost: its process ended; its last call was zero_step in step 100, says");
+            expect_rank(&r[i], ZR_ERR_PEER, " of rank 1");
             expect_rank(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
         }
     }

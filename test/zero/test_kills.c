@@ -125,6 +125,12 @@ static void sleep_us(int64_t us)
         }                                                                                                    \
     } while (0)
 
+/* The number of the host that a rank poses as being on. */
+static int host_of(const struct loss *l, int rank)
+{
+    return rank * l->n_hosts / WORLD;
+}
+
 static const struct zero_config *of_this_rank;
 
 static void wait_for_unit(void)
@@ -183,7 +189,7 @@ static void live(struct toy_rank *r)
     enum doing in;
     char cause[sizeof r->text], misuse[1024];
     toy_make(&m);
-    where_enter(r->rank * l->n_hosts / WORLD);
+    where_enter(host_of(l, r->rank));
     where_open(r->rank, &cfg);
     of_this_rank = &cfg;
     toy_wait = wait_for_unit;
@@ -331,16 +337,24 @@ static bool is_of(enum doing what, const char *call)
     return false;
 }
 
-/* An error names a call: the last one of the victim, or zero_wrap, where it and they were; over NCCL, where
- * nobody sees what another rank calls, the collective that the survivor was in. Of a rank that is only
- * stopped another's may be named, which waits for it. */
-static bool names_the_call(const struct loss *l, const char *text)
+/* It can read what the victim called last, or is told by rank 0, which can. */
+static bool may_know(const struct loss *l, int rank)
+{
+    int host = host_of(l, l->victim);
+    return host_of(l, rank) == host || (l->victim && host_of(l, 0) == host);
+}
+
+/* A survivor's error names a call: the last one of the victim, or zero_wrap, where it and they were. Where
+ * the victim posed as being on another host, and over NCCL where it is only stopped, it may name the
+ * collective that the survivor was in. Of a stopped rank another's call may be named, which waits for it. */
+static bool names_the_call(const struct loss *l, int rank, const char *text)
 {
     static const char last[] = "; its last call was ";
     const struct view *v = &shared->view[l->victim];
     enum doing at = (enum doing)atomic_load(&v->doing), before = (enum doing)atomic_load(&v->before);
     const char *said = strstr(text, last), *call = said ? said + strlen(last) : "";
-    if (where_has_gpu && strstr(text, " seq ")) /* the survivor's own operation */
+    bool may_not = !may_know(l, rank) || (where_has_gpu && l->signal == SIGSTOP);
+    if (may_not && strstr(text, " seq ")) /* the survivor's own operation */
         return true;
     if (!said)
         return strstr(text, "zero_wrap: ") && (at == WRAP || before == WRAP);
@@ -360,7 +374,7 @@ static void check_survivor(const struct loss *l, enum doing at, const struct toy
                                         : r->err == ZERO_ERR_TIMEOUT && at == WRAP;
     allowed += by_time ? l->timeout_ms + (where_has_gpu ? ANSWER_MS : 0) : 0;
     bool named = (r->err == ZERO_ERR_PEER || (r->err == ZERO_ERR_TIMEOUT && by_time)) &&
-                 strstr(r->text, who) && names_the_call(l, r->text);
+                 strstr(r->text, who) && names_the_call(l, r->rank, r->text);
     if (verbose)
         printf("  rank %d: %d in %s after %lld ms: %.300s\n", r->rank, r->err, doing_names[in],
                (long long)r->ms, r->text);

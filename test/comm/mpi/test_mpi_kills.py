@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A random one of four ranks over MPI is killed at a random moment of its training, at every stage and in groups, where the launcher is told to let
-the others live: each of them ends soon, with an error that names it, and nothing of the job is left. Where the launcher is not told so, it ends the job.
+the others live: each of them ends soon, with an error that names it and its last call, and nothing of the job is left. Where the launcher is not told so, it ends the job.
 
     test_mpi_kills.py KEY ZERO_BENCH
 
@@ -153,7 +153,8 @@ class Kills(unittest.TestCase):
             for r, ms in took.items():
                 slowest = max(slowest, ms)
                 self.assertLessEqual(ms, MOST_MS, what)
-                self.assertRegex(told[f"{r}.err"], rf"(?m)^zero-bench train: rank {r}: rank {victim} was lost (during|after) \w+ seq \d+", what)
+                error = rf"(?m)^zero-bench train: rank {r}: rank {victim} was lost (during|after) \w+ seq \d+.*; its last call was zero_\w+"
+                self.assertRegex(told[f"{r}.err"], error, what)
         print(f"{N_LOST} killed; the slowest of the others had ended after {slowest:.0f} ms", flush=True)
 
     def test_launcher_ends_the_job(self):
