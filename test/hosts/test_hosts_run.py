@@ -44,8 +44,8 @@ if attempt == 0:
 """
 
 
-def start(net, *options, at='host0', program=(hosts.PYTHON, '-c', RANK)):
-    return [host.start([ZERO_RUN, '--nnodes', len(net.hosts), '--node-rank', i, '--rdzv', f'{at}:{PORT}', '-n', 2, *options, *program], ZERO_JOB_KEY=KEY)
+def start(net, *options, at=f'host0:{PORT}', program=(hosts.PYTHON, '-c', RANK)):
+    return [host.start([ZERO_RUN, '--nnodes', len(net.hosts), '--node-rank', i, '--rdzv', at, '-n', 2, *options, *program], ZERO_JOB_KEY=KEY)
             for i, host in enumerate(net.hosts)]
 
 
@@ -87,12 +87,13 @@ class Run(unittest.TestCase):
     def test_ranks_meet(self):
         with Hosts(2) as net:
             at = ['host0', net.hosts[0].address()] + ([f'[{net.hosts[0].address6()}]'] if net.has_ipv6 else [])
-            for place in at:
+            for place in [f'{host}:{PORT}' for host in at] + ['file:///run/hosts', 'file:///run/hosts/meet']:
                 # The library's ranks get as far as their backend, which says what it knows of hosts.
                 nodes = start(net, at=place, program=[PROGRAM])
                 for node in nodes:
                     self.assertNotEqual(node.end().returncode, 0)
                     self.assertIn('shared memory needs all ranks on one host: rank 0 is on "host0", rank 2 on "host1"', node.stderr)
+                self.assertEqual([name for name in os.listdir(net.run_folder) if name.startswith(('libzero', 'meet'))], [])
 
     def test_a_rank_is_killed(self):
         with Hosts(2) as net:
@@ -176,7 +177,7 @@ exec sleep 1000"""
 
     def test_node_0_is_not_where_rdzv_says(self):
         with Hosts(2) as net:
-            nodes = start(net, '--rdzv-timeout', 1, at='host1')
+            nodes = start(net, '--rdzv-timeout', 1, at=f'host1:{PORT}')
             self.ends(nodes, 1, 1)
             self.all_say(nodes[:1], rf'1 of 2 nodes did not come to host1:{PORT} \(on eth0 \(.*\)\) in 1000 ms: node 1')
             self.all_say(nodes[1:], rf'node 1 \(.*\) waited 1000 ms for node 0 at host1:{PORT}.*')

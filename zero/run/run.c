@@ -83,15 +83,18 @@ static int count(const char *option, const char *text, int lo, int hi)
     return n;
 }
 
-/* Where nodes meet, as HOST:PORT; tcp:// before it is allowed. */
+/* Where nodes meet, as HOST:PORT, before which tcp:// is allowed, or as file:///PATH. */
 static void parse_meeting(const char *text, struct zr_run_options *o)
 {
     struct zr_world at = {0};
-    char url[320];
-    snprintf(url, sizeof url, "%s%s", strncmp(text, "tcp://", 6) ? "tcp://" : "", text);
-    if (strlen(text) > 300 || zr_meeting_url("--rdzv", url, &at))
-        exit(usage_error("--rdzv is \"%.300s\"; allowed: HOST:PORT or [IPV6]:PORT, of node 0", text));
+    bool is_url = !strncmp(text, "tcp://", 6) || !strncmp(text, "file://", 7);
+    char url[sizeof at.file + 8];
+    int n = snprintf(url, sizeof url, "%s%s", is_url ? "" : "tcp://", text);
+    if (n >= (int)sizeof url || zr_meeting_url("--rdzv", url, &at))
+        exit(usage_error(
+            "--rdzv is \"%.300s\"; allowed: HOST:PORT or [IPV6]:PORT, of node 0, or file:///PATH", text));
     memcpy(o->meet_host, at.host, sizeof o->meet_host);
+    memcpy(o->meet_file, at.file, sizeof o->meet_file);
     o->meet_port = at.port;
 }
 
@@ -187,7 +190,9 @@ static const struct argp_option options[] = {
      0},
     {"nnodes", KEY_NODES, "N", 0, "On how many nodes a zero-run is started; default: 1", 1},
     {"node-rank", KEY_NODE, "K", 0, "Which of them this is, 0 to N - 1", 1},
-    {"rdzv", KEY_RDZV, "HOST:PORT", 0, "Where node 0 is, and a port that is free there", 1},
+    {"rdzv", KEY_RDZV, "HOST:PORT", 0,
+     "Where node 0 is, and a port that is free there; or file:///PATH, a folder or file that all nodes share",
+     1},
     {"rdzv-endpoint", 0, NULL, OPTION_ALIAS, NULL, 1},
     {"rdzv-timeout", KEY_MEET, "S", 0, "Seconds in which all nodes must have come; default: 300", 1},
     {"node-timeout", KEY_SILENT, "S", 0, "Seconds after which a node that is silent is lost; default: 20", 1},
@@ -225,8 +230,9 @@ static const char doc[] =
     "(-n may differ); all need the same ZERO_JOB_KEY or ZERO_JOB_KEY_FILE (openssl rand -hex 16 makes a "
     "key). Node 0 leads: ranks are numbered node by node, start when all nodes have come, and end on all "
     "when one fails on any; a signal to any zero-run is one to all. Each node shows the output of its own "
-    "ranks. Without node 0 the job ends. Without another node the attempt does; with --min-ranks a restart "
-    "goes on without it.\n\n"
+    "ranks. With --rdzv file:///PATH node 0 says there where it is, and the ranks meet by it, too "
+    "(ZERO_RENDEZVOUS); MASTER_ADDR is then the name of node 0's host. Without node 0 the job ends. "
+    "Without another node the attempt does; with --min-ranks a restart goes on without it.\n\n"
     "Exit code: 0, or that of the rank that failed first (in the last attempt), or 128 + its signal; 127 "
     "when the program is not "
     "found, "
@@ -255,11 +261,12 @@ static int check_options(struct zr_run_options *o)
         return usage_error("how many ranks? -n N is missing");
     if (!o->argv)
         return usage_error("no program to run");
-    if (o->n_nodes == 0 && (o->node >= 0 || o->meet_port))
+    bool has_place = o->meet_port || o->meet_file[0];
+    if (o->n_nodes == 0 && (o->node >= 0 || has_place))
         return usage_error("on how many nodes? --nnodes N is missing");
     if (o->n_nodes > 1 && o->node < 0)
         return usage_error("which of %d nodes? --node-rank K is missing", o->n_nodes);
-    if (o->n_nodes > 1 && !o->meet_port)
+    if (o->n_nodes > 1 && !has_place)
         return usage_error("where is node 0? --rdzv HOST:PORT is missing");
     o->n_nodes = o->n_nodes ? o->n_nodes : 1;
     o->node = o->node < 0 ? 0 : o->node;

@@ -49,6 +49,8 @@ struct zr_run_options {
     /* of node 0, where nodes meet; with one node: not used */
     char meet_host[256];
     int meet_port;
+    /* or the file, or folder for it, in which node 0 says where it is; "": at host and port */
+    char meet_file[1024];
     /* how long nodes wait for each other at the beginning, and how long one may be silent later */
     int64_t meet_ms, silent_ms;
 };

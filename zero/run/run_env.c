@@ -38,7 +38,7 @@ struct entries {
     char **env, *text;
     size_t n;
 };
-enum { N_NEW = 16, NEW_BYTES = 320 };
+enum { N_NEW = 16, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
@@ -89,6 +89,8 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
     add(&e, "GROUP_RANK=%d", s->node);
     add(&e, "MASTER_ADDR=%s", s->host);
     add(&e, "MASTER_PORT=%d", s->port);
+    if (o->n_nodes > 1 && o->meet_file[0])
+        add(&e, "ZERO_RENDEZVOUS=file://%s", o->meet_file);
     add(&e, "ZERO_JOB=%s", s->job);
     add(&e, "ZERO_JOB_KEY=%s", o->key);
     add(&e, "ZERO_ATTEMPT=%d", s->attempt);

@@ -405,6 +405,19 @@ static void name_job(char *text, size_t bytes)
     snprintf(text, bytes, "zero-run.%d.%lld.%06d", (int)getpid(), (long long)now.tv_sec, (int)now.tv_usec);
 }
 
+/* Where rank 0 will be. The name of this host, which is not where it can be reached from everywhere, is for
+ * programs without libzero: its ranks find rank 0 as the nodes have found this one. */
+static void name_place(const struct zr_run_options *o, char *text, size_t bytes)
+{
+    if (o->n_nodes == 1)
+        snprintf(text, bytes, "127.0.0.1");
+    else if (!o->meet_file[0])
+        snprintf(text, bytes, "%s", o->meet_host);
+    else if (gethostname(text, bytes))
+        snprintf(text, bytes, "localhost");
+    text[bytes - 1] = 0;
+}
+
 static void begin(struct zr_run_job *j)
 {
     static struct zr_run_lead lead;
@@ -422,7 +435,7 @@ static void begin(struct zr_run_job *j)
     l->hearsay.data = j;
     uv_timer_init(&j->node.loop, &l->hearsay);
     j->start.port = o->port;
-    snprintf(j->start.host, sizeof j->start.host, "%s", o->n_nodes > 1 ? o->meet_host : "127.0.0.1");
+    name_place(o, j->start.host, sizeof j->start.host);
     name_job(j->start.job, sizeof j->start.job);
     j->start.world = n_available(j);
     start_attempt(j, "");

@@ -1,5 +1,6 @@
 /* run_nodes.c: see run_nodes.h. */
 #include "zero/run/run_nodes.h"
+#include "comm/meet/handshake.h"
 #include "comm/meet/meeting_point.h"
 #include "zero/zero.h"
 
@@ -37,11 +38,12 @@ struct zr_run_nodes {
 
 /* --- words --- */
 
-/* What the rendezvous says of ranks is said of nodes here. */
+/* What the rendezvous says of ranks is said of nodes here. A part of a path is what it is. */
 static void in_words_of_nodes(const char *text, char *out, size_t n_out)
 {
     static const char *const words[][2] = {{"rank", "node"}, {"ranks", "nodes"}, {"world", "--nnodes"}};
     size_t used = 0;
+    char before = 0;
     while (*text && used + 1 < n_out) {
         size_t n = 1;
         const char *put = text;
@@ -49,7 +51,8 @@ static void in_words_of_nodes(const char *text, char *out, size_t n_out)
             n++;
         size_t n_put = n;
         for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-            if (strlen(words[i][0]) == n && !memcmp(text, words[i][0], n)) {
+            if (strlen(words[i][0]) == n && !memcmp(text, words[i][0], n) && before != '/' &&
+                text[n] != '/') {
                 put = words[i][1];
                 n_put = strlen(put);
             }
@@ -57,6 +60,7 @@ static void in_words_of_nodes(const char *text, char *out, size_t n_out)
         memcpy(out + used, put, n_put);
         used += n_put;
         text += n;
+        before = text[-1];
     }
     out[used] = 0;
 }
@@ -144,6 +148,17 @@ static int check_sum(const struct card *c, int n, int min_ranks)
 
 /* --- meeting --- */
 
+/* In a folder of several jobs' each has a file of its own, whose name follows from the job's. */
+static void name_meeting(struct zr_world *w)
+{
+    char mark[33];
+    snprintf(w->job, sizeof w->job, "nodes of zero-run");
+    if (!w->file[0])
+        return;
+    zr_shake_mark(w, mark);
+    snprintf(w->job, sizeof w->job, "nodes of zero-run %s", mark);
+}
+
 static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
                         struct card *all)
 {
@@ -151,13 +166,14 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node, .fan_out = o->n_nodes};
     struct card own = own_card(o);
     snprintf(w.host, sizeof w.host, "%s", o->meet_host);
+    snprintf(w.file, sizeof w.file, "%s", o->meet_file);
     w.port = o->meet_port;
-    snprintf(w.job, sizeof w.job, "nodes of zero-run");
     int err = zr_world_interface(NULL, &w);
     if (!err)
         err = zr_job_key_find(&w.key);
     if (err)
         return err;
+    name_meeting(&w);
     err = zr_rendezvous_open(loop, &w, o->meet_ms, &n->meet);
     explicit_bzero(&w.key, sizeof w.key);
     if (!err)

@@ -64,16 +64,16 @@ class Node:
 
 
 class Job:
-    """Nodes of one job. ranks: of each node; program: sh's."""
+    """Nodes of one job. ranks: of each node; program: sh's; at: where they meet, if not at a free port."""
 
-    def __init__(self, ranks, code, *options, each=None):
+    def __init__(self, ranks, code, *options, each=None, at=None):
         with socket.socket() as s:
             s.bind(('127.0.0.1', 0))
-            port = s.getsockname()[1]
+            at = at or f'127.0.0.1:{s.getsockname()[1]}'
         self.nodes = []
         for i, n in enumerate(ranks):
             own = (each or {}).get(i, {})
-            meeting = ['--nnodes', own.get('nnodes', len(ranks)), '--node-rank', own.get('number', i), '--rdzv', f'127.0.0.1:{port}']
+            meeting = ['--nnodes', own.get('nnodes', len(ranks)), '--node-rank', own.get('number', i), '--rdzv', at]
             self.nodes.append(Node([*meeting, '-n', n, *options, *own.get('options', []), 'sh', '-c', code], own.get('program', ZERO_RUN),
                                    **own.get('variables', {})))
 
@@ -121,6 +121,26 @@ class Together(unittest.TestCase):
                        'echo $RANK']) for i in (0, 1)]
         self.assertEqual([n.end() for n in nodes], [0, 0])
         self.assertEqual(sorted(nodes[1].lines()), ['[2] 2', '[3] 3'])
+
+    def test_by_a_file(self):
+        """In a folder or at a path that is none yet; a restart's ranks meet there, too. Nothing is left. Another job's file is not in the way."""
+        code = 'echo $MASTER_ADDR $ZERO_RENDEZVOUS; test $ZERO_ATTEMPT = 1 || exit 3'
+        with tempfile.TemporaryDirectory() as folder:
+            for place in (folder, f'{folder}/rank'):
+                others = f'{folder}/libzero-0123456789abcdef-0'
+                with open(others, 'w', encoding='ascii') as file:
+                    file.write('of another job')
+                with Job([2, 1], code, '--restarts', 1, at=f'file://{place}') as job:
+                    self.assertEqual(job.ends(), [0, 0])
+                    self.all_say(job, 'restart 1 of 1: 3 ranks; no record tells of a step (T s after the failure)')
+                    lines = [line for n in job.nodes for line in n.lines() if not line.startswith('zero-run: ')]
+                    self.assertEqual(set(lines), {f'[{r}] {HOST} file://{place}' for r in range(3)})
+                self.assertEqual(os.listdir(folder), [os.path.basename(others)])
+
+    def test_one_node_needs_no_file(self):
+        with Job([1], 'echo $MASTER_ADDR $ZERO_RENDEZVOUS', at='file:///no/such/folder') as job:
+            self.assertEqual(job.ends(), [0])
+            self.assertEqual(job.nodes[0].lines(), ['[0] 127.0.0.1'])
 
     def test_rank_0_can_listen_on_the_port(self):
         code = r"""exec python3 -c "
@@ -276,13 +296,13 @@ class Restarts(unittest.TestCase):
 
 
 class BadInput(unittest.TestCase):
-    def refused(self, *words, ranks=(1, 1), options=(), each=None, nodes=None):
+    def refused(self, *words, ranks=(1, 1), options=(), each=None, nodes=None, at=None):
         """No node starts a rank; each of nodes (all) says one line, with these words."""
-        with Job(ranks, 'echo started', *options, each=each) as job:
+        with Job(ranks, 'echo started', *options, each=each, at=at) as job:
             codes = job.ends()
             for i, n in enumerate(job.nodes):
                 self.assertNotEqual(codes[i], 0)
-                self.assertNotIn('started', n.text())
+                self.assertNotIn('] started', n.text())
                 if nodes is None or i in nodes:
                     self.assertEqual(len(n.lines()), 1, n.text())
                     self.assertTrue(n.text().startswith('zero-run: '), n.text())
@@ -293,6 +313,17 @@ class BadInput(unittest.TestCase):
         each = {1: {'program': '/bin/false'}}
         self.refused(r'1 of 3 nodes did not come to 127.0.0.1:\d+ in 5000 ms: node 1', ranks=(1, 1, 1), options=['--rdzv-timeout', 5], each=each,
                      nodes=[0, 2])
+
+    def test_nobody_at_the_file(self):
+        """What is a part of the path is not said of nodes."""
+        with tempfile.TemporaryDirectory() as folder:
+            at, options = f'file://{folder}/rank', ['--rdzv-timeout', 1]
+            self.refused(rf'1 of 2 nodes did not come to {at} \(".*": .*\) in 1000 ms: node 1', options=options, each={1: {'program': '/bin/false'}},
+                         nodes=[0], at=at)
+            self.refused(rf'node 1.* waited 1000 ms for node 0 at {at}.*node 0 has not started', options=options, each={0: {'program': '/bin/false'}},
+                         nodes=[1], at=at)
+            self.assertEqual(os.listdir(folder), [])
+        self.refused('its folder is not there on this host', options=options, nodes=[1], at=at)
 
     def test_wrong_key(self):
         each = {1: {'variables': {'ZERO_JOB_KEY': 'ab' * 16}}}
@@ -333,7 +364,9 @@ class BadInput(unittest.TestCase):
                             (['--nnodes', '2', '--node-rank', '-1'], '--node-rank is "-1"; allowed: 0 to 1023'),
                             (['--rdzv', 'nowhere'], '--rdzv is "nowhere"; allowed: HOST:PORT'),
                             (['--rdzv', 'a:0'], '--rdzv is "a:0"; allowed: HOST:PORT'),
-                            (['--rdzv', '::1:29400'], 'allowed: HOST:PORT or [IPV6]:PORT'),
+                            (['--rdzv', '::1:29400'], 'allowed: HOST:PORT or [IPV6]:PORT, of node 0, or file:///PATH'),
+                            (['--rdzv', 'file://a'], '--rdzv is "file://a"; allowed: HOST:PORT'),
+                            (['--rdzv', 'file:///' + 1100 * 'a'], 'allowed: HOST:PORT'),
                             (['--rdzv-timeout', '0'], '--rdzv-timeout is "0"; allowed: 1 to 86400'),
                             (['--node-timeout', 'never'], '--node-timeout is "never"; allowed: 1 to 86400'),
                             (['--min-ranks', '0'], '--min-ranks is "0"; allowed: 1 to 4096')):
