@@ -8,7 +8,9 @@
 #include "zero/zero.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { TIMEOUT_MS = 60000 };
 
@@ -47,6 +49,11 @@ int64_t comm_backend_bit(const char *name, size_t n_name)
         if (strlen(known[i].row->name) == n_name && !memcmp(known[i].row->name, name, n_name))
             return bit_of(i);
     return 0;
+}
+
+bool comm_backend_is_mpi(const struct comm_backend *b)
+{
+    return b->row == &zr_backend_mpi;
 }
 
 /* --- meeting --- */
@@ -126,18 +133,23 @@ static void leave_out(struct comm_ranks *r, const struct zr_backend *b)
              zr_error_text());
 }
 
+/* Whether what cannot be here ends it. */
+static bool must_be_here(const struct comm_asked *a)
+{
+    return a->backends && !a->bars;
+}
+
 /* Those that were asked for, or all that can be here, into r->backend. Alike on all ranks. */
 static int choose(struct comm_ranks *r, const struct comm_asked *a)
 {
     for (int i = 0; i < N_KNOWN; i++) {
         const struct zr_backend *b = known[i].row;
-        bool asked = a->backends & bit_of(i);
-        if (a->backends ? !asked : !is_for(r, a, b))
+        if (a->backends ? !(a->backends & bit_of(i)) : !is_for(r, a, b))
             continue;
         if (!is_for(r, a, b))
             return refuse(r, a, b);
         int err = b->check_hosts ? b->check_hosts(&r->topology, &r->mesh.all) : 0;
-        if (err && asked)
+        if (err && must_be_here(a))
             return zr_fail_more(err, "--backend: %s", b->name);
         if (err)
             leave_out(r, b);
@@ -234,8 +246,10 @@ static int open_backend(struct comm_ranks *r, const struct comm_asked *a, struct
                         int64_t slice_bytes, int64_t bytes)
 {
     struct zr_role_ask ask[ZR_ROLES];
-    const struct zr_backend_config config = {
-        .timeout_ms = TIMEOUT_MS, .deterministic = is_deterministic(a, b->row), .topology = &r->topology};
+    const struct zr_backend_config config = {.timeout_ms = TIMEOUT_MS,
+                                             .deterministic = is_deterministic(a, b->row),
+                                             .flat = a->flat,
+                                             .topology = &r->topology};
     ask_roles(r, b->row, slice_bytes, ask);
     int err = b->row->open(r->rdv, r->dev, &config, ask, b->comm);
     err = err ? err : give_arena(b, arena_bytes_of(r, a, b->row, slice_bytes, bytes));
@@ -255,7 +269,7 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
     for (int i = 0; i < r->n_backends && !err; i++) {
         struct comm_backend b = {.row = r->backend[i].row};
         err = open_backend(r, a, &b, slice_bytes, bytes);
-        if (err == ZR_ERR_NOTSUP && !a->backends) {
+        if (err == ZR_ERR_NOTSUP && !must_be_here(a)) {
             leave_out(r, b.row);
             close_backend(&b);
             err = 0;
@@ -282,6 +296,10 @@ static void abort_all(struct comm_ranks *r, int code, const char *why)
         for (int role = 0; role < ZR_ROLES; role++)
             if (r->backend[i].comm[role])
                 r->backend[i].comm[role]->ops->abort(r->backend[i].comm[role], code, why);
+    if (zr_mpi_own_blocks()) { /* and may never come back */
+        fprintf(stderr, "zero-bench comm: %s\n", why);
+        _exit(EXIT_FAILURE);
+    }
 }
 
 static void on_lost(void *arg, int rank, const char *why)

@@ -9,6 +9,7 @@
 #include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mesh.h"
+#include "comm/mpi/mpi_own.h"
 #include "kernels/thread.h"
 
 enum { COMM_BACKENDS = 16 };
@@ -24,6 +25,8 @@ struct comm_asked {
     int64_t group, across;
     /* enum zr_dtype; ZERO_AUTO, 0 or 1; on a GPU */
     int64_t dtype, deterministic, cuda;
+    /* of MPI: no shared memory inside hosts */
+    int64_t flat;
     int64_t rounds, bars;
 };
 
@@ -61,6 +64,9 @@ struct comm_ranks {
 const char *comm_backend_names(void);
 /* The bit of a backend in comm_asked; 0: there is none of that name. */
 int64_t comm_backend_bit(const char *name, size_t n_name);
+
+/* Whether it is MPI's, whose own collectives can be compared with. */
+bool comm_backend_is_mpi(const struct comm_backend *b);
 
 /* The ranks meet, and have been asked for the same. Collective, blocking: 0 or a zr_err, of all ranks if the
  * rank could be found. Then, whether or not it failed, comm_ranks_close. */

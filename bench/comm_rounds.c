@@ -3,6 +3,7 @@
 #include "bench/comm_values.h"
 #include "bench/failed.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,6 +25,14 @@ _Static_assert(COMM_MOST_ROWS * sizeof(uint64_t) <= CONTROL_BYTES, "a word for e
 
 const char *const comm_op_names[COMM_OPS] = {
     [COMM_ALL_GATHER] = "all_gather", [COMM_REDUCE_SCATTER] = "reduce_scatter", [COMM_AGREE] = "agree"};
+
+const char *comm_row_name(const struct comm_row *row)
+{
+    return row->own != COMM_NOT_OWN     ? zr_mpi_own_name((enum zr_mpi_own)row->own)
+           : row->of                    ? row->of->row->name
+           : row->op == COMM_ALL_GATHER ? "copy limit"
+                                        : "add limit";
+}
 
 int64_t comm_slice(int64_t bytes, int n)
 {
@@ -51,9 +60,40 @@ static bool has_limit(const struct comm_rounds *b, enum comm_op op)
     return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
 }
 
+/* Whether MPI's own may be compared with. */
+static bool may_have_mpi(const struct comm_rounds *b)
+{
+    const char mpi[] = "mpi";
+    return b->n > 1 && !b->asked.cuda &&
+           (!b->asked.backends || b->asked.backends & comm_backend_bit(mpi, strlen(mpi)));
+}
+
+static int64_t wide_bytes(const struct comm_rounds *b, int64_t slice)
+{
+    bool sums = b->asked.ops >> COMM_REDUCE_SCATTER & 1;
+    return may_have_mpi(b) && sums && b->dtype == ZR_BF16 ? b->n * slice * 2 : 0;
+}
+
 static bool is_asked(const struct comm_rounds *b, enum comm_op op)
 {
     return b->asked.ops >> op & 1;
+}
+
+static bool has_mpi(const struct comm_rounds *b)
+{
+    for (int i = 0; i < b->ranks->n_backends; i++)
+        if (comm_backend_is_mpi(&b->ranks->backend[i]))
+            return b->n > 1;
+    return false;
+}
+
+static int take_wide(struct comm_rounds *b, int64_t bytes)
+{
+    void *at = NULL;
+    int err = bytes ? b->ranks->dev->ops->alloc(b->ranks->dev, bytes, &at) : 0;
+    b->wide = at;
+    b->wide_bytes = bytes;
+    return err;
 }
 
 static int take(struct comm_rounds *b, int64_t slice)
@@ -68,14 +108,16 @@ static int take(struct comm_rounds *b, int64_t slice)
         b->source[i].rank = zr_group_member(g, i);
     int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);
     err = err ? err : dev->ops->host_alloc(dev, CONTROL_BYTES, (void **)&b->control);
-    return err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
+    err = err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
+    return err || !has_mpi(b) ? err : take_wide(b, wide_bytes(b, slice));
 }
 
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
 {
     *b = (struct comm_rounds){.ranks = r, .asked = *a, .dtype = (enum zr_dtype)a->dtype, .n = r->group->size};
     int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
-    int err = comm_ranks_open(r, a, slice, arena, comm_limits_bytes(b->n, slice, b->dtype));
+    int err =
+        comm_ranks_open(r, a, slice, arena, comm_limits_bytes(b->n, slice, b->dtype) + wide_bytes(b, slice));
     return err ? err : take(b, slice);
 }
 
@@ -87,6 +129,8 @@ void comm_rounds_close(struct comm_rounds *b)
         dev->ops->host_free(dev, b->piece, PIECE_BYTES);
     if (b->control)
         dev->ops->host_free(dev, b->control, CONTROL_BYTES);
+    if (b->wide)
+        dev->ops->free(dev, b->wide, b->wide_bytes);
     free(b->times);
     free(b->source);
     memset(b, 0, sizeof *b);
@@ -141,6 +185,12 @@ static int64_t n_words(const struct comm_rounds *b)
     return b->bytes / (int64_t)sizeof(uint64_t);
 }
 
+/* Of a slice. */
+static int64_t n_elements(const struct comm_rounds *b)
+{
+    return b->slice / zr_dtype_bytes(b->dtype);
+}
+
 static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend *of)
 {
     const struct zr_tag tag = {.unit = -1};
@@ -161,11 +211,26 @@ static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend 
     }
 }
 
+/* MPI's gathers move the same bytes, whatever they are. */
+static int issue_own(struct comm_rounds *b, const struct comm_row *row)
+{
+    struct comm_backend *of = row->of;
+    const enum zr_mpi_own which = (enum zr_mpi_own)row->own;
+    struct zr_stream *s = b->ranks->stream;
+    const char *from = b->wide ? b->wide : of->arena + b->reduce_at;
+    if (row->op == COMM_ALL_GATHER)
+        return zr_mpi_own_put(of->gather, s, which, NULL, (float *)(of->arena + b->gather_at),
+                              b->slice / (int64_t)sizeof(float));
+    return zr_mpi_own_put(of->reduce, s, which, (const float *)from, (float *)(of->arena + b->sum_at),
+                          n_elements(b));
+}
+
 /* Puts a row's call on the stream. */
 static int issue(struct comm_rounds *b, const struct comm_row *row)
 {
     struct zr_stream *s = b->ranks->stream;
-    return row->of                      ? issue_of(b, row->op, row->of)
+    return row->own != COMM_NOT_OWN     ? issue_own(b, row)
+           : row->of                    ? issue_of(b, row->op, row->of)
            : row->op == COMM_ALL_GATHER ? comm_limits_copy(&b->limits, s, b->n, b->slice)
                                         : comm_limits_add(&b->limits, s, b->n, b->slice);
 }
@@ -268,11 +333,22 @@ static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
     return err ? err : by_pieces(b, &all);
 }
 
+static int fill_wide(struct comm_rounds *b)
+{
+    struct range all = {.at = b->wide,
+                        .bytes = b->n * n_elements(b) * (int64_t)sizeof(float),
+                        .to_arena = true,
+                        .fn = fill,
+                        .source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank},
+                        .dtype = ZR_F32};
+    return b->wide ? by_pieces(b, &all) : 0;
+}
+
 static int poison_result(struct comm_rounds *b, const struct comm_row *row)
 {
     int err = 0;
     struct range sum = {.at = row->of->arena + b->sum_at,
-                        .bytes = b->slice / zr_dtype_bytes(b->dtype) * (int64_t)sizeof(float),
+                        .bytes = n_elements(b) * (int64_t)sizeof(float),
                         .to_arena = true,
                         .fn = poison,
                         .dtype = ZR_F32};
@@ -308,11 +384,13 @@ static int check_gather(struct comm_rounds *b, struct comm_row *row)
 
 static int check_sum(struct comm_rounds *b, struct comm_row *row)
 {
-    int64_t n = b->slice / zr_dtype_bytes(b->dtype);
+    int64_t n = n_elements(b);
+    bool is_ours = row->own == COMM_NOT_OWN;
     const struct comm_sum sum = {.source = b->source,
                                  .n_sources = b->n,
-                                 .dtype = b->dtype,
-                                 .exact = row->of->reduce->ops->deterministic && b->n <= ZR_MAX_SOURCES};
+                                 .dtype = is_ours ? b->dtype : ZR_F32,
+                                 .exact = is_ours && row->of->reduce->ops->deterministic &&
+                                          b->n <= ZR_MAX_SOURCES};
     struct range own = {.at = row->of->arena + b->sum_at,
                         .bytes = n * (int64_t)sizeof(float),
                         .first = b->ranks->group->rank * n,
@@ -363,10 +441,24 @@ static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct c
                                 struct comm_row *limit)
 {
     struct comm_row *row = &b->row[b->n_rows];
-    *row =
-        (struct comm_row){.op = op, .of = of, .limit = limit, .ns = b->times + b->n_rows * b->asked.rounds};
+    *row = (struct comm_row){.op = op,
+                             .of = of,
+                             .own = COMM_NOT_OWN,
+                             .limit = limit,
+                             .ns = b->times + b->n_rows * b->asked.rounds};
     b->n_rows++;
     return row;
+}
+
+/* MPI's own of an operation. MPI counts elements in an int, and its libraries all that a call has. */
+static void add_own(struct comm_rounds *b, enum comm_op op, struct comm_backend *of, struct comm_row *limit)
+{
+    int first = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER : ZR_MPI_OWN_REDUCE_SCATTER;
+    int end = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER + 1 : ZR_MPI_OWNS;
+    if (op == COMM_AGREE || b->n == 1 || b->n * n_elements(b) > INT_MAX)
+        return;
+    for (int own = first; own < end; own++)
+        add_row(b, op, of, limit)->own = own;
 }
 
 static void choose_rows(struct comm_rounds *b)
@@ -379,6 +471,9 @@ static void choose_rows(struct comm_rounds *b)
             has_limit(b, (enum comm_op)op) ? add_row(b, (enum comm_op)op, NULL, NULL) : NULL;
         for (int i = 0; i < b->ranks->n_backends; i++)
             add_row(b, (enum comm_op)op, &b->ranks->backend[i], limit);
+        for (int i = 0; i < b->ranks->n_backends; i++)
+            if (comm_backend_is_mpi(&b->ranks->backend[i]))
+                add_own(b, (enum comm_op)op, &b->ranks->backend[i], limit);
     }
 }
 
@@ -418,6 +513,7 @@ int comm_rounds_run(struct comm_rounds *b, int64_t slice)
     choose_rows(b);
     for (int i = 0; i < b->ranks->n_backends && !err; i++)
         err = fill_inputs(b, &b->ranks->backend[i]);
+    err = err ? err : fill_wide(b);
     err = err ? err : check_all(b);
     for (int64_t round = -N_WARM_ROUNDS; round < b->asked.rounds && !err; round++)
         err = run_round(b, round);

@@ -16,14 +16,18 @@ extern const char *const comm_op_names[COMM_OPS];
 enum {
     /* An agreement is of this at most: more than any step has. */
     COMM_MOST_AGREE = 64 << 10,
-    COMM_MOST_ROWS = COMM_OPS * (COMM_BACKENDS + 1),
+    COMM_MOST_ROWS = COMM_OPS * (COMM_BACKENDS + 1) + ZR_MPI_OWNS,
+    /* of comm_row's own */
+    COMM_NOT_OWN = -1,
 };
 
-/* A collective of a backend, or the limit of one. */
+/* A collective of a backend, one of MPI's own, or the limit of one. */
 struct comm_row {
     enum comm_op op;
     /* NULL: the limit */
     struct comm_backend *of;
+    /* enum zr_mpi_own: MPI's own call, in the memory of that backend, which is MPI's; or COMM_NOT_OWN */
+    int own;
     /* the row of its limit; NULL: it has none, or is one */
     struct comm_row *limit;
     /* (rounds) nanoseconds of one call */
@@ -43,6 +47,10 @@ struct comm_rounds {
     int n_rows;
     /* (COMM_MOST_ROWS * rounds) */
     double *times;
+    /* What MPI's own sums add up where the backends add up bf16, which MPI does not know: as many elements of
+     * fp32. NULL: what the backends do. */
+    char *wide;
+    int64_t wide_bytes;
     /* where things are in the arenas */
     int64_t gather_at, reduce_at, sum_at, words_at, control_at;
     /* of the host, which the stream reaches */
@@ -53,6 +61,9 @@ struct comm_rounds {
     /* both by group and size: what is reduced may not be exact where there are too many sources */
     int n;
 };
+
+/* "shm", "MPI_Allgather", "copy limit" */
+const char *comm_row_name(const struct comm_row *row);
 
 /* The slice of a region of about so many bytes among n ranks. */
 int64_t comm_slice(int64_t bytes, int n);

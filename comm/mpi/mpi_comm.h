@@ -16,6 +16,7 @@
  *   mpi_wait.c    requests begun and waited for; posts compared; failing
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
  *   mpi_open.c    ranks meet, and communicators are made and closed
+ *   mpi_own.c     MPI's own collectives, to compare with
  *   mpi_lent.c    what a communicator that the program lends is asked for */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
@@ -145,6 +146,8 @@ int zr_mpi_send(struct zr_mpi *m, const void *at, int64_t bytes, int to, int tag
 int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag, struct zr_mpi_batch *b);
 int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride);
 int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root);
+/* MPI's own sum, as the shim has it. */
+int zr_mpi_reduce_block(struct zr_mpi *m, const float *in, float *out, int64_t n);
 /* Sums of the first n_sum words, the largest of the others. */
 int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max);
 /* Until at most so many of the batch are under way. 0 or the failure. */

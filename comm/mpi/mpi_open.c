@@ -248,9 +248,10 @@ static bool has_cores(const struct zr_mpi_options *opt, int world, int n_streams
 }
 
 /* One host alone has shared memory of its own (comm/shm). */
-static bool has_tiers(const struct zr_topology *t)
+static bool has_tiers(const struct zr_mpi_options *opt)
 {
-    return t && t->n_hosts > 1 && t->n_hosts < t->world;
+    const struct zr_topology *t = opt->topology;
+    return t && !opt->flat && t->n_hosts > 1 && t->n_hosts < t->world;
 }
 
 static void drop_set(struct zr_mpi_set *p)
@@ -278,7 +279,7 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
     p->timeout_ns = opt->timeout_ms * 1000000;
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
-    p->tiers = has_tiers(opt->topology);
+    p->tiers = has_tiers(opt);
     p->mpi_rank = calloc((size_t)p->world, sizeof *p->mpi_rank);
     return p->mpi_rank ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
 }
@@ -427,6 +428,7 @@ static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
     const struct zr_mpi_options opt = {.timeout_ms = config->timeout_ms,
                                        .start_timeout_ms = start_ms,
                                        .kind = (enum zr_mpi_kind)config->mpi,
+                                       .flat = config->flat,
                                        .lent = config->lent,
                                        .topology = config->topology,
                                        .log = config->log};

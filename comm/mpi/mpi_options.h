@@ -13,6 +13,8 @@ struct zr_mpi_options {
     /* how long opening waits for MPI's own calls to come back */
     int64_t start_timeout_ms;
     enum zr_mpi_kind kind;
+    /* inside a host, too, everything goes over MPI */
+    bool flat;
     /* NULL, or the program's own MPI_Comm *, of which all ranks of the rendezvous are members */
     void *lent;
     /* Of the world; it outlives the communicators. NULL: all ranks share a host, as far as their cores are

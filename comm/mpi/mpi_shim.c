@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(MPI_VERSION >= 3, "MPI 3.0 is needed: collectives that do not block");
@@ -397,6 +398,34 @@ static int shim_reduce_block(struct zr_mpi_world *w, int32_t comm, const float *
              : 0;
 }
 
+static int scatter_sums(MPI_Comm comm, const float *in, float *out, int n)
+{
+    int size, err = MPI_Comm_size(comm, &size);
+    int *count = err ? NULL : malloc((size_t)size * sizeof *count);
+    if (!count)
+        return err ? err : MPI_ERR_NO_MEM;
+    for (int i = 0; i < size; i++)
+        count[i] = n;
+    err = MPI_Reduce_scatter(in, out, count, MPI_FLOAT, MPI_SUM, comm);
+    free(count);
+    return err;
+}
+
+static int shim_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call which, const float *in,
+                    float *out, int64_t n)
+{
+    MPI_Comm c = w->comm[comm];
+    switch (which) {
+    case ZR_MPI_ALLGATHER:
+        return mpi_class_of(MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, out, (int)n, MPI_FLOAT, c));
+    case ZR_MPI_REDUCE_SCATTER:
+        return mpi_class_of(scatter_sums(c, in, out, (int)n));
+    case ZR_MPI_REDUCE_SCATTER_BLOCK:
+        return mpi_class_of(MPI_Reduce_scatter_block(in, out, (int)n, MPI_FLOAT, MPI_SUM, c));
+    }
+    return MPI_ERR_OTHER;
+}
+
 static int shim_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS])
 {
     int n = 0, flag;
@@ -445,5 +474,6 @@ SHOWN const struct zr_mpi_shim zero_mpi_shim_1 = {
     .all_max = shim_all_max,
     .all_sum = shim_all_sum,
     .reduce_block = shim_reduce_block,
+    .own = shim_own,
     .poll = shim_poll,
 };

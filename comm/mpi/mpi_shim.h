@@ -24,6 +24,9 @@ enum { ZR_MPI_TAG_MAX = 32767 };
 /* What MPI allows of threads: one only (that began it), one at a time, any. */
 enum zr_mpi_level { ZR_MPI_FUNNELED_OR_LESS, ZR_MPI_SERIALIZED, ZR_MPI_MULTIPLE };
 
+/* Collectives of MPI's own, which block. */
+enum zr_mpi_own_call { ZR_MPI_ALLGATHER, ZR_MPI_REDUCE_SCATTER, ZR_MPI_REDUCE_SCATTER_BLOCK };
+
 /* MPI of one process. */
 struct zr_mpi_world;
 
@@ -88,6 +91,11 @@ struct zr_mpi_shim {
      * with, no more. */
     int (*reduce_block)(struct zr_mpi_world *w, int32_t comm, const float *in, float *out, int64_t n,
                         int32_t *slot);
+    /* A call that blocks until this rank's part of it is done, while no request is under way. Also to be
+     * compared with, no more. The same sum; or of each rank n floats, out being (size, n), in which its own
+     * are already, and in not looked at. size * n: to INT_MAX. */
+    int (*own)(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call which, const float *in, float *out,
+               int64_t n);
     /* Lets MPI work, and says which requests have ended, whose slots are free again. Returns how many, or
      * minus the class of an error that is of none of them. Never blocks, if MPI does not. */
     int (*poll)(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS]);

@@ -170,6 +170,12 @@ static int begin_max(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int
     return shim->all_max(w, comm, a->to, (int)a->bytes, slot);
 }
 
+static int begin_reduce_block(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, int32_t comm,
+                              const struct ask *a, int32_t *slot)
+{
+    return shim->reduce_block(w, comm, a->from, a->to, a->bytes / (int64_t)sizeof(float), slot);
+}
+
 /* 0 with *slot, which may be -1, or the failure. */
 static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, int32_t *slot)
 {
@@ -244,6 +250,17 @@ int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root)
         err = err ? err : zr_mpi_await(m, &m->data[0], 0);
     }
     return err;
+}
+
+int zr_mpi_reduce_block(struct zr_mpi *m, const float *in, float *out, int64_t n)
+{
+    const struct ask a = {.call = "MPI_Ireduce_scatter_block",
+                          .batch = &m->data[0],
+                          .from = in,
+                          .to = out,
+                          .bytes = n * (int64_t)sizeof *in};
+    int err = begin_request(m, begin_reduce_block, &a);
+    return err ? err : zr_mpi_await(m, &m->data[0], 0);
 }
 
 int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max)

@@ -38,7 +38,7 @@ SISTERS = {
 EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
     "bench/verify_cmd.c": {"shard/verify/verify.h"},
-    "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "kernels/thread.h"},
+    "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
     "bench/flight_merge.h": {"comm/flight_view.h"},
     "bench/comm_ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},
 }

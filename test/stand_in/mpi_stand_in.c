@@ -583,6 +583,7 @@ const struct zr_mpi_shim *mpi_stand_in_shim(void)
         .all_max = msi_all_max,
         .all_sum = msi_all_sum,
         .reduce_block = msi_reduce_block,
+        .own = msi_own,
         .poll = msi_poll,
     };
     return &shim;

@@ -147,6 +147,8 @@ int msi_all_max(struct zr_mpi_world *w, int32_t comm, int64_t *at, int n, int32_
 int msi_all_sum(struct zr_mpi_world *w, int32_t comm, uint64_t *at, int n, int32_t *slot);
 int msi_reduce_block(struct zr_mpi_world *w, int32_t comm, const float *in, float *out, int64_t n,
                      int32_t *slot);
+int msi_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call which, const float *in, float *out,
+            int64_t n);
 int msi_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS]);
 
 #endif

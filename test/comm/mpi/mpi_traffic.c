@@ -244,29 +244,61 @@ static bool words(struct traffic *t)
     return true;
 }
 
-static bool reduction(struct traffic *t)
+typedef bool reduction_fn(struct traffic *t, const float *in, float *out, int64_t n);
+
+static bool begin_reduction(struct traffic *t, const float *in, float *out, int64_t n)
+{
+    int32_t slot;
+    int err = t->shim->reduce_block(t->w, t->comm, in, out, n, &slot);
+    return begun(t, "reduce_block", err, slot) && finish(t, "reduce_block");
+}
+
+static bool own_block(struct traffic *t, const float *in, float *out, int64_t n)
+{
+    return ok(t, "own", t->shim->own(t->w, t->comm, ZR_MPI_REDUCE_SCATTER_BLOCK, in, out, n));
+}
+
+static bool own_scatter(struct traffic *t, const float *in, float *out, int64_t n)
+{
+    return ok(t, "own", t->shim->own(t->w, t->comm, ZR_MPI_REDUCE_SCATTER, in, out, n));
+}
+
+static bool reduction(struct traffic *t, const char *call, reduction_fn *fn)
 {
     enum { N = 3000 };
     float *in = malloc(sizeof *in * N * (size_t)t->size), out[N];
-    int32_t slot;
-    bool well = true;
     for (int i = 0; i < N * t->size; i++)
         in[i] = (float)(i % 97 + t->place); /* exact in any order */
-    int err = t->shim->reduce_block(t->w, t->comm, in, out, N, &slot);
-    if (begun(t, "reduce_block", err, slot) && finish(t, "reduce_block")) {
-        for (int i = 0; i < N && well; i++)
-            if (out[i] != (float)((t->place * N + i) % 97 * t->size + t->size * (t->size - 1) / 2))
-                well = say(t, "reduce_block: element %d is %g", i, (double)out[i]);
-    } else {
-        well = false;
-    }
+    bool well = fn(t, in, out, N);
+    for (int i = 0; i < N && well; i++)
+        if (out[i] != (float)((t->place * N + i) % 97 * t->size + t->size * (t->size - 1) / 2))
+            well = say(t, "%s: element %d is %g", call, i, (double)out[i]);
     free(in);
+    return well;
+}
+
+static bool own_gather(struct traffic *t)
+{
+    enum { N = 1000 };
+    float *to = malloc(sizeof *to * N * (size_t)t->size);
+    bool well = true;
+    for (int i = 0; i < N * t->size; i++)
+        to[i] = i / N == t->place ? (float)i : -1;
+    if (!ok(t, "MPI_Allgather", t->shim->own(t->w, t->comm, ZR_MPI_ALLGATHER, NULL, to, N)))
+        well = false;
+    for (int i = 0; i < N * t->size && well; i++)
+        if (to[i] != (float)i)
+            well = say(t, "MPI_Allgather: element %d is %g", i, (double)to[i]);
+    free(to);
     return well;
 }
 
 static bool everything(struct traffic *t)
 {
-    return messages(t) && all_slots(t) && gathers(t) && broadcasts(t) && words(t) && reduction(t);
+    return messages(t) && all_slots(t) && gathers(t) && broadcasts(t) && words(t) &&
+           reduction(t, "reduce_block", begin_reduction) &&
+           reduction(t, "MPI_Reduce_scatter_block", own_block) &&
+           reduction(t, "MPI_Reduce_scatter", own_scatter) && own_gather(t);
 }
 
 /* --- communicators --- */

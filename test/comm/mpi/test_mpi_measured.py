@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""zero-bench comm over MPI, under each MPI's launcher: rows of ours and of MPI's own collectives, whose values are checked, and what --bars
+says of them.
+
+    test_mpi_measured.py KEY ZERO_BENCH
+"""
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import under_mpi
+
+KEY, BENCH = sys.argv[1:3]
+LAUNCHER = under_mpi.LAUNCHERS[KEY]
+HOSTS = "export ZERO_HOST_ID=$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} / 2)); "  # two ranks on each
+OWN = {"all_gather": ["MPI_Allgather"], "reduce_scatter": ["MPI_Reduce_scatter", "MPI_Reduce_scatter_block", "MPI_Ireduce_scatter_block"], "agree": []}
+ASKED = {"ompi": 4, "mpich": 2.5}[KEY]
+
+
+def command(n, script, *arguments):
+    return [*LAUNCHER, "-n", str(n), "sh", "-c", script + 'exec "$@"', "sh", BENCH, "comm", *arguments]
+
+
+def comm(n, script, *arguments):
+    return subprocess.run(command(n, script, *arguments), env=under_mpi.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=under_mpi.SECONDS)
+
+
+def told(text, event):
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
+
+
+class Rows(unittest.TestCase):
+    def check(self, n, script, *arguments, backends, shared):
+        done = comm(n, script, "--rounds=2", "--bytes=1K:200K", "--factor=64", "--json", *arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = told(done.stdout, "row")
+        for size in {row["bytes"] for row in rows}:
+            for op, own in OWN.items():
+                there = [row for row in rows if (row["bytes"], row["op"]) == (size, op)]
+                self.assertEqual([row["backend"] for row in there if row["path"]], [*backends, *own] if there else [])
+                self.assertEqual([row["wrong"] for row in there if row["path"]], [0] * len(backends + own) if there else [])
+                self.assertEqual({row["limit"] for row in there if row["path"]}, {row["busbw"] for row in there if not row["path"]} or {None})
+        self.assertEqual({row["op"] for row in rows}, set(OWN))
+        self.assertEqual({"shared inside hosts" in row["path"] for row in rows if row["backend"] == "mpi"}, {shared})
+
+    def test_one_host(self):
+        self.check(3, "", "--backend=shm,mpi", backends=["shm", "mpi"], shared=False)
+        self.check(4, "", "--group=2", "--dtype=bf16", backends=["shm", "mpi"], shared=False)
+
+    def test_hosts(self):
+        self.check(4, HOSTS, "--dtype=bf16", backends=["mpi"], shared=True)
+        self.check(4, HOSTS, "--flat", backends=["mpi"], shared=False)
+
+    def test_table(self):
+        """A column as wide as the names in it; and of bf16, with what it is compared."""
+        for dtype in ["f32", "bf16"]:
+            done = comm(2, "", "--rounds=1", "--bytes=4K", "--backend=mpi", f"--dtype={dtype}")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual("# MPI has no bf16: its own sums are of as many elements of fp32" in done.stdout.splitlines(), dtype == "bf16")
+            rows = [line for line in done.stdout.splitlines() if re.match("# op|[a-z]", line)]
+            self.assertEqual(len({len(line) for line in rows}), 1, done.stdout)
+
+
+class Bars(unittest.TestCase):
+    def test_told(self):
+        """Whether or not they are met on this machine now, which is no test's to say."""
+        done = comm(2, "", "--bars", "--rounds=3", "--json")
+        bars, rows = told(done.stdout, "bar"), {(row["op"], row["backend"]): row for row in told(done.stdout, "row")}
+        self.assertEqual([(bar["op"], bar["backend"], bar["than"]) for bar in bars],
+                         [("all_gather", "shm", "copy limit"), ("all_gather", "mpi", "MPI_Allgather"), ("reduce_scatter", "shm", "add limit"),
+                          *(("reduce_scatter", "mpi", own) for own in OWN["reduce_scatter"])], done.stdout + done.stderr)
+        for bar in bars:
+            ratios = [b / a for a, b in zip(rows[bar["op"], bar["backend"]]["rounds_ms"], rows[bar["op"], bar["than"]]["rounds_ms"], strict=True)]
+            for number, of in zip(("low", "median", "high"), sorted(ratios), strict=True):
+                self.assertAlmostEqual(bar[number], of, 9)
+            self.assertEqual(bar["met"], bar["asked"] is None or bar["median"] >= bar["asked"])
+        self.assertEqual([bar["asked"] for bar in bars if bar["backend"] == "shm"], [0.9, 0.9])
+        hardest = min(bars[-3:], key=lambda bar: bar["median"])
+        self.assertEqual([bar["asked"] for bar in bars if bar["backend"] == "mpi"], [None] + [ASKED if bar is hardest else None for bar in bars[-3:]])
+        self.assertEqual(done.returncode, 0 if all(bar["met"] for bar in bars) else 1)
+        self.assertEqual("zero-bench comm: less than is asked" in done.stderr, done.returncode == 1)
+
+
+class Wrong(unittest.TestCase):
+    def test_found(self):
+        """What rank 1 puts in is overwritten while it is measured, in its arena, which ranks of its host map: both ours and MPI's own are
+        found wrong."""
+        n, size, spoilt = 4, 1 << 20, 100
+        for op in ["all_gather", "reduce_scatter"]:
+            with self.subTest(op=op), tempfile.TemporaryDirectory() as folder:
+                note = HOSTS + f"echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; "
+                ranks = subprocess.Popen(command(n, note, f"--op={op}", f"--bytes={size}", "--rounds=40", "--json"), env=under_mpi.environment(),
+                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+                head = ranks.stdout.readline()
+                self.spoil(ranks, os.path.join(folder, "1"), {"all_gather": size // n, "reduce_scatter": size + size // n}[op], spoilt)
+                out, err = self.end(ranks)
+                wrong = {row["backend"]: row["wrong"] for row in told(head + out, "row") if row["path"]}
+                most = 2 * spoilt * (n if op == "all_gather" else 1)  # before the rounds, perhaps, and behind them
+                self.assertEqual(list(wrong), ["mpi", *OWN[op]], out + err)
+                for backend, found in wrong.items():
+                    self.assertIn(found, range(most // 2, most + 1), backend)
+                self.assertNotEqual(ranks.returncode, 0)
+                self.assertIn(f"zero-bench comm: {sum(wrong.values())} elements were wrong", err)
+
+    def end(self, ranks):
+        try:
+            return ranks.communicate(timeout=under_mpi.SECONDS)
+        finally:
+            if ranks.poll() is None:
+                os.killpg(ranks.pid, signal.SIGKILL)
+
+    def spoil(self, ranks, pid_file, at, n_floats):
+        with open(pid_file, encoding="ascii") as f:
+            folder = f"/proc/{f.read().strip()}/fd"
+        arenas = [fd for fd in os.listdir(folder) if "memfd:zero-mpi-arena" in os.readlink(f"{folder}/{fd}")]
+        self.assertEqual(len(arenas), 1)
+        fd = os.open(f"{folder}/{arenas[0]}", os.O_RDWR)
+        with mmap.mmap(fd, 0) as arena:
+            os.close(fd)
+            until = time.monotonic() + under_mpi.SECONDS
+            while ranks.poll() is None and time.monotonic() < until:
+                arena[at:at + 4 * n_floats] = b"\xff" * (4 * n_floats)
+                time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    if not shutil.which(LAUNCHER[0]):
+        sys.exit(under_mpi.skip(f"there is no {LAUNCHER[0]}"))
+    unittest.main(argv=sys.argv[:1])
