@@ -176,6 +176,10 @@ struct zr_device_ops {
                        struct zr_stream **out);
     /* finishes queued work first; NULL is allowed */
     void (*stream_close)(struct zr_stream *s);
+    /* Instead of it, where work does not end: no more is begun, and the stream is left behind for as long as
+     * the process lives, with its device. Does not wait; NULL is allowed. NULL where work that was put on a
+     * stream cannot be stopped. */
+    void (*stream_leave)(struct zr_stream *s);
 
     /* Of a stream that holds a bounded number of operations, and makes who puts more on it wait. reserve:
      * room for n_ops beside those that it holds anyway; before anything is put on it. has_room: n_ops more
@@ -185,6 +189,11 @@ struct zr_device_ops {
     bool (*stream_has_room)(struct zr_stream *s, int64_t n_ops);
 
     int (*stream_sync)(struct zr_stream *s);
+    /* Threads that wait here may do so for work that never ends. From now on, while one waits, it calls ask
+     * now and then (some times a second; several threads may at once): 0: it waits on; a code: its wait
+     * returns that, and the work is left behind. ask NULL: nobody is asked any more. Not while a thread
+     * waits. NULL where whoever waits looks by event_query. */
+    void (*ask_while_waiting)(struct zr_device *dev, int (*ask)(void *arg), void *arg);
     /* the device's own handle; NULL on the host */
     void *(*stream_native)(struct zr_stream *s);
     /* The calling thread is one of the library's own and begins to work with the device: makes it the

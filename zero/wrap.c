@@ -179,8 +179,9 @@ static void on_stop(void *arg)
 }
 
 /* Contexts that nobody will close: a forked child's, of whose memory a part is the parent's too, and whose
- * threads are not in the child; and those whose loop's thread has not come back from somewhere, and goes on
- * with all of it when it does. They end with the process. A leak checker finds them here until then. */
+ * threads are not in the child; and those of which a thread, the loop's or a stream's, or a GPU has not come
+ * back from somewhere, and goes on with all of it when it does. They end with the process. A leak checker
+ * finds them here until then. */
 static zero_ctx *_Atomic all_left;
 
 static void leave(zero_ctx *z)
@@ -190,12 +191,14 @@ static void leave(zero_ctx *z)
         ;
 }
 
-/* The loop's thread is left behind, and with it what it may touch. */
-static void leave_to_thread(struct zero_ctx *z)
+/* who has not come back: it is left behind, and with it what it may touch. */
+static void leave_to(struct zero_ctx *z, const char *who)
 {
     struct zr_log *log = z->config.options.log;
-    zr_warn(log, "the library's own thread has not come back: it is left behind, with the memory of its "
-                 "context; the process should end");
+    zr_warn(log,
+            "%s has not come back: it is left behind, with the memory of its context; the process "
+            "should end",
+            who);
     zr_log_let_go(log);
     leave(z);
 }
@@ -210,15 +213,20 @@ static void tear_down(struct zero_ctx *z)
     bool loop_ended = zr_loop_close(z->loop, on_stop, z);
     zr_folder_unlock_all(&z->locks);
     if (!loop_ended) {
-        leave_to_thread(z);
+        leave_to(z, "the library's own thread");
         zr_say_again(&kept);
         return;
     }
-    bool device_rests = zr_engine_close(z->engine);
+    bool rests = zr_engine_close(z->engine);
     zr_backend_close_comms(z);
+    if (!rests) {
+        leave_to(z, "an operation of the communicator's");
+        zr_say_again(&kept);
+        return;
+    }
     zr_rendezvous_free(z->rendezvous);
     zr_check_close(z->check);
-    if (z->device && device_rests)
+    if (z->device)
         z->device->ops->close(z->device);
     zr_engine_free(z->engine);
     zr_flight_peers_close(z->flight_peers);

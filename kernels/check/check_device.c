@@ -289,6 +289,13 @@ static int update(struct zr_stream *s, const struct zr_update *u)
     return s->check->inner->ops->update(s->inner, u);
 }
 
+static void ask_while_waiting(struct zr_device *dev, int (*ask)(void *arg), void *arg)
+{
+    struct zr_device *inner = zr_check_of(dev)->inner;
+    if (inner->ops->ask_while_waiting)
+        inner->ops->ask_while_waiting(inner, ask, arg);
+}
+
 /* ---- the check ---- */
 
 static const struct zr_device_ops check_ops = {
@@ -300,9 +307,11 @@ static const struct zr_device_ops check_ops = {
     .memory = memory,
     .stream_open = zr_check_stream_open,
     .stream_close = zr_check_stream_close,
+    .stream_leave = zr_check_stream_leave,
     .stream_reserve = zr_check_stream_reserve,
     .stream_has_room = zr_check_stream_has_room,
     .stream_sync = zr_check_stream_sync,
+    .ask_while_waiting = ask_while_waiting,
     .stream_native = zr_check_stream_native,
     .thread_begin = thread_begin,
     .event_open = zr_check_event_open,
@@ -329,7 +338,7 @@ static const struct zr_device_ops check_ops = {
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 37,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 39,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -51,6 +51,7 @@ static inline struct zr_check *zr_check_of(struct zr_device *dev)
 int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                          struct zr_stream **out);
 void zr_check_stream_close(struct zr_stream *s);
+void zr_check_stream_leave(struct zr_stream *s);
 int zr_check_stream_reserve(struct zr_stream *s, int64_t n_ops);
 bool zr_check_stream_has_room(struct zr_stream *s, int64_t n_ops);
 int zr_check_stream_sync(struct zr_stream *s);

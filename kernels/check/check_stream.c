@@ -96,6 +96,12 @@ static void join_host(struct zr_check *c, struct zr_vclock *known, bool done)
     pthread_mutex_unlock(&c->lock);
 }
 
+void zr_check_stream_leave(struct zr_stream *s)
+{
+    if (s && s->check->inner->ops->stream_leave)
+        s->check->inner->ops->stream_leave(s->inner);
+}
+
 int zr_check_stream_reserve(struct zr_stream *s, int64_t n_ops)
 {
     return zr_stream_reserve(s->check->inner, s->inner, n_ops);

@@ -85,6 +85,9 @@ struct zr_host_device {
     /* how long a waiting thread looks before it sleeps; 0 where cores are few: the thread that it waits for
      * needs this one */
     int spin_ns;
+    /* asked by threads that wait, but for those of streams; NULL: nobody */
+    int (*ask)(void *arg);
+    void *ask_arg;
     /* allocations until one fails; 0: none will */
     _Atomic int64_t fail_in;
     /* of the three fields below */
@@ -104,10 +107,12 @@ bool zr_host_refuses(struct zr_host_device *dev, int64_t bytes);
 int zr_host_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const char *name, void *native,
                         struct zr_stream **out);
 void zr_host_stream_close(struct zr_stream *s);
+void zr_host_stream_leave(struct zr_stream *s);
 int zr_host_stream_reserve(struct zr_stream *s, int64_t n_ops);
 bool zr_host_stream_has_room(struct zr_stream *s, int64_t n_ops);
 int zr_host_stream_sync(struct zr_stream *s);
 void zr_host_stream_free(struct zr_stream *s);
+void zr_host_ask_while_waiting(struct zr_device *dev, int (*ask)(void *arg), void *arg);
 int zr_host_event_open(struct zr_device *dev, struct zr_event **out);
 void zr_host_event_close(struct zr_event *e);
 int zr_host_event_record(struct zr_event *e, struct zr_stream *s);

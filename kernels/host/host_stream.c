@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TICKET_BITS = 48 };
+enum { TICKET_BITS = 48, ASK_MS = 100 };
 #define TICKET_MASK ((UINT64_C(1) << TICKET_BITS) - 1)
 
 /* --- gates --- */
@@ -15,8 +15,12 @@ static void gate_init(struct zr_host_gate *g)
 {
     atomic_init(&g->value, 0);
     atomic_init(&g->wake_at, UINT64_MAX);
+    pthread_condattr_t attr;
     pthread_mutex_init(&g->lock, NULL);
-    pthread_cond_init(&g->cond, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->cond, &attr);
+    pthread_condattr_destroy(&attr);
 }
 
 static void gate_destroy(struct zr_host_gate *g)
@@ -47,29 +51,72 @@ static void gate_advance(struct zr_host_gate *g, uint64_t value)
         gate_wake(g);
 }
 
-static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
+/* false: not within spin_ns. */
+static bool gate_spin(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
 {
     if (gate_passed(g, ticket))
-        return;
-    if (spin_ns > 0) {
-        int64_t until = zr_now_ns() + spin_ns;
-        do {
-            for (int i = 0; i < 32; i++) {
-                if (gate_passed(g, ticket))
-                    return;
-                zr_relax();
-            }
-        } while (zr_now_ns() < until);
-    }
+        return true;
+    if (spin_ns <= 0)
+        return false;
+    int64_t until = zr_now_ns() + spin_ns;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (gate_passed(g, ticket))
+                return true;
+            zr_relax();
+        }
+    } while (zr_now_ns() < until);
+    return false;
+}
+
+/* until NULL: as long as it takes. */
+static bool gate_sleep(struct zr_host_gate *g, uint64_t ticket, const struct timespec *until)
+{
+    bool passed = false, late = false;
     pthread_mutex_lock(&g->lock);
     for (;;) {
         if (ticket < atomic_load(&g->wake_at))
             atomic_store(&g->wake_at, ticket);
-        if (atomic_load(&g->value) >= ticket)
+        passed = atomic_load(&g->value) >= ticket;
+        if (passed || late)
             break; /* a wake_at left behind costs one needless wake */
-        pthread_cond_wait(&g->cond, &g->lock);
+        late = until ? pthread_cond_timedwait(&g->cond, &g->lock, until) == ETIMEDOUT
+                     : pthread_cond_wait(&g->cond, &g->lock) != 0;
     }
     pthread_mutex_unlock(&g->lock);
+    return passed;
+}
+
+/* By a stream's thread, or by who puts work on a stream. */
+static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
+{
+    if (!gate_spin(g, ticket, spin_ns))
+        gate_sleep(g, ticket, NULL);
+}
+
+/* By a thread that is not of the device. */
+static int gate_wait_asking(struct zr_host_device *dev, struct zr_host_gate *g, uint64_t ticket)
+{
+    if (gate_spin(g, ticket, dev->spin_ns))
+        return 0;
+    struct timespec until;
+    int err = 0;
+    while (!err) {
+        int64_t ns = zr_now_ns() + INT64_C(1000000) * ASK_MS;
+        until.tv_sec = (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        if (gate_sleep(g, ticket, dev->ask ? &until : NULL))
+            break;
+        err = dev->ask(dev->ask_arg);
+    }
+    return err;
+}
+
+void zr_host_ask_while_waiting(struct zr_device *base, int (*ask)(void *arg), void *arg)
+{
+    struct zr_host_device *dev = (struct zr_host_device *)base;
+    dev->ask = ask;
+    dev->ask_arg = arg;
 }
 
 /* --- the stream's thread --- */
@@ -213,6 +260,12 @@ void zr_host_stream_close(struct zr_stream *s)
     stream_put_back(s);
 }
 
+void zr_host_stream_leave(struct zr_stream *s)
+{
+    if (s && s->is_queue)
+        atomic_store(&s->stop, true);
+}
+
 void zr_host_stream_free(struct zr_stream *s)
 {
     gate_destroy(&s->put);
@@ -239,9 +292,7 @@ bool zr_host_stream_has_room(struct zr_stream *s, int64_t n_ops)
 
 int zr_host_stream_sync(struct zr_stream *s)
 {
-    if (s->is_queue)
-        gate_wait(&s->done, atomic_load(&s->put.value), s->dev->spin_ns);
-    return 0;
+    return s->is_queue ? gate_wait_asking(s->dev, &s->done, atomic_load(&s->put.value)) : 0;
 }
 
 /* --- events --- */
@@ -305,7 +356,9 @@ int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e)
     struct wait_args a = {.spin_ns = s->dev->spin_ns};
     if (!event_target(e, &a.gate, &a.ticket))
         return 0;
-    if (s->is_queue && a.gate == &s->done)
+    if (!s->is_queue)
+        return gate_wait_asking(s->dev, a.gate, a.ticket);
+    if (a.gate == &s->done)
         return 0; /* its own earlier work */
     zr_host_put(s, wait_op, &a, sizeof a);
     return 0;
@@ -315,9 +368,7 @@ int zr_host_event_sync(struct zr_event *e)
 {
     struct zr_host_gate *gate;
     uint64_t ticket;
-    if (event_target(e, &gate, &ticket))
-        gate_wait(gate, ticket, e->dev->spin_ns);
-    return 0;
+    return event_target(e, &gate, &ticket) ? gate_wait_asking(e->dev, gate, ticket) : 0;
 }
 
 int zr_host_event_query(struct zr_event *e)

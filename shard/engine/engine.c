@@ -221,6 +221,7 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (!err)
         err = zr_model_check_open(e, parts->check, &e->watch);
+    zr_engine_guard_waits(e);
     if (err)
         zr_engine_close(e);
     return err;
@@ -232,6 +233,14 @@ int zr_engine_allocate(struct zr_engine *e)
     if (!err)
         count_arenas(e);
     return err;
+}
+
+static void leave_streams(struct zr_engine *e)
+{
+    struct zr_stream *const all[] = {e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
+                                     e->reduce_stream};
+    for (size_t i = 0; i < sizeof all / sizeof *all && e->dev->ops->stream_leave; i++)
+        e->dev->ops->stream_leave(all[i]);
 }
 
 /* Finishes what is on the streams first. */
@@ -264,14 +273,19 @@ bool zr_engine_close(struct zr_engine *e)
 {
     if (!e || !e->dev)
         return true;
-    bool stuck = zr_roles_stuck(e);
-    if (!stuck)
-        close_device_side(e);
+    if (e->dev->ops->ask_while_waiting)
+        e->dev->ops->ask_while_waiting(e->dev, NULL, NULL);
+    if (zr_roles_stuck(e)) {
+        leave_streams(e);
+        zr_snapshot_listener_close(e->s.listener);
+        return false;
+    }
+    close_device_side(e);
     zr_snapshot_listener_close(e->s.listener);
     zr_model_check_close(e->watch);
     free(e->m.written);
     free(e->m.all.at);
     zr_tables_close(e);
     memset(e, 0, sizeof *e);
-    return !stuck;
+    return true;
 }

@@ -54,8 +54,8 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts);
  * communicators). */
 int zr_engine_allocate(struct zr_engine *e);
 /* Local. The loop must have been stopped or never started; one that is not open is left as it is. false:
- * after a failure a communicator's work on the streams does not end; they and the device's memory were left
- * behind, and the device must be, too. */
+ * after a failure a communicator's work on the streams does not end; they, the device's memory and the
+ * engine's own were left behind, and all that they use must be, too. */
 bool zr_engine_close(struct zr_engine *e);
 
 /* Carries out one job. arg is the engine. Loop's thread. */

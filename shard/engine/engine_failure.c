@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long a wait goes on after a failure. */
+static const int64_t LEFT_AFTER_NS = INT64_C(2) * 1000 * 1000 * 1000;
+
 static const char found_by[] = " (found by rank ";
 
 /* The other ranks are told as a communicator that has a place for it tells them: with the one that found it.
@@ -32,6 +35,7 @@ bool zr_engine_has_failed(const struct zr_engine *e)
 int zr_engine_fail(struct zr_engine *e, int code, const char *text)
 {
     if (zr_first_keep(&e->s.failure, code, text)) {
+        atomic_store(&e->s.failed_ns, zr_now_ns());
         zr_flight_fail(e->flight, code, text);
         zr_roles_abort(e, code, text);
         report_others(e, code, text);
@@ -111,6 +115,21 @@ int zr_engine_status(struct zr_engine *e)
         zr_engine_fail(e, code, why);
     }
     return zr_fail(zr_first_code(&e->s.failure), "rank %d: %s", e->rank, e->s.failure.text);
+}
+
+/* Operations that are told of a failure end soon; what has not by then may never. */
+static int ask_of_waiting(void *arg)
+{
+    struct zr_engine *e = arg;
+    int err = zr_engine_status(e);
+    int64_t failed_ns = atomic_load(&e->s.failed_ns);
+    return err && failed_ns && zr_now_ns() - failed_ns > LEFT_AFTER_NS ? err : 0;
+}
+
+void zr_engine_guard_waits(struct zr_engine *e)
+{
+    if (e->dev->ops->ask_while_waiting && zr_roles_may_stick(e))
+        e->dev->ops->ask_while_waiting(e->dev, ask_of_waiting, e);
 }
 
 int zr_engine_check_process(const struct zr_engine *e)

@@ -190,6 +190,8 @@ struct zr_shared {
     struct zr_snapshot_listener *listener;
     /* The first failure, whoever met it. */
     struct zr_first failure;
+    /* when, on zr_now_ns()'s clock; 0: not yet */
+    _Atomic int64_t failed_ns;
 };
 
 /* A communicator in its role, and the stream that its collectives go on. */
@@ -292,6 +294,8 @@ bool zr_roles_have_room(const struct zr_engine *e, int n_ops);
 /* Before an operation of the model's thread, for which no loop asks: waits for those before if need be. */
 int zr_roles_make_room(struct zr_engine *e);
 bool zr_roles_stuck(const struct zr_engine *e);
+/* That can happen to one of them. */
+bool zr_roles_may_stick(const struct zr_engine *e);
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
@@ -320,6 +324,10 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 
 /* ---- engine_failure.c ---- */
+
+/* Of an engine whose waits may be for a call that does not come back (zr_comm_ops.stuck): each ends with the
+ * failure that is known, when that has been so for a while. Closing ends it. */
+void zr_engine_guard_waits(struct zr_engine *e);
 
 /* Once, where ZERO_FLIGHT_DIR asks for it. Keeps this thread's message. */
 void zr_engine_save_flight(struct zr_engine *e);

@@ -162,6 +162,14 @@ bool zr_roles_stuck(const struct zr_engine *e)
     return stuck;
 }
 
+bool zr_roles_may_stick(const struct zr_engine *e)
+{
+    bool may = false;
+    for (int i = 0; i < e->n_distinct; i++)
+        may |= e->distinct[i]->ops->stuck != NULL;
+    return may;
+}
+
 static int64_t wire_bytes(struct zr_comm *c)
 {
     struct zr_comm_stats s;

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,6 +156,50 @@ static void test_room_on_a_stream(void **state)
     dev->ops->close(dev);
 }
 
+static void note_word(void *arg)
+{
+    atomic_store(*(atomic_bool **)arg, true);
+}
+
+static int give_up_at_third(void *arg)
+{
+    int *n = arg;
+    return ++*n % 3 ? 0 : zr_fail(ZR_ERR_TIMEOUT, "asked %d times", *n);
+}
+
+/* Waits for work that does not end, of each kind, return what is said when they ask; a stream that is left
+ * begins nothing more. */
+static void test_waits_that_ask(void **state)
+{
+    (void)state;
+    atomic_bool go = false, ran = false, *at[] = {&go, &ran};
+    int n_asked = 0;
+    struct zr_device *dev;
+    struct zr_stream *s, *caller;
+    struct zr_event *e;
+    assert_int_equal(zr_host_device_open_with(NULL, &dev), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, NULL, NULL, &s), 0);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, NULL, NULL, &caller), 0);
+    assert_int_equal(dev->ops->event_open(dev, &e), 0);
+    dev->ops->ask_while_waiting(dev, give_up_at_third, &n_asked);
+    assert_int_equal(dev->ops->call(s, wait_for_word, &at[0], sizeof at[0]), 0);
+    assert_int_equal(dev->ops->event_record(e, s), 0);
+    assert_int_equal(dev->ops->event_sync(e), ZR_ERR_TIMEOUT);
+    assert_string_equal(zr_error_text(), "asked 3 times");
+    assert_int_equal(dev->ops->stream_sync(s), ZR_ERR_TIMEOUT);
+    assert_int_equal(dev->ops->stream_wait(caller, e), ZR_ERR_TIMEOUT);
+    assert_int_equal(n_asked, 9);
+    assert_int_equal(dev->ops->call(s, note_word, &at[1], sizeof at[1]), 0);
+    dev->ops->stream_leave(s);
+    atomic_store(&go, true);
+    assert_int_equal(dev->ops->event_sync(e), 0);
+    zr_thread_join(&s->thread);
+    assert_false(atomic_load(&ran));
+    dev->ops->event_close(e);
+    dev->ops->stream_close(caller);
+    dev->ops->close(dev);
+}
+
 static void test_poison(void **state)
 {
     (void)state;
@@ -297,6 +342,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_allocation_can_fail),
         cmocka_unit_test(test_stream_fails_and_works_again),
         cmocka_unit_test(test_room_on_a_stream),
+        cmocka_unit_test(test_waits_that_ask),
         cmocka_unit_test(test_poison),
         cmocka_unit_test(test_isa_by_name),
         cmocka_unit_test(test_refused_operations),

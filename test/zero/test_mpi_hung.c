@@ -1,0 +1,133 @@
+/* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
+ * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, it
+ * does no harm. */
+#include "test/kernels/random.h"
+#include "test/stand_in/mpi_stand_in.h"
+#include "test/zero/toy_net.h"
+#include "test/zero/where.h"
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORLD = 4, STEPS = 200, LIMIT_MS = 1500, LONG_MS = 60000 };
+
+struct plan {
+    /* the rank whose k-th poll from its second step on does not come back */
+    int stage, hung, k;
+    bool check;
+    char log[WORLD][4096];
+};
+
+/* The stand-in that libzero has loaded. */
+static struct {
+    void (*hang)(const char *call, int rank, int k);
+    void (*counts)(struct mpi_stand_in_counts *out);
+    int (*end)(const char **first);
+    struct mpi_stand_in_machine *(*the_machine)(void);
+} mpi;
+
+static void *function(const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/libzero-mpi-ompi.so", getenv("ZERO_MPI_SHIMS"));
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL), *at = library ? dlsym(library, name) : NULL;
+    if (!at)
+        fail_msg("%s", dlerror());
+    return at;
+}
+
+static void keep_line(void *arg, const char *line)
+{
+    struct toy_rank *r = arg;
+    char *log = ((struct plan *)r->arg)->log[r->rank];
+    size_t n = strlen(log);
+    snprintf(log + n, sizeof((struct plan *)0)->log[0] - n, "%s\n", line);
+}
+
+extern void __lsan_disable(void) __attribute__((weak));
+extern void __lsan_enable(void) __attribute__((weak));
+
+static void train(struct toy_rank *r)
+{
+    const struct plan *p = r->arg;
+    struct toy m;
+    zero_ctx *z = NULL;
+    if (__lsan_disable)
+        __lsan_disable(); /* what MPI may still use is left behind for good */
+    toy_make(&m);
+    struct zero_config cfg = toy_config(r, p->stage);
+    where_open(r->rank, &cfg);
+    cfg.timeout_ms = LIMIT_MS;
+    cfg.check = p->check;
+    cfg.log = keep_line;
+    cfg.log_arg = r;
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    if (err)
+        toy_wrong(r, "zero_wrap: %s", zero_last_error());
+    for (int step = 0; !err && step < STEPS; step++) {
+        if (step == 1 && r->rank == p->hung)
+            mpi.hang("poll", r->rank, p->k);
+        err = toy_forward(&m, z, true);
+        if (!err)
+            err = toy_backward(&m, z, true, step, r->rank);
+        if (!err)
+            err = zero_step(z, 1e-2f, NULL);
+    }
+    toy_note(r, err);
+    int64_t from = toy_now_ms();
+    zero_unwrap(&z);
+    r->ms = toy_now_ms() - from;
+    toy_free(&m);
+    where_close(&cfg);
+    if (__lsan_enable)
+        __lsan_enable();
+}
+
+static void test_poll(void **state)
+{
+    (void)state;
+    struct random_source random = random_open();
+    const char *text = getenv("N_HUNG");
+    for (int i = 0, n = text ? atoi(text) : 2; i < n; i++) {
+        struct toy_rank r[MOST_TOY_RANKS];
+        struct mpi_stand_in_counts counts;
+        static struct plan p;
+        const char *first;
+        p = (struct plan){.stage = (int)random_below(&random, 4),
+                          .hung = (int)random_below(&random, WORLD),
+                          .k = 1 + (int)random_below(&random, 200),
+                          .check = i % 2};
+        print_message("stage %d, poll %d of rank %d, check %d\n", p.stage, p.k, p.hung, p.check);
+        mpi.the_machine()->n_ranks = WORLD;
+        toy_ranks(WORLD, train, &p, r);
+        mpi.counts(&counts);
+        for (int k = 0; k < WORLD; k++)
+            if (!r[k].err || r[k].wrong[0] || r[k].ms > LONG_MS)
+                fail_msg("rank %d: code %d \"%s\" %s, zero_unwrap %lld ms", k, r[k].err, r[k].text,
+                         r[k].wrong, (long long)r[k].ms);
+        if (!strstr(p.log[p.hung], "an operation of the communicator's has not come back"))
+            fail_msg("rank %d logs \"%s\"", p.hung, p.log[p.hung]);
+        assert_int_equal(counts.n_hung, 1);
+        mpi.end(&first);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_poll)};
+    void *at[] = {function("mpi_stand_in_hang"), function("mpi_stand_in_counts"),
+                  function("mpi_stand_in_end"), function("mpi_stand_in_the_machine")};
+    memcpy(&mpi.hang, &at[0], sizeof at[0]);
+    memcpy(&mpi.counts, &at[1], sizeof at[1]);
+    memcpy(&mpi.end, &at[2], sizeof at[2]);
+    memcpy(&mpi.the_machine, &at[3], sizeof at[3]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
