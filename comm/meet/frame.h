@@ -53,7 +53,8 @@ enum zr_frame_type {
     ZR_FRAME_CALLS,
     /* 0 <-> rank: a message of whoever uses the rendezvous; about: to whom */
     ZR_FRAME_MESSAGE,
-    /* both ways of a link between hosts: the sender is there */
+    /* both ways of a link between hosts: the sender is there; payload: its program's last call, a text; none:
+     * that is not known */
     ZR_FRAME_BEAT,
     /* rank -> 0: how it went here; 0 -> rank: what that comes to. about: the code, payload: the rank that
      * speaks (int32_t) and its message */

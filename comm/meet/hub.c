@@ -104,16 +104,34 @@ static const char *doing(const struct zr_rendezvous *r)
                                        : "during an exchange";
 }
 
-/* How a rank was lost, as this one has it and tells it on, with the other's last call: whoever saw it first
- * may be of another host, and not know that. */
+void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS])
+{
+    text[0] = 0;
+    if (r->describe)
+        r->describe(r->describe_arg, rank, text, ZR_HUB_CALL_CHARS);
+}
+
+/* How a rank was lost, as this one has it and tells it on, with the other's last call. Whoever saw it first
+ * may be of another host, and know only which call the other has told: a rank that can read it says it
+ * instead. */
 static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
 {
-    char last[ZR_LAST_CALL_CHARS] = "";
+    const char *last_heard = r->members[rank].last_heard;
+    char call[ZR_HUB_CALL_CHARS] = "", last[ZR_LAST_CALL_CHARS] = "";
     why = why ? why : "there is no memory to say how";
-    if (!strstr(why, ZR_HUB_LAST_CALL))
-        zr_rendezvous_last_call(r, rank, last);
-    snprintf(text, ZR_FRAME_TEXT_BYTES, "%.*s%s", (int)(ZR_FRAME_TEXT_BYTES - (last[0] ? sizeof last : 1)),
-             why, last);
+    const char *heard = strstr(why, ZR_HUB_LAST_HEARD);
+    bool is_known = strstr(why, ZR_HUB_LAST_CALL) != NULL;
+    size_t n_why = strlen(why);
+    if (!is_known)
+        zr_hub_describe(r, rank, call);
+    if (call[0])
+        snprintf(last, sizeof last, "%s%s", ZR_HUB_LAST_CALL, call);
+    else if (!is_known && !heard && last_heard)
+        snprintf(last, sizeof last, "%s%s", ZR_HUB_LAST_HEARD, last_heard);
+    if (call[0] && heard)
+        n_why = (size_t)(heard - why);
+    size_t most = ZR_FRAME_TEXT_BYTES - (last[0] ? sizeof last : 1);
+    snprintf(text, ZR_FRAME_TEXT_BYTES, "%.*s%s", (int)(n_why < most ? n_why : most), why, last);
 }
 
 int zr_hub_check(struct zr_rendezvous *r)
@@ -266,7 +284,7 @@ static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     } else if (ours && f->type == ZR_FRAME_FAIL) {
         on_fail(r, l, f, payload ? payload : "");
     } else if (ours && f->type == ZR_FRAME_BEAT) {
-        /* That it came is all it says. */
+        zr_hub_on_beat(r, l->rank, payload);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);
@@ -347,7 +365,7 @@ static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struc
     } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_down(r, f, payload)) {
         /* It is told, or will be. */
     } else if (ours && f->type == ZR_FRAME_BEAT) {
-        /* That it came is all it says. */
+        zr_hub_on_beat(r, l->rank, payload);
     } else if (ours && f->type == ZR_FRAME_EXIT) {
         zr_link_drop(l);
         lose(r, l->rank, exited);

@@ -50,6 +50,8 @@ struct zr_member {
     bool unreported;
     /* how; NULL: it was not, or there was no memory for it */
     char *how;
+    /* the call that it told last (hub_beat.c); NULL: it told none, or there was no memory for it */
+    char *last_heard;
     /* rank 0 of a tree: it has come, whether or not it is linked with whoever is above it; and where it
      * listens, as text, NULL: nobody is below it, or it has not come */
     bool came;
@@ -359,8 +361,12 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r);
 
 /* hub.c: the rank that is linked with this one as `from` says that another was lost. */
 void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why);
-/* What stands before a rank's last call in messages. */
-#define ZR_HUB_LAST_CALL "; its last call was "
+/* What this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
+enum { ZR_HUB_CALL_CHARS = 192 };
+void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS]);
+/* What stands before it in messages; and before a call that is only known to have been. */
+#define ZR_HUB_LAST_CALL  "; its last call was "
+#define ZR_HUB_LAST_HEARD "; last heard: "
 
 extern const struct zr_link_calls zr_hub_calls;
 /* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
@@ -399,6 +405,8 @@ void zr_hub_forget_comparison(struct zr_rendezvous *r);
 
 /* hub_beat.c: begins, at the detach. */
 void zr_hub_beat(struct zr_rendezvous *r);
+/* A rank's has come. payload: the call that it tells; NULL: none. */
+void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload);
 /* The other end of a rank's link is lost without its having closed. */
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
 /* The same, with another that was told: of this one nobody is. */

@@ -7,12 +7,17 @@
  * twice the time after twice of it, which is within that. Ranks of one host see each other's end at once and
  * need none.
  *
+ * A beat says, too, in which call its sender is, or was last. Nobody on another host can read that any more
+ * when the sender was killed, or its host is gone: then what was heard last stands in the message.
+ *
  * The ranks behind one cable go silent together: the first that is looked at is told, by the name of its
  * host, and the others are let go without a message of their own. */
 #include "comm/meet/hub.h"
 #include "comm/topology.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum {
     SHORTEST_MS = 10, /* between two beats */
@@ -114,9 +119,18 @@ static void look(struct zr_rendezvous *r, int64_t now)
 
 static void send_beats(struct zr_rendezvous *r)
 {
+    char call[ZR_HUB_CALL_CHARS];
+    zr_hub_describe(r, r->w.rank, call);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (beats(r, l))
-            (void)zr_hub_send_about(r, l->rank, ZR_FRAME_BEAT, 0, NULL, 0);
+            (void)zr_hub_send_about(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
+}
+
+void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
+{
+    struct zr_member *member = &r->members[rank];
+    free(member->last_heard);
+    member->last_heard = payload && payload[0] ? strndup(payload, ZR_HUB_CALL_CHARS - 1) : NULL;
 }
 
 /* While this loop stood still it heard nobody: what came meanwhile is still to be read. */
@@ -154,6 +168,8 @@ void zr_hub_beat(struct zr_rendezvous *r)
         any |= beats(r, l);
         l->heard_ms = now + r->timeout_ms - limit_ms(r); /* the first may take as long as ranks wait */
     }
-    if (any)
-        start_timer(r, now);
+    if (!any)
+        return;
+    r->beat_due_ms = now; /* the first at once, with a call */
+    uv_timer_start(&r->beat, on_beat, 0, 0);
 }

@@ -117,6 +117,7 @@ static void free_tables(struct zr_rendezvous *r)
         free(r->members[i].given);
         free(r->members[i].how);
         free(r->members[i].listens);
+        free(r->members[i].last_heard);
     }
     zr_hub_forget_comparison(r);
     zr_hub_forget_messages(r);
@@ -181,9 +182,8 @@ void zr_rendezvous_describe(struct zr_rendezvous *r,
 
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS])
 {
-    char call[ZR_LAST_CALL_CHARS - sizeof ZR_HUB_LAST_CALL] = "";
-    if (r->describe)
-        r->describe(r->describe_arg, rank, call, sizeof call);
+    char call[ZR_HUB_CALL_CHARS];
+    zr_hub_describe(r, rank, call);
     snprintf(text, ZR_LAST_CALL_CHARS, "%s%s", call[0] ? ZR_HUB_LAST_CALL : "", call);
 }
 

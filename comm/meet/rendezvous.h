@@ -89,10 +89,11 @@ struct zr_topology;
 int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeout_ms,
                        struct zr_rendezvous **out);
 
-/* describe(arg, rank, text, n_text), on any thread, writes what this process knows of a rank's last call, as
- * "zero_step in step 12", or "". It stands behind the message of a rank's loss ("; its last call was "),
- * where the rank knows it that sees the loss, or one that is told of it. Before the detach, and before
- * another thread uses r. */
+/* describe(arg, rank, text, n_text), on any thread, writes what this process knows of a rank's last call,
+ * this one's too, as "zero_step in step 12", or "". It stands behind the message of a rank's loss ("; its
+ * last call was "), where the rank knows it that sees the loss, or one that is told of it; else the call that
+ * the lost rank has told last, over a link between hosts ("; last heard: "), if it has told any. Before the
+ * detach, and before another thread uses r. */
 void zr_rendezvous_describe(struct zr_rendezvous *r,
                             void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg);
 /* "; its last call was zero_step in step 12", or "": as describe has it. Any thread, until r is freed. */

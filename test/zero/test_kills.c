@@ -344,17 +344,26 @@ static bool may_know(const struct loss *l, int rank)
     return host_of(l, rank) == host || (l->victim && host_of(l, 0) == host);
 }
 
-/* A survivor's error names a call: the last one of the victim, or zero_wrap, where it and they were. Where
- * the victim posed as being on another host, and over NCCL where it is only stopped, it may name the
- * collective that the survivor was in. Of a stopped rank another's call may be named, which waits for it. */
+/* Of a victim on another host: a call that it was in before, once that is heard of. */
+static bool names_what_it_heard(const struct view *v, const char *text)
+{
+    static const char heard[] = "; last heard: zero_";
+    bool has_run = atomic_load(&v->n[READ]) > 1; /* its loop has run for long by then */
+    return strstr(text, " seq ") && (strstr(text, heard) || !has_run);
+}
+
+/* A survivor's error names a call: the last one of the victim, or zero_wrap, where it and they were; a victim
+ * on another host an earlier one, too. Over NCCL a rank that is only stopped may be known by the collective
+ * alone that the survivor was in; and of such a rank another's call may be named, which waits for it. */
 static bool names_the_call(const struct loss *l, int rank, const char *text)
 {
     static const char last[] = "; its last call was ";
     const struct view *v = &shared->view[l->victim];
     enum doing at = (enum doing)atomic_load(&v->doing), before = (enum doing)atomic_load(&v->before);
     const char *said = strstr(text, last), *call = said ? said + strlen(last) : "";
-    bool may_not = !may_know(l, rank) || (where_has_gpu && l->signal == SIGSTOP);
-    if (may_not && strstr(text, " seq ")) /* the survivor's own operation */
+    if (where_has_gpu && l->signal == SIGSTOP && strstr(text, " seq ")) /* the survivor's own operation */
+        return true;
+    if (!may_know(l, rank) && !said && names_what_it_heard(v, text))
         return true;
     if (!said)
         return strstr(text, "zero_wrap: ") && (at == WRAP || before == WRAP);

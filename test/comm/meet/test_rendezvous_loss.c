@@ -1,4 +1,5 @@
 /* test_rendezvous_loss.c: ranks that die, leave, fail or stay away, at every stage from meeting on. */
+#include "comm/topology.h"
 #include "test/comm/meet/meeting.h"
 
 #include <pthread.h>
@@ -405,6 +406,74 @@ static void test_death_after_detach(void **state)
     }
 }
 
+enum { BEAT_MS = 200 };
+
+/* Ranks 0 and 1 are on one host, 2 and 3 on another: what a rank can read of others' last calls. */
+static void say_call_of_host(void *arg, int rank, char *text, size_t n_text)
+{
+    const struct rank *me = arg;
+    text[0] = 0;
+    if (rank / 2 == me->w.rank / 2)
+        snprintf(text, n_text, "call of rank %d, says rank %d", rank, me->w.rank);
+}
+
+static void die_now(uv_timer_t *t)
+{
+    (void)t;
+    kill(getpid(), SIGKILL);
+}
+
+/* Rank *arg is killed when it has sent some beats. */
+static void watch_from_hosts(struct rank *me)
+{
+    struct watch w = {.me = me};
+    struct zr_topology hosts;
+    struct zr_sigpipe_hold hold;
+    RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_topology_assume(me->w.world, 2, &hosts) == 0, "%s", zr_error_text());
+    zr_rendezvous_hosts(w.m.r, &hosts);
+    zr_rendezvous_limit(w.m.r, BEAT_MS * 16);
+    zr_rendezvous_describe(w.m.r, say_call_of_host, me);
+    me->code = -1;
+    uv_timer_init(&w.m.loop, &w.stop);
+    w.stop.data = &w;
+    uv_timer_start(&w.stop, me->dies ? die_now : time_over, me->dies ? 4 * BEAT_MS : LONG_MS, 0);
+    zr_rendezvous_detach(w.m.r, note_lost, NULL, &w);
+    zr_sigpipe_hold(&hold); /* as the thread of a context's loop has it */
+    uv_run(&w.m.loop, UV_RUN_DEFAULT);
+    zr_sigpipe_release(&hold);
+    zr_rendezvous_free(w.m.r);
+    RANK_CHECK(me, uv_loop_close(&w.m.loop) == 0, "handles are left");
+    RANK_CHECK(me, w.n_lost == 1, "%d losses were told", w.n_lost);
+    zr_topology_free(&hosts);
+}
+
+static void it_dies(struct rank *r)
+{
+    r->dies = r->w.rank == *(int *)r->arg;
+}
+
+/* Who can read the last call, or is told by rank 0, which can, says it; the others what they have heard. */
+static void test_last_call_of_other_hosts(void **state)
+{
+    (void)state;
+    static const int reader[3][4] = {{-1, 1, -1, -1}, {0, -1, 0, 0}, {-1, -1, -1, 3}}; /* -1: nobody */
+    char expected[96];
+    for (int who = 0; who < 3; who++) {
+        struct rank *r = run_ranks(true, 4, watch_from_hosts, &who, it_dies);
+        for (int i = 0; i < 4; i++) {
+            int by = reader[who][i];
+            if (i == who)
+                continue;
+            snprintf(expected, sizeof expected, "; %s call of rank %d, says rank %d",
+                     by < 0 ? "last heard:" : "its last call was", who, by < 0 ? who : by);
+            expect_rank(&r[i], who, expected);
+            assert_string_equal(strstr(r[i].note, "; "), expected); /* once, and nothing behind it */
+        }
+    }
+}
+
 static void with_child_2(struct rank *r)
 {
     rank_2_dies(r);
@@ -537,13 +606,21 @@ int main(void)
     if (!can_meet())
         return 77; /* skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_death_while_meeting),  cmocka_unit_test(test_death_in_exchange),
-        cmocka_unit_test(test_death_after_hello),    cmocka_unit_test(test_write_to_the_dead),
-        cmocka_unit_test(test_leaving_early),        cmocka_unit_test(test_failing_rank),
-        cmocka_unit_test(test_sizes_differ),         cmocka_unit_test(test_exchange_timeout),
-        cmocka_unit_test(test_death_after_detach),   cmocka_unit_test(test_goodbye_is_no_death),
-        cmocka_unit_test(test_death_of_a_parent),    cmocka_unit_test(test_close_at_once),
-        cmocka_unit_test(test_failure_after_detach), cmocka_unit_test(test_look),
+        cmocka_unit_test(test_death_while_meeting),
+        cmocka_unit_test(test_death_in_exchange),
+        cmocka_unit_test(test_death_after_hello),
+        cmocka_unit_test(test_write_to_the_dead),
+        cmocka_unit_test(test_leaving_early),
+        cmocka_unit_test(test_failing_rank),
+        cmocka_unit_test(test_sizes_differ),
+        cmocka_unit_test(test_exchange_timeout),
+        cmocka_unit_test(test_death_after_detach),
+        cmocka_unit_test(test_goodbye_is_no_death),
+        cmocka_unit_test(test_death_of_a_parent),
+        cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_failure_after_detach),
+        cmocka_unit_test(test_look),
+        cmocka_unit_test(test_last_call_of_other_hosts),
     };
     return cmocka_run_group_tests_name("rendezvous, ranks that are lost", tests, NULL, NULL);
 }
