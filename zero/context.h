@@ -239,6 +239,10 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
  */
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
+/* unwrap.c. Closes what was opened, whatever phase of zero_wrap was reached. Keeps this thread's message: to
+ * leave the rendezvous may fail where ranks are gone. */
+void zr_tear_down(struct zero_ctx *z);
+
 /* calls.c. Refuses the call while a bracket is open. */
 int zr_refuse_in_bracket(const struct zero_ctx *z, const char *call);
 /* Refuses the call while zero_gather_all holds all parameters, which it would change. */

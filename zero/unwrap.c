@@ -1,0 +1,121 @@
+/* unwrap.c: closes a context, or leaves it behind. */
+#include "kernels/check/check_device.h"
+#include "zero/context.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static void on_stop(void *arg)
+{
+    struct zero_ctx *z = arg;
+    if (z->rendezvous)
+        zr_rendezvous_close(z->rendezvous);
+}
+
+/* Contexts that nobody will close: a forked child's, of whose memory a part is the parent's too, and whose
+ * threads are not in the child; and those of which a thread, the loop's or a stream's, or a GPU has not come
+ * back from somewhere, and goes on with all of it when it does. They end with the process. A leak checker
+ * finds them here until then. */
+static zero_ctx *_Atomic all_left;
+
+static void leave(zero_ctx *z)
+{
+    z->next_left = atomic_load(&all_left);
+    while (!atomic_compare_exchange_weak(&all_left, &z->next_left, z))
+        ;
+}
+
+/* who has not come back: it is left behind, and with it what it may touch. */
+static void leave_to(struct zero_ctx *z, const char *who)
+{
+    struct zr_log *log = z->config.options.log;
+    zr_warn(log,
+            "%s has not come back: it is left behind, with the memory of its context; the process "
+            "should end",
+            who);
+    zr_log_let_go(log);
+    leave(z);
+}
+
+void zr_tear_down(struct zero_ctx *z)
+{
+    struct zr_kept kept;
+    zr_keep(&kept, 0);
+    zr_progress_close(&z->progress);
+    bool loop_ended = zr_loop_close(z->loop, on_stop, z);
+    zr_folder_unlock_all(&z->locks);
+    if (!loop_ended) {
+        leave_to(z, "the library's own thread");
+        zr_say_again(&kept);
+        return;
+    }
+    bool rests = zr_engine_close(z->engine);
+    zr_backend_close_comms(z);
+    if (!rests) {
+        leave_to(z, "an operation of the communicator's");
+        zr_say_again(&kept);
+        return;
+    }
+    zr_rendezvous_free(z->rendezvous);
+    zr_check_close(z->check);
+    if (z->device)
+        z->device->ops->close(z->device);
+    zr_engine_free(z->engine);
+    zr_flight_peers_close(z->flight_peers);
+    zr_flight_close(z->flight);
+    zr_plan_free(z->plan);
+    zr_layout_free(z->layout);
+    zr_mesh_free(&z->mesh);
+    zr_topology_free(&z->topology);
+    zr_config_release(&z->config);
+    zr_awaited_close(z);
+    free(z->user_data);
+    zr_rank_data_drop(z->rank_data);
+    zr_loaded_ranks_free(z->loaded);
+    free(z->from_all);
+    free(z);
+    zr_say_again(&kept);
+}
+
+/* Gradients that no zero_step has used. */
+static void report_unused_gradients(const struct zero_ctx *z)
+{
+    if (zr_engine_between_steps(z->engine))
+        return;
+    struct zr_engine_facts facts;
+    zr_engine_facts(z->engine, &facts);
+    if (facts.n_steps == 0)
+        zr_warn(z->config.options.log,
+                "zero_unwrap: zero_step was never called: no gradient was used, and nothing trained");
+    else
+        zr_warn(z->config.options.log,
+                "zero_unwrap: a step has begun: the gradients since the last zero_step were not used");
+}
+
+int zero_unwrap(zero_ctx **z)
+{
+    if (!z || !*z)
+        return 0;
+    struct zero_ctx *ctx = *z;
+    if (zr_engine_check_process(ctx->engine)) {
+        leave(ctx);
+        *z = NULL;
+        return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
+    }
+    zr_engine_enter(ctx->engine, ZR_CALLED_UNWRAP, false, -1);
+    struct zr_kept save;
+    zr_keep(&save, zr_save_end(ctx));
+    int err = zr_engine_check(ctx->engine);
+    if (!err) {
+        report_unused_gradients(ctx);
+        zr_engine_called(ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
+        err = zr_engine_barrier(ctx->engine);
+    }
+    if (!err && save.code)
+        err = zr_say_again(&save);
+    zr_engine_leave(ctx->engine);
+    zr_engine_unpoint(ctx->engine);
+    zr_tear_down(ctx);
+    *z = NULL;
+    return err;
+}
