@@ -92,6 +92,11 @@ struct zr_backend {
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
+
+    /* Of a backend whose ranks can tell each other over MPI where they meet, else NULL. Collective, blocking,
+     * of a world of several ranks with by_mpi (zr_world_find_by_mpi), which it completes; *held: -1, or, of
+     * rank 0, a socket that keeps its port until the rendezvous is open, to be closed then. */
+    int (*world_meet)(const struct zr_backend_config *config, struct zr_world *w, int *held);
 };
 
 #endif

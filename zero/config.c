@@ -164,6 +164,20 @@ int64_t zr_config_start_ms(const struct zero_config *c)
                                             : least;
 }
 
+void zr_config_legible(const struct zero_config *cfg, struct zero_config *out)
+{
+    const struct zero_config plain = ZERO_CONFIG_INIT;
+    *out = plain;
+    (void)zr_config_widen(cfg, out);
+    zr_config_apply_legible(out);
+    if (out->timeout_ms < 1)
+        out->timeout_ms = plain.timeout_ms;
+    if (out->start_timeout_ms < 1)
+        out->start_timeout_ms = plain.start_timeout_ms;
+    if (out->mpi < ZERO_MPI_AUTO || out->mpi > ZERO_MPI_MPICH)
+        out->mpi = plain.mpi;
+}
+
 static float or_default(float value, float fallback)
 {
     return value == ZERO_AUTO ? fallback : value;

@@ -66,6 +66,9 @@ void zr_config_mind_network(struct zr_config *config, bool outer_spans_hosts, in
 /* What start_timeout_ms comes to, of fields that were checked. */
 int64_t zr_config_start_ms(const struct zero_config *c);
 
+/* What can be read of a configuration that is refused, and of the environment, to look for the others. */
+void zr_config_legible(const struct zero_config *cfg, struct zero_config *out);
+
 /* Frees what it holds. NULL and a zeroed struct are allowed. */
 void zr_config_release(struct zr_config *config);
 
@@ -99,6 +102,8 @@ void zr_copy_out(void *dst, size_t dst_bytes, const void *src, size_t src_bytes)
 /* Applies the ZERO_* variables of the fields marked + in zero.h; empty ones count as unset. A ZERO_
  * variable that nothing reads is warned of. */
 int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log);
+/* The same of those that can be read; the others are as if they were not set. */
+void zr_config_apply_legible(struct zero_config *cfg);
 
 /* What the field named key may hold as a number, ZERO_AUTO apart, as a float; it is one of the floats. */
 int zr_config_check_number(const char *key, double value, float *out);

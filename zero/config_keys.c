@@ -470,18 +470,30 @@ static void warn_of_unknown(struct zr_log *log)
     }
 }
 
+/* Of a field that is not of texts alone. */
+static int apply_variable(struct zero_config *cfg, const struct field *f)
+{
+    char name[64];
+    if (f->where != TEXT_AND_ENV)
+        return 0;
+    variable_name(f, name, sizeof name);
+    const char *text = getenv(name);
+    return text && *text ? set_text(cfg, f, name, text) : 0;
+}
+
 int zr_config_apply_env(struct zero_config *cfg, struct zr_log *log)
 {
     for (size_t i = 0; i < N_FIELDS; i++) {
-        if (fields[i].where != TEXT_AND_ENV)
-            continue;
-        char name[64];
-        variable_name(&fields[i], name, sizeof name);
-        const char *text = getenv(name);
-        int err = text && *text ? set_text(cfg, &fields[i], name, text) : 0;
+        int err = apply_variable(cfg, &fields[i]);
         if (err)
             return err;
     }
     warn_of_unknown(log);
     return 0;
+}
+
+void zr_config_apply_legible(struct zero_config *cfg)
+{
+    for (size_t i = 0; i < N_FIELDS; i++)
+        (void)apply_variable(cfg, &fields[i]);
 }

@@ -6,8 +6,10 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
     int rank, world;
     void *lent;
     const struct zr_backend *of = zr_backend_of_lent(cfg, &lent);
+    const struct zr_backend *asked = zr_backend_row(cfg->backend);
     if (!of)
-        return zr_world_find(cfg->rank, cfg->world, cfg->rendezvous, out);
+        return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(cfg->rank, cfg->world,
+                                                                                   cfg->rendezvous, out);
     int err = of->lent_world(lent, zr_config_start_ms(cfg), &rank, &world);
     return err ? err : zr_world_lent(of->lent_name, cfg->rank, cfg->world, cfg->rendezvous, rank, world, out);
 }

@@ -39,6 +39,8 @@ static int user_update(void *arg, const struct zr_user_update *u)
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
     z->lent_of = zr_backend_of_lent(cfg, &z->lent);
+    z->asked = zr_backend_row(cfg->backend);
+    z->mpi = cfg->mpi;
     z->start_ms = zr_config_start_ms(cfg);
     return zr_find_rank(cfg, &z->world);
 }
@@ -107,9 +109,19 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     return err;
 }
 
+/* Those of a launcher that says no more tell each other over its MPI. */
+static int meet_over_mpi(struct zero_ctx *z, int *held)
+{
+    const struct zr_backend_config config = {
+        .start_timeout_ms = z->start_ms, .mpi = z->mpi, .log = z->config.options.log};
+    return z->asked->world_meet(&config, &z->world, held);
+}
+
 static int connect_ranks(struct zero_ctx *z)
 {
-    int held = -1, err = z->lent && z->world.world > 1 ? meet_over_lent(z, &held) : 0;
+    int held = -1, err = z->lent && z->world.world > 1 ? meet_over_lent(z, &held)
+                         : z->world.by_mpi             ? meet_over_mpi(z, &held)
+                                                       : 0;
     if (!err)
         err = zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->start_ms, &z->rendezvous);
     if (held >= 0)
@@ -225,14 +237,10 @@ static int start(struct zero_ctx *z)
  * of it, or by the environment alone; else the world is this rank alone. Keeps this thread's message. */
 static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    const struct zero_config plain = ZERO_CONFIG_INIT;
-    struct zero_config legible = plain;
+    struct zero_config legible;
     struct zr_kept kept;
     zr_keep(&kept, 0);
-    if (zr_config_widen(cfg, &legible) || legible.timeout_ms < 1)
-        legible.timeout_ms = plain.timeout_ms;
-    if (legible.start_timeout_ms < 1)
-        legible.start_timeout_ms = plain.start_timeout_ms;
+    zr_config_legible(cfg, &legible);
     z->config.options.timeout_ms = legible.timeout_ms;
     if (find_world(z, &legible))
         z->world.world = 1;
@@ -249,7 +257,8 @@ static void report_world(const struct zero_ctx *z)
     if (z->world.interface[0] && zr_world_is_on_loopback(&z->world))
         zr_info(log, "interface %s is not used: ranks meet on loopback, at %s", z->world.interface,
                 z->world.host);
-    if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes)
+    bool makes_key = z->lent || z->world.by_mpi; /* and tells it to the others */
+    if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log,
                 "this job has no key, so ranks meet on loopback only, and any program on this host can take "
                 "the place of one: zero-run makes a key; else set ZERO_JOB_KEY on all ranks to the same 32 "

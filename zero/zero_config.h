@@ -220,7 +220,8 @@ struct zero_config {
     int32_t rank, world;
     /* "tcp://host:port" or "tcp://[ipv6]:port" of rank 0, or "file:///path" of a folder that all hosts share,
      * or of a file in it, where rank 0 writes its address and the others read it; the same on all ranks; read
-     * by zero_wrap and not kept; default NULL: from the environment */
+     * by zero_wrap and not kept; default NULL: from the environment; where that does not say it, with backend
+     * mpi, ranks of the launcher of an MPI tell each other over it */
     const char *rendezvous;
     /* + how long an operation waits for other ranks; and a call, 5 s at least, for a thread of the library's
      * that does not come back from a driver or, on a GPU, from cfg.update; 1 and more; default 30000 */

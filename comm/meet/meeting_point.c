@@ -271,13 +271,16 @@ static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
     return zr_fail(
         ZR_ERR_ARG,
         "rank %d of %d (from %s) does not know where rank 0 is: its ranks are on several hosts, and "
-        "%s; set ZERO_RENDEZVOUS to tcp://host:port, or MASTER_ADDR and MASTER_PORT",
+        "%s; %sset ZERO_RENDEZVOUS to tcp://host:port, or MASTER_ADDR and MASTER_PORT",
         w->rank, w->world, w->source,
-        is_slurm_task(l, w) ? "Slurm gave no list of them all" : "this launcher says no more");
+        is_slurm_task(l, w) ? "Slurm gave no list of them all" : "this launcher says no more",
+        l->is_of_mpi ? "on the host device set backend to mpi (ZERO_BACKEND=mpi), over which ranks tell each "
+                       "other; else "
+                     : "");
 }
 
 /* Of a world of more than one rank. */
-static int find_place(const struct zr_launcher *l, const char *want_url, struct zr_world *w)
+static int find_place(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS");
     const char *name = want_url ? "rendezvous" : "ZERO_RENDEZVOUS";
@@ -289,6 +292,11 @@ static int find_place(const struct zr_launcher *l, const char *want_url, struct 
     int err = find_master(w, &found);
     if (err || found)
         return err;
+    w->by_mpi = by_mpi && l && l->is_of_mpi;
+    if (w->by_mpi) {
+        strcpy(w->way, "MPI");
+        return 0;
+    }
     if (l && l->gives_no_address)
         return meet_by_launcher(l, w);
     return zr_fail(ZR_ERR_ARG,
@@ -297,14 +305,14 @@ static int find_place(const struct zr_launcher *l, const char *want_url, struct 
                    w->rank, w->world, w->source);
 }
 
-int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, struct zr_world *w)
+int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     find_job(l, w);
     int err = find_attempt(l, w);
     if (!err && w->world > 1)
         err = zr_job_key_find(&w->key);
     if (!err && w->world > 1)
-        return find_place(l, want_url, w);
+        return find_place(l, want_url, by_mpi, w);
     /* One that is wrong is one, though it is not needed. */
     if (!err && want_url)
         err = zr_meeting_url("rendezvous", want_url, w);

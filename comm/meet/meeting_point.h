@@ -5,9 +5,11 @@
  *   1. cfg.rendezvous, else ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
  *      "file:///path" of a folder that all ranks share, or of a file in it
  *   2. MASTER_ADDR and MASTER_PORT
- *   3. loopback, where the launcher of an MPI or Slurm says that all ranks are on one host, or does not say
+ *   3. what ranks tell each other over MPI, where its launcher has started them and they can (zr_world,
+ *      by_mpi)
+ *   4. loopback, where the launcher of an MPI or Slurm says that all ranks are on one host, or does not say
  *      on how many; the port follows from the job's name
- *   4. the first host of Slurm's node list, at that port
+ *   5. the first host of Slurm's node list, at that port
  */
 #ifndef ZR_COMM_MEETING_POINT_H
 #define ZR_COMM_MEETING_POINT_H
@@ -30,13 +32,15 @@ struct zr_launcher {
     bool single_means_alone;
     /* of an MPI or of Slurm */
     bool gives_no_address;
+    /* of an MPI, over which its ranks can tell each other more */
+    bool is_of_mpi;
     /* Slurm may be what started it, and then knows the hosts */
     bool is_of_slurm;
 };
 
 /* Completes w, whose rank, world and source are known. l: who said them; NULL: the configuration, or nobody.
- * want_url: cfg.rendezvous, or NULL. */
-int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, struct zr_world *w);
+ * want_url: cfg.rendezvous, or NULL. by_mpi: the ranks can tell each other over MPI. */
+int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w);
 
 /* Host and port of w, or its file; name: what the text is called in messages. */
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w);

@@ -43,6 +43,9 @@ struct zr_world {
     char source[64];
     /* host was taken for this one, for nothing said on how many the ranks are */
     bool is_host_assumed;
+    /* Nothing says where rank 0 is, and ranks are to tell each other over MPI (zr_world_find_by_mpi): host
+     * and file are "", port is 0 and n_at too until then. */
+    bool by_mpi;
     /* where it was found where rank 0 is, for the log: "ZERO_RENDEZVOUS", "SLURM_STEP_NODELIST" */
     char way[40];
     /* The network interface of this host, by its name or one of its addresses, on which rank 0 listens, and
@@ -66,6 +69,11 @@ struct zr_world {
  * Bad text, a rank outside [0, world) and a missing variable are errors that name it, its value and what is
  * allowed. */
 int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w);
+
+/* The same of ranks that can tell each other over MPI where they meet: where Open MPI's or MPICH's launcher
+ * has started them and no address is given, w->by_mpi, and neither loopback nor a list of hosts is looked
+ * for. */
+int zr_world_find_by_mpi(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
 /* The same where the program lends a communicator (name: "nccl_comm"), which is rank comm_rank of comm_world:
  * these count. What the caller wants (want_world > 0), or a launcher's variables say, must be the same, else

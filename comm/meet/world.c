@@ -23,6 +23,7 @@ static const struct zr_launcher launchers[] = {
      .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
      .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .gives_no_address = true,
+     .is_of_mpi = true,
      .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
     {.source = "MPICH",
      .rank = "PMI_RANK",
@@ -30,6 +31,7 @@ static const struct zr_launcher launchers[] = {
      .local_rank = "MPI_LOCALRANKID",
      .local_size = "MPI_LOCALNRANKS",
      .gives_no_address = true,
+     .is_of_mpi = true,
      .is_of_slurm = true, /* srun --mpi=pmi2 */
      .job = {"PMI_JOBID", "PMI_KVSNAME"}},
     {.source = "Slurm",
@@ -63,10 +65,10 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
     return 0;
 }
 
-static int read_launcher(const struct zr_launcher *l, const char *want_url, struct zr_world *w)
+static int read_launcher(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     int err = read_ranks(l, w);
-    return err ? err : zr_meeting_point_find(l, want_url, w);
+    return err ? err : zr_meeting_point_find(l, want_url, by_mpi, w);
 }
 
 /* Is this the launcher that started us? */
@@ -120,7 +122,7 @@ int zr_world_lent(const char *name, int want_rank, int want_world, const char *w
     return err;
 }
 
-int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w)
+static int find_world(int want_rank, int want_world, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     struct zr_world found = {.world = 1};
     int err = 0;
@@ -134,19 +136,29 @@ int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr
         found.rank = found.local_rank = want_rank;
         found.world = want_world;
         strcpy(found.source, "config");
-        err = zr_meeting_point_find(NULL, want_url, &found);
+        err = zr_meeting_point_find(NULL, want_url, by_mpi, &found);
     } else {
         const struct zr_launcher *l = find_launcher();
         if (l) {
-            err = read_launcher(l, want_url, &found);
+            err = read_launcher(l, want_url, by_mpi, &found);
         } else {
             strcpy(found.source, "alone");
-            err = zr_meeting_point_find(NULL, want_url, &found);
+            err = zr_meeting_point_find(NULL, want_url, by_mpi, &found);
         }
     }
     if (!err)
         *w = found;
     return err;
+}
+
+int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr_world *w)
+{
+    return find_world(want_rank, want_world, want_url, false, w);
+}
+
+int zr_world_find_by_mpi(int want_rank, int want_world, const char *want_url, struct zr_world *w)
+{
+    return find_world(want_rank, want_world, want_url, true, w);
 }
 
 /* The number by which the others look for rank 0 is this host's, and not one of those it is to listen at. */

@@ -17,7 +17,8 @@
  *   mpi_arena.c   arenas, and what communicators have of them for themselves
  *   mpi_open.c    ranks meet, and communicators are made and closed
  *   mpi_own.c     MPI's own collectives, to compare with
- *   mpi_lent.c    what a communicator that the program lends is asked for */
+ *   mpi_lent.c    what a communicator that the program lends is asked for
+ *   mpi_meeting_point.c  where ranks meet, told over MPI */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
@@ -203,6 +204,19 @@ int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t
 bool zr_mpi_unmake(struct zr_mpi_process *p, int32_t comm);
 /* ZR_ERR_FAILED with MPI's words for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
+
+/* Of a communicator that is lent, or MPI_COMM_WORLD (NULL). -1 and 0: it is MPI_COMM_NULL. */
+int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
+/* ZR_ERR_NOTSUP: nothing says that an MPI's launcher has started this rank. */
+int zr_mpi_check_launched(const struct zr_mpi_library *lib);
+
+/* mpi_meeting_point.c */
+/* Collective over lent, or MPI_COMM_WORLD (NULL), whose ranks are w's: completes w as zr_lent_choose does.
+ * Drops p. name: of the communicator, for messages; *held: -1, and then as of zr_lent_fill. */
+int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
+                              struct zr_world *w, int *held);
+/* Of the backend's row. */
+int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held);
 
 /* mpi_lent.c: of the backend's row. */
 int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);

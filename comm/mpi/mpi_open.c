@@ -88,7 +88,7 @@ static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library 
 }
 
 /* MPI would begin as a world of one, if it can begin at all. */
-static int check_launched(const struct zr_mpi_library *lib)
+int zr_mpi_check_launched(const struct zr_mpi_library *lib)
 {
     if (lib->is_launched)
         return 0;
@@ -97,16 +97,24 @@ static int check_launched(const struct zr_mpi_library *lib)
                    "nothing says so of this one (no OMPI_COMM_WORLD_SIZE, no PMI_RANK)");
 }
 
-static int ask_rank(struct zr_mpi_set *p, struct card *mine)
+int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size)
 {
-    int rank = -1, size = 0, err = zr_mpi_enter(p->process, p->opt.start_timeout_ms);
+    int err = zr_mpi_enter(p, ms);
+    *rank = -1;
+    *size = 0;
     if (err)
         return err;
-    int class = zr_mpi_shim_of(p->process)->rank_of(zr_mpi_world_of(p->process), p->opt.lent, &rank, &size);
-    zr_mpi_leave(p->process);
+    int class = zr_mpi_shim_of(p)->rank_of(zr_mpi_world_of(p), lent, rank, size);
+    zr_mpi_leave(p);
+    return class ? zr_mpi_say(p, class, lent ? "mpi_comm, which was lent" : "MPI_COMM_WORLD") : 0;
+}
+
+static int ask_rank(const struct zr_mpi_set *p, struct card *mine)
+{
+    int rank, size, err = zr_mpi_rank_of(p->process, p->opt.lent, p->opt.start_timeout_ms, &rank, &size);
     mine->mpi_rank = rank;
     mine->mpi_size = size;
-    return class ? zr_mpi_say(p->process, class, "the communicator's ranks") : 0;
+    return err;
 }
 
 /* MPI is begun on all ranks, or on none that did not have it already. */
@@ -118,7 +126,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     if (!err) {
         mine.kind = (int32_t)lib.kind;
         snprintf(mine.version, sizeof mine.version, "%s", lib.version);
-        err = check_launched(&lib);
+        err = zr_mpi_check_launched(&lib);
     }
     err = exchange_cards(p, err, &mine, all);
     err = err ? err : check_same_mpi(p, all);
@@ -449,4 +457,5 @@ const struct zr_backend zr_backend_mpi = {
     .lent_name = "mpi_comm",
     .lent_world = zr_mpi_lent_world,
     .lent_meet = zr_mpi_lent_meet,
+    .world_meet = zr_mpi_world_meet,
 };

@@ -451,16 +451,25 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_
     return err;
 }
 
-void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order)
+static void drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order, bool looks_on)
 {
-    if (!p)
-        return;
     for (int i = 0; i < LAST_LOOKS; i++)
         zr_mpi_poll(p);
     pthread_mutex_lock(&processes_lock);
     set_log(p, log, NULL);
     p->is_disturbed |= !in_order;
-    if (--p->n_open == 0)
+    if (--p->n_open == 0 && !looks_on)
         stop_thread(p);
     pthread_mutex_unlock(&processes_lock);
+}
+
+void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order)
+{
+    if (p)
+        drop(p, log, in_order, false);
+}
+
+void zr_mpi_process_leave_looking(struct zr_mpi_process *p, struct zr_log *log)
+{
+    drop(p, log, true, true);
 }

@@ -32,6 +32,9 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_
  * nothing of who drops it is pending, and no peer was lost. Else MPI_Finalize could wait for ever, and the
  * process ends without it. p NULL is allowed. */
 void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order);
+/* The same, in order, where it will soon be opened again, and others may wait until then for what MPI has not
+ * sent yet: its thread looks on until that is dropped, or the process ends. */
+void zr_mpi_process_leave_looking(struct zr_mpi_process *p, struct zr_log *log);
 
 /* The shim's calls are made between these two. Any thread. 0; else nothing may be called: MPI_Finalize was,
  * or the process ends (ZR_ERR_ORDER), or a call does not come back (ZR_ERR_TIMEOUT, after ms). */

@@ -37,7 +37,7 @@ LAUNCH = {
              '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'btl', 'self,vader,tcp', '--mca', 'btl_tcp_if_include', 'eth0', '--host'],
     'mpich': ['-disable-auto-cleanup', '-launcher', 'rsh', '-launcher-exec', '/run/hosts/shell', '-iface', 'eth0', '-hosts'],
 }[KEY]
-SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'ZERO_MPI_SHIMS': SHIMS, 'ZERO_JOB_KEY': library.KEY}
+SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'ZERO_MPI_SHIMS': SHIMS}
 # Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. In a job that is cut a rank's shell stays, and with it the
 # connection to MPICH's launcher: where one is closed MPICH 4.0 asks that launcher who has died, inside any call, and over a link that is cut waits for ever.
 RANK = '"$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; code=$?; [ "$0" = cut ] && exec sleep 600; exit $code'
@@ -50,10 +50,14 @@ def without_leaks():
     return {'ASAN_OPTIONS': ':'.join(filter(None, [os.environ.get('ASAN_OPTIONS'), 'detect_leaks=0']))}
 
 
+def rendezvous(net):
+    """Where rank 0 is, for a job that is told so."""
+    return {'ZERO_RENDEZVOUS': f'tcp://host0:{library.PORT + len(net.commands)}', 'ZERO_JOB_KEY': library.KEY}
+
+
 def launch(net, name, arguments, **variables):
     """One job over all hosts."""
-    port = library.PORT + len(net.commands)
-    own = {**SETTINGS, **without_leaks(), 'ZERO_BACKEND': 'mpi', 'ZERO_RENDEZVOUS': f'tcp://host0:{port}', **variables}
+    own = {**SETTINGS, **without_leaks(), 'ZERO_BACKEND': 'mpi', **variables}
     exported = [word for variable in own for word in ('-x', variable)] if KEY == 'ompi' else []
     return net.hosts[0].start([LAUNCHER, *LAUNCH, ','.join(f'{host.name}:2' for host in net.hosts), '-n', WORLD, *exported, 'sh', '-c', RANK, name, BENCH, *TRAIN,
                                *arguments], **own)
@@ -89,16 +93,26 @@ class Train(unittest.TestCase):
         return bits(net.hosts[0].must([RUN, '-n', WORLD, BENCH, *TRAIN, *arguments], LIMIT, ZERO_BACKEND='shm'))
 
     def test_same_bits(self):
-        """Groups are those of a host, as it is found."""
+        """Groups are those of a host, as it is found; and nobody says where rank 0 is."""
         net = self.start_hosts()
         for hybrid in HYBRIDS:
             arguments = ['--steps=3', f'--hybrid={hybrid}', '--accum=2', '--deterministic=on']
             self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, arguments)), self.alone(net, [*arguments, '--shard-group=2']))
 
+    def test_without_the_backend(self):
+        """Then nobody knows where rank 0 is, and the error says what to set. (A launcher may end the others before they can say it too.)"""
+        net = self.start_hosts()
+        job = launch(net, 'auto', ['--steps=1'], ZERO_BACKEND='auto')
+        end = time.monotonic() + LIMIT
+        while not any('on the host device set backend to mpi (ZERO_BACKEND=mpi)' in said(net, 'auto', rank) for rank in range(WORLD)):
+            if time.monotonic() > end:
+                job.fail(f'not said; the ranks: {[said(net, "auto", rank) for rank in range(WORLD)]}')
+            time.sleep(0.01)
+
     @unittest.skipUnless('for a second' in CUTS, 'not drawn')
     def test_cut_for_a_second(self):
         net = self.start_hosts()
-        job = launch(net, 'flat', ['--steps=30'], ZERO_TIMEOUT_MS=PATIENT_MS)
+        job = launch(net, 'flat', ['--steps=30'], ZERO_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
         job.expect('"step":2,', LIMIT)
         net.cut(net.hosts[1])
         time.sleep(1)
@@ -111,7 +125,7 @@ class Train(unittest.TestCase):
         """Ranks of the host that was cut name rank 0's, the others the one that was cut. The launcher is not waited for: with --enable-recovery
         Open MPI's stays."""
         net = self.start_hosts()
-        job = launch(net, 'cut', ['--steps=100000'], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS)
+        job = launch(net, 'cut', ['--steps=100000'], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
         job.expect('"step":2,', LIMIT)
         net.cut(net.hosts[1])
         cut, left = time.monotonic(), set(range(WORLD))

@@ -161,7 +161,8 @@ static void test_open_mpi(void **state)
     expect_loopback(false);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
     refuse_place("rank 1 of 4 (from Open MPI) does not know where rank 0 is: its ranks are on several hosts, "
-                 "and this launcher says no more; set ZERO_RENDEZVOUS to tcp://host:port");
+                 "and this launcher says no more; on the host device set backend to mpi (ZERO_BACKEND=mpi), "
+                 "over which ranks tell each other; else set ZERO_RENDEZVOUS to tcp://host:port");
     /* mpirun in an allocation of Slurm's: what srun says is of mpirun's own helpers. */
     setenv("SLURM_PROCID", "1", 1);
     setenv("SLURM_NTASKS", "4", 1);
@@ -186,6 +187,42 @@ static void test_mpich(void **state)
     expect_loopback(false);
     setenv("MPI_LOCALNRANKS", "3", 1);
     refuse_place("(from MPICH) does not know where rank 0 is: its ranks are on several hosts");
+}
+
+static void expect_by_mpi(bool by_mpi, const char *host, const char *way)
+{
+    struct zr_world w;
+    memset(&w, 0xff, sizeof w);
+    if (zr_world_find_by_mpi(0, 0, NULL, &w))
+        fail_msg("%s", zr_error_text());
+    assert_int_equal(w.by_mpi, by_mpi);
+    assert_string_equal(w.host, host);
+    assert_string_equal(w.way, way);
+    assert_true(w.file[0] == 0 && w.n_at == 0 && (w.port == 0) == by_mpi);
+}
+
+/* Ranks that can tell each other over MPI do so where the launcher of one has started them, on however many
+ * hosts, unless an address is given; others do not ask. */
+static void test_by_mpi(void **state)
+{
+    (void)state;
+    static const char *const local[] = {NULL, "2", "4"};
+    for (size_t i = 0; i < sizeof local / sizeof *local; i++) {
+        environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "PMIX_NAMESPACE", "7.1",
+                    local[i] ? "OMPI_COMM_WORLD_LOCAL_SIZE" : NULL, local[i], NULL);
+        expect_by_mpi(true, "", "MPI");
+        environment("PMI_RANK", "1", "PMI_SIZE", "4", local[i] ? "MPI_LOCALNRANKS" : NULL, local[i], NULL);
+        expect_by_mpi(true, "", "MPI");
+    }
+    assert_false(found("tcp://n1:5").by_mpi);
+    setenv("ZERO_RENDEZVOUS", "tcp://n2:6", 1);
+    expect_by_mpi(false, "n2", "ZERO_RENDEZVOUS");
+    unsetenv("ZERO_RENDEZVOUS");
+    setenv("MASTER_ADDR", "n1", 1);
+    setenv("MASTER_PORT", "5", 1);
+    expect_by_mpi(false, "n1", "MASTER_ADDR");
+    environment("RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "n1", "MASTER_PORT", "5", NULL);
+    expect_by_mpi(false, "n1", "MASTER_ADDR");
 }
 
 static void slurm(const char *n_nodes, const char *list)
@@ -268,6 +305,7 @@ static void test_mpich_by_srun(void **state)
     struct zr_world a = found(NULL);
     assert_string_equal(a.source, "MPICH");
     assert_string_equal(a.job, "77.0"); /* the same on both hosts */
+    expect_by_mpi(true, "", "MPI");
     /* mpiexec in an allocation: what srun says is of its own helpers. */
     setenv("SLURM_PROCID", "0", 1);
     setenv("MPI_LOCALNRANKS", "2", 1);
@@ -280,6 +318,7 @@ int main(void)
         cmocka_unit_test(test_urls),   cmocka_unit_test(test_bad_urls),  cmocka_unit_test(test_files),
         cmocka_unit_test(test_master), cmocka_unit_test(test_open_mpi),  cmocka_unit_test(test_mpich),
         cmocka_unit_test(test_slurm),  cmocka_unit_test(test_bad_slurm), cmocka_unit_test(test_mpich_by_srun),
+        cmocka_unit_test(test_by_mpi),
     };
     return cmocka_run_group_tests_name("meeting_point", tests, NULL, NULL);
 }

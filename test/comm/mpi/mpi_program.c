@@ -4,7 +4,8 @@
  *
  * WHAT: lends, reordered (a communicator, in MPI's order or the other way round), serialized (it begins MPI
  * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
- * null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is another rank).
+ * null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is another rank), refused (what
+ * rank 1 configures is refused).
  * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
 #include "zero/zero.h"
 
@@ -174,6 +175,21 @@ static int finalize_early(void)
     return 0;
 }
 
+/* Rank 1 configures what there is not. */
+static int refuse_one(void)
+{
+    int level, rank;
+    zero_ctx *z;
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    cfg.stage = rank == 1 ? 7 : 3;
+    int err = wrap(&z, &cfg);
+    say(err ? zero_last_error() : "trained");
+    MPI_Finalize();
+    return 0;
+}
+
 /* Though the program is linked with it. */
 static int begin_here(void)
 {
@@ -205,6 +221,8 @@ int main(int n_args, char **args)
         return lend_wrongly(what);
     if (!strcmp(what, "early"))
         return finalize_early();
+    if (!strcmp(what, "refused"))
+        return refuse_one();
     if (!strcmp(what, "begun_here"))
         return begin_here();
     fprintf(stderr, "what?\n");

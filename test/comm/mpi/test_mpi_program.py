@@ -54,6 +54,10 @@ class Program(unittest.TestCase):
         self.every(self.told("other_rank"), "of 3; they must be the same")
         self.every(self.told("lends", code=None, ZERO_BACKEND="shm"), "backend is shm, but mpi_comm is set; allowed: auto, mpi")
 
+    def test_refused_on_one_rank(self):
+        """Every rank is told, though they meet over MPI, and it is only the environment that says so."""
+        self.every(self.told("refused", ZERO_BACKEND="mpi"), "stage is 7; allowed: 0, 1, 2, 3")
+
 
 if __name__ == "__main__":
     if not shutil.which(LAUNCHER[0]):

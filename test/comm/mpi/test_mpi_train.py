@@ -46,6 +46,8 @@ class Train(unittest.TestCase):
                                       ZERO_LOG="stderr", ZERO_DETERMINISTIC="1")
                 self.assertEqual(code, 0, out + err)
                 self.assertIn(said, out + err)
+                self.assertIn("; where ranks meet, in: MPI\n", out + err)
+                self.assertNotIn("this job has no key", out + err)  # they have made one
                 self.assertRegex(out, r"(?m)^total +(\S+ MB) +\1$")  # what the plan says, staging with it, is what there is
                 self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
 
