@@ -35,7 +35,7 @@ done
 # who runs beside whom, which is the same at most failing calls.
 case $sanitize in
 none) export EVERY="${EVERY:-5}" N_CHANGES="${N_CHANGES:-40}" ;;
-address) export N_SEEDS=150 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=20 ;;
+address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=30 N_MODELS=4 N_CASES=4 N_CUTS=1 N_LOST=6 EVERY=20 ;;
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=4 N_CASES=3 N_LOST=6 EVERY=30 ;;
 esac
 
