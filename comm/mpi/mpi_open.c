@@ -255,11 +255,11 @@ static bool has_cores(const struct zr_mpi_options *opt, int world, int n_streams
     return (opt->topology ? opt->topology->local_size : world) * n_streams <= own;
 }
 
-/* One host alone has shared memory of its own (comm/shm). */
+/* Some host has several ranks. */
 static bool has_tiers(const struct zr_mpi_options *opt)
 {
     const struct zr_topology *t = opt->topology;
-    return t && !opt->flat && t->n_hosts > 1 && t->n_hosts < t->world;
+    return t && !opt->flat && t->n_hosts < t->world;
 }
 
 static void drop_set(struct zr_mpi_set *p)

@@ -54,8 +54,8 @@ class Rows(unittest.TestCase):
         self.assertEqual({"shared inside hosts" in row["path"] for row in rows if row["backend"] == "mpi"}, {shared})
 
     def test_one_host(self):
-        self.check(3, "", "--backend=shm,mpi", backends=["shm", "mpi"], shared=False)
-        self.check(4, "", "--group=2", "--dtype=bf16", backends=["shm", "mpi"], shared=False)
+        self.check(3, "", "--backend=shm,mpi", backends=["shm", "mpi"], shared=True)
+        self.check(4, "", "--group=2", "--dtype=bf16", "--flat", backends=["shm", "mpi"], shared=False)
 
     def test_hosts(self):
         self.check(4, HOSTS, "--dtype=bf16", backends=["mpi"], shared=True)

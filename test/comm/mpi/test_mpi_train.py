@@ -30,9 +30,17 @@ class Train(unittest.TestCase):
         return re.search(r"state sha256 (\w+)", out)[1]
 
     def test_same_bits(self):
+        """On one host all data go through shared memory; where each rank is a host of its own, over MPI."""
+        apart = ["sh", "-c", 'export ZERO_HOST_ID=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@"', "sh"]
         for n, arguments in ((3, ["--stage=3"]), (4, ["--stage=3", "--hybrid=hfsdp", "--shard-group=2", "--accum=2"])):
-            with self.subTest(n=n, arguments=arguments):
-                self.assertEqual(self.train(LAUNCHER, n, arguments, ZERO_BACKEND="mpi"), self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
+            want = self.train([RUN], n, arguments, ZERO_BACKEND="shm")
+            for on_hosts in ([], apart):
+                with self.subTest(n=n, arguments=arguments, on_hosts=on_hosts):
+                    code, out, err = call([*LAUNCHER, "-n", str(n), *on_hosts, BENCH, *TRAIN, *arguments], ZERO_BACKEND="mpi", ZERO_LOG="stderr",
+                                          ZERO_DETERMINISTIC="1")
+                    self.assertEqual(code, 0, out + err)
+                    self.assertEqual("shared inside hosts" in err, not on_hosts, err)
+                    self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], want)
 
     def test_same_bits_on_hosts(self):
         """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
