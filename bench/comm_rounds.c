@@ -412,12 +412,14 @@ static int check_words(struct comm_rounds *b, struct comm_row *row)
     return err;
 }
 
-/* One call, whose result was poisoned before. */
+/* One call, whose result was poisoned before. While one of MPI's own runs, it may write all of its memory, the
+ * slice of this rank too, which others may still read after a gather of ours (comm.h). */
 static int check_row(struct comm_rounds *b, struct comm_row *row)
 {
     for (int i = 0; i < b->n; i++)
         b->source[i].seed = seed_of(row->op);
-    int err = poison_result(b, row);
+    int err = row->own == COMM_NOT_OWN ? 0 : merge(b, row->of, 0, 1);
+    err = err ? err : poison_result(b, row);
     err = err ? err : issue(b, row);
     err = err ? err : comm_ranks_sync(b->ranks);
     if (err)
