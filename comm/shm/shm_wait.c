@@ -399,9 +399,9 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
     uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.group.rank));
     if (!missing)
         return zr_first_code(&m->failure);
-    int64_t began = zr_now_ns(), looked = began;
+    int64_t looked = zr_now_ns(), last = looked, waited = 0;
     while (missing && !adopt_any(m)) {
-        int64_t left = began + m->timeout_ns - zr_now_ns();
+        int64_t left = m->timeout_ns - waited;
         note_wait(m, zr_comm_rank(&m->base, __builtin_ctzll(missing)));
         if (left > 0)
             sleep_on(m->peer[__builtin_ctzll(missing)].head, which, mine->seq,
@@ -410,7 +410,10 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
         int64_t now = zr_now_ns();
         if (!missing || zr_first_code(&m->failure))
             break;
-        if (now - began >= m->timeout_ns)
+        /* A look that took longer: this process was stopped, or had no core, and so may all others. */
+        waited += now - last < 2 * SLICE_NS ? now - last : 2 * SLICE_NS;
+        last = now;
+        if (waited >= m->timeout_ns)
             return adopt_any(m) ? zr_first_code(&m->failure) : fail_late(m, mine, missing);
         if (now - looked >= SLICE_NS) {
             looked = now;

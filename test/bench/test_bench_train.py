@@ -7,6 +7,8 @@ Of the hybrids a sample is run, drawn from SEED (printed; else the time). All of
 import functools
 import os
 import random
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -61,6 +63,24 @@ class Shape(unittest.TestCase):
         for how in ['--plain', '--stage=2']:
             steps, _ = train(1, *TINY, '--steps=14', '--lr=1e6', '--clip=0', '--weight-decay=1e6', how)
             self.assertIsNone(steps[-1]['loss'])  # and the line was JSON
+
+    def test_paused(self):
+        """All ranks stand still for longer than they wait for each other, as a suspended machine's do, and go on."""
+        script = 'echo "pid $$" >&2; exec "$@"'
+        command = [ZERO_RUN, '-n', '2', '--raw', 'sh', '-c', script, 'sh', ZERO_BENCH, 'train', '--json', *TINY, '--stage=3', '--seconds=4']
+        env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
+        env['ZERO_TIMEOUT_MS'] = '1000'
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as p:
+            ranks = [int(p.stderr.readline().split()[1]) for _ in range(2)]
+            p.stdout.readline()  # it trains
+            for _ in range(2):
+                for sig, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.3)):
+                    for rank in ranks:
+                        os.kill(rank, sig)
+                    time.sleep(seconds)
+            out, err = p.communicate(timeout=100)
+        self.assertEqual(p.returncode, 0, err)
+        self.assertEqual(lines(out)[-1]['event'], 'summary')
 
     def test_only_rank_0_talks(self):
         done = run([ZERO_RUN, '-n', '3', ZERO_BENCH, 'train', *TINY, '--layers=6', '--steps=3', '--stage=3'])

@@ -4,10 +4,14 @@ wrong with the launcher is an error that says so.
 
     test_mpi_train.py KEY ZERO_BENCH ZERO_RUN OTHER_KEY
 """
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 import under_mpi
@@ -15,6 +19,7 @@ import under_mpi
 KEY, BENCH, RUN, OTHER = sys.argv[1:5]
 LAUNCHER = under_mpi.LAUNCHERS[KEY]
 TRAIN = ["train", "--steps=3", "--layers=2", "--threads=1"]
+PAUSED = ["train", "--seconds=4", "--layers=2", "--threads=1", "--stage=3", "--json"]
 
 
 def call(command, **more):
@@ -41,6 +46,27 @@ class Train(unittest.TestCase):
                     self.assertEqual(code, 0, out + err)
                     self.assertEqual("shared inside hosts" in err, not on_hosts, err)
                     self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], want)
+
+    def test_paused(self):
+        """All ranks stand still for longer than they wait for each other, as a suspended machine's do, and go on."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = f'echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; exec "$@"'
+            ranks = subprocess.Popen([*LAUNCHER, "-n", "2", "sh", "-c", script, "sh", BENCH, *PAUSED],
+                                     env={**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_TIMEOUT_MS": "1000"}, stdin=subprocess.DEVNULL,
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            while '"step"' not in ranks.stdout.readline() and ranks.poll() is None:
+                pass  # until it trains
+            pids = []
+            for name in "01":
+                with open(os.path.join(folder, name), encoding="ascii") as f:
+                    pids.append(int(f.read()))
+            for _ in range(2):
+                for sig, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.3)):
+                    for pid in pids:
+                        os.kill(pid, sig)
+                    time.sleep(seconds)
+            out = ranks.communicate(timeout=under_mpi.SECONDS)[0]
+            self.assertEqual(ranks.returncode, 0, out)
 
     def test_same_bits_on_hosts(self):
         """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
@@ -81,4 +107,4 @@ class Train(unittest.TestCase):
 if __name__ == "__main__":
     if not shutil.which(LAUNCHER[0]):
         sys.exit(under_mpi.skip(f"there is no {LAUNCHER[0]}"))
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=sys.argv[:1] + sys.argv[5:])
