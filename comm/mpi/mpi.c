@@ -53,6 +53,8 @@ static int mpi_all_gather(struct zr_comm *c, struct zr_stream *s, const struct z
     if (err || zr_first_code(&m->set->failure))
         return err;
     zr_post_gathers(&op.post, c->group.size, seg, n_seg);
+    for (int i = 0; i < n_seg && m->spread.n_hosts > 1; i++) /* what others have fetched is read there */
+        zr_post_numbers(&op.post, &seg[i].dst, 1);
     if (n_seg)
         err = zr_seg_ring_keep(&m->ring, m->name, c->group.size, ZR_OP_ALL_GATHER, seg, n_seg, &op.segs);
     return err ? err : mpi_issue(m, s, &op, tag);

@@ -61,7 +61,7 @@ struct zr_mpi_set {
     int32_t *mpi_rank;
     /* there is a core for every thread that waits */
     bool spins;
-    /* There are several hosts, some with several ranks: arenas are memory that a host's ranks map. */
+    /* Some host has several ranks: arenas are memory that a host's ranks map. */
     bool tiers;
     int n_open;
     /* something of it is pending for ever */

@@ -151,14 +151,18 @@ struct making {
     int64_t ms;
     int32_t comm;
     int class;
+    /* what kept it from being asked */
+    struct zr_kept kept;
 };
 
 static int make_in_time(void *arg)
 {
     struct making *k = arg;
     int err = zr_mpi_enter(k->process, k->ms);
-    if (err)
+    if (err) {
+        zr_keep(&k->kept, err); /* the message is this thread's */
         return err;
+    }
     k->class = zr_mpi_shim_of(k->process)
                    ->make(zr_mpi_world_of(k->process), k->lent, k->member, k->n, k->tag, &k->comm);
     zr_mpi_leave(k->process);
@@ -182,7 +186,7 @@ int zr_mpi_make(struct zr_mpi_process *p, const struct zr_mpi_make *ask, int32_t
         return err;
     free(member);
     *comm = err ? -1 : k.comm;
-    err = err ? err : res;
+    err = err ? err : res ? zr_say_again(&k.kept) : 0;
     return err ? err : k.class ? zr_mpi_say(p, k.class, "MPI_Comm_create_group") : 0;
 }
 

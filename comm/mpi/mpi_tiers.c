@@ -61,17 +61,24 @@ static bool is_here(const struct zr_mpi *m, int place)
     return m->spread.host_of[place] == m->spread.host;
 }
 
-/* In pieces, between which MPI goes on and a failure ends it. */
+/* Between two pieces of what needs no MPI: it goes on all the same, and a failure ends the operation. */
+static int look_between(struct zr_mpi *m)
+{
+    int err = zr_first_code(&m->set->failure);
+    if (!err)
+        zr_mpi_poll(m->set->process);
+    return err;
+}
+
 static int pull_here(struct zr_mpi *m, char *to, const char *from, int64_t bytes)
 {
     for (int64_t at = 0, n; at < bytes; at += n) {
         n = bytes - at < 2 * ZR_COPY_STREAM_BYTES ? bytes - at : ZR_COPY_STREAM_BYTES;
         m->set->kernels->copy(to + at, from + at, n);
         if (at + n < bytes) {
-            int err = zr_first_code(&m->set->failure);
+            int err = look_between(m);
             if (err)
                 return err;
-            zr_mpi_poll(m->set->process);
         }
     }
     return 0;
@@ -296,6 +303,7 @@ static int reduce_on_hosts(struct zr_mpi *m, const struct zr_reduce_seg *g)
         if (step + 1 < s.n_steps)
             err = begin_host_step(&s, step + 1);
         err = err ? err : zr_mpi_await(m, &m->data[step % 2], 0);
+        err = err ? err : look_between(m);
         if (!err)
             add_host_step(&s, step);
     }

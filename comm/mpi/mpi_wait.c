@@ -17,9 +17,10 @@ enum {
 /* As long as rank 0 may take to compare calls. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
-/* How long nothing has moved. */
+/* How long nothing has moved, as far as this thread has looked: where two looks are further apart, the process
+ * was stopped, or had no core, and so may all others. */
 struct patience {
-    int64_t since_ns;
+    int64_t still_ns, last_ns;
     int32_t left;
 };
 
@@ -81,19 +82,21 @@ static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
         err = zr_mpi_fail_op(m, ended, zr_error_text());
     if (err)
         return err;
-    if (left != w->left || !w->since_ns)
-        *w = (struct patience){now, left};
-    else if (now - w->since_ns > p->timeout_ns)
+    if (left != w->left || !w->last_ns)
+        *w = (struct patience){.last_ns = now, .left = left};
+    w->still_ns += now - w->last_ns < LONG_NS ? now - w->last_ns : LONG_NS;
+    w->last_ns = now;
+    if (w->still_ns > p->timeout_ns)
         return 1;
     if (!zr_mpi_poll(p->process))
-        rest_a_while(p, now - w->since_ns);
+        rest_a_while(p, w->still_ns);
     return 0;
 }
 
 /* 0, 1 or the failure, as look. */
 static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
 {
-    struct patience w = {0, 0};
+    struct patience w = {0};
     int32_t left;
     while ((left = atomic_load(&b->n_left)) > n_left) {
         int res = look_around_once(m, &w, left);
@@ -193,7 +196,7 @@ static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, in
 
 static int begin_request(struct zr_mpi *m, begin_fn *fn, const struct ask *a)
 {
-    struct patience w = {0, 0};
+    struct patience w = {0};
     int32_t slot = -1;
     for (;;) {
         int res = zr_first_code(&m->set->failure);
@@ -300,7 +303,8 @@ static int at_distance(const struct zr_mpi *m, const struct meeting *w, int k)
     return w->in_host ? zr_spread_place(&m->spread, m->spread.host, i) : i;
 }
 
-/* Of the places that should have come by now, at distances from first to end. */
+/* Of the places that should have come by now, at distances from first to end. 0: all have, after all, by
+ * another thread's poll. */
 static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     const struct zr_post *there = w->in_host ? &m->last : &m->before; /* as far as all of them have come */
@@ -311,6 +315,8 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
             place = place < 0 ? at_distance(m, w, -k) : place;
             n++;
         }
+    if (!n)
+        return 0;
     if (there->seq && there->unit >= 0)
         snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)there->seq,
                  zr_op_name((enum zr_op)there->op), there->unit);
@@ -339,6 +345,13 @@ static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, i
     return 0;
 }
 
+/* When the time is over: those that have come may say why the others have not. */
+static int fail_late(struct zr_mpi *m, const struct meeting *w, int first, int end)
+{
+    int err = compare_posts(m, w, first, end);
+    return err ? err : fail_missing(m, w, first, end);
+}
+
 /* Those at distances from first to end: to the ones ahead, from the ones behind. */
 static int meet_some(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
@@ -354,10 +367,8 @@ static int meet_some(struct zr_mpi *m, const struct meeting *w, int first, int e
         res = await_batch(m, &m->from[at_distance(m, w, -k)], 0);
     if (res < 0)
         return res;
-    int err = compare_posts(m, w, first, end);
-    if (!err && res)
-        err = fail_missing(m, w, first, end);
-    return err;
+    int err = res ? fail_late(m, w, first, end) : 0;
+    return err ? err : compare_posts(m, w, first, end);
 }
 
 static int meet_members(struct zr_mpi *m, const struct meeting *w)

@@ -6,6 +6,7 @@
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -360,6 +361,105 @@ static void test_arenas(void **state)
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
 }
 
+/* --- what ranks differ in, and what ends in the middle --- */
+
+/* A member of a host reads what another has fetched, where its own would be. */
+static void gather_elsewhere(struct rank *me)
+{
+    static const struct zr_tag tag = {.unit = 3};
+    struct fixture o;
+    char why[512] = "";
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    const struct zr_gather_seg g = {
+        .src = 0, .dst = me->w.rank == 1 ? 8192 : 4096, .cut = {.each = 128, .total = 512}};
+    int err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag);
+    err = err ? err : o.dev->ops->stream_sync(o.stream[0]);
+    RANK_CHECK(me, !err, "%s", zr_error_text());
+    me->code = o.comm[0]->ops->status(o.comm[0], why, sizeof why);
+    RANK_CHECK(me, me->code == ZR_ERR_MISMATCH, "%d \"%s\"", me->code, why);
+    fixture_close(&o);
+}
+
+static void test_elsewhere(void **state)
+{
+    (void)state;
+    static const int32_t host_of[] = {0, 0, 1, 1};
+    mpi_fixture_hosts(4, host_of);
+    mpi_run_disturbed(4, gather_elsewhere, NULL);
+    mpi_fixture_hosts(0, NULL);
+}
+
+/* A sum of ranks on one host, which needs nothing of MPI on its way. */
+static void abort_sum(struct rank *me)
+{
+    enum {
+        N = 4 << 20,
+        SUM_AT = 2 * N * (int)sizeof(float),
+        BYTES = SUM_AT + N * (int)sizeof(float) + (1 << 20)
+    };
+    static const struct zr_tag tag = {.unit = 3};
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, TIMEOUT_MS, BYTES) == 0, "%s", zr_error_text());
+    _Atomic float *sum = (_Atomic float *)(o.base[1] + SUM_AT);
+    const struct zr_reduce_seg g = {
+        .dst = SUM_AT, .dtype = ZR_F32, .cut = {.each = N * (int64_t)sizeof(float), .total = SUM_AT}};
+    struct zr_comm *c = o.comm[1];
+    for (int i = 0; i < N; i++)
+        sum[i] = NAN;
+    int err = c->ops->reduce_scatter(c, o.stream[1], &g, 1, &tag);
+    RANK_CHECK(me, !err, "%s", zr_error_text());
+    while (isnan(sum[0]))
+        if (c->ops->status(c, NULL, 0))
+            break; /* the other rank was first */
+    c->ops->abort(c, ZR_ERR_FAILED, "on purpose");
+    o.dev->ops->stream_sync(o.stream[1]);
+    me->code = isnan(sum[N - 1]) && !isnan(sum[0]);
+    fixture_close(&o);
+}
+
+/* It ends where it is: in one of so many times, at least, before its last piece. */
+static void test_sum_ends(void **state)
+{
+    (void)state;
+    static const int32_t host_of[] = {0, 0};
+    bool ended = false;
+    mpi_fixture_hosts(2, host_of);
+    for (int i = 0; i < 50 && !ended; i++) {
+        const struct rank *r = mpi_run_disturbed(2, abort_sum, NULL);
+        ended = r[0].code || r[1].code;
+    }
+    mpi_fixture_hosts(0, NULL);
+    assert_true(ended);
+}
+
+/* The words of why a communicator could not be made are another thread's. */
+static void make_after_finalize(struct rank *me)
+{
+    struct fixture o;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, TIMEOUT_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    const struct zr_mpi *m = (struct zr_mpi *)o.comm[0];
+    struct zr_mpi_library lib = mpi_fixture_library();
+    const struct zr_mpi_make ask = {.what = "MPI_Comm_create_group", .n = 2, .tag = 9, .ms = TIMEOUT_MS};
+    int32_t *member = calloc(2, sizeof *member), comm;
+    bool left;
+    RANK_CHECK(me, member, "no memory");
+    member[1] = 1;
+    lib.shim->finalize(lib.world);
+    zr_fail(ZR_ERR_ARG, "what this thread said long before");
+    int err = zr_mpi_make(m->set->process, &ask, member, &comm, &left);
+    RANK_CHECK(me, err && !left && strstr(zr_error_text(), "MPI_Finalize"), "%d \"%s\"", err,
+               zr_error_text());
+    fixture_close(&o);
+}
+
+static void test_make_after_finalize(void **state)
+{
+    (void)state;
+    mpi_run_disturbed(2, make_after_finalize, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -368,7 +468,9 @@ int main(void)
         cmocka_unit_test(test_hosts),      cmocka_unit_test(test_hosts_groups),
         cmocka_unit_test(test_lent),       cmocka_unit_test(test_finalized_early),
         cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
-        cmocka_unit_test(test_arenas),     cmocka_unit_test(test_init_hangs), /* last */
+        cmocka_unit_test(test_arenas),     cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_sum_ends),   cmocka_unit_test(test_make_after_finalize),
+        cmocka_unit_test(test_init_hangs), /* last */
     };
     return cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
 }
